@@ -53,6 +53,8 @@ class EngineLoad:
         Tokens that the KV cache holds; 0 if unknown.
     tokens_per_step
         Mean since the engine started, over the sequences of its batches; 0.0 if unknown.
+    drafts, accepted_tokens
+        Steps with a draft, and accepted tokens, since the engine started; 0 if unknown.
     """
 
     running: int = 0
@@ -62,6 +64,8 @@ class EngineLoad:
     at_s: float = 0.0
     kv_tokens: int = 0
     tokens_per_step: float = 0.0
+    drafts: int = 0
+    accepted_tokens: int = 0
 
 
 class Candidate(Protocol):

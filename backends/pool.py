@@ -71,6 +71,13 @@ _PROBES_WHILE_LATE = 5
 _LATE_SHARE = 0.1
 """Share of a probe's time-out by which the event loop may be late before the probe says nothing about the replica."""
 _SERVING = frozenset({State.UP, State.RECOVERING})
+
+
+def _tokens_per_step(engine: EngineMetrics, backend: Backend) -> float:
+    """Return the mean tokens per step that an engine counts, of which one that drafts k gives k + 1 at most."""
+    return min(engine.generation_tokens / engine.steps, backend.draft_schedule.k + 1.0) if engine.steps else 0.0
+
+
 Told = TypeVarTuple("Told")
 
 
@@ -501,7 +508,9 @@ class Pool:
                 others,
                 at_s=now_s,
                 kv_tokens=engine.kv_tokens,
-                tokens_per_step=engine.generation_tokens / engine.steps if engine.steps else 0.0,
+                tokens_per_step=_tokens_per_step(engine, backend),
+                drafts=engine.drafts,
+                accepted_tokens=engine.accepted_tokens,
             )
         if record.drained:
             return

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from benchmarks.routing.ground import Ground, Task, drawn, ground_of, pool_of, timed
 from lab.replay.request import ReplayRequest
@@ -76,10 +77,10 @@ class RecordedEjection(OutlierEjection):
         super().__init__()
         self.ejected: list[str] = []
 
-    def observe(self, backend: str, *rest: float | None) -> float:
+    def observe(self, backend: str, *rest: Any) -> float:
         """See `OutlierEjection.observe`."""
         before = backend in self.reasons
-        slowness = super().observe(backend, *rest)  # type: ignore[arg-type]
+        slowness = super().observe(backend, *rest)
         if backend in self.reasons and not before:
             self.ejected.append(backend)
         return slowness

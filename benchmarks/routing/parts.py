@@ -11,10 +11,10 @@ from backends.backend import Candidate
 from backends.draft_schedule import DraftSchedule
 from backends.simulator.engine.replica import Replica
 from policies.decision import Decision
-from policies.features.request import RequestFeatures
+from policies.features.request import ANY_REQUEST, RequestFeatures
 from policies.guarded.outlier_ejection import OutlierEjection
+from policies.guarded.silent_drafters import Drafts, SilentDrafters
 from policies.guarded.silent_drafters import Learned as Observation
-from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.models.acceptance import ACCEPTANCE, AcceptanceModel
 from policies.learned.models.backend_model import BackendModel, FittedModels
 from policies.learned.models.buckets import OVERLAP, PROMPT, SHAPE, TEMPERATURE, TEMPLATE, TURNS, Key
@@ -81,6 +81,8 @@ class Unwatched(SilentDrafters):
         observed: float,
         now_s: float,
         learned: Observation | None = None,
+        request: RequestFeatures = ANY_REQUEST,
+        drafts: Drafts = (0, 0),
     ) -> Sequence[Observation]:
         """See `SilentDrafters.observe`."""
         return () if learned is None else (learned,)

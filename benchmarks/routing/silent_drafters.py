@@ -23,9 +23,9 @@ from backends.speculation import Method
 from benchmarks.routing.parts import Unwatched
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec, replay
-from policies.features.request import Endpoint, RequestFeatures
+from policies.features.request import ANY_REQUEST, Endpoint, RequestFeatures
+from policies.guarded.silent_drafters import Drafts, SilentDrafters
 from policies.guarded.silent_drafters import Learned as Observation
-from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Outcome
 
@@ -58,10 +58,12 @@ class Watched(SilentDrafters):
         observed: float,
         now_s: float,
         learned: Observation | None = None,
+        request: RequestFeatures = ANY_REQUEST,
+        drafts: Drafts = (0, 0),
     ) -> Sequence[Observation]:
         """See `SilentDrafters.observe`."""
         before = backend in self.silent
-        learnable = super().observe(backend, arm, expected, observed, now_s, learned)
+        learnable = super().observe(backend, arm, expected, observed, now_s, learned, request, drafts)
         if backend in self.silent and not before:
             self.accused.append(backend)
         return learnable

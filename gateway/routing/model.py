@@ -20,6 +20,9 @@ from policies.roles import Corrected, EngineWatcher, Forgetful, Learner, Maintai
 
 _INITIAL_PACE_S = 0.02  # until there is an answer
 _PACES = 50
+_LEAST_PACE_S = 1e-4
+_MOST_PER_CHUNK = 256.0
+"""Bounds of what an answer's usage can say of its pace and its chunks; no engine is near them."""
 
 
 class Sender(Protocol):
@@ -96,11 +99,11 @@ class Upstream:
         """Update the mean seconds per token with an answer, which gets a weight of 2% once there are many."""
         if tokens >= 1.0:
             self._paces = min(self._paces + 1, _PACES)
-            self.pace_s += (seconds / tokens - self.pace_s) / self._paces
+            self.pace_s += (max(_LEAST_PACE_S, seconds / tokens) - self.pace_s) / self._paces
 
     def learn_chunks(self, tokens: int, chunks: int) -> None:
         """Learn the tokens of a chunk from a stream whose tokens are known, which gets a weight of 5%."""
-        mean = tokens / chunks
+        mean = min(tokens / chunks, _MOST_PER_CHUNK)
         self.tokens_per_chunk += (0.05 if self.tokens_per_chunk else 1.0) * (mean - self.tokens_per_chunk)
 
     def estimate(self, chunks: int) -> int:

@@ -303,6 +303,7 @@ class Router:
             prompt=prompt,
         )
         features = routing_headers.applied(features)
+        features.client = client.name
         if features.slo_ttft_s is None:
             features.slo_ttft_s = client.slo_ttft_s
         if features.slo_tpot_s is None:

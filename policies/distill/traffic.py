@@ -131,6 +131,7 @@ def representative(key: Key, rng: Random) -> RequestFeatures:
         template=key[buckets.TEMPLATE],
         turns=1 if key[buckets.TURNS] == "first" else 3,
         structured=shape == "structured",
+        restricted=shape == buckets.RESTRICTED,
         workload=key[buckets.WORKLOAD],
     )
 

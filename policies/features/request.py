@@ -29,9 +29,19 @@ WORKLOAD: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 _TOOL_FORCED: Final = ("required", "function", "any", "tool")
 _LARGEST: Final = 2**31 - 1
 _GUIDED: Final = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_EXCLUDING: Final = ("allowed_token_ids", "bad_words", "logit_bias", "logits_processors", "vllm_xargs")
+"""Parameters that keep the model from tokens, and a drafter, which does not know them, from being accepted."""
+_PENALTIES: Final = {
+    "presence_penalty": (0.0, 0.5),
+    "frequency_penalty": (0.0, 0.1),
+    "repetition_penalty": (1.0, 0.051),
+}
+"""Penalties on tokens that have come before: the value that changes nothing, and how far from it they change little."""
+_NARROW: Final = frozenset({"choice", "regex", "grammar", "structural_tag"})
+"""Structured outputs that may leave the model one way; a schema leaves it the texts, a JSON object nearly all."""
 _RARE_FIELDS: Final = frozenset(
-    {"tools", "functions", "structured_outputs", "response_format", "text", "output_config", "min_p", "logit_bias"}
-).union(_GUIDED)
+    {"tools", "functions", "structured_outputs", "response_format", "text", "output_config", "min_p"}
+).union(_GUIDED, _EXCLUDING, _PENALTIES)
 """Fields that few requests have; testing for all of them at once is cheaper than one by one."""
 
 
@@ -98,6 +108,11 @@ class RequestFeatures:
         Hashes of prefixes of the prompt, shortest first, for predicting prefix cache hits.
     prefix_tokens
         Length of each of those prefixes in tokens.
+    restricted
+        Whether the request's parameters keep the model from tokens that it would emit by itself, so that drafts may be
+        rejected through no fault of their drafter.
+    client
+        Name of the client's key; empty if it has none.
 
     Examples
     --------
@@ -129,6 +144,8 @@ class RequestFeatures:
     slo_tpot_s: float | None
     prefix: tuple[int, ...]
     prefix_tokens: tuple[int, ...]
+    restricted: bool
+    client: str
 
     def __init__(  # noqa: PLR0917 -- explicit, because a compiled class is then created in a fifth of the time
         self,
@@ -155,6 +172,8 @@ class RequestFeatures:
         slo_tpot_s: float | None = None,
         prefix: tuple[int, ...] = (),
         prefix_tokens: tuple[int, ...] = (),
+        restricted: bool = False,
+        client: str = "",
     ) -> None:
         self.model = model
         self.endpoint = endpoint
@@ -179,6 +198,8 @@ class RequestFeatures:
         self.slo_tpot_s = slo_tpot_s
         self.prefix = prefix
         self.prefix_tokens = prefix_tokens
+        self.restricted = restricted
+        self.client = client
 
     def __reduce__(self) -> tuple[type[RequestFeatures], tuple[Any, ...]]:
         """Return what pickling needs, which a compiled class does not provide by itself."""
@@ -233,13 +254,14 @@ def describe(
     tail = prompt.tail() if text_features else ""
     temperature = _number(body.get("temperature"))
     top_p = _number(body.get("top_p"))
-    structured = tools = False
+    structured = tools = restricted = False
     rejected: tuple[str, ...] = ()
     if not _RARE_FIELDS.isdisjoint(body):
         tool_choice = _tool_choice(body.get("tool_choice"))
         tools = bool(body.get("tools") or body.get("functions")) and tool_choice != "none"
         structured = _structured(body) or (tools and tool_choice in _TOOL_FORCED)
         rejected = baseline_only(body)
+        restricted = _restricted(body)
     prefix, prefix_tokens = prefix_hashes(prompt) if "prefix" in text_features else ((), ())
     return RequestFeatures(
         model=model,
@@ -262,6 +284,7 @@ def describe(
         workload=_declared(workload) if workload else "",
         prefix=prefix,
         prefix_tokens=prefix_tokens,
+        restricted=restricted,
     )
 
 
@@ -312,6 +335,21 @@ def _structured(body: dict[str, Any]) -> bool:
             return True
     # The fields of vLLM before 0.12; an empty choice or schema does not constrain the output.
     return any(body.get(key) for key in _GUIDED)
+
+
+def _restricted(body: dict[str, Any]) -> bool:
+    """Return whether the parameters of a request keep the model from tokens that it would emit by itself."""
+    if any(body.get(key) for key in _EXCLUDING):
+        return True
+    for key, (plain, little) in _PENALTIES.items():
+        if key in body and (number := _number(body[key])) is not None and abs(number - plain) > little:
+            return True
+    outputs, formatted = body.get("structured_outputs"), body.get("response_format")
+    return (
+        (isinstance(outputs, dict) and any(outputs.get(key) for key in _NARROW))
+        or any(body.get(f"guided_{key}") for key in _NARROW)
+        or (isinstance(formatted, dict) and str(formatted.get("type")) in _NARROW)
+    )
 
 
 def _is_format(value: object) -> bool:

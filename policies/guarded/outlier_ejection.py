@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from backends.backend import Candidate
+from policies.guarded.evidence import EVIDENCE, Evidence, Sources
 
 log = logging.getLogger(__name__)
 
@@ -20,9 +21,6 @@ reaches 0.39."""
 
 DEFAULT_SPREAD: Final = 0.25
 """Default and minimum standard deviation of log(observed / predicted tokens per step)."""
-
-EVIDENCE: Final = 11.5
-"""Log-likelihood ratio at which a backend is ejected; a healthy one gets there less than once in 100,000 requests."""
 
 FIRST_S: Final = 20.0
 """Seconds of a first ejection; each relapse doubles it."""
@@ -45,21 +43,16 @@ _RECENT_S: Final = 60.0
 
 
 class _Drift:
-    """Page's cumulative sum (CUSUM) [1]_, a test whether the mean of a log ratio has moved from `healthy` to `faulty`.
+    """A test whether the mean of a log ratio has moved from `healthy` to `faulty`.
 
-    Each request adds its log-likelihood ratio between normal distributions around the two means, and the sum is kept at
-    zero or above. For a healthy backend the likelihood ratio of a request is 1 on average, so the sum reaches h within
-    n requests with a probability of at most n exp(-h) [2]_. Capping the contribution of a request only lowers that.
+    Each request adds its log-likelihood ratio between normal distributions around the two means. For a healthy backend
+    the likelihood ratio of a request is 1 on average, so the sum reaches h within n requests with a probability of at
+    most n exp(-h), see `Evidence`. Capping the contribution of a request only lowers that.
 
     Parameters
     ----------
     healthy, faulty
         Means of the logarithm.
-
-    References
-    ----------
-    .. [1] Page, "Continuous Inspection Schemes", Biometrika 41(1/2), 1954.
-    .. [2] Lorden, "Procedures for Reacting to a Change in Distribution", Annals of Mathematical Statistics 42(6), 1971.
     """
 
     __slots__ = ("count", "evidence", "faulty", "healthy", "total")
@@ -67,19 +60,21 @@ class _Drift:
     def __init__(self, healthy: float, faulty: float) -> None:
         self.healthy = healthy
         self.faulty = faulty
-        self.evidence = self.count = self.total = 0.0
+        self.evidence = Evidence()
+        self.count = self.total = 0.0
 
-    def add(self, ratio: float, spread: float) -> None:
-        """Add a ratio whose logarithm has the standard deviation `spread`."""
+    def add(self, ratio: float, spread: float, client: str, template: str, alone: tuple[bool, bool]) -> None:
+        """Add a ratio whose logarithm has the standard deviation `spread`, see `Evidence.add`."""
         log_ratio = max(-2.0, min(2.0, math.log(ratio)))  # so that a single request cannot dominate the mean
         self.count = _KEEP * self.count + 1.0
         self.total = _KEEP * self.total + log_ratio
         log_likelihood = (self.faulty - self.healthy) * (log_ratio - (self.faulty + self.healthy) / 2) / spread**2
-        self.evidence = max(0.0, self.evidence + min(_MAX_EVIDENCE, log_likelihood))
+        self.evidence.add(min(_MAX_EVIDENCE, log_likelihood), client, template, alone)
 
     def reset(self) -> None:
         """Discard all observations."""
-        self.evidence = self.count = self.total = 0.0
+        self.evidence.reset()
+        self.count = self.total = 0.0
 
     @property
     def mean(self) -> float:
@@ -89,7 +84,7 @@ class _Drift:
     @property
     def is_healthy(self) -> bool:
         """Whether there are enough observations and no evidence of a fault."""
-        return self.evidence == 0.0 and self.count * (1 - _KEEP) > 1 - _KEEP**_MIN_COUNT
+        return self.evidence.total == 0.0 and self.count * (1 - _KEEP) > 1 - _KEEP**_MIN_COUNT
 
 
 def _drift(threshold: float, healthy: float) -> _Drift:
@@ -141,6 +136,7 @@ class OutlierEjection:
     def __init__(self, *, ejects: bool = True) -> None:
         self._ejects = ejects
         self._records: dict[str, _Record] = {}
+        self._sources = Sources(is_known=True)
         self.reasons: dict[str, str] = {}
 
     def admit(self, candidates: Sequence[Candidate], now_s: float) -> Sequence[Candidate]:
@@ -169,6 +165,8 @@ class OutlierEjection:
         acceptance_ratio: float | None,
         now_s: float,
         acceptance_spread: float = DEFAULT_SPREAD,
+        client: str = "",
+        template: str = "",
     ) -> float:
         """Compare the outcome of a request with its prediction, and return the backend's `slowness`.
 
@@ -180,20 +178,23 @@ class OutlierEjection:
             Observed over predicted tokens per step; None if unknown.
         acceptance_spread
             Standard deviation of the logarithm of `acceptance_ratio` between similar requests.
+        client, template
+            Of the request.
         """
         record = self._records.get(backend)
         if record is None:
             record = self._records[backend] = _Record()
         record.seen_s = now_s
+        alone = self._sources.see(client, template)
         if step_ratio:
-            record.steps.add(step_ratio, _STEP_SPREAD)
+            record.steps.add(step_ratio, _STEP_SPREAD, client, template, alone)
         if acceptance_ratio:
-            record.tokens.add(acceptance_ratio, max(DEFAULT_SPREAD, acceptance_spread))
+            record.tokens.add(acceptance_ratio, max(DEFAULT_SPREAD, acceptance_spread), client, template, alone)
         if self._ejects and backend not in self.reasons:
-            if record.steps.evidence >= EVIDENCE:
+            if record.steps.evidence.total >= EVIDENCE:
                 reason = f"steps take {record.steps.mean:.1f} times as long as expected"
                 self._eject(backend, record, reason, now_s)
-            elif record.tokens.evidence >= EVIDENCE:
+            elif record.tokens.evidence.total >= EVIDENCE:
                 reason = f"tokens per step are {record.tokens.mean:.0%} of those expected"
                 self._eject(backend, record, reason, now_s)
             elif record.was_out and record.steps.is_healthy and (record.tokens.is_healthy or not record.tokens.count):

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from backends.backend import Candidate, EngineChange
-from policies.guarded.outlier_ejection import EVIDENCE
+from policies.features.request import ANY_REQUEST, RequestFeatures
+from policies.guarded.evidence import EVIDENCE, Evidence, Sources
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,12 @@ _KEEP: Final = 0.999
 _MAX_EVIDENCE: Final = 2.0
 """Maximum evidence of one answer, so that at least six must agree."""
 _MAX_HELD: Final = 256
+_LEAST_DRAFTS: Final = 50
+"""Drafts that an engine must have counted since the evidence began, for its counters to say something."""
+_MOST_CLIENTS: Final = 256
+
+Drafts = tuple[int, int]
+"""Steps with a draft and accepted tokens, as an engine counts them since its start; zeros if it does not."""
 
 Learned = tuple[tuple[str, ...], float, float, bool, float]
 """What would be learned from an answer: request key, tokens per step and weight, whether it is overlong, time."""
@@ -75,16 +82,34 @@ class _Watch:
     """The observations of one backend."""
 
     def __init__(self) -> None:
-        self.evidence = self.expected = self.observed = 0.0
-        self.quiet = self.answers = self.accepted = 0
+        self.evidence = Evidence()
+        self.expected = self.observed = 0.0
+        self.quiet = self.answers = 0
+        self.accepted: dict[str, int] = {}  # answers in a row of a client that show it, while it is silent
+        self.drafts: list[Drafts] = []  # as reported when the evidence began, and next
         self.last_quiet_s = -math.inf
         self.change: EngineChange | None = None
         self.held: list[Learned] = []
 
+    def clear(self) -> None:
+        """Drop the evidence."""
+        self.evidence.reset()
+        self.expected = self.observed = 0.0
+        self.quiet = self.answers = 0
+
     def reset(self) -> None:
-        self.evidence = self.expected = self.observed = 0.0
-        self.quiet = self.answers = self.accepted = 0
+        self.clear()
+        self.accepted = {}
         self.held = []
+
+    def accepts(self, drafts: Drafts) -> bool | None:
+        """Return whether its engine counts accepted drafts since the evidence began; None if that is not known yet."""
+        if drafts[0] == 0:
+            return False  # it does not count them
+        steps, accepted = drafts[0] - self.drafts[-1][0], drafts[1] - self.drafts[-1][1]
+        if len(self.drafts) < 2 or steps < _LEAST_DRAFTS:
+            return None
+        return accepted > QUIET * steps * (self.expected / self.quiet - 1.0)
 
 
 class SilentDrafters:
@@ -95,6 +120,10 @@ class SilentDrafters:
     log-likelihood ratio of silence to a cumulative sum [1]_, given how often healthy backends of the arm were quiet; at
     `EVIDENCE` the drafter is silent. A healthy backend gets there within n answers with a probability of at most
     n exp(-`EVIDENCE`) [2]_, one in 100,000 per answer.
+
+    Nor may the requests of one client have a drafter taken for silent. Answers to requests that keep the model from
+    tokens are no evidence, one client gives only a part of it (`Evidence`), and an engine that counts its drafts must
+    agree: one that is silent accepts none, whoever asks.
 
     What is suspicious is not learned: while there is evidence, observations are held back. They are returned once the
     evidence is gone, and dropped if the drafter is found to be silent.
@@ -121,12 +150,13 @@ class SilentDrafters:
     def __init__(self) -> None:
         self.silent: dict[str, Silence] = {}
         self._watches: dict[str, _Watch] = {}
+        self._sources = Sources(is_known=True)
         self._arms: dict[str, tuple[float, float]] = {}  # quiet answers, and all, of healthy backends
 
     def is_suspect(self, backend: str) -> bool:
         """Return whether there is evidence against the drafter of a backend, or it is silent."""
         watch = self._watches.get(backend)
-        return watch is not None and (watch.evidence > 0 or backend in self.silent)
+        return watch is not None and (watch.evidence.total > 0 or backend in self.silent)
 
     def observe(
         self,
@@ -136,6 +166,8 @@ class SilentDrafters:
         observed: float,
         now_s: float,
         learned: Learned | None = None,
+        request: RequestFeatures = ANY_REQUEST,
+        drafts: Drafts = (0, 0),
     ) -> Sequence[Learned]:
         """Compare the tokens per step of an answer with those expected, and return what may be learned now.
 
@@ -145,23 +177,25 @@ class SilentDrafters:
             Tokens per step that requests of this kind have on the arm; None if that is not known well enough.
         learned
             What would be learned from the answer.
+        drafts
+            As its engine last counted them.
         """
         watch = self._watches.get(backend)
         if watch is None:
             watch = self._watches[backend] = _Watch()
         gain = 0.0 if expected is None else expected - 1.0
-        counts = expected is not None and gain >= LEAST_GAIN
+        counts = expected is not None and gain >= LEAST_GAIN and not request.restricted
         if backend in self.silent:
             if counts:
-                self._observe_silent(backend, watch, (observed - 1.0) / gain, now_s)
+                self._observe_silent(backend, watch, (observed - 1.0) / gain, now_s, request.client)
             return () if backend in self.silent or learned is None else (learned,)
         if expected is not None and counts:
-            self._add(backend, arm, watch, expected, observed, now_s)
+            self._add(backend, arm, watch, expected, observed, now_s, request, drafts)
         if learned is not None:
             watch.held.append(learned)
         if backend in self.silent:
             watch.held = []
-        elif watch.evidence == 0.0:
+        elif watch.evidence.total == 0.0:
             released, watch.held = watch.held, []
             return released
         elif len(watch.held) > _MAX_HELD:
@@ -189,7 +223,17 @@ class SilentDrafters:
         resting = {name for name in self.silent if now_s - self._watches[name].last_quiet_s < REST_S}
         return [candidate for candidate in candidates if candidate.name not in resting] or candidates
 
-    def _add(self, backend: str, arm: str, watch: _Watch, expected: float, observed: float, now_s: float) -> None:
+    def _add(
+        self,
+        backend: str,
+        arm: str,
+        watch: _Watch,
+        expected: float,
+        observed: float,
+        now_s: float,
+        request: RequestFeatures,
+        drafts: Drafts,
+    ) -> None:
         """Add an answer to the evidence."""
         quiet, count = self._arms.get(arm, (0.0, 0.0))
         share = min(_MOST_QUIET, (quiet + _PRIOR_QUIET) / (count + _PRIOR_COUNT))
@@ -202,27 +246,35 @@ class SilentDrafters:
             watch.last_quiet_s = now_s
         else:
             ratio = math.log((1.0 - _QUIET_OF_SILENT) / (1.0 - share))
-        watch.evidence = max(0.0, watch.evidence + ratio)
-        if watch.evidence == 0.0:
+        if watch.evidence.total == 0.0:
+            watch.drafts = [drafts]
+        elif len(watch.drafts) < 2 and drafts != watch.drafts[0]:  # those before were partly of before the evidence
+            watch.drafts.append(drafts)
+        alone = self._sources.see(request.client, request.template)
+        watch.evidence.add(ratio, request.client, request.template, alone)
+        if watch.evidence.total == 0.0:
             if not is_quiet:
                 watch.change = None  # the engine drafts, whatever it went through
             self._arms[arm] = _KEEP * quiet + watch.quiet, _KEEP * count + watch.answers
-            watch.quiet = watch.answers = 0
-            watch.expected = watch.observed = 0.0
-        elif watch.evidence >= EVIDENCE:
+            watch.clear()
+        elif watch.evidence.total >= EVIDENCE and (accepts := watch.accepts(drafts)) is not None:
+            if accepts:
+                watch.clear()
+                return
             cause = UNKNOWN if watch.change is None else watch.change.value
             silence = Silence(cause, now_s, watch.expected / watch.quiet, watch.observed / watch.quiet)
-            watch.accepted = 0
+            watch.accepted = {}
             self.silent[backend] = silence
             log.warning("%s counts as slow: %s", backend, silence)
 
-    def _observe_silent(self, backend: str, watch: _Watch, share: float, now_s: float) -> None:
-        if share >= RECOVERED:
-            watch.accepted += 1
-        elif share <= QUIET:
-            watch.accepted, watch.last_quiet_s = 0, now_s
-        if watch.accepted >= RETURN_ANSWERS:
-            del self.silent[backend]
-            watch.reset()
-            watch.change = None
-            log.warning("%s drafts again", backend)
+    def _observe_silent(self, backend: str, watch: _Watch, share: float, now_s: float, client: str) -> None:
+        if share <= QUIET:
+            watch.accepted.pop(client, None)
+            watch.last_quiet_s = now_s
+        elif share >= RECOVERED and len(watch.accepted) < _MOST_CLIENTS:
+            watch.accepted[client] = watch.accepted.get(client, 0) + 1
+            if watch.accepted[client] >= RETURN_ANSWERS:
+                del self.silent[backend]
+                watch.reset()
+                watch.change = None
+                log.warning("%s drafts again", backend)

@@ -14,7 +14,7 @@ from policies.learned.models.acceptance import ACCEPTANCE
 from policies.learned.models.backend_model import BackendModel
 from policies.learned.models.buckets import Key
 from policies.learned.models.depth import Place
-from policies.learned.models.length import LENGTH, SHORTEST_SEEN_TOKENS
+from policies.learned.models.length import LENGTH
 from policies.learned.models.step_time import STEPS
 from policies.learned.models.templates import Templates
 from policies.learned.predict import Prediction, Predictor
@@ -55,7 +55,7 @@ class Observer:
         if outcome.status != _OK or outcome.output_tokens < 1:
             return
         key = memo.key if memo is not None else self._templates.key(request, counts=False)
-        log_tokens = math.log(max(SHORTEST_SEEN_TOKENS, outcome.output_tokens / request.n))
+        log_tokens = self._predictor.fitted.length.log_seen(request, key, outcome.output_tokens / request.n)
         weight = _ESTIMATE_WEIGHT if outcome.is_estimated else 1.0
         sums = (weight, weight * log_tokens, weight * log_tokens**2)
         self._statistics.add_at(now_s, LENGTH, key, sums)
@@ -70,7 +70,7 @@ class Observer:
         if memo is None:
             return
         step_ratio = self._step_ratio(outcome, memo, model, per_step, place, now_s)
-        self._observe_speed(memo, model, step_ratio, self._per_step(outcome, model), place, now_s)
+        self._observe_speed(outcome, memo, model, step_ratio, self._per_step(outcome, model), place, now_s)
         if memo.compared:
             self._guardrail.observe(now_s, outcome.e2e_s, work_of(outcome), kind_of(request))
         self._observe_prompt(outcome, memo.prediction, model)
@@ -94,7 +94,8 @@ class Observer:
                     continue
                 if outcome.output_tokens >= LEAST_TOKENS:
                     expected = self._shadow_bias.corrected(arm, replayed)
-                    self._drafters.observe(model.name, arm, expected, measured, now_s)
+                    drafts = model.load.drafts, model.load.accepted_tokens
+                    self._drafters.observe(model.name, arm, expected, measured, now_s, None, outcome.request, drafts)
                     self._predictor.set_silent(model.name, model.name in self._drafters.silent)
                 if not self._drafters.is_suspect(model.name):
                     self._shadow_bias.compare(arm, measured, replayed)
@@ -105,9 +106,9 @@ class Observer:
     def _per_step(self, outcome: Outcome, model: BackendModel) -> float | None:
         """Return the tokens per step of an answer, corrected where the engine counts other ones; None if unknown."""
         per_step = outcome.tokens_per_step
-        if per_step is None or not self._predictor.corrections:
-            return per_step
-        return max(1.0, per_step * self._predictor.corrections.get(model.name, 1.0))
+        if per_step is not None and self._predictor.corrections:
+            per_step *= self._predictor.corrections.get(model.name, 1.0)
+        return model.possible(per_step)
 
     def _observe_drafter(
         self,
@@ -124,7 +125,10 @@ class Observer:
         expected = None  # where shadow drafting replays the text, that is the better evidence
         if outcome.output_tokens >= LEAST_TOKENS and not model.has_shadow:
             expected = model.usual_acceptance(key, place)
-        for each in self._drafters.observe(model.name, model.arm, expected, per_step, now_s, learned):
+        drafts = model.load.drafts, model.load.accepted_tokens
+        for each in self._drafters.observe(
+            model.name, model.arm, expected, per_step, now_s, learned, outcome.request, drafts
+        ):
             self._add_acceptance(model.arm, model.name, *each)
         self._predictor.set_silent(model.name, model.name in self._drafters.silent)
 
@@ -166,6 +170,8 @@ class Observer:
         expected_s = step_time.seconds(model.cost_at(place), load)
         step_s = decode_s / (steps - 1)
         sums = step_time.observation(step_s, model.load_at_max_k(load, place), model.prior, expected_s)
+        if sums is None:
+            return None
         self._statistics.add_at(now_s, STEPS, model.steps_key(place), sums)
         is_evidence = model.observed >= _MIN_OBSERVATIONS and not outcome.is_estimated
         return step_s / expected_s if is_evidence else None
@@ -178,10 +184,14 @@ class Observer:
         if outcome.ttft_s is None or model.slowness > 1.0 or waited_s > _MOST_WAIT * prefill_s:
             return
         tokens = prediction.prompt_tokens if cached is None else outcome.prompt_tokens - cached
-        model.prompt_time.learn(outcome.ttft_s - 1.5 * prediction.step_s - waited_s, tokens)
+        seconds = outcome.ttft_s - 1.5 * prediction.step_s - waited_s
+        expected_s = tokens * model.prior.per_prompt_token_s
+        if step_time.LEAST_RATIO * expected_s <= seconds <= step_time.MOST_RATIO * expected_s:
+            model.prompt_time.learn(seconds, tokens)
 
     def _observe_speed(
         self,
+        outcome: Outcome,
         memo: Memo,
         model: BackendModel,
         step_ratio: float | None,
@@ -190,12 +200,14 @@ class Observer:
         now_s: float,
     ) -> None:
         """Compare the outcome with its prediction: eject the backend if it is an outlier, and set its slowness."""
-        acceptance_ratio, prediction = None, memo.prediction
+        acceptance_ratio, prediction, request = None, memo.prediction, outcome.request
         known = prediction.observations >= _MIN_OBSERVATIONS and not model.silent
-        if per_step is not None and known:
+        if per_step is not None and known and not request.restricted:
             expected = prediction.tokens_per_step if place is None else model.tokens_per_step(memo.key, place)
             acceptance_ratio = per_step / expected
-        slowness = self._outlier_ejection.observe(model.name, step_ratio, acceptance_ratio, now_s, model.spread)
+        slowness = self._outlier_ejection.observe(
+            model.name, step_ratio, acceptance_ratio, now_s, model.spread, request.client, request.template
+        )
         self._predictor.set_slowness(model.name, slowness)
 
 

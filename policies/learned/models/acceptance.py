@@ -13,6 +13,7 @@ from backends.speculation import Method
 from policies.learned.models.buckets import (
     OVERLAP,
     PROMPT,
+    RESTRICTED,
     SHAPE,
     TEMPERATURE,
     TEMPLATE,
@@ -42,6 +43,7 @@ FACTORS: Final = (
     Factor(lambda key: key[_REQUEST + WORKLOAD], 0.3),
     Factor(lambda key: key[_REQUEST + TEMPERATURE], 0.2),
     Factor(lambda key: key[_REQUEST + SHAPE], 0.15),
+    Factor(lambda key: RESTRICTED if key[_REQUEST + SHAPE] == RESTRICTED else "", 0.6),  # they show nothing of others
     Factor(lambda key: key[_REQUEST + OVERLAP], 0.1),
     Factor(lambda key: key[_REQUEST + PROMPT], 0.07),
     Factor(lambda key: key[_REQUEST + TURNS], 0.05),
@@ -59,6 +61,30 @@ def arm_of(candidate: Candidate) -> str:
     'eagle3:3'
     """
     return f"{candidate.method.value}:{effective_k(candidate.method, candidate.num_speculative_tokens)}"
+
+
+def most_per_step(arm: str) -> float:
+    """Return the tokens that a step of an arm can give: all that it drafts, and one.
+
+    Examples
+    --------
+    >>> most_per_step("eagle3:3")
+    4.0
+    """
+    return float(arm.partition(":")[2]) + 1.0
+
+
+def _possible(buckets: Mapping[Key, Sums]) -> dict[Key, Sums]:
+    """Return the sums, which other gateways may have written, within what their arms can give."""
+    possible: dict[Key, Sums] = {}
+    for key, (count, log, squares) in buckets.items():
+        method, _, k = key[ARM].partition(":")
+        if method not in set(Method) or not k.isdecimal() or len(k) > _MOST_DIGITS or not count > 0.0:
+            continue
+        most = math.log(most_per_step(key[ARM]))
+        mean = min(max(0.0, log / count), most)
+        possible[key] = count, count * mean, count * min(max(mean**2, squares / count), mean * most)
+    return possible
 
 
 @dataclass(slots=True)
@@ -95,10 +121,13 @@ class AcceptanceModel:
     ) -> AcceptanceModel:
         """Return a model with every arm fitted to its observations; `pause` is called before each arm."""
         by_arm: dict[str, dict[Key, Sums]] = {}
+        buckets = _possible(buckets)
         for key, sums in buckets.items():
             by_arm.setdefault(key[ARM], {})[key] = sums
         model = cls({}, calibration)
         for key, sums in buckets.items():
+            if key[_REQUEST + SHAPE] == RESTRICTED:
+                continue
             group = _group(key[ARM], key[_REQUEST:])
             model._counts[group] = model._counts.get(group, 0.0) + sums[0]
             kind = _kind(key[ARM], key[_REQUEST:])
@@ -117,7 +146,7 @@ class AcceptanceModel:
         key = (arm, backend, *request)
         effects = self.arms.get(arm)
         log = self.expected(key) + (effects.predict(key) if effects is not None else 0.0)
-        return math.exp(log) if log > 0 else 1.0
+        return min(math.exp(log), most_per_step(arm)) if log > 0 else 1.0
 
     def observations(self, arm: str, request: Key) -> float:
         """Return the number of observations of the request's template and workload on an arm; infinite for baseline."""
@@ -196,6 +225,7 @@ def _kind(arm: str, request: Key) -> tuple[str, str, str]:
 
 _LEAST_SENSITIVITY: Final = 0.1
 """Below that, an answer says next to nothing of acceptance: its steps had hardly any drafts."""
+_MOST_DIGITS: Final = 4
 _BASELINE: Final = f"{Method.BASELINE.value}:0"
 _BIN_CENTRES: Final = (0.0, 0.2, 0.5, 0.75, 0.95, 1.2)
 """Temperature that represents each bin of `buckets.TEMPERATURES`."""

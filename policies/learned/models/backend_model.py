@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from backends.backend import EngineLoad
-from policies.learned.models.acceptance import AcceptanceModel
+from policies.learned.models.acceptance import AcceptanceModel, most_per_step
 from policies.learned.models.backlog import Backlog
 from policies.learned.models.buckets import Key
 from policies.learned.models.depth import Depth, Place, between
@@ -65,6 +65,8 @@ class BackendModel:
         Number of requests that `cost` was fitted to.
     spread
         Standard deviation of log(tokens per step) around its prediction, on the backend's arm.
+    most_per_step
+        Tokens that a step of its arm can give: all that are drafted, and one.
     has_shadow
         Whether shadow drafting tells what its method gives on a text.
     silent
@@ -87,6 +89,7 @@ class BackendModel:
     ) -> None:
         self.name = name
         self.arm = arm
+        self.most_per_step = most_per_step(arm)
         self.prior = prior
         self.depth = depth
         self.level_ratios = [one.over(prior) for one in level_priors]
@@ -117,6 +120,15 @@ class BackendModel:
         self.load = load
         self.waiting, self.others, self.reported_s = load.waiting, load.others, load.at_s
         self.prefixes.resize(load.kv_tokens)
+
+    def possible(self, per_step: float | None) -> float | None:
+        """Return the tokens per step of an answer within what the arm can give; None if they are far beyond it.
+
+        Chunks that were joined, and the rounding of their number, show some more.
+        """
+        if per_step is None or not per_step <= _FAR * self.most_per_step:
+            return None
+        return min(max(1.0, per_step), self.most_per_step)
 
     def acceptance(self, key: Key) -> tuple[float, float]:
         """Return the expected tokens per step for a request key, and the number of similar requests observed."""
@@ -219,6 +231,8 @@ class BackendModel:
 
 
 _MIN_OBSERVATIONS: Final = 20.0
+_FAR: Final = 1.5
+"""Share of the most that an arm can give beyond which an answer is not believed."""
 _NEAR: Final = 0.15
 """Distance from a level up to which an answer counts as one of that level."""
 _NO_REPORT: Final = EngineLoad()

@@ -13,6 +13,9 @@ PROMPT_TOKENS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32
 LIMITS: Final = (32, 128, 512, 2048)
 """Bounds between bins; a value equal to a bound belongs to the upper bin."""
 
+RESTRICTED: Final = "restricted"
+"""The shape of answers from which tokens were kept."""
+
 WORKLOAD, TEMPLATE, TEMPERATURE, OVERLAP, PROMPT, TURNS, SHAPE, LIMIT = range(8)
 """Indices into a key."""
 
@@ -36,7 +39,13 @@ def key_of(request: RequestFeatures) -> Key:
         _NAMES[bisect_right(OVERLAPS, request.overlap)],
         _NAMES[bisect_right(PROMPT_TOKENS, request.prompt_tokens)],
         "first" if request.turns <= 1 else "later",
-        "structured" if request.structured else "code" if request.code_share > 0.3 else "text",
+        RESTRICTED
+        if request.restricted
+        else "structured"
+        if request.structured
+        else "code"
+        if request.code_share > 0.3
+        else "text",
         "" if limit is None else _NAMES[bisect_right(LIMITS, limit)],
     )
 

@@ -53,6 +53,7 @@ class LengthModel:
     @classmethod
     def fit(cls, buckets: Mapping[Key, Sums]) -> LengthModel:
         """Return a model fitted to observations."""
+        buckets = _possible(buckets)
         if not buckets:
             return cls()
         return cls(fit_effects(buckets, FACTORS, expected=lambda key: _TYPICAL, mean_spread=1.0, noise=NOISE))
@@ -64,11 +65,35 @@ class LengthModel:
             expected = TYPICAL_TOKENS
         else:
             # The mean of a log-normal distribution is above its median.
-            expected = math.exp(min(_LARGEST, _TYPICAL + effects.predict(key) + effects.noise**2 / 2))
+            expected = math.exp(
+                min(_LARGEST, _TYPICAL + effects.predict(key) + min(_MOST_NOISE, effects.noise) ** 2 / 2)
+            )
         if request.max_tokens is not None and expected > request.max_tokens:
             expected = float(request.max_tokens)
         return max(1.0, expected) * request.n
 
+    def log_seen(self, request: RequestFeatures, key: Key, tokens: float) -> float:
+        """Return the logarithm of an answer's tokens per sequence, as it is learned.
+
+        An answer that is far from what is expected counts as `_FAR` from it, so that no single one moves the mean much.
+        """
+        if request.max_tokens is not None:
+            tokens = min(tokens, float(request.max_tokens))
+        log, expected = math.log(max(SHORTEST_SEEN_TOKENS, tokens)), math.log(self.tokens(request, key) / request.n)
+        return max(math.log(SHORTEST_SEEN_TOKENS), min(max(log, expected - _FAR), expected + _FAR))
+
+
+def _possible(buckets: Mapping[Key, Sums]) -> dict[Key, Sums]:
+    """Return the sums, which other gateways may have written, within the length of a context."""
+    possible: dict[Key, Sums] = {}
+    for key, (count, log, squares) in buckets.items():
+        if count > 0.0:
+            mean = min(max(0.0, log / count), _LARGEST)
+            possible[key] = count, count * mean, count * min(max(mean**2, squares / count), mean * _LARGEST)
+    return possible
+
 
 _TYPICAL: Final = math.log(TYPICAL_TOKENS)
+_FAR: Final = math.log(8.0)
+_MOST_NOISE: Final = 1.0
 _LARGEST: Final = math.log(1e6)

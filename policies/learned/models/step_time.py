@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -27,6 +28,10 @@ PRIOR_SPREAD: Final = 0.5
 
 NOISE: Final = 0.15
 """Relative standard deviation of a request's mean step time around the fit."""
+
+LEAST_RATIO: Final = 0.01
+MOST_RATIO: Final = 1000.0
+"""Bounds of a step time over the calibration's: for a target of 8B on an H100, 70 us and 7 s."""
 
 _OUTLIER: Final = 3.0
 """Ratio of observed and expected step time above which an observation weighs less: a stall says little about load."""
@@ -65,8 +70,8 @@ def seconds(cost: StepCost, load: Load) -> float:
     return first_s + per_context_token_s * 1e3 * context + per_prompt_token_s * 1e2 * prompts
 
 
-def observation(step_s: float, load: Load, prior: StepCost, expected_s: float) -> Sums:
-    """Return the sums that a request adds to its backend's bucket.
+def observation(step_s: float, load: Load, prior: StepCost, expected_s: float) -> Sums | None:
+    """Return the sums that a request adds to its backend's bucket; None if no engine has such a step time.
 
     Parameters
     ----------
@@ -77,18 +82,23 @@ def observation(step_s: float, load: Load, prior: StepCost, expected_s: float) -
     prior
         Cost from the calibration, whose scale is fitted to the whole pool.
     expected_s
-        Predicted seconds per step. Errors count relative to it, and large ones have Huber's weights [1]_.
+        Predicted seconds per step. Errors that are large beside it have Huber's weights [1]_. They count relative to
+        the calibration's expectation: if they did to this one, wrong observations that lowered it would outweigh all
+        later ones.
 
     References
     ----------
     .. [1] Huber, "Robust Estimation of a Location Parameter", Annals of Mathematical Statistics 35(1), 1964.
     """
+    prior_s = seconds(prior, load)
+    if not LEAST_RATIO * prior_s <= step_s <= MOST_RATIO * prior_s:
+        return None
     ratio = max(step_s, expected_s) / min(step_s, expected_s)
-    weight = min(1.0, _OUTLIER / ratio) / expected_s**2
+    weight = min(1.0, _OUTLIER / ratio) / prior_s**2
     ones, requests, context, prompts = load
     by_ones, by_requests, by_context = weight * ones, weight * requests, weight * context
     by_prompts, by_s = weight * prompts, weight * step_s
-    first = 1.0, math.log(step_s / seconds(prior, load))
+    first = 1.0, math.log(step_s / prior_s)
     row = by_ones * ones, by_ones * requests, by_ones * context, by_ones * prompts
     second = by_requests * requests, by_requests * context, by_requests * prompts
     rest = by_context * context, by_context * prompts, by_prompts * prompts
@@ -96,19 +106,21 @@ def observation(step_s: float, load: Load, prior: StepCost, expected_s: float) -
 
 
 def fit_scale(buckets: Mapping[Key, Sums]) -> float:
-    """Return the mean ratio of this pool's step times to the calibration's, 1 without observations.
+    """Return the usual ratio of this pool's step times to the calibration's, 1 without observations.
 
-    The mean is geometric and includes one imaginary observation of 1.
+    The median over the backends, so that one cannot make all look faster or slower, of their geometric means, which
+    include one imaginary observation of 1.
     """
-    count = sum(sums[0] for sums in buckets.values())
-    log = sum(sums[1] for sums in buckets.values())
-    return math.exp(log / (count + 1.0)) if count else 1.0
+    logs = [sums[1] / (sums[0] + 1.0) for sums in of_backends(buckets).values()]
+    return math.exp(median(logs)) if logs else 1.0
 
 
 def of_backends(buckets: Mapping[Key, Sums]) -> dict[str, Sums]:
-    """Return the sums of each backend, over all levels of its depth."""
+    """Return the sums of each backend, over all levels of its depth; sums that no engine can have are left out."""
     totals: dict[str, Sums] = {}
     for key, sums in buckets.items():
+        if not _is_possible(sums):
+            continue
         before = totals.get(key[0])
         totals[key[0]] = sums if before is None else tuple(map(float.__add__, before, sums))
     return totals
@@ -116,7 +128,12 @@ def of_backends(buckets: Mapping[Key, Sums]) -> dict[str, Sums]:
 
 def fit_levels(buckets: Mapping[Key, Sums], costs: Mapping[str, StepCost]) -> dict[Key, StepCost]:
     """Return the step cost by (backend, level) in terms of its maximum k, each fitted towards the backend's."""
-    return {key: _fit(sums, costs[key[0]]) for key, sums in buckets.items() if len(key) > 1 and key[0] in costs}
+    scale = fit_scale(buckets)
+    return {
+        key: _fit(sums, costs[key[0]], scale)
+        for key, sums in buckets.items()
+        if len(key) > 1 and key[0] in costs and _is_possible(sums)
+    }
 
 
 def fit_steps(
@@ -143,27 +160,34 @@ def fit_steps(
     costs = {}
     for name, prior in priors.items():
         pause()
-        costs[name] = _fit(totals.get(name), prior.scaled(scale))
+        costs[name] = _fit(totals.get(name), prior.scaled(scale), scale)
     return costs
 
 
-def _fit(sums: Sums | None, prior: StepCost) -> StepCost:
+def _is_possible(sums: Sums) -> bool:
+    """Return whether sums, which other gateways may have written, can be those of observations."""
+    count, log = sums[:2]
+    return count > 0.0 and math.log(LEAST_RATIO) <= log / count <= math.log(MOST_RATIO) and min(sums[2:]) >= 0.0
+
+
+def _fit(sums: Sums | None, prior: StepCost, scale: float) -> StepCost:
+    """Return a cost fitted towards a prior whose scale, that of the errors, is given."""
     from scipy.optimize import nnls  # slow to import, and only a learning gateway needs it
 
-    if sums is None or sums[0] <= 0:
+    if sums is None:
         return prior
     centre = np.array(
         [prior.base_s, prior.per_request_s, 1e3 * prior.per_context_token_s, 1e2 * prior.per_prompt_token_s]
     )
     spread = PRIOR_SPREAD * np.maximum(centre, 1e-9)
     precision = np.diag((NOISE / spread) ** 2)
-    matrix, right = _normal_equations(sums)
+    matrix, right = (sum_ / scale**2 for sum_ in _normal_equations(sums))
     # Scaled by the prior, so that the factorisation is well conditioned.
     matrix = (matrix + precision) * np.outer(spread, spread)
     right = (right + precision @ centre) * spread
     root = np.linalg.cholesky(matrix + 1e-12 * np.trace(matrix) * np.eye(TERMS))
     solution, _ = nnls(root.T, np.linalg.solve(root, right))
-    costs = solution * spread
+    costs = np.maximum(solution * spread, LEAST_RATIO / scale * centre)
     return StepCost(float(costs[0]), float(costs[1]), float(costs[2]) * 1e-3, float(costs[3]) * 1e-2)
 
 

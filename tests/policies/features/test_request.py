@@ -55,6 +55,32 @@ def test_baseline_only_lists_what_a_speculating_server_rejects(body: dict[str, A
 
 
 @pytest.mark.parametrize(
+    ("fields", "restricted"),
+    [
+        ({"allowed_token_ids": [1, 2]}, True),
+        ({"bad_words": ["the"]}, True),
+        ({"logit_bias": {"42": 5}}, True),
+        ({"vllm_xargs": {"a": 1}}, True),
+        ({"repetition_penalty": 1.3}, True),
+        ({"presence_penalty": -2}, True),
+        ({"frequency_penalty": "0.5"}, True),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, True),
+        ({"guided_regex": "a+"}, True),
+        ({"response_format": {"type": "structural_tag"}}, True),
+        ({}, False),
+        ({"allowed_token_ids": [], "bad_words": None, "logit_bias": {}}, False),
+        ({"repetition_penalty": 1.0, "presence_penalty": 0, "frequency_penalty": 0.0}, False),
+        ({"repetition_penalty": 1.05, "presence_penalty": 0.5}, False),
+        ({"presence_penalty": "much", "response_format": {"type": ["choice"]}}, False),
+        ({"structured_outputs": {"json": {"type": "object"}}, "guided_choice": []}, False),
+        ({"response_format": {"type": "json_schema"}}, False),
+    ],
+)
+def test_requests_that_keep_the_model_from_tokens_are_restricted(fields: dict[str, Any], restricted: bool) -> None:
+    assert described(chat_body("x", **fields)).restricted is restricted
+
+
+@pytest.mark.parametrize(
     ("fields", "structured"),
     [
         ({"response_format": {"type": "json_object"}}, True),

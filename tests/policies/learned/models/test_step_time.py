@@ -108,7 +108,7 @@ def test_no_cost_is_negative() -> None:
     assert min(fitted) >= 0.0
 
 
-@pytest.mark.parametrize("stall_s", [0.5, 50.0])
+@pytest.mark.parametrize("stall_s", [0.5, 5.0])
 def test_a_stall_has_a_bounded_influence(stall_s: float) -> None:
     """A longer stall counts like one of three times the expected time, here at a load with few observations."""
     rng = np.random.default_rng(6)

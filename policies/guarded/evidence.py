@@ -1,0 +1,128 @@
+"""Evidence against a backend, of which one client gives only a part while there are others."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+EVIDENCE: Final = 11.5
+"""Log-likelihood ratio at which a backend is accused; a healthy one gets there less than once in 100,000 answers."""
+
+MOST_SHARE: Final = 0.6
+"""Share of it that a single source can give while there are others."""
+
+ALONE_ANSWERS: Final = 300
+"""Answers in a row of a single source after which it counts as the only one."""
+
+
+class _Kind:
+    """Whether one source of a kind is the only one of late."""
+
+    __slots__ = ("_name", "_other_at")
+
+    def __init__(self, other_at: float) -> None:
+        self._name: str | None = None
+        self._other_at = other_at
+
+    def is_alone(self, name: str, number: int) -> bool:
+        """Return whether a source, that of the answer with this number, is the only one."""
+        if name != self._name:
+            if self._name is not None:
+                self._other_at = number - 1
+            self._name = name
+        return number - self._other_at > ALONE_ANSWERS
+
+
+class Sources:
+    """Who was answered: whether a single client, or a single template, is the only one.
+
+    Parameters
+    ----------
+    is_known
+        Whether it sees all answers, so that a source is the only one until there is another.
+    """
+
+    __slots__ = ("_clients", "_number", "_templates")
+
+    def __init__(self, *, is_known: bool) -> None:
+        other_at = -math.inf if is_known else 0.0
+        self._clients, self._templates, self._number = _Kind(other_at), _Kind(other_at), 0
+
+    def see(self, client: str, template: str) -> tuple[bool, bool]:
+        """Add an answer; return whether its client, and its template, are the only ones."""
+        self._number += 1
+        return self._clients.is_alone(client, self._number), self._templates.is_alone(template, self._number)
+
+
+class Evidence:
+    """Page's cumulative sum [1]_ of log-likelihood ratios, kept at zero or above, against one backend.
+
+    A client's requests may be such that a healthy backend looks broken. So while there are several clients, one gives
+    at most `MOST_SHARE` of what an accusation takes. Where there is one client, or none has a key, the same holds of
+    templates. That only lowers the sum, so its bound on false accusations [2]_ holds.
+
+    Parameters
+    ----------
+    everywhere
+        The sources of the answers of all backends, which the caller lets see each answer once.
+
+    References
+    ----------
+    .. [1] Page, "Continuous Inspection Schemes", Biometrika 41(1/2), 1954.
+    .. [2] Lorden, "Procedures for Reacting to a Change in Distribution", Annals of Mathematical Statistics 42(6), 1971.
+
+    Examples
+    --------
+    >>> evidence = Evidence()
+    >>> for client in ("a", "a", "a", "b", "a", "a", "a"):
+    ...     evidence.add(2.0, client, "", alone=(client == "", False))
+    >>> round(evidence.total, 1)  # 0.6 * 11.5 of one of them, and 2 of the other
+    8.9
+    """
+
+    __slots__ = ("_by_source", "_sources", "total")
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._by_source: dict[str, float] = {}
+        self._sources = Sources(is_known=False)
+
+    def add(self, log_likelihood: float, client: str, template: str, alone: tuple[bool, bool]) -> None:
+        """Add the log-likelihood ratio of an answer.
+
+        Parameters
+        ----------
+        alone
+            Whether its client, and its template, are the only ones of all backends, from `Sources.see`.
+        """
+        here = self._sources.see(client, template)
+        if log_likelihood < 0.0:
+            self._reduce(-log_likelihood)
+            return
+        most, source = MOST_SHARE * EVIDENCE, client
+        if alone[0] or here[0]:
+            source = template
+            if alone[1] or here[1]:
+                most = math.inf
+        before = self._by_source.get(source, 0.0)
+        gain = min(log_likelihood, max(0.0, most - before))
+        if before or len(self._by_source) < _MOST_SOURCES:
+            self._by_source[source] = before + gain
+            self.total += gain
+
+    def reset(self) -> None:
+        """Drop the evidence."""
+        self.total = 0.0
+        self._by_source = {}
+
+    def _reduce(self, amount: float) -> None:
+        """Take an amount from the evidence, whoever gave it."""
+        if amount >= self.total:
+            self.reset()
+            return
+        share = 1.0 - amount / self.total
+        self.total *= share
+        self._by_source = {source: share * each for source, each in self._by_source.items()}
+
+
+_MOST_SOURCES: Final = 256
