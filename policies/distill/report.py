@@ -74,7 +74,7 @@ class Distilled:
         """The rules as YAML for `policy:` in a pool file, with their predicted gain as comments."""
         kept = "there is almost nothing to gain" if self.kept_share is None else f"{self.kept_share:.0%} of that gain"
         lines = [
-            f"# From {self.requests:.0f} requests. Predicted mean time to finish, relative to least_loaded:",
+            f"# From {self.requests:.0f} requests. Predicted mean time of more like them, to that of least_loaded:",
             f"# learned {-self.learned_gain:+.1%}, these rules {-self.rules_gain:+.1%} ({kept}),",
             f"# default rules {-self.default_gain:+.1%}.",
         ]
