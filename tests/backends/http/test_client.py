@@ -305,7 +305,7 @@ async def test_the_longest_idle_connection_is_closed_first() -> None:
         go_on.set()
         await asyncio.gather(*both)
         older, newer = client._idle
-        older.idle_since_s -= 29.9
+        older.idle_since_s -= 28.0
         client._expire()
         assert client._idle == [older, newer]
         await eventually(lambda: client._idle == [newer])

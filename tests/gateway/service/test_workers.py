@@ -185,11 +185,12 @@ def test_a_worker_that_stands_still_holds_up_neither_the_others_nor_the_end(tmp_
             until(lambda: alive(processes) == set())
 
 
+@pytest.mark.slow
 async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")  # restored at the end
-    monkeypatch.setattr(workers, "_SILENT_S", 4.0)
+    monkeypatch.setattr(workers, "_SILENT_S", 6.0)
     monkeypatch.setattr(workers, "_FIRST_BACKOFF_S", 0.05)
     monkeypatch.setattr(workers, "_BACKOFF_RESET_S", 0.0)
     backends = {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}
@@ -213,8 +214,9 @@ async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
                 assert before is not None
                 os.kill(before, signal.SIGSTOP)
                 await eventually(lambda gone=before: 0 in parent._workers and parent._workers[0].process.pid != gone)
-                assert caplog.text.count("worker 0 has been silent for") == restarts
-                assert caplog.text.count("restarting it in 0.05 s") == restarts
+                assert caplog.text.count("worker 0 has been silent for") >= restarts
+                again = caplog.text.count("worker 0 exited with status -9; restarting it in ")
+                assert caplog.text.count("worker 0 exited with status -9; restarting it in 0.05 s") == again >= restarts
                 await eventually(lambda: parent._workers[0].heard_s <= time.monotonic())
         finally:
             parent.stop()
