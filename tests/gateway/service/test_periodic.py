@@ -20,7 +20,15 @@ def broken(*_: object) -> Any:
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("part", ["gauges", "what has left"])
+class FailsThrice(dict[str, Any]):
+    failures = 3
+
+    def items(self) -> Any:
+        self.failures -= 1
+        return super().items() if self.failures < 0 else broken()
+
+
+@pytest.mark.parametrize("part", ["gauges", "what has left", "the tick itself"])
 async def test_requests_time_out_although_something_else_raises(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[str] = []
     monkeypatch.setattr(background, "on_failure", [counts.append])
@@ -28,6 +36,9 @@ async def test_requests_time_out_although_something_else_raises(part: str, monke
         gateway = running.gateway
         if part == "gauges":
             monkeypatch.setattr(gateway.metrics, "refresh", broken)
+        elif part == "the tick itself":
+            monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.01)
+            monkeypatch.setattr(gateway, "shadow", FailsThrice())
         else:
             gateway.leaving.append(SimpleNamespace(has_ended=broken))
         assert (await running.chat()).status_code == 504
