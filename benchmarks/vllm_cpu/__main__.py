@@ -82,8 +82,8 @@ def side_by_side_command(
 
 @app.command("chunks")
 def chunks_command(method: Method = Method.BASELINE) -> None:
-    """Print at which load a chunk of a stream stands for more than one step of an engine."""
-    for line in chunks.table(asyncio.run(chunks.measure(method, (1, 2, 4, 8, 16)))):
+    """Print when a chunk of a stream stands for more than one step of an engine."""
+    for line in chunks.table(asyncio.run(chunks.measure(method, (1, 4, 16), (0, 2, 4)))):
         print(line)
 
 
