@@ -96,7 +96,7 @@ class StepComparison:
         if engine.steps is None:
             return False
         now = Counts(engine.generation_tokens, engine.steps, *answered)
-        if self._before is None or now.tokens < self._before.tokens or now.steps < self._before.steps:
+        if self._before is None or now.tokens < self._before.tokens:
             had_one = self.difference is not None
             self.restart()
             self._before, self._began_s = now, now_s

@@ -38,7 +38,9 @@ def engine(k: int, drafts: int, draft_tokens: int, later_steps: int, speculates:
         (NGRAM5, engine(5, 0, 0, 4999)),
         (NGRAM5, engine(5, 581, 2801, 3519)),  # as vLLM on the CPU counted
         (Speculation(Method.NGRAM, DraftSchedule(3)), engine(3, 1999, 5997, 1999)),
+        (Speculation(Method.NGRAM, DraftSchedule(3)), engine(3, 2000, 6000, 5000)),
         (SUFFIX, engine(24, 1787, 5795, 2287)),
+        (SUFFIX, engine(24, 2400, 9000, 2400)),
         (SCHEDULED, engine(3, 0, 0, 10_000)),  # large batches draft nothing
         (SCHEDULED, engine(3, 1000, 2500, 1000)),
         (BASELINE, engine(0, 0, 0, 6812, speculates=None)),

@@ -117,6 +117,23 @@ def test_a_difference_ends_when_the_two_agree_again_or_the_engine_is_another_one
     assert comparison.figures(4) is None
 
 
+def test_tokens_of_others_took_between_one_step_and_the_least() -> None:
+    comparison = StepComparison()
+    for number in range(2):
+        engine = EngineMetrics(generation_tokens=6000 * number, later_steps=3000 * number)
+        comparison.add(engine, (3000.0 * number, 2000.0 * number), 4, 20.0 * number)
+    figures = comparison.figures(4)
+    assert figures is not None
+    assert figures == pytest.approx(
+        {
+            "shown": 1.5,
+            "counted_at_least": 3000 / (3000 - 3000 / 4),
+            "counted_at_most": 4.0,
+            "share_of_others": 0.5,
+        }
+    )
+
+
 def test_an_engine_that_counts_no_steps_is_not_compared() -> None:
     comparison = StepComparison()
     for number in range(40):

@@ -68,3 +68,12 @@ def test_a_stopped_or_backward_clock_is_harmless() -> None:
     requests, context, _ = backlog.since(mark, 10.0)
     assert requests >= 1.0
     assert context >= 0.0
+
+
+def test_a_mark_of_the_backend_that_had_the_name_before_is_harmless() -> None:
+    before = Backlog()
+    before.send(Share(steps=50.0, context_tokens=400.0, prompt_tokens=300.0), now_s=0.0)
+    before.update(now_s=100.0, requests=5)
+    mark = before.send(Share(steps=50.0, context_tokens=400.0, prompt_tokens=300.0), now_s=100.0)
+    requests, context, prompts = Backlog().since(mark, now_s=101.0)
+    assert (requests, context, prompts) == (1.0, 0.0, 0.0)
