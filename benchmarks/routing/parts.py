@@ -12,9 +12,10 @@ from backends.draft_schedule import DraftSchedule
 from backends.simulator.engine.replica import Replica
 from policies.decision import Decision
 from policies.features.request import ANY_REQUEST, RequestFeatures
+from policies.guarded.evidence import Drafts
 from policies.guarded.outlier_ejection import OutlierEjection
-from policies.guarded.silent_drafters import Drafts, SilentDrafters
 from policies.guarded.silent_drafters import Learned as Observation
+from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.models.acceptance import ACCEPTANCE, AcceptanceModel
 from policies.learned.models.backend_model import BackendModel, FittedModels
 from policies.learned.models.buckets import OVERLAP, PROMPT, SHAPE, TEMPERATURE, TEMPLATE, TURNS, Key

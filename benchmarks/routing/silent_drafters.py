@@ -24,8 +24,9 @@ from benchmarks.routing.parts import Unwatched
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec, replay
 from policies.features.request import ANY_REQUEST, Endpoint, RequestFeatures
-from policies.guarded.silent_drafters import Drafts, SilentDrafters
+from policies.guarded.evidence import Drafts
 from policies.guarded.silent_drafters import Learned as Observation
+from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Outcome
 

@@ -15,6 +15,16 @@ ALONE_ANSWERS: Final = 300
 """Answers in a row of a single source after which it counts as the only one."""
 
 
+Drafts = tuple[int, int]
+"""Steps with a draft, and accepted tokens, as an engine counts them since its start."""
+
+UNCOUNTED: Final = (0, 0)
+"""Of an engine that does not count them."""
+
+_LEAST_DRAFTS: Final = 50
+"""Drafts that an engine must have counted since the evidence began, for its counters to say something."""
+
+
 class _Kind:
     """Whether one source of a kind is the only one of late."""
 
@@ -59,7 +69,8 @@ class Evidence:
 
     A client's requests may be such that a healthy backend looks broken. So while there are several clients, one gives
     at most `MOST_SHARE` of what an accusation takes. Where there is one client, or none has a key, the same holds of
-    templates. That only lowers the sum, so its bound on false accusations [2]_ holds.
+    templates. That only lowers the sum, so its bound on false accusations [2]_ holds. Where the engine counts its
+    drafts, it is a witness of all its answers since the evidence began (`gain`).
 
     Parameters
     ----------
@@ -80,21 +91,35 @@ class Evidence:
     8.9
     """
 
-    __slots__ = ("_by_source", "_sources", "total")
+    __slots__ = ("_by_source", "_drafts", "_sources", "total")
 
     def __init__(self) -> None:
         self.total = 0.0
+        self._drafts: list[Drafts] = []  # as reported when the evidence began, and next
         self._by_source: dict[str, float] = {}
         self._sources = Sources(is_known=False)
 
-    def add(self, log_likelihood: float, client: str, template: str, alone: tuple[bool, bool]) -> None:
+    def add(
+        self,
+        log_likelihood: float,
+        client: str,
+        template: str,
+        alone: tuple[bool, bool],
+        drafts: Drafts = UNCOUNTED,
+    ) -> None:
         """Add the log-likelihood ratio of an answer.
 
         Parameters
         ----------
         alone
             Whether its client, and its template, are the only ones of all backends, from `Sources.see`.
+        drafts
+            As the engine last counted them.
         """
+        if self.total == 0.0:
+            self._drafts = [drafts]
+        elif len(self._drafts) < 2 and drafts != self._drafts[0]:  # those before were partly of before the evidence
+            self._drafts.append(drafts)
         here = self._sources.see(client, template)
         if log_likelihood < 0.0:
             self._reduce(-log_likelihood)
@@ -109,6 +134,16 @@ class Evidence:
         if before or len(self._by_source) < _MOST_SOURCES:
             self._by_source[source] = before + gain
             self.total += gain
+
+    def gain(self, drafts: Drafts) -> float | None:
+        """Return the accepted tokens per draft since the evidence began, as the engine counts them.
+
+        None if that is not known yet; negative if it does not count them.
+        """
+        if drafts[0] == 0:
+            return -1.0
+        steps, accepted = drafts[0] - self._drafts[-1][0], drafts[1] - self._drafts[-1][1]
+        return None if len(self._drafts) < 2 or steps < _LEAST_DRAFTS else accepted / steps
 
     def reset(self) -> None:
         """Drop the evidence."""

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from backends.backend import Candidate
-from policies.guarded.evidence import EVIDENCE, Evidence, Sources
+from policies.features.request import ANY_REQUEST, RequestFeatures
+from policies.guarded.evidence import EVIDENCE, UNCOUNTED, Drafts, Evidence, Sources
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +64,21 @@ class _Drift:
         self.evidence = Evidence()
         self.count = self.total = 0.0
 
-    def add(self, ratio: float, spread: float, client: str, template: str, alone: tuple[bool, bool]) -> None:
+    def add(
+        self,
+        ratio: float,
+        spread: float,
+        client: str,
+        template: str,
+        alone: tuple[bool, bool],
+        drafts: Drafts = UNCOUNTED,
+    ) -> None:
         """Add a ratio whose logarithm has the standard deviation `spread`, see `Evidence.add`."""
         log_ratio = max(-2.0, min(2.0, math.log(ratio)))  # so that a single request cannot dominate the mean
         self.count = _KEEP * self.count + 1.0
         self.total = _KEEP * self.total + log_ratio
         log_likelihood = (self.faulty - self.healthy) * (log_ratio - (self.faulty + self.healthy) / 2) / spread**2
-        self.evidence.add(min(_MAX_EVIDENCE, log_likelihood), client, template, alone)
+        self.evidence.add(min(_MAX_EVIDENCE, log_likelihood), client, template, alone, drafts)
 
     def reset(self) -> None:
         """Discard all observations."""
@@ -165,8 +174,9 @@ class OutlierEjection:
         acceptance_ratio: float | None,
         now_s: float,
         acceptance_spread: float = DEFAULT_SPREAD,
-        client: str = "",
-        template: str = "",
+        request: RequestFeatures = ANY_REQUEST,
+        expected: float = math.inf,
+        drafts: Drafts = UNCOUNTED,
     ) -> float:
         """Compare the outcome of a request with its prediction, and return the backend's `slowness`.
 
@@ -178,23 +188,34 @@ class OutlierEjection:
             Observed over predicted tokens per step; None if unknown.
         acceptance_spread
             Standard deviation of the logarithm of `acceptance_ratio` between similar requests.
-        client, template
-            Of the request.
+        expected
+            The request's predicted tokens per step.
+        drafts
+            As the engine last counted them, if it drafts in each step. If they gave more than a poor share of what is
+            expected, it is no outlier.
         """
         record = self._records.get(backend)
         if record is None:
             record = self._records[backend] = _Record()
         record.seen_s = now_s
+        client, template = request.client, request.template
         alone = self._sources.see(client, template)
         if step_ratio:
             record.steps.add(step_ratio, _STEP_SPREAD, client, template, alone)
         if acceptance_ratio:
-            record.tokens.add(acceptance_ratio, max(DEFAULT_SPREAD, acceptance_spread), client, template, alone)
+            record.tokens.add(acceptance_ratio, max(DEFAULT_SPREAD, acceptance_spread), client, template, alone, drafts)
         if self._ejects and backend not in self.reasons:
             if record.steps.evidence.total >= EVIDENCE:
                 reason = f"steps take {record.steps.mean:.1f} times as long as expected"
                 self._eject(backend, record, reason, now_s)
-            elif record.tokens.evidence.total >= EVIDENCE:
+            elif (
+                acceptance_ratio
+                and record.tokens.evidence.total >= EVIDENCE
+                and (gain := record.tokens.evidence.gain(drafts)) is not None
+            ):
+                if 1.0 + gain > POOR_RATIO * expected:
+                    record.tokens.reset()
+                    return self.slowness(backend, now_s)
                 reason = f"tokens per step are {record.tokens.mean:.0%} of those expected"
                 self._eject(backend, record, reason, now_s)
             elif record.was_out and record.steps.is_healthy and (record.tokens.is_healthy or not record.tokens.count):

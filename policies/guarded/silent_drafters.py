@@ -9,7 +9,7 @@ from typing import Final
 
 from backends.backend import Candidate, EngineChange
 from policies.features.request import ANY_REQUEST, RequestFeatures
-from policies.guarded.evidence import EVIDENCE, Evidence, Sources
+from policies.guarded.evidence import EVIDENCE, UNCOUNTED, Drafts, Evidence, Sources
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +40,7 @@ _KEEP: Final = 0.999
 _MAX_EVIDENCE: Final = 2.0
 """Maximum evidence of one answer, so that at least six must agree."""
 _MAX_HELD: Final = 256
-_LEAST_DRAFTS: Final = 50
-"""Drafts that an engine must have counted since the evidence began, for its counters to say something."""
 _MOST_CLIENTS: Final = 256
-
-Drafts = tuple[int, int]
-"""Steps with a draft and accepted tokens, as an engine counts them since its start; zeros if it does not."""
 
 Learned = tuple[tuple[str, ...], float, float, bool, float]
 """What would be learned from an answer: request key, tokens per step and weight, whether it is overlong, time."""
@@ -86,7 +81,6 @@ class _Watch:
         self.expected = self.observed = 0.0
         self.quiet = self.answers = 0
         self.accepted: dict[str, int] = {}  # answers in a row of a client that show it, while it is silent
-        self.drafts: list[Drafts] = []  # as reported when the evidence began, and next
         self.last_quiet_s = -math.inf
         self.change: EngineChange | None = None
         self.held: list[Learned] = []
@@ -101,15 +95,6 @@ class _Watch:
         self.clear()
         self.accepted = {}
         self.held = []
-
-    def accepts(self, drafts: Drafts) -> bool | None:
-        """Return whether its engine counts accepted drafts since the evidence began; None if that is not known yet."""
-        if drafts[0] == 0:
-            return False  # it does not count them
-        steps, accepted = drafts[0] - self.drafts[-1][0], drafts[1] - self.drafts[-1][1]
-        if len(self.drafts) < 2 or steps < _LEAST_DRAFTS:
-            return None
-        return accepted > QUIET * steps * (self.expected / self.quiet - 1.0)
 
 
 class SilentDrafters:
@@ -167,7 +152,7 @@ class SilentDrafters:
         now_s: float,
         learned: Learned | None = None,
         request: RequestFeatures = ANY_REQUEST,
-        drafts: Drafts = (0, 0),
+        drafts: Drafts = UNCOUNTED,
     ) -> Sequence[Learned]:
         """Compare the tokens per step of an answer with those expected, and return what may be learned now.
 
@@ -246,19 +231,15 @@ class SilentDrafters:
             watch.last_quiet_s = now_s
         else:
             ratio = math.log((1.0 - _QUIET_OF_SILENT) / (1.0 - share))
-        if watch.evidence.total == 0.0:
-            watch.drafts = [drafts]
-        elif len(watch.drafts) < 2 and drafts != watch.drafts[0]:  # those before were partly of before the evidence
-            watch.drafts.append(drafts)
         alone = self._sources.see(request.client, request.template)
-        watch.evidence.add(ratio, request.client, request.template, alone)
+        watch.evidence.add(ratio, request.client, request.template, alone, drafts)
         if watch.evidence.total == 0.0:
             if not is_quiet:
                 watch.change = None  # the engine drafts, whatever it went through
             self._arms[arm] = _KEEP * quiet + watch.quiet, _KEEP * count + watch.answers
             watch.clear()
-        elif watch.evidence.total >= EVIDENCE and (accepts := watch.accepts(drafts)) is not None:
-            if accepts:
+        elif watch.evidence.total >= EVIDENCE and (gain := watch.evidence.gain(drafts)) is not None:
+            if gain > QUIET * (watch.expected / watch.quiet - 1.0):
                 watch.clear()
                 return
             cause = UNKNOWN if watch.change is None else watch.change.value

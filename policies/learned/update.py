@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 from policies.decision import Outcome
+from policies.guarded.evidence import UNCOUNTED
 from policies.guarded.guardrail import Guardrail, kind_of, work_of
 from policies.guarded.outlier_ejection import OutlierEjection
 from policies.guarded.silent_drafters import LEAST_TOKENS, SilentDrafters
@@ -200,13 +201,20 @@ class Observer:
         now_s: float,
     ) -> None:
         """Compare the outcome with its prediction: eject the backend if it is an outlier, and set its slowness."""
-        acceptance_ratio, prediction, request = None, memo.prediction, outcome.request
+        acceptance_ratio, prediction, request, expected = None, memo.prediction, outcome.request, math.inf
         known = prediction.observations >= _MIN_OBSERVATIONS and not model.silent
         if per_step is not None and known and not request.restricted:
             expected = prediction.tokens_per_step if place is None else model.tokens_per_step(memo.key, place)
             acceptance_ratio = per_step / expected
         slowness = self._outlier_ejection.observe(
-            model.name, step_ratio, acceptance_ratio, now_s, model.spread, request.client, request.template
+            model.name,
+            step_ratio,
+            acceptance_ratio,
+            now_s,
+            model.spread,
+            request,
+            expected,
+            UNCOUNTED if model.has_shadow else (model.load.drafts, model.load.accepted_tokens),
         )
         self._predictor.set_slowness(model.name, slowness)
 

@@ -93,7 +93,7 @@ def test_a_silent_drafter_is_trusted_again_whatever_another_client_asks() -> Non
 def test_one_client_of_several_has_no_backend_ejected(ratios: dict[str, float]) -> None:
     def observe(number: int, client: str, step_ratio: float = 1.0, acceptance_ratio: float = 1.0) -> None:
         for _ in range(number):
-            ejection.observe("a", step_ratio, acceptance_ratio, 0.0, client=client)
+            ejection.observe("a", step_ratio, acceptance_ratio, 0.0, request=request(client))
 
     ejection = OutlierEjection()
     observe(20, "bystander")
@@ -101,6 +101,16 @@ def test_one_client_of_several_has_no_backend_ejected(ratios: dict[str, float]) 
     assert not ejection.reasons
     observe(6, "bystander", **ratios)
     assert ejection.reasons
+
+
+@pytest.mark.parametrize(("accepted", "ejected"), [(84, False), (10, True)])
+def test_an_engine_that_counts_enough_accepted_drafts_is_no_outlier(accepted: int, ejected: bool) -> None:
+    ejection, drafts = OutlierEjection(), (1000, 1400)
+    for number in range(60):
+        drafts = drafts[0] + 60, drafts[1] + accepted
+        client = ("one", "two", "three")[number % 3]
+        ejection.observe("a", 1.0, 0.4, 0.0, request=request(client), expected=2.4, drafts=drafts)
+    assert bool(ejection.reasons) is ejected
 
 
 ANSWERS = st.lists(st.tuples(st.floats(-3, 2), st.sampled_from("abc"), st.sampled_from("xy")), max_size=60)
