@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from backends.backend import State
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.routing.router import RoutedRequest
+from lab.trace import read_trace
 from policies.policy import Outcome
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.stepping_engine import PROMPT_TOKENS, SteppingEngine
@@ -50,7 +52,7 @@ class Ends(Observer):
 
 def followed(running: Running) -> Ends:
     ends = Ends()
-    running.gateway.relay.followers[MODEL] = [ends]
+    running.gateway.relay.followers.setdefault(MODEL, []).append(ends)
     return ends
 
 
@@ -121,9 +123,10 @@ async def test_a_client_gets_the_same_bytes_whether_the_engine_is_asked_or_not()
         assert engine.asked == 5  # all but the first
 
 
-async def test_what_is_left_alone_if_engines_are_not_to_be_asked() -> None:
+async def test_what_is_left_alone_if_engines_are_not_to_be_asked(tmp_path: Path) -> None:
     engine = SteppingEngine(PER_STEP)
-    async with start_gateway({"a": "ngram"}, behaviour=engine, ask_usage=False) as running:
+    recorder = {"path": str(tmp_path / "trace"), "text": "none", "flush_s": 0.1}
+    async with start_gateway({"a": "ngram"}, behaviour=engine, ask_usage=False, recorder=recorder) as running:
         ends = followed(running)
         body = body_of(CHAT, "plain", stream=True, asks=False)
         await running.client.post(CHAT, json=body | {"stream_options": {"include_usage": True}})
@@ -138,6 +141,8 @@ async def test_what_is_left_alone_if_engines_are_not_to_be_asked() -> None:
         page = (await running.client.get("/metrics")).text
         assert _value(page, "gateway_estimated_output_tokens_total") == 2 * TOKENS
         assert _value(page, "gateway_output_tokens_total") == 3 * TOKENS
+    records = read_trace(tmp_path / "trace", strict=True)
+    assert [(each.output_tokens, bool(each.estimated)) for each in records] == [(60, False), (60, True), (60, True)]
 
 
 async def test_the_usage_of_an_engine_that_always_tells_it_passes() -> None:
