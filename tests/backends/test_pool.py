@@ -125,12 +125,13 @@ async def test_a_healthy_replica_comes_up_with_its_load_and_metrics() -> None:
         assert pool.up("m") == [backend]
         assert (backend.load.running, backend.load.waiting, backend.load.kv_usage) == (3, 2, 0.25)
         assert backend.load.others == 1  # four of the five requests are from this gateway
+        assert (backend.load.drafts, backend.load.accepted_tokens) == (10, 15)
         engine = pool.engine(backend)
         assert engine is not None
         assert engine.acceptance_rate == 0.5
         card = pool.model_card("m")
         assert card is not None
-        assert card["max_model_len"] == 2048
+        assert card["max_model_len"] == backend.context_tokens == 2048
 
 
 @pytest.mark.parametrize(
