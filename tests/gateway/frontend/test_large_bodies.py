@@ -71,7 +71,7 @@ async def test_a_client_that_leaves_before_its_turn_frees_its_place(
     body = json.dumps({"model": MODEL, "prompt": "x" * 10**6}).encode()
     monkeypatch.setattr(Turns, "_continue", lambda self: None)  # its turn does not come
     async with gateway_of({"a": "baseline"}) as running:
-        limits, turns = running.gateway.relay.limits, running.gateway.routing.turns
+        limits, turns = running.gateway.relay.limits, running.gateway.relay.turns
         raw = await Raw.to(running)
         raw.writer.write(post(body))
         await eventually(lambda: limits.in_flight == 1)
