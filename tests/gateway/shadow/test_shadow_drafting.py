@@ -79,12 +79,12 @@ async def test_answers_of_one_method_are_replayed_with_the_others(fast: bool) ->
         counts = _observed(policy)
         # Each request counts once for each method: as observed at its engine, and as replayed for the two others.
         assert (
-            counts["baseline:0", "a"] == pytest.approx(counts["suffix:24", ""]) == pytest.approx(counts["ngram:3", ""])
+            counts["baseline:0", "a"] == pytest.approx(counts["suffix:24", ""]) == pytest.approx(counts["ngram:5", ""])
         )
-        assert set(counts) == {("baseline:0", "a"), ("suffix:24", ""), ("ngram:3", "")}
+        assert set(counts) == {("baseline:0", "a"), ("suffix:24", ""), ("ngram:5", "")}
         model, key = policy.fitted({}).acceptance, next(iter(policy.statistics.buckets(ACCEPTANCE)))[2:]
         # The text is repetitive, so suffix drafting accepts more than in the calibration.
-        assert model.tokens_per_step("suffix:24", "b", key) > model.tokens_per_step("ngram:3", "c", key) > 1.5
+        assert model.tokens_per_step("suffix:24", "b", key) > model.tokens_per_step("ngram:5", "c", key) > 1.5
         page = (await running.client.get("/metrics")).text
         assert 'gateway_shadow_texts_total{model="m",result="replayed"} 3.0' in page
     assert not _children()
