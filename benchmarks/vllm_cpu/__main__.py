@@ -81,9 +81,12 @@ def side_by_side_command(
 
 
 @app.command("chunks")
-def chunks_command(method: Method = Method.BASELINE) -> None:
+def chunks_command(
+    method: Method = Method.BASELINE,
+    busy: Annotated[int, typer.Option(help="Processes beside the engine that do nothing but compute.")] = 0,
+) -> None:
     """Print when a chunk of a stream stands for more than one step of an engine."""
-    for line in chunks.table(asyncio.run(chunks.measure(method, (1, 4, 16), (0, 2, 4)))):
+    for line in chunks.table(asyncio.run(chunks.measure(method, (1, 2, 4, 8, 16), busy))):
         print(line)
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import islice
 
 import httpx
 
@@ -23,23 +23,22 @@ _TOKENS = 100
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Streams at a time, beside processes that compute, and what chunks and counters say of a step."""
+    """Streams at a time, and what their chunks and the counters of the engine say of a step."""
 
-    busy: int
     streams: int
     tokens_per_chunk: float
     tokens_per_step: float
 
 
-async def measure(method: Method, streams: Sequence[int], busy: Sequence[int]) -> list[Load]:
+async def measure(method: Method, streams: Sequence[int], busy: int) -> list[Load]:
     """Measure the engine of a method with so many streams at a time, beside so many processes that compute."""
     measured = []
     async with running(method) as url:
         texts = pieces()
         await closed_loop(url, _prompts(texts, 16), 16)  # compiles what the first requests need
-        for processes, at_a_time in product(busy, streams):
+        for at_a_time in streams:
             before = await _counters(url)
-            with _computing(processes):
+            with _computing(busy):
                 played = await closed_loop(url, _prompts(texts, _ANSWERS * at_a_time), at_a_time)
             after = await _counters(url)
             chunks = sum(len(answer.chunk_tokens) for answer in played.answers)
@@ -48,7 +47,7 @@ async def measure(method: Method, streams: Sequence[int], busy: Sequence[int]) -
             assert before.steps is not None
             steps = after.steps - before.steps
             per_step = (after.generation_tokens - before.generation_tokens) / steps
-            measured.append(Load(processes, at_a_time, tokens / chunks, per_step))
+            measured.append(Load(at_a_time, tokens / chunks, per_step))
     return measured
 
 
@@ -77,8 +76,8 @@ async def _counters(url: str) -> EngineMetrics:
 
 def table(measured: Sequence[Load]) -> Iterator[str]:
     """Yield the lines of a table in Markdown."""
-    yield "| processes beside it | streams | tokens per chunk | tokens per step | steps per chunk |"
-    yield "|---|---|---|---|---|"
+    yield "| streams | tokens per chunk | tokens per step | steps per chunk |"
+    yield "|---|---|---|---|"
     for load in measured:
         figures = load.tokens_per_chunk, load.tokens_per_step, load.tokens_per_chunk / load.tokens_per_step
-        yield f"| {load.busy} | {load.streams} | {' | '.join(f'{figure:.3f}' for figure in figures)} |"
+        yield f"| {load.streams} | {' | '.join(f'{figure:.3f}' for figure in figures)} |"
