@@ -62,3 +62,13 @@ def _started_s(running: Running) -> float:
     engine = running.gateway.pool.engine(running.backend("b"))
     assert engine is not None
     return engine.started_s
+
+
+async def test_the_policy_is_told_whose_answer_it_learns_from() -> None:
+    keys = [{"name": "team", "key": "sk-team"}]
+    async with start_gateway(policy={"name": "learned", "seed": 0}, keys=keys) as running:
+        seen: list[tuple[str, bool]] = []
+        model = running.gateway.models[MODEL]
+        model.observe = lambda outcome: seen.append((outcome.request.client, outcome.request.restricted))
+        await running.chat(bad_words=["the"], headers={"authorization": "Bearer sk-team"})
+        await running.until(lambda: seen == [("team", True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -38,14 +39,14 @@ class Pool:
         self.answer_all(180)
         self.before = self.predicted_s()
 
-    def answer(self, backend: Backend, **lies: Any) -> None:
-        decision = self.policy.follow(Decision(backend.name, "x", "y"), REQUEST, [backend])
+    def answer(self, backend: Backend, request: RequestFeatures = REQUEST, **lies: Any) -> None:
+        decision = self.policy.follow(Decision(backend.name, "x", "y"), request, [backend])
         per_step = PER_STEP[backend.name] * (self._rng.uniform(0.9, 1.1) if backend.name != "baseline" else 1.0)
         decode_s = (150 / per_step - 1) * STEP_S
         self._now_s += 0.02 + decode_s
         values = {"tpot_s": decode_s / 149, "output_tokens": 150, "tokens_per_step": per_step, "prompt_tokens": 200}
         times = {"ttft_s": 0.02, "e2e_s": 0.02 + decode_s}
-        self.policy.observe(Outcome(REQUEST, decision, backend.method, 200, **(times | values | lies)))
+        self.policy.observe(Outcome(request, decision, backend.method, 200, **(times | values | lies)))
         self._answers += 1
         if self._answers % 15 == 0:
             self.fit()
@@ -100,6 +101,16 @@ def test_several_lies_together_are_bounded_and_repaired() -> None:
     assert pool.error("honest", "baseline") < 4.0
     pool.answer_all(900)
     assert pool.error("liar", "honest", "baseline") < 1.4
+
+
+@pytest.mark.parametrize("restricted", [True, False])
+def test_answers_from_which_tokens_were_kept_accuse_nobody(restricted: bool) -> None:
+    pool = Pool()
+    for number in range(60):
+        request = replace(REQUEST, restricted=restricted, client=f"client {number % 3}")
+        pool.answer(pool.backends[1], request, tokens_per_step=1.0)
+    accused = bool(pool.policy.drafters.silent or pool.policy.outlier_ejection.reasons)
+    assert accused is not restricted
 
 
 IMPOSSIBLE = {
