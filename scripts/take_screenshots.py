@@ -16,16 +16,16 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-backgroun
 PANELS = ("beliefs", "rules", "decisions")
 OPEN_AT_S = 45.0
 """The pages are open for a while before: the gateway samples decisions only for open pages."""
-TAKEN_AT_S = 117.0
+TAKEN_AT_S = 237.0
 
 
 def main(folder: Path) -> None:
-    """Run the demo, and take the pictures at the end of its second minute."""
+    """Run the demo, and take the pictures at the end of its fourth minute."""
     chromium = shutil.which("chromium")
     if chromium is None:
         raise SystemExit("This needs Debian's chromium: apt-get install chromium")
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "lab.demo", "--no-browse", "--phases", "3"]
+    command = [sys.executable, "-m", "lab.demo", "--no-browse", "--phases", "5"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo, sync_playwright() as playwright:  # noqa: S603
         try:
             url = _url_of(demo)
@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
             light, dark = (_open(browser, url, scheme, 1440, 1180) for scheme in ("light", "dark"))
             phone = _open(browser, url, "light", 360, 740)
             light.wait_for_timeout(1e3 * (TAKEN_AT_S - (time.monotonic() - start_s)))
-            light.get_by_role("button", name="Version 2", exact=True).wait_for()  # of the second phase
+            light.get_by_role("button", name="Version 4", exact=True).wait_for()  # of the fourth phase
             for name, page in (("light", light), ("dark", dark), ("phone", phone)):
                 page.screenshot(path=folder / f"dashboard-{name}.png")
             light.locator("#decisions-table .more").nth(2).click()

@@ -37,6 +37,8 @@ from policies.statistics import Row
 TRUTH_SEEDS: Final = 1000
 """Seed of the first run that shows the truth."""
 LONGEST: Final = 250_000
+NEVER: Final = 100.0
+"""Tolerance with which nothing is frozen."""
 
 
 class Careless(LeastLoaded):
@@ -77,7 +79,7 @@ class Cell:
     block_s: float = 32.0
     blocks: int = 24
     runs: int = 100
-    tolerance: float = 100.0
+    tolerance: float = NEVER
     """Nothing is frozen by default, so that each run has the same evidence."""
 
 
@@ -178,14 +180,14 @@ def row(cell: Cell, truths: Sequence[float], seen: Sequence[Seen]) -> str:
     bias = fmean(ratio for ratio, _, _ in ends) / true - 1.0 if ends else math.nan
     width = fmean(math.log(high / low) / 2 for _, low, high in ends) if ends else math.nan
     frozen = [each.frozen_s for each in seen]
-    share = fmean(not math.isinf(each) for each in frozen)
-    when = f"{median(frozen) / 60:.0f} min" if not math.isinf(median(frozen)) else "-"
+    share = "" if cell.tolerance >= NEVER else f"{fmean(not math.isinf(each) for each in frozen):.0%}"
+    when = "" if math.isinf(median(frozen)) else f"{median(frozen) / 60:.0f} min"
     load = f"{cell.load:.0%}" if cell.load <= 1.0 else f"{cell.load:.0f}/s"
     policy = f"{cell.policy} {cell.amount:g}" if cell.amount else cell.policy
     return (
         f"| {cell.pool} | {cell.mix} | {load} | {policy} | {cell.share:g} of {cell.block_s:.0f} s, {cell.blocks} | "
         f"{len(seen)} | {true:.3f} ±{2 * error:.3f} | {bias:+.1%} | ±{width:.1%} | {fmean(known):.0%} | "
-        f"{at_end:.0%} | {fmean(held):.0%} | {share:.0%} | {when} |"
+        f"{at_end:.0%} | {fmean(held):.0%} | {share} | {when} |"
     )
 
 
@@ -215,7 +217,10 @@ CELLS: dict[str, Sequence[Cell]] = {
         Cell("2s/2e", "even", 0.5, "learned", runs=14),
         Cell("mixture of experts", "even", 0.9, "learned", block_s=96, runs=8),
     ],
-    "greedy": [Cell("b/n/s/e", "even", 0.5, "greedy", blocks=36, runs=8, tolerance=0.0)],
+    "greedy": [
+        Cell("b/n/s/e", "even", 0.5, "greedy", blocks=36, runs=8, tolerance=0.0),
+        Cell("70B", "even", 0.5, "greedy", block_s=48, blocks=36, runs=8, tolerance=0.02),
+    ],
     "default": [Cell("b/n/s/e", "even", 10, "careless", 0.25, 0.02, 60, 240, 20, 0.02)],
     "trial": [Cell("b/n/s/e", "even", 10, "careless", 0.25, 0.5, 60, 60, 40, 0.02)],
 }

@@ -110,6 +110,16 @@ def test_requests_that_forbid_exploration_go_to_the_best_backend() -> None:
     assert len({policy.choose(REQUEST, pool).backend for _ in range(300)}) > 1
 
 
+def test_a_block_of_least_loaded_has_all_requests() -> None:
+    """Single requests by another policy would neither show what it does with the pool nor leave the pool to it."""
+    policy, pool = _policy(guardrail={"share": 0.5, "block_s": 10}), _pool()
+    now_s = next(10.0 * block for block in range(100) if policy.guardrail.by_control(10.0 * block))
+    policy.set_clock(lambda: now_s)
+    decisions = [policy.choose(replace(REQUEST, explore=explore), pool) for explore in (False, True) * 50]
+    assert {decision.reason for decision in decisions} == {"control"}
+    assert {decision.propensity for decision in decisions} == {0.25}
+
+
 def test_the_cost_of_exploration_is_bounded_by_its_share() -> None:
     policy = _policy(exploration={"share": 0.01, "most": 0.5}, guardrail={"share": 0})
     pool = _pool()
