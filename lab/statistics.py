@@ -98,8 +98,8 @@ def of_units(up: Sequence[Floats], down: Sequence[Floats]) -> Interval:
 
     Examples
     --------
-    >>> of_units([np.full(8, 3.0)], [np.full(8, 2.0)])
-    Interval(value=1.5, low=1.5, high=1.5)
+    >>> of_units([np.full(8, 3.0)], [np.full(8, 3.0)])
+    Interval(value=1.0, low=1.0, high=1.0)
     """
     totals = np.array([each.sum() for each in (*up, *down)])
     if (totals <= 0).any():
