@@ -2,9 +2,10 @@
 
 FOLDER is that of `benchmarks.routing`. Each row is `learned` with one part switched off, or another policy; each column
 a scene (`benchmarks.routing.scenes`). Entries are the mean time to finish over that of `learned` on the same arrivals,
-as a percentage more, with the 95% interval of Student's t over paired runs; = where every choice was the same. Parts
-that bring less than half a percent in every scene that they touch have a ✗. Where prompts are new, each is sent once:
-those of the tuning part as warm-up, then those of the reported part.
+as a percentage more, with the 95% interval of Student's t over paired runs; = where every choice was the same; in
+brackets the number of runs where it is smaller. Parts that bring less than half a percent in every scene that they
+touch have a ✗. Where prompts are new, each is sent once: those of the tuning part as warm-up, then those of the
+reported part.
 
 A run of one scene adds its figures to FILE, so that the table can be made in pieces; without `--runs` it only prints.
 Regressions begin with 3,000 requests of the tuning part at half load, routed at random; in the scene `warm` every
@@ -139,7 +140,10 @@ def report(figures: Figures, which: int) -> None:
         cells, seen = [], []
         for scene in scenes:
             more, half = over(figures[scene].get(row, {}), figures[scene]["learned"], which)
-            cells.append("" if math.isnan(more) else f"{100 * more:+.1f} ±{100 * half:.1f}" if more or half else "=")
+            count = len(figures[scene].get(row, {}))
+            fewer = f" ({count})" if count < len(figures[scene]["learned"]) else ""
+            changed = f"{100 * more:+.1f} ±{100 * half:.1f}" if more or half else "="
+            cells.append("" if math.isnan(more) else changed + fewer)
             seen += [more] if more or half else []
         mark = " ✗" if row in PARTS and seen and max(seen) < WORTH else ""
         print(f"| {row}{mark} | {' | '.join(cells)} |")
