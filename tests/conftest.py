@@ -7,6 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 from httpx._transports import default
+from hypothesis import settings
+
+settings.register_profile("project", settings(), deadline=None)  # a busy machine may stop any test for a while
+settings.load_profile("project")
 
 
 @pytest.fixture(scope="session", autouse=True)

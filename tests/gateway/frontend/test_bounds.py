@@ -283,7 +283,7 @@ async def test_requests_behind_a_refusal_are_dropped(
     gateway_of: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     """Refused before its body, while the rest of the body and more requests still come."""
-    monkeypatch.setattr(server, "_LINGER_S", 0.5)
+    monkeypatch.setattr(server, "_LINGER_S", 3.0)  # longer than a busy machine takes to send them
     keys: list[Any] = ["sk-x"]
     async with gateway_of({"a": "baseline"}, keys=keys) as running:
         raw = await Raw.to(running)

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from backends import background
 from gateway.relay.observers import Observer
 from gateway.routing.router import RoutedRequest
 from gateway.telemetry.log_format import LogFormat, place_of
@@ -131,7 +132,10 @@ class Failing:
         raise ValueError(body.decode())
 
 
-async def test_no_prompt_and_no_key_is_logged_or_recorded(gateway_of: Start, log: io.StringIO, tmp_path: Path) -> None:
+async def test_no_prompt_and_no_key_is_logged_or_recorded(
+    gateway_of: Start, log: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "_logged_s", {})  # what another test has had logged a moment ago
     recorder = {"path": str(tmp_path), "text": "none", "flush_s": 0.01}
     limits = {"max_body_mib": 0.1, "drain_s": 1}
     async with gateway_of({"a": "baseline"}, keys=KEYS, recorder=recorder, server=limits) as running:
@@ -139,10 +143,10 @@ async def test_no_prompt_and_no_key_is_logged_or_recorded(gateway_of: Start, log
 
         running.gateway.relay.followers[MODEL].append(Failing())
         response = await running.chat(PROMPT, headers=bearer(KEY))
-        assert response.status_code == 500
+        assert response.status_code == 200, "what only observes a request does not fail it"
         own.append(response.text)
         own.append((await running.client.get("/metrics")).text)
-    assert "a request could not be sent on" in log.getvalue()
+    assert "observers of Failing failed" in log.getvalue()
     assert "ValueError" in log.getvalue()
     assert MARK not in log.getvalue()
     assert [text for text in own if MARK in text] == []
