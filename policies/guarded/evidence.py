@@ -38,7 +38,7 @@ class _Kind:
         """Return whether a source, that of the answer with this number, is the only one."""
         if name != self._name:
             if self._name is not None:
-                self._other_at = number - 1
+                self._other_at = float(number - 1)
             self._name = name
         return number - self._other_at > ALONE_ANSWERS
 
