@@ -20,13 +20,11 @@ def _messages(value: bytes, size_bytes: int) -> bytes:
 
 
 @pytest.mark.parametrize("value", [b"{}", b"[]", b"1", b'""', b'{"a":1}', b'"x'])
-async def test_a_body_of_many_small_values_is_refused_before_it_is_parsed(
-    gateway_of: Start, value: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_body_of_many_small_values_is_refused_before_it_is_parsed(gateway_of: Start, value: bytes) -> None:
+    """Parsing it would show that its end is missing, which is another error."""
     async with gateway_of({"a": "baseline"}, keys=["sk-x"]) as running:
-        monkeypatch.setattr(running.gateway.relay.router, "route", None)
         headers = {"authorization": "Bearer sk-x", "content-type": "application/json"}
-        refused = await running.client.post(CHAT, content=_messages(value, 4 * 2**20), headers=headers)
+        refused = await running.client.post(CHAT, content=_messages(value, 4 * 2**20)[:-1], headers=headers)
         assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_many_values")
         assert "server.max_body_values" in refused.json()["error"]["message"]
         assert running.gateway.relay.limits.in_flight == 0

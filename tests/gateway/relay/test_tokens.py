@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from backends.backend import State
+from gateway.dashboard.sampled import SampledExchange
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.routing.router import RoutedRequest
 from lab.trace import read_trace
@@ -32,17 +33,14 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class Ends(Observer):
+class Ends:
     """Keeps the outcomes of all requests; the follower of each."""
 
     def __init__(self) -> None:
         self.ended: list[EndedExchange] = []
 
     def follow(self, routed: RoutedRequest, body: bytes) -> Observer:
-        return self
-
-    def on_end(self, ended: EndedExchange) -> None:
-        self.ended.append(ended)
+        return SampledExchange(routed, lambda *_: None, lambda _, ended: self.ended.append(ended))
 
     @property
     def last(self) -> Outcome:
