@@ -1,1 +1,1 @@
-"""The HTTP frontends: on our own HTTP server, and plain ASGI."""
+"""What takes clients' requests in, on the HTTP server of `backends.http.server`."""

@@ -1,25 +1,20 @@
-"""The frontends on `backends.http.server`.
-
-Requests go to the relay without ASGI, and the gateway's own paths to its ASGI application; or all of them go to it.
-"""
+"""The frontend on `backends.http.server`: requests go to the relay, and those for own paths to the ASGI application."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+
+from starlette.types import ASGIApp, Message, Scope
 
 from backends import background
 from backends.http.server import HttpReply
-from gateway.frontend.asgi import Message, Receive, Scope, Send
 from gateway.http.errors import GatewayError
 from gateway.http.headers import lines_of
 from gateway.relay.context import Inbound, RelayContext, send_error
 from gateway.relay.exchange import Exchange
 from gateway.routing.access import Access
 from gateway.routing.request_headers import RequestHeaders
-
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
@@ -46,24 +41,19 @@ class HttpFrontend:
         Set to keep the running tasks of `app` in.
     access
         Who may ask for what at this address; None for the clients' address.
-    through_app
-        Whether all other paths go through `app` too, as under another ASGI server.
     """
 
     def __init__(
         self,
         relay: RelayContext,
-        app: App,
+        app: ASGIApp,
         tasks: set[asyncio.Task[None]],
         access: Access | None = None,
-        *,
-        through_app: bool = False,
     ) -> None:
         self._relay = relay
         self._access = relay.access if access is None else access
         self._app = app
         self._tasks = tasks
-        self._through_app = through_app
 
     def use(self, relay: RelayContext, access: Access) -> None:
         """Relay the requests that follow with other settings."""
@@ -81,7 +71,7 @@ class HttpFrontend:
         """Relay a request, or have the application answer it."""
         request = reply.request
         headers: RequestHeaders | None = request.notes
-        if headers is None or self._through_app:
+        if headers is None:
             call = _AppCall(reply, body)
             task = background.start("own paths", call.run(self._app))
             self._tasks.add(task)
@@ -116,7 +106,7 @@ class _AppCall:
         self._may_send.set()
         reply.source = self
 
-    async def run(self, app: App) -> None:
+    async def run(self, app: ASGIApp) -> None:
         """Have the application answer the request."""
         request, body = self._reply.request, self._body or b""
         path, _, query = request.target.partition(b"?")

@@ -103,6 +103,11 @@ def lines_of(headers: Iterable[Header]) -> bytes:
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
+def headers_of(lines: bytes) -> list[Header]:
+    """Return the headers that `lines_of` wrote."""
+    return [(name, value) for name, _, value in [line.partition(b": ") for line in lines.split(b"\r\n")] if name]
+
+
 def lines_for_client(headers: Sequence[Header], authority: bytes) -> bytes:
     r"""Return a backend's headers for the client, without those of the backend's connection.
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 from google.protobuf.message import DecodeError
+from starlette.types import ASGIApp
 
 from backends import background
-from gateway.frontend.http import App
 from gateway.picker.destinations import Destinations
 from gateway.picker.ext_proc_pb2 import ProcessingRequest
 from gateway.picker.grpc.call import INVALID_ARGUMENT, Call
@@ -42,7 +42,7 @@ class PickerServer:
         ASGI application for the gateway's own paths.
     """
 
-    def __init__(self, gateway: Gateway, own: App) -> None:
+    def __init__(self, gateway: Gateway, own: ASGIApp) -> None:
         self._gateway = gateway
         client = httpx.AsyncClient(transport=httpx.ASGITransport(own), base_url="http://gateway")
         self._picking = Picking(gateway, Destinations(), client)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 import httpx
 
 from backends import background
-from gateway.frontend.asgi import headers_of
 from gateway.http.errors import GatewayError, too_large
-from gateway.http.headers import Header, lines_of
+from gateway.http.headers import Header, headers_of, lines_of
 from gateway.http.paths import canonical_path, is_for_clients
 from gateway.picker import messages
 from gateway.picker.destinations import Destinations

@@ -131,7 +131,7 @@ class Exchange:
         try:
             self._route_and_send()
         except Exception as error:
-            if not isinstance(error, GatewayError):  # a defect: caught here so that both frontends answer alike
+            if not isinstance(error, GatewayError):  # a defect of the gateway, which must be answered too
                 log.exception("a request could not be sent on", extra={"fields": self._log_fields()})
                 error = gateway_failed()
             if self in relay.exchanges:

@@ -1,4 +1,4 @@
-"""The application: FastAPI for the gateway's own endpoints, the relay for all other paths."""
+"""The gateway's own endpoints, which FastAPI answers; all other paths are relayed without it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from backends import background
 from backends.backend import Backend, EngineChange
@@ -19,8 +20,8 @@ from backends.speculation import Method
 from gateway import __version__
 from gateway.advice.live import Advice
 from gateway.dashboard.routes import add_dashboard
-from gateway.frontend.asgi import AsgiFrontend, Message, Receive, Scope, Send, headers_of, refuse, target_of
-from gateway.http.errors import GatewayError
+from gateway.http.errors import GatewayError, format_of, request_id_lines
+from gateway.http.headers import Header, headers_of, lines_of
 from gateway.http.paths import canonical_path, is_admin
 from gateway.routing.access import Access
 from gateway.routing.keys import Client
@@ -43,53 +44,8 @@ _MAX_PAUSE_S = 30.0
 _YIELD_S = 0.002
 
 
-class Application:
-    """The ASGI application of a gateway process.
-
-    Relayed requests bypass FastAPI, whose routing costs several times as much as the relay.
-
-    Attributes
-    ----------
-    own
-        Answers the gateway's own paths, at the address of the clients.
-    admin
-        Answers at the admin address; None if there is none.
-    """
-
-    def __init__(self, gateway: Gateway, worker_messages: WorkerMessages) -> None:
-        app = create_app(gateway, worker_messages)
-        relay, admin = gateway.relay, gateway.admin_access
-        self.own = OwnPaths(app, relay.access, relay.new_request_id)
-        self.admin = None if admin is None else OwnPaths(app, admin, relay.new_request_id)
-        self._access = relay.access
-        self._relay = AsgiFrontend(relay, gateway.settings.server.max_body_bytes)
-        self._gateway = gateway
-        gateway.on_change.append(self._follow)
-
-    def _follow(self) -> None:
-        """Answer the requests that follow with the settings as they are now."""
-        relay, admin_access = self._gateway.relay, self._gateway.admin_access
-        self._access = relay.access
-        self.own.use(relay.access)
-        if self.admin is not None and admin_access is not None:
-            self.admin.use(admin_access)
-        self._relay.use(relay, self._gateway.settings.server.max_body_bytes)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request or the lifespan protocol."""
-        if scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1003, "reason": "the gateway relays HTTP only"})
-        elif scope["type"] != "http" or self._access.answers_itself(
-            scope["method"], target_of(scope), dict(scope["headers"])
-        ):
-            await self.own(scope, receive, send)
-        else:
-            await self._relay(scope, receive, send)
-
-
 class OwnPaths:
-    """An ASGI application that answers what is not relayed, at one of the gateway's addresses.
+    """The ASGI application of a gateway process at one of its addresses: it answers own paths, and relays nothing.
 
     Parameters
     ----------
@@ -112,17 +68,17 @@ class OwnPaths:
             await self._app(scope, receive, send)
             return
         access, headers = self._access, dict(scope["headers"])
-        method, path = scope["method"], canonical_path(target_of(scope))
+        method, path = scope["method"], canonical_path(scope["raw_path"])
         lines = b"" if is_admin(path) else access.lines_for(headers)
         try:
             if access.cors is not None and access.is_preflight(method, path, headers):
-                answered = access.cors.preflight(headers)
-                await send({"type": "http.response.start", "status": 204, "headers": answered})
-                await send({"type": "http.response.body", "body": b""})
+                await _answer(send, 204, access.cors.preflight(headers))
                 return
             access.check_own(method, path, headers)
         except GatewayError as error:
-            await refuse(error, headers.get(b"x-request-id") or self._new_request_id(), path, send, lines)
+            body, request_id = error.body(format_of(path)), headers.get(b"x-request-id") or self._new_request_id()
+            lines = lines_of(error.headers()) + request_id_lines(path, request_id) + lines
+            await _answer(send, error.status, [*headers_of(lines), (b"content-length", b"%d" % len(body))], body)
             return
 
         async def send_with_lines(message: Message) -> None:
@@ -132,6 +88,11 @@ class OwnPaths:
 
         scope["path"] = path
         await self._app(scope, receive, send_with_lines)
+
+
+async def _answer(send: Send, status: int, headers: list[Header], body: bytes = b"") -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:

@@ -21,8 +21,8 @@ from backends import background
 from backends.http.request_head import HeadLimits
 from backends.http.server import HttpServer, ServerConnection, ServerLimits
 from gateway.config.settings.server import ServerSettings
-from gateway.frontend.http import App, HttpFrontend
-from gateway.service.app import Application
+from gateway.frontend.http import HttpFrontend
+from gateway.service.app import OwnPaths, create_app
 from gateway.service.assembly import Gateway
 from gateway.service.worker_messages import WorkerMessages
 
@@ -49,8 +49,6 @@ class Server(uvicorn.Server):
 
     Parameters
     ----------
-    fast
-        Whether requests are relayed without ASGI; else the application relays them, as under another ASGI server.
     has_process
         Whether the process serves nothing else, so that its garbage collector can be tuned.
     on_started
@@ -62,7 +60,6 @@ class Server(uvicorn.Server):
         gateway: Gateway,
         worker_messages: WorkerMessages,
         *,
-        fast: bool = True,
         has_process: bool = False,
         on_started: Callable[[], None] | None = None,
     ) -> None:
@@ -79,10 +76,12 @@ class Server(uvicorn.Server):
         self._admin_frontend: HttpFrontend | None = None
         self._admin_http: HttpServer | None = None
         self._picker: PickerServer | None = None
-        app = Application(gateway, worker_messages)
+        self._app = create_app(gateway, worker_messages)
+        self._own = OwnPaths(self._app, gateway.relay.access, gateway.relay.new_request_id)
+        self._admin_own: OwnPaths | None = None
         super().__init__(
             uvicorn.Config(
-                app,
+                self._own,
                 http=cast("type[asyncio.Protocol]", self._connect),
                 loop="uvloop",
                 ws="none",
@@ -96,8 +95,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=math.ceil(self._drain_s) + 5,
             )
         )
-        self._app = app
-        self._frontend = HttpFrontend(gateway.relay, app, self.server_state.tasks, through_app=not fast)
+        self._frontend = HttpFrontend(gateway.relay, self._own, self.server_state.tasks)
         self._http = HttpServer(
             self._frontend,
             server_limits(gateway.settings.server),
@@ -111,8 +109,10 @@ class Server(uvicorn.Server):
         """Serve the requests that follow with the settings as they are now."""
         gateway, (settings, access) = self._gateway, self._served
         self._served = gateway.settings, gateway.relay.access
+        self._own.use(gateway.relay.access)
         self._frontend.use(gateway.relay, gateway.relay.access)
-        if self._admin_frontend is not None and gateway.admin_access is not None:
+        if self._admin_frontend is not None and self._admin_own is not None and gateway.admin_access is not None:
+            self._admin_own.use(gateway.admin_access)
             self._admin_frontend.use(gateway.relay, gateway.admin_access)
         servers = [self._http, *([] if self._admin_http is None else [self._admin_http])]
         if access is not gateway.relay.access:
@@ -135,7 +135,7 @@ class Server(uvicorn.Server):
         if self._admin_socket is not None and self.started:
             self._admin_server = await self._serve_admin(self._admin_socket)
         if self._picker_socket is not None and self.started:
-            self._picker = await _serve_picker(self._gateway, self._app.own, self._picker_socket)
+            self._picker = await _serve_picker(self._gateway, self._own, self._picker_socket)
         if self._has_process:
             tune_garbage_collector()
         if self._on_started is not None and self.started:
@@ -157,10 +157,10 @@ class Server(uvicorn.Server):
                 connection.abort()
 
     async def _serve_admin(self, opened: socket.socket) -> asyncio.Server:
-        assert self._app.admin is not None
-        self._admin_frontend = HttpFrontend(
-            self._gateway.relay, self._app.admin, self.server_state.tasks, self._gateway.admin_access
-        )
+        relay, access = self._gateway.relay, self._gateway.admin_access
+        assert access is not None
+        self._admin_own = OwnPaths(self._app, access, relay.new_request_id)
+        self._admin_frontend = HttpFrontend(relay, self._admin_own, self.server_state.tasks, access)
         limits = server_limits(self._gateway.settings.server)
         server = self._admin_http = HttpServer(self._admin_frontend, limits, connections=self._admin_connections)
         # The protocol does not inherit from `asyncio.Protocol`, so that mypyc can compile it.
@@ -201,7 +201,7 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(self._drain_s, self._gateway.relay.stop)
 
 
-async def _serve_picker(gateway: Gateway, own: App, opened: socket.socket) -> PickerServer:
+async def _serve_picker(gateway: Gateway, own: OwnPaths, opened: socket.socket) -> PickerServer:
     from gateway.picker.server import PickerServer  # needs the extra [picker]
 
     picker = PickerServer(gateway, own)

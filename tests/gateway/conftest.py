@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +68,6 @@ async def start_gateway(
     methods: dict[str, str] | None = None,
     policy: dict[str, Any] | None = None,
     *,
-    fast: bool = True,
     default_temperature: float | None = 1.0,
     behaviour: Behaviour = well,
     rescue: bool = False,
@@ -109,7 +107,7 @@ async def start_gateway(
         ]
         gateway = assemble(pool, backends, digest(ADMIN_KEY))
         listener = stack.enter_context(listen("127.0.0.1", port, shared=False))
-        server = Server(gateway, WorkerMessages(), fast=fast)
+        server = Server(gateway, WorkerMessages())
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
@@ -124,7 +122,7 @@ async def start_gateway(
             await serving
 
 
-@pytest.fixture(params=["fast", pytest.param("asgi", marks=pytest.mark.slow)])
-def gateway_of(request: pytest.FixtureRequest) -> Start:
-    """Start gateways with each of the two frontends, which must pass every test."""
-    return functools.partial(start_gateway, fast=request.param == "fast")
+@pytest.fixture
+def gateway_of() -> Start:
+    """Return what starts a gateway."""
+    return start_gateway

@@ -1,4 +1,4 @@
-"""What a client can hold of the gateway: bytes, connections and time; alike on both frontends."""
+"""What a client can hold of the gateway: bytes, connections and time."""
 
 from __future__ import annotations
 

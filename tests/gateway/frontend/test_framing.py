@@ -1,4 +1,4 @@
-"""Requests that two parties could read differently are refused, by both frontends, also behind a known head."""
+"""Requests that two parties could read differently are refused, also behind a known head."""
 
 from __future__ import annotations
 

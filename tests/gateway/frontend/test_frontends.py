@@ -1,4 +1,4 @@
-"""HTTP on the wire, from correct and incorrect clients; both frontends must behave alike."""
+"""HTTP on the wire, from correct and incorrect clients."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ async def test_a_removed_model_is_gone_and_an_added_one_is_served(gateway_of: St
 
 
 async def test_what_was_learned_stays_under_other_settings(gateway_of: Start) -> None:
-    async with gateway_of(policy={"name": "learned", "exploration": {"share": 0}}, fast=True) as running:
+    async with gateway_of(policy={"name": "learned", "exploration": {"share": 0}}) as running:
         for _ in range(5):
             await running.chat(max_tokens=3)
         model = running.gateway.models[MODEL]

@@ -58,9 +58,8 @@ def test_the_exploration_header_must_be_yes_or_no(value: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fast", [True, False])
-async def test_invalid_headers_are_answered_with_400(fast: bool) -> None:
-    async with start_gateway({"a": "baseline"}, {"name": "learned", "objective": "goodput"}, fast=fast) as running:
+async def test_invalid_headers_are_answered_with_400() -> None:
+    async with start_gateway({"a": "baseline"}, {"name": "learned", "objective": "goodput"}) as running:
         for header, value in [("x-slo-ttft-ms", "-1"), ("x-slo-tpot-ms", "soon"), ("x-gateway-explore", "maybe")]:
             refused = await running.chat(headers={header: value})
             assert refused.status_code == 400
@@ -91,10 +90,9 @@ BOUNDS = [
 ]
 
 
-@pytest.mark.parametrize("fast", [True, False])
-async def test_the_objective_of_a_key_applies_to_requests_without_headers(fast: bool) -> None:
+async def test_the_objective_of_a_key_applies_to_requests_without_headers() -> None:
     policy = {"name": "learned", "objective": "goodput", "slo": {"ttft_ms": 9000}}
-    async with start_gateway({"a": "baseline", "b": "baseline"}, policy, fast=fast, keys=KEYS) as running:
+    async with start_gateway({"a": "baseline", "b": "baseline"}, policy, keys=KEYS) as running:
         observed: list[tuple[float | None, float | None]] = []
 
         class Follow:

@@ -176,7 +176,7 @@ async def test_explain_reports_that_the_policy_failed(gateway_of: Start) -> None
         assert response.json()["choice"]["reason"] == "policy_failed"
 
 
-async def test_any_other_defect_is_answered_alike_by_both_frontends(
+async def test_any_other_defect_is_answered_with_500(
     gateway_of: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with gateway_of() as running:
