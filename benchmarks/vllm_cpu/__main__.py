@@ -86,7 +86,7 @@ def chunks_command(
     busy: Annotated[int, typer.Option(help="Processes beside the engine that do nothing but compute.")] = 0,
 ) -> None:
     """Print when a chunk of a stream stands for more than one step of an engine."""
-    for line in chunks.table(asyncio.run(chunks.measure(method, (1, 2, 4, 8, 16), busy))):
+    for line in chunks.table(asyncio.run(chunks.measure(method, (1, 2, 4, 8, 16, 32, 64, 128), busy))):
         print(line)
 
 
