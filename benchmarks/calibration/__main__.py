@@ -9,12 +9,12 @@ import argparse
 from pathlib import Path
 
 from benchmarks.calibration.collect import collect
-from benchmarks.calibration.document import as_csv, document, terminal
+from benchmarks.calibration.document import as_csv, document, left_out_csv, terminal
 from benchmarks.calibration.fit import as_yaml
 from benchmarks.calibration.run import compare, fitted
 from benchmarks.calibration.texts import Texts
 
-_CLOSING = Path(__file__).parent / "findings.md"
+_HERE = Path(__file__).parent
 _PLOT = "calibration.png"
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("facts", type=Path, help="directory of the published figures")
     parser.add_argument("data", type=Path, help="directory of the measured data")
     parser.add_argument("--write", type=Path, metavar="DOCS", help="directory to write calibration.md and its plot to")
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="file to write every row to, as CSV")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="file to write every row to, with all its values")
     parser.add_argument("--fit", metavar="NAME", help="print the step times of a setup, fitted on the fitting part")
     arguments = parser.parse_args()
     collected = collect(arguments.facts, arguments.data)
@@ -36,12 +36,14 @@ def main() -> None:
     report = compare(collected.cases, texts)
     print(terminal(report))
     if arguments.rows:
-        arguments.rows.write_text(as_csv(report), encoding="utf-8")
+        arguments.rows.write_text(as_csv(report, collected.figures, unlicensed=True), encoding="utf-8")
     if arguments.write:
         from benchmarks.calibration.plot import plot  # the only module that needs matplotlib
 
-        page = document(report, collected.figures, collected.left_out, _CLOSING.read_text(encoding="utf-8"), _PLOT)
+        page = document(report, collected.figures, (_HERE / "findings.md").read_text(encoding="utf-8"), _PLOT)
         (arguments.write / "calibration.md").write_text(page, encoding="utf-8")
+        (_HERE / "results.csv").write_text(as_csv(report, collected.figures, unlicensed=False), encoding="utf-8")
+        (_HERE / "left_out.csv").write_text(left_out_csv(collected.left_out), encoding="utf-8")
         plot(report.rows, report.blind, arguments.write / _PLOT)
 
 
