@@ -72,6 +72,21 @@ def _range(values: Sequence[float]) -> float:
     return float(np.ptp(values) / np.median(values))
 
 
+def errors(rows: Sequence[Compared]) -> Iterator[str]:
+    """Yield a table of errors, a line for each method; fitted concurrencies in parentheses, beyond the aim bold."""
+    loads = [f"({load})" if load in FITTED else str(load) for load in CONCURRENCIES]
+    yield f"| method | tokens/s at {' | '.join(loads)} | TPOT at {' | '.join(loads)} |"
+    yield "|---" * (1 + 2 * len(loads)) + "|"
+    for method in METHODS:
+        of_method = {row.concurrency: row for row in rows if row.method == method}
+        cells = [
+            _percent(of_method[load].error(name)) if load in of_method else ""
+            for name in ("tokens_per_s", "tpot_ms")
+            for load in CONCURRENCIES
+        ]
+        yield f"| {method} | {' | '.join(cells)} |"
+
+
 HEAD = """\
 | method | at once | rounds | others | tokens/s | simulated | error | TPOT, ms | simulated | error | TTFT | per step |
 |---|---|---|---|---|---|---|---|---|---|---|---|"""
