@@ -227,3 +227,29 @@ def test_a_block_that_another_began_is_not_compared() -> None:
         found = guardrail.comparison(0.95)
         counts.append(found.own + found.control)
     assert counts[1] == counts[0] - 1
+
+
+def test_in_blocks_with_few_requests_the_ratio_is_exact_too() -> None:
+    guardrail = Guardrail(HALF)
+    for second in range(0, 8000, 4):  # six or seven count in a block
+        now_s = START_S + second
+        seconds = 1.0 if guardrail.by_control(now_s) else 1.5
+        guardrail.observe(now_s + seconds, seconds, 100.0, "")
+    assert guardrail.ratio == pytest.approx(1.5, rel=0.01)
+
+
+def test_a_block_in_which_no_request_arrives_is_not_compared() -> None:
+    """Long requests from the end of the block before are in it, enough of them to count, and one that failed."""
+    guardrail = Guardrail(HALF)
+    begun_s = START_S - START_S % BLOCK_S
+    for tenths in range(350):
+        guardrail.by_control(begun_s + 0.1 * tenths)
+        guardrail.observe(begun_s + 0.1 * tenths, 0.1, 100.0, "")
+    guardrail.by_control(begun_s + BLOCK_S + 1.0)
+    for _ in range(10):
+        guardrail.observe(begun_s + 88.0, 50.0, 50_000.0, "")
+    for tenths in range(400):
+        guardrail.observe(begun_s + 100.0 + 0.1 * tenths, 0.1, 100.0, "")
+    assert guardrail.needed_block_s() is None
+    compared = guardrail.comparison(0.95)
+    assert compared.own + compared.control <= 1
