@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from itertools import product
+from random import Random
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.load_policy import LoadSettings
 from policies.distill.fluid import FluidBackend, Job, Kind, fluid_pool, play
 from policies.distill.fluid_choice import FluidChoice, SituationLog
-from policies.distill.traffic import LikelyTraffic, Mix
+from policies.distill.traffic import LikelyTraffic, Mix, representative
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.cost import cost_of
 from policies.learned.models.backend_model import FittedModels
@@ -90,6 +93,34 @@ def test_synthetic_traffic_has_the_observed_frequencies_and_the_given_load() -> 
     assert 8 < np.mean(loads[64:]) < 32
 
 
+def test_a_drawn_request_is_of_its_key() -> None:
+    rng = Random(0)
+    for workload, code, overlap, temperature, tokens, limit, turns in product(
+        ("", "chat"), (0.0, 0.9), (0.0, 0.5), (0.0, 0.9), (9, 300, 40_000), (None, 20, 6000), (1, 5)
+    ):
+        key = key_of(
+            request(
+                workload=workload,
+                code_share=code,
+                overlap=overlap,
+                temperature=temperature,
+                prompt_tokens=tokens,
+                max_tokens=limit,
+                turns=turns,
+            )
+        )
+        assert key_of(representative(key, rng)) == key
+
+
+def test_the_lengths_of_drawn_answers_scatter_about_the_predicted_mean() -> None:
+    key = key_of(request(prompt_tokens=90))
+    predictor = CHOICE.predictor()
+    jobs = LikelyTraffic(predictor, {key: 1.0}, 0).jobs(pool(), 200.0)
+    tokens = np.array([job.output_tokens for job in jobs])
+    assert tokens.mean() == pytest.approx(predictor.fitted.length.tokens(request(prompt_tokens=90), key), rel=0.1)
+    assert tokens.std() > 0.5 * tokens.mean()
+
+
 def test_a_mix_has_more_long_or_short_answers() -> None:
     traffic = LikelyTraffic(CHOICE.predictor(), dict.fromkeys(SHORT_AND_LONG, 1.0), 0)
     unlimited = {mix: np.mean([job.key[LIMIT] == "" for job in traffic.jobs(pool(), 8.0, mix)]) for mix in Mix}
@@ -121,6 +152,27 @@ def test_a_situation_reproduces_predictions_at_any_load() -> None:
         backend.in_flight = 20
     at_20 = situations.idle_s[0] + situations.each_s[0] * [20.0, 20.0, 20.0, 10.0]
     assert at_20 == pytest.approx(costs(kind))
+
+
+def test_a_situation_has_costs_that_grow_many_times_over() -> None:
+    (backend,) = fluid_pool(CHOICE.predictor(), pool()[:1])
+    log = SituationLog([(key_of(request()), request())])
+    log.add([backend], lambda kind: [0.1 + backend.in_flight])
+    log.end_run()
+    situations = log.situations([1.0])
+    assert (situations.idle_s[0], situations.each_s[0]) == (pytest.approx([0.1]), pytest.approx([1.0]))
+
+
+def test_situations_are_logged_for_an_objective_with_bounds() -> None:
+    goodput = replace(CHOICE, cost=cost_of(Objective.GOODPUT, 0.001, None))
+    traffic = LikelyTraffic(CHOICE.predictor(), OBSERVED, 0)
+    jobs = traffic.jobs(pool(), 1.0)
+    costs = []
+    for choice in (CHOICE, goodput):
+        log = SituationLog(traffic.kinds)
+        choice.by_prediction(jobs, log)
+        costs.append(log.situations([1.0] * 4).costs_s.mean())
+    assert costs[1] > 2.0 * costs[0], "what misses its bound costs more"
 
 
 def test_every_kind_is_logged_equally_often_and_runs_have_equal_weight() -> None:

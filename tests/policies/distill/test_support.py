@@ -74,3 +74,12 @@ def test_a_gain_of_few_requests_must_be_larger_than_their_spread() -> None:
     left_s = np.where(LOW, np.where(np.arange(KINDS) % 2, 0.2, 1.7), 2.0)
     assert rule_names(left_s, ALONE, 160.0, SPLIT) == ["default"]
     assert rule_names(left_s, ALONE, 1e5, SPLIT) == ["low", "default"]
+
+
+def test_how_much_a_rule_must_save_is_relative() -> None:
+    """For one kind of 200, about 2 of 10,000 are too little and 2 of 1,000 enough, in seconds as in milliseconds."""
+    first = {"low": ((0, 0),), "default": ()}
+    for unit in (1.0, 1e3):
+        for low_s, names in ((0.9, ["default"]), (0.5, ["low", "default"])):
+            left_s = unit * np.where(np.arange(KINDS) == 0, low_s, 2.0)
+            assert rule_names(left_s, unit * ALONE, 1e9, first) == names

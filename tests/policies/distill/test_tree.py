@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -94,6 +95,33 @@ def test_a_split_that_saves_next_to_nothing_is_none() -> None:
     costs = np.array([[1.0, 1.00001, 2, 2], [1.00001, 1.0, 2, 2], [2.0, 2, 1.0, 1.00001], [2.0, 2, 1.00001, 1.0]])
     groups = grown(situations([key_of(features) for features in examples], costs), 12)
     assert [set(group.when) for group in groups] == [{"workload"}, set()]
+
+
+def test_what_rare_requests_save_is_weighed() -> None:
+    """In `code`, length saves more seconds than in `chat`, but of requests that are a thousand times as rare."""
+    examples = [request(workload=workload, prompt_tokens=p) for workload in ("chat", "code") for p in (10, 900)]
+    costs = np.array([[1.0, 2, 2, 2], [2.0, 1, 2, 2], [1000.0, 1000.5, 9e3, 9e3], [1000.5, 1000.0, 9e3, 9e3]])
+    observed = replace(
+        situations([key_of(features) for features in examples], costs), weights=np.array([1.0, 1.0, 0.001, 0.001])
+    )
+    assert sorted(group.indices.tolist() for group in grown(observed, 12)) == [[0], [1], [2, 3]]
+
+
+def test_long_answers_do_not_take_all_the_splits() -> None:
+    """They differ in their seconds, but not in their best backend; short ones differ in that."""
+    long = [
+        request(workload="long", prompt_tokens=p, max_tokens=limit, turns=turns, temperature=t)
+        for p, limit, turns, t in itertools.product((10, 100, 400, 900, 5000), (20, 100, 900, None), (1, 4), (0.0, 0.9))
+    ]
+    short = [request(workload="short", structured=structured) for structured in (False, True)]
+    seconds = np.random.default_rng(0).uniform(100.0, 1000.0, (len(long), 1))
+    costs = np.vstack([seconds * [1.0, 2.0, 2.0, 2.0], [[1.0, 1.2, 1.2, 1.2], [1.2, 1.0, 1.2, 1.2]]])
+    observed = situations([key_of(features) for features in [*long, *short]], costs)
+    weights = np.ones(len(costs))
+    weights[-2:] = 1e4
+    groups = grown(replace(observed, weights=weights), 3)
+    (plain,) = (group for group in groups if len(long) in group.indices)
+    assert len(long) + 1 not in plain.indices
 
 
 def test_a_rule_name_starts_with_the_workload() -> None:
