@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from policies.features.prompt import TAIL_CHARS, Prompt
 from policies.features.request import Endpoint, RequestFeatures, describe
 from policies.learned.models.prefix_memory import PrefixMemory
 
@@ -58,3 +59,21 @@ def test_a_long_conversation_is_found_where_it_was_served(later: int) -> None:
     assert backend.cached_tokens(second, memory.holders(second)) > 0.95 * first.prefix_tokens[-1]
     assert other.cached_tokens(second, memory.holders(second)) < 0.2 * first.prefix_tokens[-1]
     assert list(second.prefix_tokens) == sorted(set(second.prefix_tokens))
+
+
+def test_a_prefix_has_about_the_tokens_of_its_prompt() -> None:
+    features = _long(50)
+    assert features.prefix_tokens[-1] == pytest.approx(features.prompt_tokens, abs=6)
+
+
+@pytest.mark.parametrize("later", [1, 9, 31])
+def test_all_of_a_request_is_found_in_the_next_ones_of_a_long_conversation(later: int) -> None:
+    first = _long(300)
+    assert first.prefix_tokens[-1] == pytest.approx(first.prompt_tokens, abs=6)
+    assert first.prefix[-1] in _long(300 + later).prefix
+
+
+def test_the_tail_of_a_prompt_is_the_end_of_all_its_texts() -> None:
+    texts = ["x" * 5000, "and now", "translate this:"]
+    assert Prompt(texts).tail() == "\n".join(texts)[-TAIL_CHARS:]
+    assert Prompt(texts[1:]).tail() == "and now\ntranslate this:"

@@ -159,6 +159,8 @@ def test_the_template_depends_on_the_system_prompt_only() -> None:
     developer = {"messages": [{"role": "developer", "content": "You translate."}, {"role": "user", "content": "x"}]}
     assert described(developer).template == of("You translate.", "x")
     assert len(of("You translate.", "x")) == 8
+    first, later = ({"role": "system", "content": content} for content in ("You translate.", "It is Monday."))
+    assert described({"messages": [first, later]}).template == of("You translate.", "x")
 
 
 def test_without_a_system_prompt_the_template_is_the_first_line() -> None:

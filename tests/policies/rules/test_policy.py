@@ -61,6 +61,12 @@ def test_the_first_matching_rule_decides() -> None:
     assert chosen(features(template="0123abcd", workload="agent"), pool()) == ("eagle3", "ours")
 
 
+@pytest.mark.parametrize(("condition", "holds"), [("< 100", 0), ("<= 100", 1), ("> 100", 0), (">= 100", 1)])
+def test_a_value_at_a_bound_meets_the_condition_if_it_says_so(condition: str, holds: bool) -> None:
+    text = f"rules: [{{name: at, when: {{max_tokens: '{condition}'}}, prefer: [ngram]}}]"
+    assert (chosen(features(max_tokens=100), pool(), text)[1] == "at") == holds
+
+
 def test_all_conditions_of_a_rule_must_hold() -> None:
     assert policy().choose(features(overlap=0.4, temperature=0.6), pool()).reason == "no_rule"
     assert policy().choose(features(template="0123abcd", workload="chat"), pool()).reason == "no_rule"
@@ -269,6 +275,7 @@ def test_the_json_schema_agrees_with_the_policy() -> None:
     )
     for fields in invalid:
         assert not validator.is_valid({"rules": [{"name": "a", **fields}]}), fields
+    assert not validator.is_valid({"rules": []})
     settings["rules"][0]["when"] = {"temperature": ">> 1"}
     assert not validator.is_valid(settings)
     settings["rules"][0]["when"] = {"temprature": "> 1"}
