@@ -91,6 +91,18 @@ def test_rare_templates_are_shown_together_and_their_number_has_a_bound() -> Non
     together = belief.groups[0]
     assert (together.workload, together.template, together.requests) == ("chat", "", pytest.approx(300))
     assert together.backends[1].observed_tokens_per_step == pytest.approx(2.0)
+    assert {group.template for group in belief.groups[1:]} == {"ffffffff"}
+
+
+def test_where_reading_the_context_takes_most_of_a_step_drafting_costs_little() -> None:
+    policy = _learned()
+    acceptance, log = policy.statistics.tables["acceptance"], math.log(2.0)
+    for workload, tokens in (("long", 30_000), ("short", 20)):
+        key = key_of(RequestFeatures("m", Endpoint.CHAT, workload=workload, prompt_tokens=tokens))
+        policy.statistics.add(acceptance, ("eagle3:3", "e", *key), 1000.0, 1000.0 * log, 1000.0 * log**2)
+    groups = {group.workload: group.backends[1] for group in belief_of(policy, _pool(*PARTS), 40.0).groups}
+    gains = {name: groups[name].speedup / groups[name].tokens_per_step for name in ("long", "short")}
+    assert gains["short"] < gains["long"] - 0.05 < 1.0
 
 
 def test_nothing_is_believed_of_what_was_never_observed() -> None:

@@ -18,6 +18,7 @@ from policies.learned.models import step_time
 from policies.learned.models.buckets import key_of
 from policies.learned.policy import Learned, LearnedSettings, Slo
 from policies.learned.settings import Exploration
+from policies.learned.shadow_drafting import ShadowBias
 from policies.policy import Decision, GuardrailSettings, Outcome
 from policies.statistics import Row
 from tests.support.simulated import FOUR, calls, fit, play, replicas, slowed
@@ -232,6 +233,30 @@ def test_a_worse_policy_is_frozen_and_thaws_when_it_is_better() -> None:
     assert sum(propensities(frozen[0]).values()) == pytest.approx(1.0)
     run(0.4)
     assert not policy.guardrail.frozen
+
+
+def test_a_reload_keeps_a_guardrail_whose_settings_stay() -> None:
+    settings = {"share": 0.4, "block_s": 10}
+    before, same, other = _policy(guardrail=settings), _policy(guardrail=settings), _policy(guardrail={"share": 0.2})
+    before.guardrail.frozen = True
+    same.take_over(before)
+    other.take_over(before)
+    assert same.choose(REQUEST, _pool()).reason == "frozen"
+    assert not other.guardrail.frozen
+    assert other.guardrail.share() == pytest.approx(0.2)
+
+
+def test_short_answers_teach_the_same_step_time_as_long_ones() -> None:
+    """The first token comes with the prompt: the rest takes a step less than the answer has."""
+    scales = []
+    for tokens in (10, 400):
+        policy = _policy()
+        policy.set_clock(lambda: 1.0)
+        for _ in range(200):
+            decision = policy.choose(REQUEST, _pool()[:1])
+            policy.observe(_outcome(decision, output_tokens=tokens, tpot_s=0.02, tokens_per_step=1.0))
+        scales.append(step_time.fit_scale(policy.statistics.buckets(step_time.STEPS)))
+    assert scales[0] == pytest.approx(scales[1], rel=0.03)
 
 
 def test_a_replica_with_slow_steps_is_ejected_and_readmitted() -> None:
@@ -459,3 +484,12 @@ def test_answers_that_show_too_much_are_corrected_and_those_before_forgotten() -
     assert believed["right"] == pytest.approx(2.0, rel=0.05)
     policy.correct("wrong", 1.0)
     assert answer_all(300)["wrong"] > 2.2
+
+
+@pytest.mark.parametrize(("measured", "replayed"), [(2.0, 3.0), (3.0, 2.0)])
+def test_replays_are_corrected_by_what_engines_had_on_the_same_texts(measured: float, replayed: float) -> None:
+    bias = ShadowBias()
+    for _ in range(1000):
+        bias.compare("suffix:24", measured, replayed)
+    assert bias.corrected("suffix:24", replayed) == pytest.approx(measured, rel=0.05)
+    assert bias.corrected("ngram:5", replayed) == replayed

@@ -98,3 +98,9 @@ def test_without_observations_effects_are_zero() -> None:
         assert fitted.predict(("a",)) == 0.0
         assert fitted.noise == NOISE
         assert fitted.observations == 0
+
+
+def test_what_no_factor_explains_is_noise() -> None:
+    """The buckets agree in themselves, and differ by more than their factor may."""
+    fitted = _fit({("a", str(number)): [(-1.0) ** number] * 100 for number in range(10)}, FIRST)
+    assert fitted.noise == pytest.approx(1.0, rel=0.02)
