@@ -128,6 +128,16 @@ def test_a_full_queue_refuses_with_the_time_after_which_to_try_again() -> None:
     assert relay.context.queues["m"].refused["full"] == 2
 
 
+def test_a_bound_that_is_lowered_while_more_wait_admits_none() -> None:
+    relay = queued("a", waiting=5)
+    for label in "-123":
+        ask(relay, label)
+    relay.context.queues["m"].bounds = QueueBounds(1, 2, 1 << 20, wait_s=30.0)
+    assert ask(relay, "4")[1].code == "queue_full"
+    drain(relay)
+    assert users(relay) == "-123"
+
+
 def test_a_full_queue_gives_up_its_last_request_for_one_of_higher_priority() -> None:
     relay = queued("a", waiting=3)
     ask(relay, "-")

@@ -108,6 +108,12 @@ def test_a_stop_string_across_the_seam_ends_the_answer(cut: int, includes_stop: 
     assert (text, reason) == ("def f" + "STOP" * includes_stop, "stop")
 
 
+def test_what_was_withheld_is_shown_if_no_token_is_left() -> None:
+    _, request = request_of(Endpoint.COMPLETIONS, stop=["STOP"])
+    text, reason, _ = answer_of(ContinuedStream(request, PassedStream(), "ST").close("length"))
+    assert (text, reason) == ("ST", "length")
+
+
 @pytest.mark.parametrize("decoded", ["", "a", "abc", "<think>so</think>ab", "ab<|im_start|>c"])
 def test_a_text_that_is_not_that_of_the_tokens_is_not_continued(decoded: str) -> None:
     with pytest.raises(InexactSeamError):
@@ -124,6 +130,7 @@ def test_what_an_engine_withholds_is_pending() -> None:
     assert pending_text(" ab", "ab<b", 2) == "<b"
     assert pending_text("ab", "ab\ufffd", 0) is None
     assert pending_text("ab", "ab<|im_end|>c", 3) == "c"
+    assert pending_text("ab c", "ab<|im_end|> cd", 3) == "d"
     with pytest.raises(InexactSeamError):  # a special token, or text that may begin a stop string
         pending_text("ab", "ab<b>", 9)
 
