@@ -129,7 +129,7 @@ async def _keep_running(
 
 @contextmanager
 def guarded(work: Work, *, of: str = "") -> Iterator[None]:
-    """Note what a block raises, and go on after it."""
+    """Log and count what a block raises, and go on after it."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 -- whatever it is, what follows has to be done

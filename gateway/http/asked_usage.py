@@ -93,7 +93,7 @@ class StreamHabits:
         self.fingerprint = b"" if found is None else found[0]
 
     def note_refusal(self) -> None:
-        """Note that the engine has refused a request that it served when it was not asked."""
+        """Ask the engine no more: it has refused a request that it served when it was not asked."""
         self.refuses, self.may_ask = True, False
 
 

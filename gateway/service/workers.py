@@ -325,7 +325,7 @@ class Workers:
 
 
 def note_dropped(channel: Channel, before: int, where: str) -> None:
-    """Note messages that were dropped since the last time."""
+    """Log and count the messages that were dropped since the last time."""
     if dropped := channel.dropped - before:
         background.note("workers", BufferError(f"{dropped} messages were dropped"), of=f"messages {where}")
 
