@@ -12,9 +12,8 @@ import gc
 import time
 from random import Random
 
-from backends.draft_schedule import DraftSchedule
+from backends.backend import Backend
 from backends.speculation import Method
-from lab.evaluate.log import LoggedCandidate
 from policies.distill.distill import distill
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models.length import LENGTH
@@ -22,10 +21,10 @@ from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Outcome
 
 _POOL = [
-    LoggedCandidate("plain", Method.BASELINE),
-    LoggedCandidate("lookup", Method.NGRAM, DraftSchedule(5)),
-    LoggedCandidate("tree", Method.SUFFIX, DraftSchedule(24)),
-    LoggedCandidate("head", Method.EAGLE3, DraftSchedule(3)),
+    Backend("plain", "m", Method.BASELINE, ""),
+    Backend("lookup", "m", Method.NGRAM, "", 5),
+    Backend("tree", "m", Method.SUFFIX, "", 24),
+    Backend("head", "m", Method.EAGLE3, "", 3),
 ]
 _WAKES_S = 0.001
 

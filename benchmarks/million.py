@@ -12,7 +12,7 @@ thus as bursty as the trace. Applications (templates with their temperatures) ar
 come from playing the whole trace on the simulated pool under `random`, so that the log has the propensity of every
 choice. The same seed makes the same trace.
 
-`run` runs `gateway replay`, `gateway evaluate` and `gateway tune` on it, one after another, and prints for each the
+`run` runs `gateway replay` and `gateway tune` on it, one after another, and prints for each the
 wall time, the CPU time and the peak memory of its whole process tree.
 """
 
@@ -214,10 +214,6 @@ def commands(trace: Path, config: Path, work: Path) -> dict[str, list[str]]:
         "replay": [
             *gateway, "replay", str(trace), "--config", str(config), *chosen, "--json", str(work / "replay.json"),
         ],
-        "evaluate": [
-            *gateway, "evaluate", str(trace), "--config", str(config), "--policy", "least_loaded", "--policy",
-            "thresholds", "--json", str(work / "evaluate.json"),
-        ],
         "tune": [
             *gateway, "tune", str(trace), "--config", str(config), "--out", str(work / "rules.yaml"), "--json",
             str(work / "tune.json"),
@@ -308,7 +304,7 @@ def main() -> None:
     running = parts.add_parser("run")
     running.add_argument("trace", type=Path)
     running.add_argument("--work", type=Path, default=Path("/tmp/million"))
-    running.add_argument("--only", action="append", choices=("replay", "evaluate", "tune"))
+    running.add_argument("--only", action="append", choices=("replay", "tune"))
     arguments = parser.parse_args()
     if arguments.part == "make":
         make(

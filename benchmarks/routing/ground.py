@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from backends.draft_schedule import draft_schedule
+from backends.backend import Backend
+from backends.draft_schedule import draft_tokens
 from backends.speculation import Method
-from lab.evaluate.log import LoggedCandidate
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.simulate import ReplicaSpec, learned_rows, replay
 from lab.trace import TraceRecord
@@ -231,7 +231,10 @@ def prepare(ground: Ground, pool: str) -> None:
 
 def distilled_rules(policy: Learned, specs: Sequence[ReplicaSpec]) -> Distilled:
     """Return the rules distilled from a learned policy."""
-    candidates = [LoggedCandidate(spec.name, spec.method, draft_schedule(spec.method, spec.config)) for spec in specs]
+    candidates = [
+        Backend(spec.name, "target", spec.method, "", draft_tokens(spec.method, spec.config), spec.config)
+        for spec in specs
+    ]
     return distill(policy, candidates)
 
 

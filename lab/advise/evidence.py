@@ -10,15 +10,15 @@ from functools import partial
 import numpy as np
 from scipy.optimize import brentq
 
-from backends.draft_schedule import draft_schedule
+from backends.backend import Backend
 from backends.occupancy import PROBES, Minute
 from gateway.advice.evidence import BackendEvidence, ModelEvidence, Positions
 from gateway.advice.gather import add_learned
 from gateway.advice.relative_time import Floats
 from gateway.advice.settings import calibration_of, evidence_of
 from gateway.config.settings import ModelSettings
-from lab.evaluate.log import LoggedCandidate, features_of
 from lab.trace import TraceRecord
+from lab.trace.features import features_of
 from policies.learned.policy import Learned, LearnedSettings
 from policies.learned.shadow_drafting import ShadowSettings
 from policies.policy import Decision, GuardrailSettings, Outcome
@@ -47,8 +47,7 @@ def evidence_from(
         LearnedSettings(guardrail=GuardrailSettings(share=0), shadow_drafting=ShadowSettings(sample=0), **known)
     )
     candidates = {
-        one.name: LoggedCandidate(one.name, one.method, draft_schedule(one.method, one.speculative_config))
-        for one in model.backends
+        one.name: Backend(one.name, name, one.method, "", one.k, one.speculative_config) for one in model.backends
     }
     watched = _Watched(policy, candidates)
     for record in records:
@@ -64,13 +63,12 @@ def evidence_from(
 class _Watched:
     """A `learned` that observes recorded requests in order of time."""
 
-    def __init__(self, policy: Learned, candidates: Mapping[str, LoggedCandidate]) -> None:
+    def __init__(self, policy: Learned, candidates: Mapping[str, Backend]) -> None:
         self._policy = policy
         self._candidates = candidates
         self._now_s = 0.0
         policy.set_clock(lambda: self._now_s)
         self._ending: list[tuple[float, int, Outcome]] = []
-        self._in_flight = dict.fromkeys(candidates, 0)
         self._drafts: dict[str, tuple[int, int]] = {}
         self._spans: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
         self._used = 0
@@ -86,9 +84,8 @@ class _Watched:
         self._end(arrived_s)
         self._now_s = arrived_s
         features = features_of(record)
-        candidate = replace(candidate, in_flight=self._in_flight[candidate.name])
         decision = self._policy.follow(Decision(candidate.name, "trace", "recorded"), features, [candidate])
-        self._in_flight[candidate.name] += 1
+        candidate.in_flight += 1
         spec = record.spec
         outcome = Outcome(
             features,
@@ -142,7 +139,7 @@ class _Watched:
         while self._ending and self._ending[0][0] <= until_s:
             ended_s, _, outcome = heapq.heappop(self._ending)
             self._now_s = ended_s
-            self._in_flight[outcome.decision.backend] -= 1
+            self._candidates[outcome.decision.backend].in_flight -= 1
             self._policy.observe(outcome)
 
 

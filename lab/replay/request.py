@@ -14,8 +14,8 @@ from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.drafting.script import BLOCK_TOKENS, Script, Steps, plain_steps
 from backends.drafting.suffix import SuffixCache
 from backends.speculation import Method
-from lab.evaluate.log import features_of
 from lab.trace import Text, TraceRecord
+from lab.trace.features import features_of
 from policies.features.request import Endpoint, RequestFeatures, describe
 
 _NAMES = [one.name for one in fields(RequestFeatures)]

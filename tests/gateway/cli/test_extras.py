@@ -30,7 +30,7 @@ def test_all_that_is_missing_is_named() -> None:
         require("lab", "nothing_1", "json", "nothing_2")
 
 
-@pytest.mark.parametrize("without", [{"numba"}, {"optuna"}, {"threadpoolctl"}], indirect=True)
+@pytest.mark.parametrize("without", [{"numba"}, {"optuna"}], indirect=True)
 @pytest.mark.usefixtures("without")
 def test_a_command_names_its_extra_before_it_reads_anything(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     missing = request.node.callspec.params["without"]
@@ -38,7 +38,6 @@ def test_a_command_names_its_extra_before_it_reads_anything(tmp_path: Path, requ
     commands = {
         "numba": ["replay", trace, "--config", pool],
         "optuna": ["tune", trace, "--config", pool, "--out", out],
-        "threadpoolctl": ["evaluate", trace],
     }
     (module,) = missing
     result = CliRunner().invoke(app, commands[module])

@@ -1,1 +1,0 @@
-"""Off-policy evaluation: estimates from a log how another policy would have done."""
