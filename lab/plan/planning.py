@@ -20,8 +20,7 @@ from lab.plan.result import Objective, Plan
 from lab.plan.runner import MixRunner, RunAll
 from lab.plan.schedules import with_schedules
 from lab.plan.search import Split, find_mixes
-from lab.plan.traffic import Windows, windows_of
-from lab.replay.request import ReplayRequest
+from lab.plan.traffic import Windows
 
 Replica = tuple[Method, Mapping[str, Any]]
 """Method and speculative config of a replica."""
@@ -65,8 +64,6 @@ class Options:
         Methods to try, with their k.
     schedules
         Whether methods that draft with a model are also tried with k by batch size.
-    reason
-        Whether to look for the reason too, which takes some more runs.
     budget
         Approximate number of mixes to try.
     seeds
@@ -79,7 +76,6 @@ class Options:
 
     methods: Sequence[tuple[Method, Sequence[int]]] = USUAL
     schedules: bool = True
-    reason: bool = True
     budget: int = 200
     seeds: int = 2
     jobs: int | None = None
@@ -92,44 +88,6 @@ class Options:
         return ray_cluster(runner, self.ray) if self.ray is not None else all_cores(runner, self.jobs)
 
 
-def plan_mix(
-    requests: Sequence[ReplayRequest],
-    calibration: Calibration,
-    replicas: int,
-    *,
-    present: Sequence[Replica] = (),
-    policy: PolicyReference,
-    methods: Sequence[tuple[Method, Sequence[int]]] = USUAL,
-    schedules: bool = True,
-    reason: bool = True,
-    budget: int = 200,
-    seeds: int = 2,
-    jobs: int | None = None,
-) -> Planned:
-    """Find the mix of replicas that serves requests best.
-
-    Parameters
-    ----------
-    requests
-        Requests in order of arrival, of which windows are played.
-    replicas
-        Number of replicas.
-    present
-        The replicas that run now, for comparison; empty for none.
-    policy
-        Policy that routes.
-    methods, schedules, reason, budget, seeds, jobs
-        As in `Options`.
-
-    Raises
-    ------
-    ValueError
-        If there are too few requests, no method's speed is known, or no mix tried serves all requests.
-    """
-    options = Options(methods, schedules, reason, budget, seeds, jobs)
-    return plan_windows(windows_of(requests, replicas), calibration, replicas, present, policy, options)
-
-
 def plan_windows(
     windows: Windows,
     calibration: Calibration,
@@ -139,12 +97,23 @@ def plan_windows(
     options: Options,
     machine: Machine | None = None,
 ) -> Planned:
-    """Find the mix that serves windows of traffic best; see `plan_mix`.
+    """Find the mix that serves windows of traffic best.
 
     Parameters
     ----------
+    replicas
+        Number of replicas.
+    present
+        The replicas that run now, for comparison; empty for none.
+    policy
+        Policy that routes.
     machine
         GPUs of a replica; those of the calibration if None.
+
+    Raises
+    ------
+    ValueError
+        If no method's speed is known, or no mix tried serves all requests.
     """
     machine = machine or machine_of(calibration)
     longest = max(request.prompt_tokens + request.output_tokens for window in windows for request in window)
@@ -181,7 +150,7 @@ def _plan(
     mixed = chosen if len(set(chosen)) > 1 else next((mix for mix in ranked if len(set(mix)) > 1), None)
     rival = mixed if chosen == alike else alike
     reason = None
-    if options.reason and rival is not None:
+    if rival is not None:
         reason = explain(Rivals(chosen, rival, split, run_all, objective), played, seeds, runner.windows)
     results = tuple(judged(chosen, played, seeds, objective))
     return Plan(runner.kinds, chosen, results, alike, mixed, present, found.tried, found.possible, reason)

@@ -169,7 +169,7 @@ class Plan:
     tried, possible
         Number of mixes tried, and of all mixes.
     reason
-        None if it was not asked for, or there is no rival.
+        None if there is no rival.
     """
 
     kinds: tuple[Kind, ...]

@@ -16,7 +16,7 @@ from lab.plan.output import Served, serve_commands
 from lab.plan.planning import Planned
 from lab.plan.result import Objective, Plan, Reason
 from lab.plan.runner import RunAll, Task
-from lab.plan.words import LEFT_OUT, schedules, shown, verdict, why
+from lab.plan.words import LEFT_OUT, schedules, shown, to_change, verdict, why
 from lab.replay.simulate import Replayed
 
 
@@ -42,8 +42,8 @@ def show(console: Console, planned: Planned, objective: Objective, replicas: int
         if plan.reason is not None and plan.reason.groups:
             console.print("\nBy traffic; tokens per step with all replicas of that kind:")
             console.print(_groups(plan, plan.reason))
-        if plan.present is not None and len(plan.present) != replicas:
-            console.print(f"The present mix has {len(plan.present)} replicas, the plan {replicas}.")
+        if (changed := to_change(plan)) is not None:
+            console.print(changed, soft_wrap=True)
         for line in schedules(plan, [index for one in plan.judged for index in one.mix]):
             console.print(line, soft_wrap=True)
     console.print("\nMemory:")
@@ -137,6 +137,8 @@ def document(planned: Planned, objective: Objective) -> dict[str, Any]:
             for one in plan.judged
         ],
     }
+    if (changed := to_change(plan)) is not None:
+        described["to_change"] = changed
     if plan.reason is not None:
         described["traffic"] = {
             "rival": title(plan.reason.rival, known),

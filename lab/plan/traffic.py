@@ -118,17 +118,6 @@ def sample(
     return Traffic(one_after_another(prepared), count, left_out)
 
 
-def windows_of(requests: Sequence[ReplayRequest], replicas: int) -> Windows:
-    """Take windows of requests in order of arrival.
-
-    Raises
-    ------
-    ValueError
-        If there are too few.
-    """
-    return one_after_another(evenly(requests, *_size(replicas, None))[0])
-
-
 def _size(replicas: int, limit: int | None) -> tuple[int, int]:
     """Return the requests in a window, and the largest number of windows."""
     length = max(SHORTEST, PER_REPLICA * replicas)

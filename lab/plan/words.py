@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from lab.plan.mixes import Mix, title
@@ -37,6 +38,17 @@ def verdict(plan: Plan, objective: Objective) -> str:
         return f"{start} {what}, {other}, {_loses(loss, objective)}."
     start = f"Run {name}: no mix of methods is shown to be better than all replicas alike."
     return f"{start} {what}, {other}, differs by {shown(loss)}, which may be chance."
+
+
+def to_change(plan: Plan) -> str | None:
+    """Return what to change of the replicas that run now; None if none is known."""
+    if plan.present is None:
+        return None
+    now, planned = Counter(plan.present), Counter(plan.chosen)
+    stopped, started = (tuple(each.elements()) for each in (now - planned, planned - now))
+    if not stopped and not started:
+        return "To change: nothing; this mix runs now."
+    return f"To change: {' -> '.join(title(each, plan.kinds) or 'nothing' for each in (stopped, started))}."
 
 
 def why(plan: Plan, objective: Objective) -> list[str]:

@@ -33,7 +33,6 @@ CHECKED_ONLY = {
     "gateway bench": "puts load on endpoints; tests/lab/bench runs it",
     "gateway tune": "searches for a minute; tests/lab/tune runs it",
     "gateway plan": "simulates for a minute; tests/lab/plan runs it",
-    "gateway autopilot": "needs an hour of traffic; tests/lab/autopilot runs it",
     "gateway advise": "needs some minutes of traffic, or records of a gateway",
     "gateway import": "needs the configuration of another program; its own tests run it",
     "gateway init": "writes config/pool.yaml, which is there; its own tests run it",

@@ -1,4 +1,4 @@
-"""A replica with `serve` that is started anew by a reload, with two workers; `tests/lab/autopilot` has one."""
+"""A replica with `serve` that is started anew by a reload, with two workers."""
 
 from __future__ import annotations
 

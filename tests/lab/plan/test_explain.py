@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,13 +15,12 @@ from lab.options.policy import policy_reference
 from lab.plan.explain import Rivals, explain
 from lab.plan.judge import judged, play
 from lab.plan.mixes import Kind, Mix, kinds, machine_of
-from lab.plan.planning import plan_mix
+from lab.plan.planning import Options, plan_windows
 from lab.plan.result import Objective, Plan
 from lab.plan.runner import Task, reshared
 from lab.plan.search import Split
-from lab.plan.traffic import Windows, group_of, windows_of
-from lab.plan.words import verdict, why
-from lab.replay.request import replay_request
+from lab.plan.traffic import Windows, group_of, sample
+from lab.plan.words import to_change, verdict, why
 from lab.replay.simulate import Replayed
 from lab.trace import TraceRecord
 
@@ -40,7 +40,7 @@ def _traffic(chat: int, count: int = 1600) -> Windows:
                     workload="chat" if number % 10 < chat else "code")
         for number in range(count)
     ]  # fmt: skip
-    return windows_of([replay_request(one, one.arrived_at or 0.0, 0.0) for one in records], 4)
+    return sample(records, 4, 131_072, 0.0).windows
 
 
 class Made:
@@ -121,12 +121,24 @@ def test_a_difference_that_may_be_chance_is_not_called_one() -> None:
     assert deciding.startswith("No traffic decides it: against 1x suffix, 1x eagle3 k=3 the plan is ")
 
 
-def test_a_plan_for_requests_in_memory() -> None:
-    requests = [request for window in _traffic(5, 240) for request in window]
+@pytest.mark.parametrize(
+    ("present", "said"),
+    [
+        (None, None),
+        ((SUFFIX, HEAD), "To change: nothing; this mix runs now."),
+        ((SUFFIX, SUFFIX, SUFFIX), "To change: 2x suffix -> 1x eagle3 k=3."),
+        ((HEAD,), "To change: nothing -> 1x suffix."),
+    ],
+)
+def test_what_to_change_is_the_difference_to_the_present_mix(present: Mix | None, said: str | None) -> None:
+    assert to_change(replace(_explained(3, (SUFFIX, HEAD), (HEAD, HEAD)), present=present)) == said
+
+
+def test_a_plan_for_windows_of_two_workloads() -> None:
     least_loaded = policy_reference("least_loaded", None)
     present = [(Method.BASELINE, dict[str, object]())] * 2
     methods = [(Method.BASELINE, (0,)), (Method.SUFFIX, (24,)), (Method.EAGLE3, (3,))]
-    planned = plan_mix(requests, H100, 2, policy=least_loaded, present=present, methods=methods, seeds=1, jobs=1)
+    planned = plan_windows(_traffic(5, 240), H100, 2, present, least_loaded, Options(methods, seeds=1, jobs=1))
     plan = planned.plan
     assert plan is not None
     assert plan.present is not None

@@ -13,7 +13,7 @@ from backends.validation import UsageError
 from lab.plan.mixes import kinds, machine_of
 from lab.plan.runner import reshared
 from lab.plan.schedules import with_schedules
-from lab.plan.traffic import WINDOWS, evenly, group_of, sample, windows_of
+from lab.plan.traffic import WINDOWS, evenly, group_of, sample
 from lab.replay.request import ReplayRequest, replay_request
 from lab.trace import TraceRecord
 
@@ -74,7 +74,7 @@ def test_what_the_target_cannot_serve_is_left_out_and_counted() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.6, 1.0])
 def test_a_window_gets_another_share_of_a_group_at_the_same_times(share: float) -> None:
-    windows = windows_of(_requests(1600), 4)
+    windows = sample(map(_record, range(1600)), 4, 131_072, 0.0).windows
     changed = reshared(windows, 1, "chat", share)
     assert [one.arrived_s for one in changed] == [one.arrived_s for one in windows[1]]
     counts = Counter(group_of(one.features) for one in changed)

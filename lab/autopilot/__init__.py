@@ -1,1 +1,0 @@
-"""Changing what the replicas of a running pool run, as the traffic changes."""
