@@ -75,7 +75,7 @@ _SERVING = frozenset({State.UP, State.RECOVERING})
 
 def _tokens_per_step(engine: EngineMetrics, backend: Backend) -> float:
     """Return the mean tokens per step that an engine counts, of which one that drafts k gives k + 1 at most."""
-    return min(engine.generation_tokens / engine.steps, backend.draft_schedule.k + 1.0) if engine.steps else 0.0
+    return min(engine.generation_tokens / engine.steps, _most_per_step(backend)) if engine.steps else 0.0
 
 
 Told = TypeVarTuple("Told")

@@ -72,11 +72,6 @@ class Evidence:
     templates. That only lowers the sum, so its bound on false accusations [2]_ holds. Where the engine counts its
     drafts, it is a witness of all its answers since the evidence began (`gain`).
 
-    Parameters
-    ----------
-    everywhere
-        The sources of the answers of all backends, which the caller lets see each answer once.
-
     References
     ----------
     .. [1] Page, "Continuous Inspection Schemes", Biometrika 41(1/2), 1954.

@@ -88,7 +88,7 @@ class Gain:
             found = self._groups[group] = _Group()
         (found.control if control else found.own).add(math.log(arrived_work), math.log(seconds_per_work))
         if found.own.count and found.control.count:
-            self._found = _estimate(self._compared())
+            self._found = _estimate([*self._compared().values()])
 
     def comparison(self, confidence: float) -> Comparison:
         """Return the ratio with an interval that may be looked at at any time, and as often as one likes."""
@@ -99,19 +99,20 @@ class Gain:
         ratio, low, high = (math.exp(found.difference + sign * margin) for sign in (0.0, -1.0, 1.0))
         return Comparison(ratio, low, high, found.own, found.control)
 
-    def _compared(self) -> list[_Group]:
-        return [group for group in self._groups.values() if group.own.count and group.control.count]
+    def _compared(self) -> dict[int, _Group]:
+        """Return the groups that have both arms, the oldest first."""
+        return {number: group for number, group in self._groups.items() if group.own.count and group.control.count}
 
     def _forget(self) -> None:
         """Forget groups that had one arm only, the oldest, and all if the last ones show that it is so no longer."""
-        numbers = [number for number, group in self._groups.items() if group.own.count and group.control.count]
-        groups = self._compared()
+        compared = [*self._compared().items()]
+        groups = [group for _, group in compared]
         kept = _MOST_GROUPS
         before, recent = _estimate(groups[:-_RECENT]), _estimate(groups[-_RECENT:])
         margin = margin_at_any_time(before.variance + recent.variance, _CHANGED, min(before.freedom, recent.freedom))
         if abs(recent.difference - before.difference) > margin:
             kept = _RECENT
-        self._groups = dict(zip(numbers[-kept:], groups[-kept:], strict=True))
+        self._groups = dict(compared[-kept:])
 
 
 class _Estimate(NamedTuple):

@@ -79,7 +79,7 @@ def _possible(buckets: Mapping[Key, Sums]) -> dict[Key, Sums]:
     possible: dict[Key, Sums] = {}
     for key, (count, log, squares) in buckets.items():
         method, _, k = key[ARM].partition(":")
-        if method not in set(Method) or not k.isdecimal() or len(k) > _MOST_DIGITS or not count > 0.0:
+        if method not in _METHODS or not k.isdecimal() or len(k) > _MOST_DIGITS or not count > 0.0:
             continue
         most = math.log(most_per_step(key[ARM]))
         mean = min(max(0.0, log / count), most)
@@ -225,6 +225,7 @@ def _kind(arm: str, request: Key) -> tuple[str, str, str]:
 
 _LEAST_SENSITIVITY: Final = 0.1
 """Below that, an answer says next to nothing of acceptance: its steps had hardly any drafts."""
+_METHODS: Final = frozenset(Method)
 _MOST_DIGITS: Final = 4
 _BASELINE: Final = f"{Method.BASELINE.value}:0"
 _BIN_CENTRES: Final = (0.0, 0.2, 0.5, 0.75, 0.95, 1.2)
