@@ -58,15 +58,7 @@ T = TypeVar("T")
 def start(
     work: Work, coroutine: Coroutine[Any, Any, T], *, of: str = "", raises: type[Exception] | None = None
 ) -> asyncio.Task[T]:
-    """Start work that ends by itself, and note what it raises.
-
-    Parameters
-    ----------
-    of
-        What it is about, for the log.
-    raises
-        What whoever waits for it handles, and is not noted.
-    """
+    """Start work that ends by itself, and note what it raises."""
     task = asyncio.get_running_loop().create_task(coroutine, name=f"{work} {of}".rstrip())
     _tasks.add(task)
 
@@ -88,15 +80,7 @@ def keep_running(
     of: str = "",
     stopping: asyncio.Event | None = None,
 ) -> asyncio.Task[None]:
-    """Start work that goes on until it is cancelled or returns; if it raises, it is begun again after a pause.
-
-    Parameters
-    ----------
-    run
-        Called for each run.
-    stopping
-        Ends a pause, after which the work is not begun again.
-    """
+    """Start work that goes on until it is cancelled or returns; if it raises, it is begun again after a pause."""
     return start(work, _keep_running(work, run, of, stopping or asyncio.Event()), of=of)
 
 
@@ -137,13 +121,7 @@ def guarded(work: Work, *, of: str = "") -> Iterator[None]:
 
 
 def note(work: Work, error: BaseException, *, of: str = "", then: str = "") -> None:
-    """Log and count a failure; in any thread.
-
-    Parameters
-    ----------
-    then
-        What follows, for the log.
-    """
+    """Log and count a failure; in any thread."""
     now_s = time.monotonic()
     if now_s - _logged_s.get((work, of), -_LOG_INTERVAL_S) >= _LOG_INTERVAL_S:
         if len(_logged_s) >= _MOST_LOGGED:

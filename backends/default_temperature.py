@@ -27,20 +27,6 @@ _MOST_ANSWER_BYTES: Final = 1 << 20
 def configured_temperature(model: str, flags: Sequence[str], env: Mapping[str, str]) -> float | None:
     """Return the default temperature of `vllm serve MODEL FLAGS`, read from the files that vLLM reads.
 
-    Parameters
-    ----------
-    model
-        A folder, or a name on the Hugging Face hub.
-    flags
-        The command line after the model.
-    env
-        The engine's environment: names the hub's cache.
-
-    Returns
-    -------
-    float or None
-        None if the files are not on this machine yet.
-
     Examples
     --------
     >>> configured_temperature("org/model", ["--override-generation-config", '{"temperature": 0.3}'], {})
@@ -69,16 +55,6 @@ async def reported_temperature(client: httpx.AsyncClient, model: str) -> float |
     """Ask an engine for its default temperature, with a request for one token.
 
     The Responses API repeats the sampling parameters that a request was given. Nothing is stored at the engine.
-
-    Parameters
-    ----------
-    client
-        Speaks with the engine: base URL and authorization are set.
-
-    Returns
-    -------
-    float or None
-        None if the engine does not say: it has no Responses API, or the request failed.
     """
     body = {"model": model, "input": "Hi", "max_output_tokens": 1, "store": False}
     try:

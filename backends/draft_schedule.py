@@ -13,15 +13,6 @@ from backends.speculation import Method
 class DraftSchedule:
     """How many tokens an engine drafts per step.
 
-    Parameters
-    ----------
-    k
-        Tokens drafted per step at most; 0 for a baseline.
-    by_batch
-        `by_batch[b]` is the k for a batch of b requests; the last entry holds for larger ones. Empty for always `k`.
-    adaptive
-        Whether the engine itself verifies fewer in large batches (vLLM's `enable_adaptive_verification`).
-
     Examples
     --------
     >>> schedule = DraftSchedule(3, by_batch=(3, 3, 1))
@@ -29,8 +20,10 @@ class DraftSchedule:
     (3, 1, 1, 3)
     """
 
-    k: int
+    k: int  # tokens drafted per step at most; 0 for a baseline
+    # `by_batch[b]` is the k for a batch of b requests; the last entry holds for larger ones. Empty for always `k`.
     by_batch: tuple[int, ...] = ()
+    # Whether the engine itself verifies fewer in large batches (vLLM's `enable_adaptive_verification`).
     adaptive: bool = False
 
     def at(self, batch: int) -> int:
@@ -57,11 +50,6 @@ class Speculation(NamedTuple):
 
 def draft_schedule(method: Method, config: Mapping[str, Any] | None) -> DraftSchedule:
     """Return how many tokens an engine with a speculative config drafts.
-
-    Raises
-    ------
-    ValueError
-        If the method needs `num_speculative_tokens` and has none, or the schedule of k is invalid.
 
     Examples
     --------
@@ -94,11 +82,6 @@ def effective_k(method: Method, k: int) -> int:
 def draft_tokens(method: Method, speculative_config: Mapping[str, Any]) -> int:
     """Return k: `num_speculative_tokens`, by default the tree depth of suffix decoding; 0 for a baseline.
 
-    Raises
-    ------
-    ValueError
-        If a method that needs `num_speculative_tokens` has none.
-
     Examples
     --------
     >>> draft_tokens(Method.SUFFIX, {})
@@ -116,11 +99,6 @@ def draft_tokens(method: Method, speculative_config: Mapping[str, Any]) -> int:
 
 def k_by_batch(schedule: Sequence[Sequence[int]], k: int) -> tuple[int, ...]:
     """Return k by batch size from vLLM's `num_speculative_tokens_per_batch_size`; a gap has the k before it.
-
-    Raises
-    ------
-    ValueError
-        If it is not a list of [first, last, k] that starts at 1 and does not overlap.
 
     Examples
     --------

@@ -66,34 +66,6 @@ _MOST_OF: Final = {"running": _MOST_REQUESTS, "waiting": _MOST_REQUESTS, "kv_usa
 class EngineMetrics:
     """The values of one metrics page, summed over its engines (data parallelism).
 
-    Parameters
-    ----------
-    running, waiting
-        Requests in the batch and in the queue.
-    kv_usage
-        Share of the KV cache in use, 0 to 1; the mean over the engines.
-    drafts, draft_tokens, accepted_tokens
-        Steps that drafted, tokens drafted and tokens accepted since the engine started; 0 on a baseline.
-    accepted_per_position
-        Accepted tokens by draft position, shape (k,): vLLM lists all positions of its k from its start on.
-    speculates
-        Whether the engine was started with speculation: only then it counts drafts. None if its version cannot tell.
-    first_steps, later_steps
-        Steps that gave the first token of a sequence, and steps after those, each counted once for each of its
-        sequences; `later_steps` is None if the server does not say.
-    started_s
-        Unix time at which the server process started; 0 if it does not say.
-    awake
-        Engines that are not in sleep mode; None if the server does not say.
-    prefix_caching
-        Engines with a prefix cache; None if the server does not say.
-    kv_tokens
-        Tokens that the KV cache holds; 0 if the server does not say.
-    wake_ups, reloads
-        Times that it was woken from sleep mode, and operations that replaced weights.
-    ignored
-        Fields with a value that no engine can have, which was ignored; in the order of their names.
-
     Examples
     --------
     >>> metrics = EngineMetrics(drafts=100, draft_tokens=300, accepted_tokens=150)
@@ -101,27 +73,36 @@ class EngineMetrics:
     (0.5, 2.5)
     """
 
+    # running, waiting: requests in the batch and in the queue.
     running: int = 0
     waiting: int = 0
-    kv_usage: float = 0.0
+    kv_usage: float = 0.0  # share of the KV cache in use, 0 to 1; the mean over the engines
     prompt_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    # drafts, draft_tokens, accepted_tokens: steps that drafted, tokens drafted and tokens accepted since the engine
+    # started; 0 on a baseline.
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    # Accepted tokens by draft position, shape (k,): vLLM lists all positions of its k from its start on.
     accepted_per_position: tuple[int, ...] = ()
+    # Whether the engine was started with speculation: only then it counts drafts. None if its version cannot tell.
     speculates: bool | None = None
+    # first_steps, later_steps: steps that gave the first token of a sequence, and steps after those, each counted once
+    # for each of its sequences; `later_steps` is None if the server does not say.
     first_steps: int = 0
     later_steps: int | None = None
-    started_s: float = 0.0
-    awake: int | None = None
-    prefix_caching: int | None = None
-    kv_tokens: int = 0
+    started_s: float = 0.0  # unix time at which the server process started; 0 if it does not say
+    awake: int | None = None  # engines that are not in sleep mode; None if the server does not say
+    prefix_caching: int | None = None  # engines with a prefix cache; None if the server does not say
+    kv_tokens: int = 0  # tokens that the KV cache holds; 0 if the server does not say
+    # wake_ups, reloads: times that it was woken from sleep mode, and operations that replaced weights.
     wake_ups: int = 0
     reloads: int = 0
+    # Fields with a value that no engine can have, which was ignored; in the order of their names.
     ignored: tuple[str, ...] = ()
 
     @property
@@ -240,11 +221,6 @@ class MetricsReader:
 
 def read_metrics(page: bytes) -> EngineMetrics | None:
     r"""Parse a page of vLLM's metrics.
-
-    Returns
-    -------
-    EngineMetrics or None
-        None if the page has no `vllm:num_requests_running`: it is not from vLLM, or it is broken.
 
     Examples
     --------

@@ -11,16 +11,10 @@ _TICK_S: Final = 0.05
 
 
 class Lateness:
-    """Measures, while it is entered, for how long the event loop was kept busy at a stretch.
-
-    Attributes
-    ----------
-    longest_s
-        Most seconds by which a timer every 50 ms was late.
-    """
+    """Measures, while it is entered, for how long the event loop was kept busy at a stretch."""
 
     def __init__(self) -> None:
-        self.longest_s = 0.0
+        self.longest_s = 0.0  # most seconds by which a timer every 50 ms was late
         self._due_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 

@@ -17,21 +17,11 @@ _FULL: Final = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """Sums over the probes of about a minute.
+    """Sums over the probes of about a minute."""
 
-    Parameters
-    ----------
-    requests
-        Requests in the engine, running or waiting.
-    waiting_for_room
-        Those that waited while the KV cache was nearly full.
-    waiting_for_a_place
-        Those that waited although it was not: the batch was full.
-    """
-
-    requests: int = 0
-    waiting_for_room: int = 0
-    waiting_for_a_place: int = 0
+    requests: int = 0  # requests in the engine, running or waiting
+    waiting_for_room: int = 0  # those that waited while the KV cache was nearly full
+    waiting_for_a_place: int = 0  # those that waited although it was not: the batch was full
 
     @property
     def running(self) -> int:

@@ -34,36 +34,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HealthRules:
-    """When a replica is removed from service, and when it returns.
+    """When a replica is removed from service, and when it returns."""
 
-    Parameters
-    ----------
-    interval_s, timeout_s
-        Seconds between two probes of a replica, and until a probe times out.
-    failures
-        Consecutive probes that must fail or time out before a replica that was up is down. A refused connection
-        needs no second probe: nothing listens there.
-    eject_s, eject_max_s
-        Seconds of the first ejection, and of the longest. A replica that is ejected again within `eject_max_s` of its
-        return stays out twice as long.
-    slow_start_s
-        Seconds until a replica that comes back may have as many requests as the others. One that was down starts slowly
-        only if another one has been up for as long; else all have just started.
-    strikes
-        Different requests in a row whose failure is the replica's fault, at which it is ejected; one is enough while it
-        recovers.
-    stall_s
-        Seconds without a new token and without a change of the KV cache after which a replica that has requests is
-        down, even if it answers probes.
-    """
-
+    # interval_s, timeout_s: seconds between two probes of a replica, and until a probe times out.
     interval_s: float = 2.0
     timeout_s: float = 2.0
+    # Consecutive probes that must fail or time out before a replica that was up is down. A refused connection needs no
+    # second probe: nothing listens there.
     failures: int = 2
+    # eject_s, eject_max_s: seconds of the first ejection, and of the longest. A replica that is ejected again within
+    # `eject_max_s` of its return stays out twice as long.
     eject_s: float = 2.0
     eject_max_s: float = 60.0
+    # Seconds until a replica that comes back may have as many requests as the others. One that was down starts slowly
+    # only if another one has been up for as long; else all have just started.
     slow_start_s: float = 10.0
+    # Different requests in a row whose failure is the replica's fault, at which it is ejected; one is enough while it
+    # recovers.
     strikes: int = 3
+    # Seconds without a new token and without a change of the KV cache after which a replica that has requests is down,
+    # even if it answers probes.
     stall_s: float = 30.0
 
 
@@ -108,49 +98,15 @@ class _Record:
 
 @dataclass(slots=True)
 class Joining:
-    """A replica that is about to join the pool, with its probe and the result of the first one.
-
-    Parameters
-    ----------
-    result
-        None if the probe did not end in time.
-    """
+    """A replica that is about to join the pool, with its probe and the result of the first one."""
 
     backend: Backend
     probe: Probe
-    result: ProbeResult | None
+    result: ProbeResult | None  # none if the probe did not end in time
 
 
 class Pool:
     """Every replica of every model, with its current state.
-
-    Parameters
-    ----------
-    backends
-        The replicas; only the pool writes their `state`, `state_reason` and `load`.
-    rules
-        Health checks and ejection.
-    probe
-        Factory of a replica's probe, called with the replica and the time-out in seconds.
-
-    Attributes
-    ----------
-    on_down
-        Called with a replica that went down, so that its requests without a first byte can be retried. One that is
-        ejected may still answer those that it has.
-    on_ready
-        Called with a replica that may be sent more requests than before.
-    on_eject
-        Called with a replica, the seconds and the reason when it is ejected on evidence that this process has; not by
-        `eject`.
-    on_engine_change
-        Called with a replica whose engine went through a change, as its metrics show.
-    on_implausible
-        Called with a replica and the name of what it reported that cannot be.
-    on_difference
-        Called with a replica whose `difference` is new, another one or gone.
-    recovery
-        The replicas on their way back.
 
     Examples
     --------
@@ -170,19 +126,27 @@ class Pool:
         rules: HealthRules,
         probe: Callable[[Backend, float], Probe] = Probe,
     ) -> None:
-        self.rules = rules
-        self._probe = probe
+        self.rules = rules  # health checks and ejection
+        self._probe = probe  # factory of a replica's probe, called with the replica and the time-out in seconds
         self._by_model: dict[str, list[Backend]] = {}
         self._records: dict[tuple[str, str], _Record] = {}
         for backend in backends:
             self._by_model.setdefault(backend.model, []).append(backend)
             self._records[backend.model, backend.name] = _Record(probe(backend, rules.timeout_s))
-        self.recovery = Recovery(rules.slow_start_s)
+        self.recovery = Recovery(rules.slow_start_s)  # the replicas on their way back
+        # Called with a replica that went down, so that its requests without a first byte can be retried. One that is
+        # ejected may still answer those that it has.
         self.on_down: Callable[[Backend], None] | None = None
+        # Called with a replica that may be sent more requests than before.
         self.on_ready: Callable[[Backend], None] | None = None
+        # Called with a replica, the seconds and the reason when it is ejected on evidence that this process has; not by
+        # `eject`.
         self.on_eject: Callable[[Backend, float, str], None] | None = None
+        # Called with a replica whose engine went through a change, as its metrics show.
         self.on_engine_change: Callable[[Backend, EngineChange], None] | None = None
+        # Called with a replica and the name of what it reported that cannot be.
         self.on_implausible: Callable[[Backend, str], None] | None = None
+        # Called with a replica whose `difference` is new, another one or gone.
         self.on_difference: Callable[[Backend], None] | None = None
         self._is_started = False
         self._closing: set[asyncio.Task[None]] = set()
@@ -241,13 +205,6 @@ class Pool:
 
         A replica that leaves gets no further requests and no probes. What the relay reports of its requests in flight
         is accepted until `forget`. A replica that is drained stays so if another one takes its name.
-
-        Parameters
-        ----------
-        backends
-            All replicas, in the order of the pool file.
-        joining
-            Those that are new, from `probe`.
         """
         self.rules = rules
         self.recovery.slow_start_s = rules.slow_start_s
@@ -345,11 +302,6 @@ class Pool:
         """Record evidence against a replica: it failed a request that another one served, or broke the connection.
 
         The last replica of its model that is up is not ejected: any replica is better than none.
-
-        Parameters
-        ----------
-        request
-            A hash of the request; a request that is repeated, as clients do, counts once.
         """
         self.report_failure(backend)
         record = self._records[backend.model, backend.name]
@@ -411,14 +363,7 @@ class Pool:
     # Called for the peers: other processes that serve the same pool.
 
     def set_peers_in_flight(self, backend: Backend, in_flight: int, *, recounted: int = 0) -> None:
-        """Set how many requests other gateway processes have in flight to a replica.
-
-        Parameters
-        ----------
-        recounted
-            Requests in `in_flight` that were already in the engine's last report: those of a process that has just
-            become known. Negative for those of one that is no longer heard of, which may still be there.
-        """
+        """Set how many requests other gateway processes have in flight to a replica."""
         record = self._records[backend.model, backend.name]
         record.peers_in_flight = in_flight
         record.foreign = max(0, record.foreign - recounted)

@@ -25,43 +25,23 @@ _MOST_NAMES: Final = 5
 class ProbeResult:
     """The outcome of one probe.
 
-    Parameters
-    ----------
-    problem
-        What is wrong, in words; None if the replica is healthy.
-    refused
-        True if nothing listens at the address, which needs no second probe to confirm.
-    late
-        True if it did not answer in time.
-    engine
-        The replica's metrics; None if it has no such page.
-    ignored
-        What it reported that cannot be, which was ignored: fields of `EngineMetrics`, or `metrics` for a page that was
-        not read to its end.
-
     Examples
     --------
     >>> ProbeResult("/health answered 503").problem
     '/health answered 503'
     """
 
-    problem: str | None = None
-    refused: bool = False
-    late: bool = False
-    engine: EngineMetrics | None = None
+    problem: str | None = None  # what is wrong, in words; None if the replica is healthy
+    refused: bool = False  # whether nothing listens at the address, which needs no second probe to confirm
+    late: bool = False  # whether it did not answer in time
+    engine: EngineMetrics | None = None  # the replica's metrics; None if it has no such page
+    # What it reported that cannot be, which was ignored: fields of `EngineMetrics`, or `metrics` for a page that was
+    # not read to its end.
     ignored: tuple[str, ...] = ()
 
 
 class Probe:
-    """The HTTP health probe of one replica.
-
-    Attributes
-    ----------
-    model_card
-        The model's entry in the replica's `/v1/models`, as last read; None before.
-    context_tokens
-        Tokens of the longest context, by that entry; 0 if it does not say.
-    """
+    """The HTTP health probe of one replica."""
 
     def __init__(self, backend: Backend, timeout_s: float) -> None:
         self._model = backend.model
@@ -75,17 +55,12 @@ class Probe:
             headers=headers,
             timeout=timeout_s,
         )
+        # The model's entry in the replica's `/v1/models`, as last read; None before.
         self.model_card: dict[str, object] | None = None
-        self.context_tokens = 0
+        self.context_tokens = 0  # tokens of the longest context, by that entry; 0 if it does not say
 
     async def run(self, *, admit: bool) -> ProbeResult:
-        """Probe the replica.
-
-        Parameters
-        ----------
-        admit
-            True if success admits the replica; it must then also list its model.
-        """
+        """Probe the replica."""
         try:
             status = await self._health()
             if status not in {200, 404}:  # 404: not vLLM, but perhaps an OpenAI-compatible server

@@ -34,16 +34,6 @@ class _Return:
 class Recovery:
     """The replicas that recover, and how many requests each of them may have.
 
-    Parameters
-    ----------
-    slow_start_s
-        Seconds until a replica may have as many requests as the others; 0 for at once.
-
-    Attributes
-    ----------
-    replicas
-        The returns by model and name; empty most of the time, which the request path checks first.
-
     Examples
     --------
     >>> from backends.speculation import Method
@@ -59,7 +49,9 @@ class Recovery:
     """
 
     def __init__(self, slow_start_s: float) -> None:
+        # Seconds until a replica may have as many requests as the others; 0 for at once.
         self.slow_start_s = slow_start_s
+        # The returns by model and name; empty most of the time, which the request path checks first.
         self.replicas: dict[tuple[str, str], _Return] = {}
 
     def enter(self, backend: Backend, *, on_trial: bool, now_s: float) -> None:
@@ -99,17 +91,7 @@ class Recovery:
     def candidates(
         self, members: Sequence[Backend], tried: Collection[str], *, may_try: bool, now_s: float | None = None
     ) -> list[Backend]:
-        """Return the replicas that may be sent a request, in the order of `members`.
-
-        Parameters
-        ----------
-        members
-            The replicas that can serve it, whatever their state.
-        tried
-            Names of those that have failed it.
-        may_try
-            Whether the request may be sent on trial, because it can be sent to another replica if it fails.
-        """
+        """Return the replicas that may be sent a request, in the order of `members`."""
         now_s = time.monotonic() if now_s is None else now_s
         left = [backend for backend in members if backend.name not in tried]
         up = [backend for backend in left if backend.state is State.UP]

@@ -32,14 +32,9 @@ class Counts(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A difference beyond noise.
+    """A difference beyond noise."""
 
-    Parameters
-    ----------
-    shown, counted
-        Tokens per step that the answers show, and that the engine has counted for them.
-    """
-
+    # shown, counted: tokens per step that the answers show, and that the engine has counted for them.
     shown: float
     counted: float
 
@@ -56,11 +51,6 @@ class StepComparison:
     between two bounds, which are one where there are no others. Outside of them lies a difference, if it is larger than
     the noise between windows.
 
-    Attributes
-    ----------
-    difference
-        The present one; None if there is none.
-
     Examples
     --------
     >>> comparison = StepComparison()
@@ -73,7 +63,7 @@ class StepComparison:
     """
 
     def __init__(self) -> None:
-        self.difference: Difference | None = None
+        self.difference: Difference | None = None  # the present one; None if there is none
         self._windows: deque[Counts] = deque(maxlen=_MOST_WINDOWS)
         self._before: Counts | None = None
         self._began_s = 0.0
@@ -84,15 +74,7 @@ class StepComparison:
         self._windows.clear()
 
     def add(self, engine: EngineMetrics, answered: tuple[float, float], most_per_step: int, now_s: float) -> bool:
-        """Add a reading; return whether `difference` was computed anew.
-
-        Parameters
-        ----------
-        answered
-            Tokens of all answers so far that have shown their steps, and these steps.
-        most_per_step
-            Tokens that a step gives at most.
-        """
+        """Add a reading; return whether `difference` was computed anew."""
         if engine.steps is None:
             return False
         now = Counts(engine.generation_tokens, engine.steps, *answered)

@@ -38,27 +38,16 @@ class UsageError(Exception):
 class Issue:
     """One error in the settings.
 
-    Parameters
-    ----------
-    path
-        Keys and list indexes from the root of the validated settings to the error.
-    message
-        What is wrong, without values that could be secrets.
-    hint
-        How to correct it; empty if the message already says so.
-    at_key
-        True if the key itself is wrong, not its value.
-
     Examples
     --------
     >>> Issue(("prompt_lookup_min",), "must be positive").below("backends", 0).path
     ('backends', 0, 'prompt_lookup_min')
     """
 
-    path: Path
-    message: str
-    hint: str = ""
-    at_key: bool = False
+    path: Path  # keys and list indexes from the root of the validated settings to the error
+    message: str  # what is wrong, without values that could be secrets
+    hint: str = ""  # how to correct it; empty if the message already says so
+    at_key: bool = False  # whether the key itself is wrong, not its value
 
     def below(self, *path: str | int) -> Issue:
         """Return the same issue with `path` prepended to its path."""
@@ -67,11 +56,6 @@ class Issue:
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return a hint that names the closest of `known`, or all of them if none is close.
-
-    Parameters
-    ----------
-    cutoff
-        Minimum similarity of a close word (`difflib`'s ratio, 0 to 1).
 
     Examples
     --------

@@ -28,15 +28,6 @@ def all_cores(
 ) -> Iterator[Callable[[Sequence[Task]], list[Result]]]:
     """Yield a function that applies `work` to many tasks, in processes that live until the block ends.
 
-    Parameters
-    ----------
-    work
-        Picklable function; sent to each process once.
-    jobs
-        Number of processes: None for one per core that this process may use, 1 to run in this process.
-    progress
-        Called a few times a second with the sum of the `report_progress` counts since the last call.
-
     Examples
     --------
     >>> with all_cores(abs, jobs=1) as run_all:
@@ -100,18 +91,7 @@ def _single_threaded_children() -> Iterator[None]:
 
 @contextmanager
 def ray_cluster(work: Callable[[Task], Result], address: str) -> Iterator[Callable[[Sequence[Task]], list[Result]]]:
-    """Yield a function like that of `all_cores` that runs on a Ray cluster; its machines need this package.
-
-    Parameters
-    ----------
-    address
-        Address for `ray.init`: `HOST:PORT`, `ray://HOST:PORT` or `auto`; `local` starts a cluster on this machine.
-
-    Raises
-    ------
-    UsageError
-        If Ray is not installed, or there is no cluster at the address.
-    """
+    """Yield a function like that of `all_cores` that runs on a Ray cluster; its machines need this package."""
     try:
         import ray
     except ModuleNotFoundError:

@@ -54,11 +54,6 @@ class Interval:
 def of_replications(ratio: float, replications: Sequence[float]) -> Interval:
     """Return a ratio with the interval that its replications on other traffic give.
 
-    Parameters
-    ----------
-    replications
-        The same ratio on independent replications of the traffic, each positive.
-
     Notes
     -----
     Student's t on the logarithms, with the spread of the replications, around the ratio itself: traffic that is
@@ -81,16 +76,6 @@ def of_replications(ratio: float, replications: Sequence[float]) -> Interval:
 
 def of_units(up: Sequence[Floats], down: Sequence[Floats]) -> Interval:
     """Return a product of sums over a product of as many sums, with the interval that independent units give.
-
-    Parameters
-    ----------
-    up, down
-        Sums in the numerator and in the denominator by unit, shape (units,) each; of equal number.
-
-    Raises
-    ------
-    ValueError
-        If a sum is not positive.
 
     Notes
     -----
@@ -115,11 +100,6 @@ def of_units(up: Sequence[Floats], down: Sequence[Floats]) -> Interval:
 
 def of_parts(ratio: float, without: Sequence[float]) -> Interval:
     """Return a ratio with the interval that the jackknife over independent parts of the data gives.
-
-    Parameters
-    ----------
-    without
-        The ratio, of any statistics, without each of the parts in turn; each positive.
 
     References
     ----------

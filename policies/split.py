@@ -19,13 +19,6 @@ def draw(key: str, salt: str | int = "") -> int:
 def part_of(request_id: str, parts: int = 2, salt: str | int = "") -> int:
     """Return the part of a request, 0 to `parts` - 1: wherever and in whatever order it is met, the same one.
 
-    Parameters
-    ----------
-    request_id
-        Id of the request in its data set or log; not its position, which changes with each row that is left out.
-    salt
-        Another salt makes an independent split.
-
     Examples
     --------
     >>> [part_of(f"request-{number}") for number in range(6)]

@@ -27,15 +27,6 @@ Sums = tuple[float, ...]
 class Table:
     """A kind of observations.
 
-    Parameters
-    ----------
-    width
-        Number of sums per bucket.
-    half_life_s
-        Age in seconds at which an observation's weight is one half.
-    overflow
-        Function that maps a key to a more general one, used when the table is full.
-
     Examples
     --------
     >>> table = Table("length", 3, half_life_s=3600.0, overflow=lambda key: ("", *key[1:]))
@@ -44,9 +35,9 @@ class Table:
     """
 
     name: str
-    width: int
-    half_life_s: float
-    overflow: Callable[[Key], Key]
+    width: int  # number of sums per bucket
+    half_life_s: float  # age in seconds at which an observation's weight is one half
+    overflow: Callable[[Key], Key]  # function that maps a key to a more general one, used when the table is full
 
     @property
     def epoch_s(self) -> float:
@@ -93,11 +84,6 @@ class Statistics:
     The two are kept apart, so that this gateway's sums can be written again to a store that lost them. Only `buckets`
     and `own_of` may be called from another thread.
 
-    Parameters
-    ----------
-    clock
-        Clock in seconds since 1970, so that epochs are the same for all gateways.
-
     Examples
     --------
     >>> table = Table("length", 2, half_life_s=3600.0, overflow=lambda key: ("", *key[1:]))
@@ -110,7 +96,7 @@ class Statistics:
 
     def __init__(self, tables: Iterable[Table], clock: Callable[[], float]) -> None:
         self.tables = {table.name: table for table in tables}
-        self.clock = clock
+        self.clock = clock  # clock in seconds since 1970, so that epochs are the same for all gateways
         self._own: dict[tuple[str, int], _EpochRecord] = {}
         self._last: dict[str, _EpochRecord] = {}  # by table: where the last observation was added
         self._others: dict[tuple[str, int], Mapping[Key, Sums]] = {}
@@ -122,13 +108,7 @@ class Statistics:
         self.add_at(self.clock(), table, key, sums)
 
     def add_at(self, now_s: float, table: Table, key: Key, sums: Sums) -> None:
-        """Add one observation to a bucket.
-
-        Raises
-        ------
-        ValueError
-            If the number of sums is not the table's width, or one is not finite (it would spoil the bucket for good).
-        """
+        """Add one observation to a bucket."""
         total = 0.0
         for number in sums:
             total += number
@@ -191,13 +171,7 @@ class Statistics:
         self.observations += 1
 
     def set_others_of(self, table: str, epoch: int, buckets: Mapping[Key, Sums]) -> None:
-        """Replace the sums of other gateways in one table and epoch, in a single assignment.
-
-        Parameters
-        ----------
-        buckets
-            Sums by key, each of the table's width. The mapping is not copied, so the caller must not change it later.
-        """
+        """Replace the sums of other gateways in one table and epoch, in a single assignment."""
         if buckets:
             self._others[table, epoch] = buckets
         else:

@@ -51,13 +51,6 @@ def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context
 
     The formulas are those of `StepTime` and `Drafting`. A test compares them with the simulated engine.
 
-    Parameters
-    ----------
-    batches
-        Requests in the batch.
-    context_tokens
-        Mean context of a request.
-
     Examples
     --------
     >>> from backends.calibration.calibration import load_calibration
@@ -93,13 +86,7 @@ def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context
 def goodput(
     parameters: EngineParameters, tokens_per_step: Sequence[float], context_tokens: float, longest_batch: int
 ) -> Floats:
-    """Return the tokens per second of each batch size with each k, shape (longest_batch, k + 1).
-
-    Parameters
-    ----------
-    tokens_per_step
-        Mean tokens that a step emits for a request when it drafts 0, 1, ..., k tokens.
-    """
+    """Return the tokens per second of each batch size with each k, shape (longest_batch, k + 1)."""
     batches = np.arange(1.0, longest_batch + 1)
     return np.stack(
         [
@@ -116,11 +103,6 @@ def ranges_of(goodput: Floats, tolerance: float = TOLERANCE) -> list[Range]:
     A k may stand for a batch size if it loses at most `tolerance` there and is within one of the best. Among the
     schedules with the fewest ranges, that with the least loss is returned. Found by dynamic programming over batch
     sizes.
-
-    Parameters
-    ----------
-    goodput
-        Throughput, shape (batches, k + 1); only ratios within a batch size count.
 
     Examples
     --------

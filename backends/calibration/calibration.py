@@ -117,49 +117,29 @@ class Progress(_Sourced):
 
 
 class Acceptance(_Sourced):
-    """Acceptance of a model's drafts at temperature 0.
+    """Acceptance of a model's drafts at temperature 0."""
 
-    Parameters
-    ----------
-    by_position
-        Probability that the draft at position 1, 2, ... is accepted if those before it were; the last one also holds
-        for further positions.
-    request_spread
-        Standard deviation between requests of the logits of these probabilities.
-    progress
-        Change of the logits over an answer; None if none was measured.
-    confidence_window
-        What adaptive verification knows of a draft token before it is verified. Each token has a hardness, uniform in
-        [0, 1), and is accepted if this is below its rate; the engine knows it to within a window of this width, at a
-        random place. None: it knows the rates alone.
-    """
-
+    # Probability that the draft at position 1, 2, ... is accepted if those before it were; the last one also holds for
+    # further positions.
     by_position: tuple[Rate, ...] = Field(min_length=1)
-    request_spread: float = Field(ge=0)
-    progress: Progress | None = None
+    request_spread: float = Field(ge=0)  # standard deviation between requests of the logits of these probabilities
+    progress: Progress | None = None  # change of the logits over an answer; None if none was measured
+    # What adaptive verification knows of a draft token before it is verified. Each token has a hardness, uniform in [0,
+    # 1), and is accepted if this is below its rate; the engine knows it to within a window of this width, at a random
+    # place. None: it knows the rates alone.
     confidence_window: float | None = Field(default=None, gt=0)
 
 
 class MethodCalibration(BaseModel):
-    """The costs and acceptance of one method.
-
-    Parameters
-    ----------
-    drafting
-        Time of drafting.
-    acceptance
-        Acceptance by kind of text; empty for methods that are replayed on the text.
-    acceptance_like
-        Another method whose acceptance is used, if none was published for this one.
-    weights_gib, kv_kib_per_token
-        Weights of the draft, and its KV cache per token.
-    """
+    """The costs and acceptance of one method."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    drafting: Drafting
+    drafting: Drafting  # time of drafting
+    # Acceptance by kind of text; empty for methods that are replayed on the text.
     acceptance: dict[Kind, Acceptance] = Field(default_factory=dict)
-    acceptance_like: Method | None = None
+    acceptance_like: Method | None = None  # another method whose acceptance is used, if none was published for this one
+    # weights_gib, kv_kib_per_token: weights of the draft, and its KV cache per token.
     weights_gib: float = Field(default=0.0, ge=0)
     kv_kib_per_token: float = Field(default=0.0, ge=0)
 
@@ -217,11 +197,6 @@ class Scheduler(_Sourced):
 class Calibration(BaseModel):
     """The calibration of one target model on one machine.
 
-    Parameters
-    ----------
-    methods_from
-        Another calibration, from which methods that this one does not list are taken.
-
     Examples
     --------
     >>> calibration = load_calibration("llama-3.1-8b-h100")
@@ -241,7 +216,7 @@ class Calibration(BaseModel):
     scheduler: Scheduler
     temperature: Temperature
     methods: dict[Method, MethodCalibration]
-    methods_from: str | None = None
+    methods_from: str | None = None  # another calibration, from which methods that this one does not list are taken
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -254,26 +229,14 @@ class Calibration(BaseModel):
         return self
 
     def method(self, method: Method) -> MethodCalibration:
-        """Return the costs and acceptance of a method.
-
-        Raises
-        ------
-        ValueError
-            If this calibration does not have the method.
-        """
+        """Return the costs and acceptance of a method."""
         if method not in self.methods:
             known = ", ".join(sorted(self.methods))
             raise ValueError(f"calibration {self.name!r} has no method {method!s}; it has {known}")
         return self.methods[method]
 
     def acceptance(self, method: Method, kind: str) -> Acceptance:
-        """Return the acceptance of a method's drafts in text of a kind; an unknown kind counts as chat.
-
-        Raises
-        ------
-        ValueError
-            If this calibration has no acceptance for the method.
-        """
+        """Return the acceptance of a method's drafts in text of a kind; an unknown kind counts as chat."""
         entry = self.method(method)
         by_kind = entry.acceptance or (self.methods[entry.acceptance_like].acceptance if entry.acceptance_like else {})
         if not by_kind:
@@ -281,13 +244,7 @@ class Calibration(BaseModel):
         return by_kind[nearest_kind(kind, by_kind)]
 
     def kv_tokens(self, method: Method) -> int:
-        """Return the number of tokens that fit into the KV cache beside the weights of target and draft.
-
-        Raises
-        ------
-        ValueError
-            If the weights leave no memory for it.
-        """
+        """Return the number of tokens that fit into the KV cache beside the weights of target and draft."""
         entry = self.method(method)
         room_gib = (
             self.memory.gpu_gib * self.memory.utilization
@@ -309,13 +266,7 @@ def calibration_names() -> tuple[str, ...]:
 
 @cache
 def load_calibration(name: str) -> Calibration:
-    """Load a calibration of the package.
-
-    Raises
-    ------
-    ValueError
-        If there is no such calibration (the message lists them) or its file is invalid.
-    """
+    """Load a calibration of the package."""
     if name not in calibration_names():
         raise ValueError(f"no calibration is called {name!r}; known: {', '.join(calibration_names())}")
     return Calibration.model_validate(_document(name))

@@ -15,30 +15,17 @@ from backends.speculation import Method
 
 @dataclass(frozen=True, slots=True)
 class DraftProfile:
-    """Drafting and acceptance of one method on one kind of text.
+    """Drafting and acceptance of one method on one kind of text."""
 
-    Parameters
-    ----------
-    accepted
-        Shape (k,). If `drafted` is empty, the probability that the draft at a position is accepted if those before it
-        were; otherwise the share of steps in which at least 1, 2, ..., k drafts are accepted.
-    drafted
-        Share of steps that draft at least 1, 2, ..., k tokens; empty for methods that always draft k.
-    request_spread
-        Standard deviation between requests of the logits of both.
-    factor
-        Factor of the acceptance probabilities, applied after the shift of their logits.
-    confidence_window
-        See `Acceptance.confidence_window`; 0 for None.
-    progress
-        Output tokens, and shifts of the logits at these; linear between them, constant beyond.
-    """
-
+    # Shape (k,). If `drafted` is empty, the probability that the draft at a position is accepted if those before it
+    # were; otherwise the share of steps in which at least 1, 2, ..., k drafts are accepted.
     accepted: tuple[float, ...] = ()
+    # Share of steps that draft at least 1, 2, ..., k tokens; empty for methods that always draft k.
     drafted: tuple[float, ...] = ()
-    request_spread: float = 0.0
-    factor: float = 1.0
-    confidence_window: float = 0.0
+    request_spread: float = 0.0  # standard deviation between requests of the logits of both
+    factor: float = 1.0  # factor of the acceptance probabilities, applied after the shift of their logits
+    confidence_window: float = 0.0  # see `Acceptance.confidence_window`; 0 for None
+    # Output tokens, and shifts of the logits at these; linear between them, constant beyond.
     progress: tuple[tuple[int, ...], tuple[float, ...]] = ((), ())
 
 
@@ -51,18 +38,6 @@ def draft_profile(
     kind: str = "chat",
 ) -> DraftProfile:
     """Return the profile of a method, from the calibration or, for n-gram and suffix drafting, from recorded texts.
-
-    Parameters
-    ----------
-    temperature
-        Sampling temperature, which does not affect n-gram and suffix drafting here.
-    kind
-        Kind of text, one of `calibration.Kind`; an unknown one counts as chat.
-
-    Raises
-    ------
-    ValueError
-        If the calibration has no acceptance for the method, or the configuration is invalid.
 
     Examples
     --------

@@ -18,19 +18,12 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True, slots=True)
 class LookupShares:
-    """Shares of the steps on one kind of text.
+    """Shares of the steps on one kind of text."""
 
-    Parameters
-    ----------
-    drafted, accepted
-        Share of steps in which at least 1, 2, ..., k tokens are drafted, and accepted.
-    request_spread
-        Standard deviation between requests of the logits of both.
-    """
-
+    # drafted, accepted: share of steps in which at least 1, 2, ..., k tokens are drafted, and accepted.
     drafted: tuple[float, ...]
     accepted: tuple[float, ...]
-    request_spread: float
+    request_spread: float  # standard deviation between requests of the logits of both
 
 
 class _Shares(BaseModel):
@@ -53,17 +46,6 @@ class _Entry(BaseModel):
 
 def lookup_shares(method: Method, kind: str, k: int, low: int = 0, high: int = 0) -> LookupShares:
     """Return the shares of the fitted configuration that is nearest, first in n, then in k.
-
-    Parameters
-    ----------
-    method
-        n-gram or suffix.
-    kind
-        Kind of text, one of `calibration.Kind`; an unknown one counts as chat.
-    k
-        Maximum tokens drafted per step.
-    low, high
-        Minimum and maximum n of prompt lookup; 0 for suffix.
 
     Examples
     --------

@@ -20,27 +20,6 @@ _WHOLE = frozenset({Method.DSPARK, Method.DFLASH, Method.DRAFT_MODEL})
 class EngineParameters:
     """Settings of an engine.
 
-    Parameters
-    ----------
-    step, drafting
-        Time of a step; see `StepTime` and `Drafting`.
-    k
-        Maximum tokens drafted per step; 0 for a baseline.
-    k_by_batch
-        `k_by_batch[b]` is the k for a batch of b requests; the last entry holds for larger ones. Empty for always `k`.
-    least_passes
-        Passes of the drafter in a step for which the schedule drafts fewer tokens: a head runs once even for none, to
-        keep its cache, and a drafter that makes k drafts whatever the schedule says runs for all of them.
-    max_num_seqs, max_num_batched_tokens, max_model_len
-        vLLM's limits of the same names.
-    kv_blocks
-        Blocks of 16 tokens in the KV cache.
-    prefix_caching
-        Whether requests share the blocks of common prefixes.
-    adaptive
-        Whether each step verifies only the draft tokens that are worth their time, as with vLLM's
-        `enable_adaptive_verification`.
-
     Examples
     --------
     >>> from backends.calibration.calibration import load_calibration
@@ -50,16 +29,23 @@ class EngineParameters:
     5
     """
 
+    # step, drafting: time of a step; see `StepTime` and `Drafting`.
     step: StepTime
     drafting: Drafting
-    k: int = 0
+    k: int = 0  # maximum tokens drafted per step; 0 for a baseline
+    # `k_by_batch[b]` is the k for a batch of b requests; the last entry holds for larger ones. Empty for always `k`.
     k_by_batch: tuple[int, ...] = ()
+    # Passes of the drafter in a step for which the schedule drafts fewer tokens: a head runs once even for none, to
+    # keep its cache, and a drafter that makes k drafts whatever the schedule says runs for all of them.
     least_passes: int = 0
+    # max_num_seqs, max_num_batched_tokens, max_model_len: vLLM's limits of the same names.
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     max_model_len: int = 131_072
-    kv_blocks: int = 16_384
-    prefix_caching: bool = True
+    kv_blocks: int = 16_384  # blocks of 16 tokens in the KV cache
+    prefix_caching: bool = True  # whether requests share the blocks of common prefixes
+    # Whether each step verifies only the draft tokens that are worth their time, as with vLLM's
+    # `enable_adaptive_verification`.
     adaptive: bool = False
 
     def __post_init__(self) -> None:
@@ -78,14 +64,7 @@ class EngineParameters:
         max_model_len: int | None = None,
         prefix_caching: bool = True,
     ) -> EngineParameters:
-        """Return the parameters of a method from a calibration; limits that are None are the calibration's.
-
-        Raises
-        ------
-        ValueError
-            If the calibration does not have the method, the schedule of k is invalid, or the method has no confidence
-            to adapt to.
-        """
+        """Return the parameters of a method from a calibration; limits that are None are the calibration's."""
         config = speculative_config or {}
         adaptive = bool(config.get("enable_adaptive_verification"))
         if adaptive and method in _MODELLESS:

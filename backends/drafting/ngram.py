@@ -45,27 +45,6 @@ def ngram_replay(
     A step looks up the last n tokens of prompt and output, with the largest n in [min_n, max_n] for which they occur
     earlier, and drafts up to k tokens that followed their leftmost occurrence.
 
-    Parameters
-    ----------
-    prompt_ids, output_ids
-        Token ids; the output has at least one.
-    k
-        Maximum tokens drafted per step, at least 1.
-    min_n, max_n
-        Bounds of n, `prompt_lookup_min` and `prompt_lookup_max`.
-    max_model_len
-        Maximum tokens of prompt, output and draft.
-
-    Returns
-    -------
-    emitted, drafted
-        int32, shape (len(output_ids),); see `Script`.
-
-    Raises
-    ------
-    ValueError
-        If k < 1 or not 1 <= min_n <= max_n.
-
     Examples
     --------
     >>> emitted, drafted = ngram_replay([1, 2, 3, 4], [1, 2, 3, 4], k=2, min_n=2, max_n=2)

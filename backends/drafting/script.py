@@ -22,18 +22,6 @@ class Script:
     Speculation does not change the text, only how many tokens a step emits. When the text is known, so is the result of
     every step that could be taken.
 
-    Parameters
-    ----------
-    prompt_tokens, output_tokens
-        Number of tokens; both at least 1.
-    emitted
-        Shape (output_tokens,). `emitted[i]` is the number of tokens that a step at output position i emits: accepted
-        + 1, at least 1 and at most `output_tokens - i`. The prefill emits position 0.
-    drafted
-        Shape (output_tokens,). `drafted[i]` is the number of draft tokens that this step verifies; 0 without a draft.
-    prefix_blocks
-        `block_hashes(prompt + output)`, or of the prompt only; empty for a request that shares no prefix with others.
-
     Examples
     --------
     >>> script = Script(100, 3, *plain_steps(3))
@@ -41,10 +29,15 @@ class Script:
     ([1, 1, 1], [0, 0, 0])
     """
 
+    # prompt_tokens, output_tokens: number of tokens; both at least 1.
     prompt_tokens: int
     output_tokens: int
+    # Shape (output_tokens,). `emitted[i]` is the number of tokens that a step at output position i emits: accepted + 1,
+    # at least 1 and at most `output_tokens - i`. The prefill emits position 0.
     emitted: npt.NDArray[np.int32]
+    # Shape (output_tokens,). `drafted[i]` is the number of draft tokens that this step verifies; 0 without a draft.
     drafted: npt.NDArray[np.int32]
+    # `block_hashes(prompt + output)`, or of the prompt only; empty for a request that shares no prefix with others.
     prefix_blocks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -20,21 +20,6 @@ class SuffixCache:
 
     Follows `arctic_inference.suffix_decoding.SuffixDecodingCache`, which vLLM calls (arXiv 2411.04975).
 
-    Parameters
-    ----------
-    max_tree_depth
-        Maximum tokens of a match and its draft together.
-    max_spec_factor
-        Maximum drafted tokens per token of the match.
-    min_token_prob
-        Probability below which a draft ends.
-    max_cached_requests
-        Maximum number of answers; the oldest is removed first.
-    num_speculative_tokens
-        Maximum tokens drafted per step; None for `max_tree_depth`.
-    max_model_len
-        Maximum tokens of prompt, output and draft.
-
     Examples
     --------
     >>> cache = SuffixCache()
@@ -83,27 +68,7 @@ class SuffixCache:
         )
 
     def replay(self, prompt_ids: Sequence[int], output_ids: Sequence[int], learn: bool = True) -> Steps:
-        """Return the tokens that each possible step of a request emits and drafts, and add its answer to the cache.
-
-        Parameters
-        ----------
-        prompt_ids, output_ids
-            Token ids, at least one each.
-        learn
-            False to leave the cache unchanged.
-
-        Returns
-        -------
-        emitted, drafted
-            int32, shape (len(output_ids),); see `Script`.
-
-        Raises
-        ------
-        ValueError
-            If a token id is negative.
-        OverflowError
-            If a token id does not fit into 32 bits.
-        """
+        """Return the tokens that each possible step of a request emits and drafts, and add its answer to the cache."""
         emitted, drafted = plain_steps(len(output_ids))
         text = np.array([*prompt_ids, *output_ids], np.int32)
         if text.min() < 0:

@@ -22,25 +22,15 @@ def _single(number: float) -> float:
 
 
 class _Node:
-    """The last tokens of a run: what follows the runs of the nodes above.
-
-    Attributes
-    ----------
-    count
-        How often the run occurred.
-    text, start, length
-        The label is `text[start : start + length]`, where the run occurred. A leaf, a run that occurred once, has
-        length 0 and continues to the end of its text, or to the depth of the tree, so that it grows at no cost.
-    children
-        By first token.
-    ranked
-        Children by falling count; not used at the root.
-    """
+    """The last tokens of a run: what follows the runs of the nodes above."""
 
     __slots__ = ("children", "count", "length", "ranked", "start", "text")
 
     def __init__(self, count: int, text: list[int], start: int, length: int) -> None:
-        self.count = count
+        self.count = count  # how often the run occurred
+        # text, start, length: the label is `text[start : start + length]`, where the run occurred. A leaf, a run that
+        # occurred once, has length 0 and continues to the end of its text, or to the depth of the tree, so that it
+        # grows at no cost.
         self.text = text
         self.start = start
         self.length = length
@@ -94,16 +84,6 @@ class SuffixTree:
     Counts, and the order of equally frequent continuations, equal those of arctic-inference 0.1.1
     (`csrc/suffix_decoding/suffix_tree.cc`).
 
-    Parameters
-    ----------
-    depth
-        Maximum length of a run, in tokens.
-
-    Attributes
-    ----------
-    newest
-        The newest text.
-
     Examples
     --------
     >>> tree = SuffixTree(depth=4)
@@ -114,7 +94,7 @@ class SuffixTree:
     """
 
     def __init__(self, depth: int) -> None:
-        self.depth = depth
+        self.depth = depth  # maximum length of a run, in tokens
         self.root = _Node(0, [], 0, 1)
         self.begin()
 
@@ -281,15 +261,7 @@ class SuffixTrees:
         ]
 
     def replay(self, text: Ints, prompt_tokens: int, learn: bool, emitted: Ints, drafted: Ints) -> None:
-        """Store what each step of a text emits and drafts, and add its answer to the tree if `learn` is set.
-
-        Parameters
-        ----------
-        text, prompt_tokens
-            Prompt and answer, and the index at which the answer starts.
-        emitted, drafted
-            Output arrays for the steps, shape (answer tokens,).
-        """
+        """Store what each step of a text emits and drafts, and add its answer to the tree if `learn` is set."""
         tokens, total = text.tolist(), len(text)
         remember, local, shared = self.max_cached > 0, SuffixTree(self.depth), self.tree
         while learn and self._cached and len(self._cached) >= self.max_cached:
@@ -324,13 +296,6 @@ class SuffixTrees:
         """Return the best draft and its score, or `best` if no draft has a higher score.
 
         Of drafts with equal scores, the one with the longest match wins.
-
-        Parameters
-        ----------
-        context
-            The last known tokens, as many as a match can have.
-        room
-            Maximum tokens of the draft.
         """
         matches = min(len(tree.active) - 1, len(context))
         places = [(node, node.length) for node in tree.active[1 : matches + 1]]

@@ -15,13 +15,7 @@ class UnboundedError(httpx.HTTPError):
 
 
 async def parts_of(answer: httpx.Response, most_bytes: int) -> AsyncIterator[bytes]:
-    """Yield the parts of a body as they arrive.
-
-    Raises
-    ------
-    UnboundedError
-        If it is longer than `most_bytes`, of which no more is read then; or if it is compressed.
-    """
+    """Yield the parts of a body as they arrive."""
     path, encoding = answer.request.url.path, answer.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise UnboundedError(f"{path} came compressed ({encoding[:20]}), which was not asked for")

@@ -16,13 +16,6 @@ _FRAMING_PER_BYTE = 16
 class ChunkedBody:
     r"""A chunked body while it is being read; extensions and trailers are checked and dropped.
 
-    Attributes
-    ----------
-    data
-        The body so far.
-    is_complete
-        Whether the body has ended.
-
     Examples
     --------
     >>> body = ChunkedBody(HeadLimits(), 100)
@@ -38,18 +31,11 @@ class ChunkedBody:
         self._missing_bytes = 0  # of the current chunk and the line end after it; 0 before the size of a chunk
         self._framing_bytes = 0
         self._is_in_trailers = False
-        self.data = bytearray()
-        self.is_complete = False
+        self.data = bytearray()  # the body so far
+        self.is_complete = False  # whether the body has ended
 
     def read(self, data: bytes, at: int) -> int:
-        """Read from `data[at:]` what is there, and return the offset of what must be given again with more.
-
-        Raises
-        ------
-        RequestError
-            400 if these are no chunks or their framing is much larger than the body, 413 if the body is too large, 431
-            for trailers above the limits of headers.
-        """
+        """Read from `data[at:]` what is there, and return the offset of what must be given again with more."""
         while not self.is_complete:
             if self._missing_bytes:
                 after = self._read_chunk(data, at)

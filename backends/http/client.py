@@ -27,17 +27,13 @@ HeaderList = list[tuple[bytes, bytes]]
 
 
 class UpstreamError(Exception):
-    """A request failed on the way to the backend or back.
-
-    Parameters
-    ----------
-    kind
-        The label value in metrics: `connect` (no connection), `broken` (closed before the end of the answer), `garbage`
-        (not HTTP/1.1) or `exhausted` (this process has no file or port left, which is not the backend's failure).
-    """
+    """A request failed on the way to the backend or back."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
+        # The label value in metrics: `connect` (no connection), `broken` (closed before the end of the answer),
+        # `garbage` (not HTTP/1.1) or `exhausted` (this process has no file or port left, which is not the backend's
+        # failure).
         self.kind = kind
 
 
@@ -61,18 +57,13 @@ class Receiver(Protocol):
 
 
 class AnswerHead:
-    """The status and headers of a complete answer, shared by all answers with the same head.
-
-    Attributes
-    ----------
-    headers
-        The headers of the first such answer. Its `content-length` does not hold for the others.
-    """
+    """The status and headers of a complete answer, shared by all answers with the same head."""
 
     __slots__ = ("headers", "status")
 
     def __init__(self, status: int, headers: HeaderList) -> None:
         self.status = status
+        # The headers of the first such answer. Its `content-length` does not hold for the others.
         self.headers = headers
 
 
@@ -87,17 +78,6 @@ class WholeReceiver(Receiver, Protocol):
 class Address:
     """The address of a backend.
 
-    Parameters
-    ----------
-    host, port
-        The TCP address; an IPv6 host has no brackets.
-    authority
-        Value of the `Host` header.
-    tls
-        True for HTTPS.
-    path
-        Path of a Unix socket, which replaces host and port; None for TCP.
-
     Examples
     --------
     >>> Address.parse("http://[::1]:8000")
@@ -106,21 +86,16 @@ class Address:
     '/run/engine.sock'
     """
 
+    # host, port: the TCP address; an IPv6 host has no brackets.
     host: str
     port: int
-    authority: bytes
+    authority: bytes  # value of the `Host` header
     tls: bool = False
-    path: str | None = None
+    path: str | None = None  # path of a Unix socket, which replaces host and port; None for TCP
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Parse `http://host[:port]`, `https://host[:port]` or `unix:/path/to.sock`.
-
-        Raises
-        ------
-        ValueError
-            If the URL has another form.
-        """
+        """Parse `http://host[:port]`, `https://host[:port]` or `unix:/path/to.sock`."""
         if url.startswith("unix:"):
             path = url.removeprefix("unix:").removeprefix("//")
             if not path.startswith("/"):
@@ -352,19 +327,7 @@ class Connection:
 
 
 class Call:
-    """One request to a backend, and its answer.
-
-    Attributes
-    ----------
-    answered
-        True from the first byte of the answer.
-    once
-        True if its connection carries no other call.
-    reused
-        True if its connection carried another call before.
-    connecting
-        The task that opens its connection; None once that is done.
-    """
+    """One request to a backend, and its answer."""
 
     __slots__ = (
         "answered",
@@ -394,13 +357,13 @@ class Call:
         self.body = body
         self.receiver = receiver
         self.head_only = head_only
-        self.once = once
+        self.once = once  # whether its connection carries no other call
         self.whole = whole
         self.connection: Connection | None = None
-        self.reused = False
-        self.answered = False
+        self.reused = False  # whether its connection carried another call before
+        self.answered = False  # true from the first byte of the answer
         self.paused = False
-        self.connecting: asyncio.Task[None] | None = None
+        self.connecting: asyncio.Task[None] | None = None  # the task that opens its connection; None once that is done
 
     def cancel(self) -> None:
         """Close the connection, at which vLLM aborts the request; the receiver is not called any more."""
@@ -425,30 +388,7 @@ class Call:
 
 
 class UpstreamClient:
-    """Client of one backend, with its pool of connections.
-
-    Parameters
-    ----------
-    address
-        Address of the backend.
-    connect_timeout_s
-        Seconds until connecting times out, including name resolution and the TLS handshake.
-    max_idle
-        Maximum number of idle connections.
-    keep_alive_s
-        Seconds after which an idle connection is closed.
-    tls
-        TLS context; None for the default one.
-    writes
-        Batch in which small requests are written; None writes them immediately.
-
-    Attributes
-    ----------
-    pattern, pattern_head
-        The remembered head of an answer, as bytes and parsed.
-    mismatches
-        Consecutive complete answers whose head did not match the pattern.
-    """
+    """Client of one backend, with its pool of connections."""
 
     def __init__(
         self,
@@ -460,18 +400,20 @@ class UpstreamClient:
         tls: ssl.SSLContext | None = None,
         writes: WriteBatch | None = None,
     ) -> None:
-        self.address = address
-        self.writes = writes
+        self.address = address  # address of the backend
+        self.writes = writes  # batch in which small requests are written; None writes them immediately
+        # Seconds until connecting times out, including name resolution and the TLS handshake.
         self._connect_timeout_s = connect_timeout_s
-        self._max_idle = max_idle
-        self._keep_alive_s = keep_alive_s
+        self._max_idle = max_idle  # maximum number of idle connections
+        self._keep_alive_s = keep_alive_s  # seconds after which an idle connection is closed
         self._tls = tls or (ssl.create_default_context() if address.tls else None)
         self._idle: list[Connection] = []  # the longest idle first
         self._expiry: asyncio.TimerHandle | None = None
         self._closing = False
+        # pattern, pattern_head: the remembered head of an answer, as bytes and parsed.
         self.pattern: HeadPattern | None = None
         self.pattern_head = AnswerHead(0, [])
-        self.mismatches = 0
+        self.mismatches = 0  # consecutive complete answers whose head did not match the pattern
 
     def send(
         self,
@@ -483,24 +425,7 @@ class UpstreamClient:
         whole: WholeReceiver | None = None,
         once: bool = False,
     ) -> Call:
-        """Send a request, and pass its answer to `receiver`.
-
-        Parameters
-        ----------
-        head
-            Request line and headers, with the blank line that ends them.
-        body
-            The body, or empty.
-        receiver
-            Callbacks for the answer.
-        head_only
-            True for a HEAD request, whose answer has no body whatever its headers say.
-        whole
-            The receiver again if it accepts complete answers, else None.
-        once
-            True for a request that must not be sent twice. It gets a connection of its own: on an old one the
-            keep-alive race leaves open whether the backend has taken it.
-        """
+        """Send a request, and pass its answer to `receiver`."""
         call = Call(head, body, receiver, head_only=head_only, whole=None if head_only or once else whole, once=once)
         if self._idle:
             self._close_expired()

@@ -15,11 +15,6 @@ _MAX_BYTES = 4096  # longer heads are rare, and a pattern is kept for each conne
 class HeadPattern:
     r"""The bytes of a message head in which only the content length may differ; see `pattern_of`.
 
-    Attributes
-    ----------
-    length
-        Content length of the last head that matched, in bytes.
-
     Examples
     --------
     >>> pattern = pattern_of(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
@@ -33,7 +28,7 @@ class HeadPattern:
     def __init__(self, before: bytes, after: bytes, length: int) -> None:
         self._before = before
         self._after = after
-        self.length = length
+        self.length = length  # content length of the last head that matched, in bytes
 
     def body_begins(self, data: bytes, at: int = 0) -> int:
         """Return the offset of the body if a complete head that matches begins at `at`, else -1."""

@@ -30,20 +30,12 @@ _KNOWN: Final = _ONCE | {b"connection", b"expect", b"transfer-encoding"}
 
 
 class RequestError(Exception):
-    """A request that the server does not accept.
-
-    Parameters
-    ----------
-    status
-        HTTP status of the answer.
-    reason
-        What is wrong, for the client; it repeats nothing of the request.
-    """
+    """A request that the server does not accept."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
-        self.status = status
-        self.reason = reason
+        self.status = status  # HTTP status of the answer
+        self.reason = reason  # what is wrong, for the client; it repeats nothing of the request
 
 
 def body_too_large(limit_bytes: int) -> RequestError:
@@ -53,45 +45,17 @@ def body_too_large(limit_bytes: int) -> RequestError:
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
-    """What the head of a request is bounded by.
+    """What the head of a request is bounded by."""
 
-    Parameters
-    ----------
-    target_bytes
-        Size of the request target.
-    headers_bytes, headers
-        Size of all headers together, and their number. They bound the trailers of a chunked body too.
-    """
-
-    target_bytes: int = 8 * 1024
+    target_bytes: int = 8 * 1024  # size of the request target
+    # headers_bytes, headers: size of all headers together, and their number. They bound the trailers of a chunked body
+    # too.
     headers_bytes: int = 64 * 1024
     headers: int = 100
 
 
 class RequestHead:
-    """The head of a request.
-
-    Attributes
-    ----------
-    path
-        Decoded path, without the query.
-    target
-        Path and query as received.
-    headers
-        Headers in order, with lower-case names.
-    length
-        Size of the body in bytes, if the body is not chunked.
-    is_chunked
-        Whether the body comes in chunks.
-    expects_continue
-        Whether the client waits for `100 Continue`.
-    is_http_1_1
-        False for HTTP/1.0, which has no chunks: closing the connection ends the answer.
-    keep_alive
-        Whether another request may follow.
-    notes
-        What the service keeps with the head; it finds it there again with each request that has the same head.
-    """
+    """The head of a request."""
 
     __slots__ = (
         "expects_continue",
@@ -119,25 +83,22 @@ class RequestHead:
         keep_alive: bool = False,
     ) -> None:
         path = target.partition(b"?")[0].decode("latin-1")
-        self.path = unquote(path) if "%" in path else path
+        self.path = unquote(path) if "%" in path else path  # decoded path, without the query
         self.method = method
-        self.target = target
-        self.headers = headers
-        self.length = length
-        self.is_chunked = is_chunked
-        self.expects_continue = expects_continue
+        self.target = target  # path and query as received
+        self.headers = headers  # headers in order, with lower-case names
+        self.length = length  # size of the body in bytes, if the body is not chunked
+        self.is_chunked = is_chunked  # whether the body comes in chunks
+        self.expects_continue = expects_continue  # whether the client waits for `100 Continue`
+        # False for HTTP/1.0, which has no chunks: closing the connection ends the answer.
         self.is_http_1_1 = is_http_1_1
-        self.keep_alive = keep_alive
+        self.keep_alive = keep_alive  # whether another request may follow
+        # What the service keeps with the head; it finds it there again with each request that has the same head.
         self.notes: Any = None
 
 
 def read_head(data: bytes, begins: int, end: int, limits: HeadLimits) -> RequestHead:
     r"""Return the request head in `data[begins:end]`, which ends with an empty line.
-
-    Raises
-    ------
-    RequestError
-        400 for what is not a valid head, 414 and 431 for one above the limits, 501 and 505 for what this server lacks.
 
     Examples
     --------
@@ -178,22 +139,7 @@ def read_head(data: bytes, begins: int, end: int, limits: HeadLimits) -> Request
 
 
 def check_beginning(data: bytes, checked: int, received: int, limits: HeadLimits) -> int:
-    """Check a head whose end has not come, so that what can be refused is refused now.
-
-    Parameters
-    ----------
-    data
-        The head so far.
-    checked
-        What the previous call for this head returned, or 0: the offset after its last whole line.
-    received
-        Size of the head at the previous call.
-
-    Raises
-    ------
-    RequestError
-        As `read_head` does.
-    """
+    """Check a head whose end has not come, so that what can be refused is refused now."""
     stop = data.rfind(b"\r\n", checked) + 2
     if stop < 2:
         stop = checked

@@ -55,36 +55,20 @@ SHED_SHARE = 7 / 8
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What a server accepts.
+    """What a server accepts."""
 
-    Parameters
-    ----------
-    head
-        Bounds of the head of a request.
-    body_bytes
-        Size of a request body.
-    idle_s
-        Seconds that a connection may be idle between requests.
-    head_s
-        Seconds from the first byte of a head to its last, and from the beginning of a connection to its first byte.
-    body_s
-        Seconds from the head to the last byte of the body.
-    stall_s
-        Seconds that a client may take to send anything of a body, or to receive anything of an answer.
-    connections
-        Most connections. One more takes the place of the one that has been idle for longest; if none is, it is refused.
-        A connection is idle until the head of a request is complete, so incomplete heads keep nobody out.
-    unfinished_bytes
-        Most bytes of unfinished requests, over all connections. Above it, the one that holds most is refused.
-    """
-
-    head: HeadLimits = field(default_factory=HeadLimits)
-    body_bytes: int = 64 * 2**20
-    idle_s: float = 75.0
+    head: HeadLimits = field(default_factory=HeadLimits)  # bounds of the head of a request
+    body_bytes: int = 64 * 2**20  # size of a request body
+    idle_s: float = 75.0  # seconds that a connection may be idle between requests
+    # Seconds from the first byte of a head to its last, and from the beginning of a connection to its first byte.
     head_s: float = 30.0
-    body_s: float = 300.0
+    body_s: float = 300.0  # seconds from the head to the last byte of the body
+    # Seconds that a client may take to send anything of a body, or to receive anything of an answer.
     stall_s: float = 60.0
+    # Most connections. One more takes the place of the one that has been idle for longest; if none is, it is refused. A
+    # connection is idle until the head of a request is complete, so incomplete heads keep nobody out.
     connections: int = 10_000
+    # Most bytes of unfinished requests, over all connections. Above it, the one that holds most is refused.
     unfinished_bytes: int = 256 * 2**20
 
 
@@ -118,19 +102,7 @@ class Service(Protocol):
 
 
 class HttpReply:
-    """One request of a connection, and the reply to it: a `whole` one, or `head`, any number of `data`, and `end`.
-
-    Attributes
-    ----------
-    source
-        What produces the answer; set by the service.
-    is_admitted
-        Whether the service has seen the head and not refused it; once is enough for all requests with the same head.
-    is_complete
-        Whether the request has been read completely.
-    has_ended
-        Whether the answer has ended or been aborted, or the client has disconnected.
-    """
+    """One request of a connection, and the reply to it: a `whole` one, or `head`, any number of `data`, and `end`."""
 
     __slots__ = (
         "_chunked",
@@ -148,12 +120,13 @@ class HttpReply:
         self._connection = connection
         self._chunked = request.is_http_1_1
         self._head = b""
+        # Whether the service has seen the head and not refused it; once is enough for all requests with the same head.
         self.is_admitted = False
         self.request = request
-        self.source: Source | None = None
+        self.source: Source | None = None  # what produces the answer; set by the service
         self.keep_alive = request.keep_alive and not connection.server.is_stopping
-        self.is_complete = False
-        self.has_ended = False
+        self.is_complete = False  # whether the request has been read completely
+        self.has_ended = False  # whether the answer has ended or been aborted, or the client has disconnected
 
     # Called by the service and the source of the answer
 
@@ -227,11 +200,6 @@ class ServerConnection:
     """A connection of a client, which reads requests and has them answered one after another.
 
     It implements `asyncio.Protocol` without inheriting from it, so that mypyc can compile it.
-
-    Attributes
-    ----------
-    held_bytes
-        What the server has counted of this connection's unfinished request.
     """
 
     __slots__ = (
@@ -259,7 +227,7 @@ class ServerConnection:
 
     def __init__(self, server: HttpServer) -> None:
         self.server = server
-        self.held_bytes = 0
+        self.held_bytes = 0  # what the server has counted of this connection's unfinished request
         self._transport: Any = None
         self._reply: HttpReply | None = None  # the current request: being read or answered
         self._reading: HttpReply | None = None  # the same, until its body is complete
@@ -614,22 +582,7 @@ class ServerConnection:
 
 
 class HttpServer:
-    """What the connections of a server share.
-
-    Parameters
-    ----------
-    extra_lines
-        Header lines of every answer.
-    writes
-        Batch in which complete answers are written; None writes them immediately.
-    connections
-        Set to keep the open connections in.
-
-    Attributes
-    ----------
-    is_stopping
-        Whether the server is being stopped: no connection has another request.
-    """
+    """What the connections of a server share."""
 
     def __init__(
         self,
@@ -642,10 +595,11 @@ class HttpServer:
     ) -> None:
         self.service = service
         self.limits = limits
-        self.writes = writes
-        self.is_stopping = False
+        self.writes = writes  # batch in which complete answers are written; None writes them immediately
+        self.is_stopping = False  # whether the server is being stopped: no connection has another request
+        # Set to keep the open connections in.
         self.connections: set[Any] = set() if connections is None else connections
-        self._extra_lines = extra_lines
+        self._extra_lines = extra_lines  # header lines of every answer
         self._preamble = b""
         self._preamble_until_s = 0.0
         self._sweep: Any = None

@@ -12,11 +12,6 @@ def free_port(host: str = "127.0.0.1") -> int:
 
     The range lies below the kernel's ephemeral ports: an engine may take a minute to bind its port, and an outgoing
     connection must not take it meanwhile.
-
-    Raises
-    ------
-    OSError
-        If no free port was found.
     """
     for port in random.sample(range(20000, 32000), 500):
         if port_is_free(host, port):

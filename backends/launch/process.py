@@ -18,22 +18,7 @@ REAPER_END_S = 10.0
 
 
 class EngineProcess:
-    """A running command and all its descendants.
-
-    Parameters
-    ----------
-    argv
-        The command and its arguments.
-    env
-        Variables added to the inherited environment.
-    log_path
-        File to which its standard output and error are appended.
-
-    Raises
-    ------
-    OSError
-        If the log cannot be written or no process can be started.
-    """
+    """A running command and all its descendants."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log_path: Path) -> None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,18 +44,7 @@ class EngineProcess:
                 os.close(report)
 
     async def follow(self, on_start: Callable[[int], None]) -> int | None:
-        """Wait until all processes of the engine have ended; may be called once.
-
-        Parameters
-        ----------
-        on_start
-            Called with the process id of the engine when it runs.
-
-        Returns
-        -------
-        int or None
-            Exit status of the engine, negative for a signal; None if its reaper was killed, which kills the engine.
-        """
+        """Wait until all processes of the engine have ended; may be called once."""
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._report, "rb", buffering=0)

@@ -55,57 +55,27 @@ class LaunchState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """One engine to run.
+    """One engine to run."""
 
-    Parameters
-    ----------
-    name
-        Name in logs, such as `tiny/ngram`.
-    argv
-        The command and its arguments; a command without a slash is looked up on PATH.
-    health_urls
-        URLs that must all answer 200 for the engine to be ready.
-    env
-        Variables added to the inherited environment.
-    log_path
-        File to which its standard output and error are appended.
-    startup_timeout_s
-        Seconds to become ready; after that it is killed and started again.
-    shutdown_timeout_s
-        Seconds from SIGTERM to SIGKILL.
-    """
-
-    name: str
-    argv: tuple[str, ...]
-    health_urls: tuple[str, ...]
-    env: Mapping[str, str]
-    log_path: Path
-    startup_timeout_s: float = 300.0
-    shutdown_timeout_s: float = 25.0
+    name: str  # name in logs, such as `tiny/ngram`
+    argv: tuple[str, ...]  # the command and its arguments; a command without a slash is looked up on PATH
+    health_urls: tuple[str, ...]  # URLs that must all answer 200 for the engine to be ready
+    env: Mapping[str, str]  # variables added to the inherited environment
+    log_path: Path  # file to which its standard output and error are appended
+    startup_timeout_s: float = 300.0  # seconds to become ready; after that it is killed and started again
+    shutdown_timeout_s: float = 25.0  # seconds from SIGTERM to SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchStatus:
-    """State of a supervised engine.
-
-    Parameters
-    ----------
-    pid
-        Process id of its first process; None while it does not run.
-    restarts
-        Number of restarts.
-    last_exit
-        How it last ended, in words; None if it never ended.
-    since_s
-        Seconds since it entered `state`.
-    """
+    """State of a supervised engine."""
 
     name: str
-    pid: int | None
+    pid: int | None  # process id of its first process; None while it does not run
     state: LaunchState
-    restarts: int
-    last_exit: str | None
-    since_s: float
+    restarts: int  # number of restarts
+    last_exit: str | None  # how it last ended, in words; None if it never ended
+    since_s: float  # seconds since it entered `state`
 
 
 class _Engine:
@@ -237,13 +207,7 @@ def _last_lines(path: Path) -> list[str]:
 
 
 def check_command(spec: LaunchSpec) -> None:
-    """Check that the command of an engine exists.
-
-    Raises
-    ------
-    LaunchError
-        If it does not.
-    """
+    """Check that the command of an engine exists."""
     command = spec.argv[0]
     if shutil.which(command, path=spec.env.get("PATH")) is None:
         install = "pip install 'speculation-gateway[vllm]', or " if command == "vllm" else ""
@@ -254,47 +218,24 @@ class Launcher:
     """Supervisor of engines: starts them, restarts those that end, and stops them.
 
     Engines and all their descendants also end when this process is killed.
-
-    Parameters
-    ----------
-    specs
-        The engines to run.
-    on_event
-        Called with an engine's name and a line of text for each change of its state.
     """
 
     def __init__(self, specs: Sequence[LaunchSpec], on_event: Callable[[str, str], None] | None = None) -> None:
+        # Called with an engine's name and a line of text for each change of its state.
         self._on_event = on_event or (lambda _name, _text: None)
         self._engines = [_Engine(spec, self._on_event) for spec in specs]
         self._stopped = False
         self._replacing = asyncio.Lock()
 
     async def start(self) -> None:
-        """Start all engines and return at once.
-
-        Raises
-        ------
-        LaunchError
-            If a command does not exist; no engine is started then.
-        """
+        """Start all engines and return at once."""
         for engine in self._engines:
             check_command(engine.spec)
         for engine in self._engines:
             engine.start()
 
     async def wait_ready(self, timeout_s: float | None = None) -> None:
-        """Wait until every engine is ready.
-
-        Parameters
-        ----------
-        timeout_s
-            Seconds to wait; None for the longest `startup_timeout_s` of the engines.
-
-        Raises
-        ------
-        LaunchError
-            If an engine is not ready by then.
-        """
+        """Wait until every engine is ready."""
         longest_s = max((engine.spec.startup_timeout_s for engine in self._engines), default=0.0)
         limit_s = longest_s if timeout_s is None else timeout_s
         try:

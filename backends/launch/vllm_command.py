@@ -22,21 +22,6 @@ def vllm_serve_argv(
 ) -> tuple[str, ...]:
     """Return the command line that serves `model` with `method` and reports what the gateway measures.
 
-    Parameters
-    ----------
-    command
-        The command, usually `("vllm", "serve")`.
-    model
-        Path or name of the model for vLLM.
-    served_names
-        Model names that clients request.
-    host, port
-        Address to listen on.
-    speculative_config
-        Value of vLLM's `--speculative-config`, to which `method` is added.
-    flags
-        The operator's flags, which replace those that are added here.
-
     Examples
     --------
     >>> argv = vllm_serve_argv(

@@ -27,21 +27,14 @@ class _Entry(BaseModel):
 class Gpu(_Entry):
     """A GPU.
 
-    Parameters
-    ----------
-    title
-        Name in texts.
-    memory_mib
-        Total memory in MiB, as the driver reports it.
-
     Examples
     --------
     >>> gpu("h100").title, round(gpu("h100").memory_gib, 1)
     ('H100 80GB HBM3', 79.6)
     """
 
-    title: str
-    memory_mib: int = Field(gt=0)
+    title: str  # name in texts
+    memory_mib: int = Field(gt=0)  # total memory in MiB, as the driver reports it
 
     @property
     def memory_gib(self) -> float:
@@ -50,17 +43,11 @@ class Gpu(_Entry):
 
 
 class Shape(_Entry):
-    """The dimensions that determine a model's memory.
+    """The dimensions that determine a model's memory."""
 
-    Parameters
-    ----------
-    parameters
-        Number of parameters.
-    layers, kv_heads, head_dim
-        Number of attention layers, KV heads per layer, and their size. Draft heads without attention have 0 layers.
-    """
-
-    parameters: int = Field(gt=0)
+    parameters: int = Field(gt=0)  # number of parameters
+    # layers, kv_heads, head_dim: number of attention layers, KV heads per layer, and their size. Draft heads without
+    # attention have 0 layers.
     layers: int = Field(ge=0)
     kv_heads: int = Field(ge=0)
     head_dim: int = Field(ge=0)
@@ -110,13 +97,7 @@ def catalogue() -> Catalogue:
 
 
 def gpu(name: str) -> Gpu:
-    """Return a GPU by its name, in any case.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown; the message suggests others.
-    """
+    """Return a GPU by its name, in any case."""
     known = catalogue().gpus
     if name.lower() not in known:
         raise ValueError(f"no such GPU: {name!r}; {did_you_mean(name.lower(), known)}")

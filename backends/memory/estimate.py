@@ -34,15 +34,6 @@ _BLOCK_TOKENS = 16  # vLLM's default block size
 class Footprint:
     """Memory of a replica over all its GPUs.
 
-    Parameters
-    ----------
-    target_gib, draft_gib
-        Weights of target and draft; 0 without a draft.
-    target_kv_kib, draft_kv_kib
-        KV cache of one token.
-    target_kv_heads, draft_kv_heads
-        KV heads; with more GPUs than heads, the KV cache is replicated.
-
     Examples
     --------
     >>> footprint = Footprint(target_gib=15.0, target_kv_kib=128.0, draft_gib=0.5, draft_kv_kib=4.0)
@@ -50,10 +41,13 @@ class Footprint:
     (15.5, 132.0)
     """
 
+    # target_gib, draft_gib: weights of target and draft; 0 without a draft.
     target_gib: float
+    # target_kv_kib, draft_kv_kib: KV cache of one token.
     target_kv_kib: float
     draft_gib: float = 0.0
     draft_kv_kib: float = 0.0
+    # target_kv_heads, draft_kv_heads: KV heads; with more GPUs than heads, the KV cache is replicated.
     target_kv_heads: int = 8
     draft_kv_heads: int = 8
 
@@ -72,15 +66,6 @@ class Footprint:
 class Machine:
     """The GPUs of one replica.
 
-    Parameters
-    ----------
-    tensor_parallel
-        Number of GPUs over which target and draft are split.
-    utilization
-        Share of a GPU's memory that vLLM may use.
-    reserved_gib
-        GiB of each GPU for activations and CUDA graphs.
-
     Examples
     --------
     >>> from backends.memory.catalogue import gpu
@@ -90,9 +75,9 @@ class Machine:
     """
 
     gpu: Gpu
-    tensor_parallel: int = 1
-    utilization: float = UTILIZATION
-    reserved_gib: float = RESERVED_GIB
+    tensor_parallel: int = 1  # number of GPUs over which target and draft are split
+    utilization: float = UTILIZATION  # share of a GPU's memory that vLLM may use
+    reserved_gib: float = RESERVED_GIB  # GiB of each GPU for activations and CUDA graphs
 
     def __post_init__(self) -> None:
         if self.tensor_parallel < 1:
@@ -113,48 +98,20 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a replica fits on a machine.
+    """Whether a replica fits on a machine."""
 
-    Parameters
-    ----------
-    fits
-        True if it fits and its draft is not too large.
-    reason
-        Why it fits or not, in words.
-    kv_gib
-        GiB for the KV cache over all GPUs; negative if the weights do not fit.
-    tokens
-        Tokens that the KV cache holds, in whole blocks; 0 if the weights do not fit.
-    draft_share
-        The draft's weights as a share of the memory of the GPUs.
-    tokens_lost
-        Share of the tokens, 0 to 1, that the draft costs through its weights and its own KV cache.
-    """
-
-    fits: bool
-    reason: str
-    kv_gib: float
-    tokens: int
-    draft_share: float
-    tokens_lost: float
+    fits: bool  # whether it fits and its draft is not too large
+    reason: str  # why it fits or not, in words
+    kv_gib: float  # GiB for the KV cache over all GPUs; negative if the weights do not fit
+    tokens: int  # tokens that the KV cache holds, in whole blocks; 0 if the weights do not fit
+    draft_share: float  # the draft's weights as a share of the memory of the GPUs
+    tokens_lost: float  # share of the tokens, 0 to 1, that the draft costs through its weights and its own KV cache
 
 
 def footprint(
     target: Shape, draft: Shape | None = None, *, dtype: str = "bf16", draft_dtype: str = "", kv_dtype: str = "bf16"
 ) -> Footprint:
     """Return the memory of a replica.
-
-    Parameters
-    ----------
-    draft
-        The draft model or head; None without one.
-    dtype, draft_dtype, kv_dtype
-        Keys of `BYTES`; an empty `draft_dtype` means `dtype`.
-
-    Raises
-    ------
-    ValueError
-        If a dtype is unknown.
 
     Examples
     --------
@@ -199,13 +156,6 @@ def fit(
     memory: Footprint, machine: Machine, *, max_model_len: int = 1, max_draft_share: float = MAX_DRAFT_SHARE
 ) -> Fit:
     """Return whether a replica's weights and a request of the longest context fit, with a draft of acceptable size.
-
-    Parameters
-    ----------
-    max_model_len
-        Tokens of the longest request; vLLM does not start if the KV cache holds fewer.
-    max_draft_share
-        Largest share of the memory for the draft's weights.
 
     Examples
     --------

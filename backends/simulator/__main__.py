@@ -28,13 +28,7 @@ _SWITCH_INTERVAL_S = 0.0005  # the event loop must get the GIL back quickly from
 
 
 async def serve(settings: SimulatorSettings) -> None:
-    """Host the replicas until SIGTERM or SIGINT.
-
-    Raises
-    ------
-    OSError
-        If a replica cannot listen on its address; the other replicas are stopped.
-    """
+    """Host the replicas until SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -14,155 +14,79 @@ from policies.learned.models.step_time import Load
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps of a backend as its answers saw them.
+    """Steps of a backend as its answers saw them."""
 
-    Parameters
-    ----------
-    answers
-        Number of answers that they were measured on, discounted by age.
-    seconds
-        Mean seconds of a step.
-    load
-        Mean load under which they ran.
-    cost
-        Cost fitted to them.
-    """
-
-    answers: float
-    seconds: float
-    load: Load
-    cost: StepCost
+    answers: float  # number of answers that they were measured on, discounted by age
+    seconds: float  # mean seconds of a step
+    load: Load  # mean load under which they ran
+    cost: StepCost  # cost fitted to them
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Acceptance by draft position.
+    """Acceptance by draft position."""
 
-    Parameters
-    ----------
-    drafts
-        Steps that drafted.
-    accepted
-        How many of them accepted at least 1, 2, ..., k tokens.
-    is_estimated
-        Whether only the totals are known, and each position is taken to accept as many of those that reach it.
-    """
-
-    drafts: int
-    accepted: tuple[float, ...]
+    drafts: int  # steps that drafted
+    accepted: tuple[float, ...]  # how many of them accepted at least 1, 2, ..., k tokens
+    # Whether only the totals are known, and each position is taken to accept as many of those that reach it.
     is_estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabularies:
-    """The vocabularies of target and draft.
+    """The vocabularies of target and draft."""
 
-    Parameters
-    ----------
-    target_tokens, draft_tokens
-        Sizes.
-    shared
-        Tokens that have the same id in both.
-    """
-
+    # target_tokens, draft_tokens: sizes.
     target_tokens: int
     draft_tokens: int
-    shared: int
+    shared: int  # tokens that have the same id in both
 
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """What an engine shows that is not as the pool file says.
+    """What an engine shows that is not as the pool file says."""
 
-    Parameters
-    ----------
-    text
-        What the pool file says and the engine does.
-    observed
-        How the engine speculates, as far as that can be told.
-    counters
-        What shows it.
-    """
-
-    text: str
-    observed: Speculation
-    counters: str
+    text: str  # what the pool file says and the engine does
+    observed: Speculation  # how the engine speculates, as far as that can be told
+    counters: str  # what shows it
 
 
 @dataclass(frozen=True, slots=True)
 class BackendEvidence:
-    """One backend.
-
-    Parameters
-    ----------
-    k
-        Tokens drafted per step at most; 0 for a baseline.
-    answers
-        Answers whose acceptance was observed, over all backends of the arm, discounted by age.
-    noise
-        Standard deviation of log(tokens per step) between similar requests.
-    cost_by_k
-        The calibration's step cost for each k that could be set; empty where k cannot be advised.
-    baseline_cost
-        The calibration's step cost of a baseline.
-    calibration
-        Name of the calibration; empty where nothing is learned.
-    contradiction
-        In which way the engine contradicts the pool file; None if it does not.
-    has_metrics
-        Whether the engine has a page of metrics.
-    prefix_caching
-        Whether the engine has it; None if it does not say.
-    prefix_queries, prefix_hits
-        Prompt tokens looked up and found in the prefix cache.
-    reported_share
-        Share of the output tokens whose steps the engine reported; None if unknown.
-    output_tokens
-        Output tokens that this share is of.
-    flags
-        Flags of an engine that the gateway starts; None for another one.
-    speculative_config
-        As in the pool file.
-    """
+    """One backend."""
 
     name: str
     method: Method
-    k: int = 0
-    answers: float = 0.0
-    noise: float = 0.25
+    k: int = 0  # tokens drafted per step at most; 0 for a baseline
+    answers: float = 0.0  # answers whose acceptance was observed, over all backends of the arm, discounted by age
+    noise: float = 0.25  # standard deviation of log(tokens per step) between similar requests
     steps: Steps | None = None
     positions: Positions | None = None
+    # The calibration's step cost for each k that could be set; empty where k cannot be advised.
     cost_by_k: Mapping[int, StepCost] = field(default_factory=dict)
-    baseline_cost: StepCost | None = None
-    calibration: str = ""
+    baseline_cost: StepCost | None = None  # the calibration's step cost of a baseline
+    calibration: str = ""  # name of the calibration; empty where nothing is learned
     is_silent: bool = False
-    contradiction: Contradiction | None = None
-    has_metrics: bool = True
-    prefix_caching: bool | None = None
+    contradiction: Contradiction | None = None  # in which way the engine contradicts the pool file; None if it does not
+    has_metrics: bool = True  # whether the engine has a page of metrics
+    prefix_caching: bool | None = None  # whether the engine has it; None if it does not say
+    # prefix_queries, prefix_hits: prompt tokens looked up and found in the prefix cache.
     prefix_queries: int = 0
     prefix_hits: int = 0
-    reported_share: float | None = None
-    output_tokens: int = 0
+    reported_share: float | None = None  # share of the output tokens whose steps the engine reported; None if unknown
+    output_tokens: int = 0  # output tokens that this share is of
     minutes: tuple[Minute, ...] = ()
-    flags: tuple[str, ...] | None = None
-    speculative_config: Mapping[str, object] = field(default_factory=dict)
+    flags: tuple[str, ...] | None = None  # flags of an engine that the gateway starts; None for another one
+    speculative_config: Mapping[str, object] = field(default_factory=dict)  # as in the pool file
     vocabularies: Vocabularies | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Similar requests.
+    """Similar requests."""
 
-    Parameters
-    ----------
-    tokens
-        Output tokens of these requests, as a weight.
-    tokens_per_step
-        Expected tokens per step on each backend.
-    """
-
-    tokens: float
-    tokens_per_step: Mapping[str, float]
+    tokens: float  # output tokens of these requests, as a weight
+    tokens_per_step: Mapping[str, float]  # expected tokens per step on each backend
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,20 +17,12 @@ LEAST_GAIN: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """An expected gain, with a 95% interval.
+    """An expected gain, with a 95% interval."""
 
-    Parameters
-    ----------
-    share
-        Share that is saved of `of`, 0 to 1.
-    of
-        What is saved, such as "time per output token".
-    """
-
-    share: float
+    share: float  # share that is saved of `of`, 0 to 1
     low: float
     high: float
-    of: str
+    of: str  # what is saved, such as "time per output token"
 
     @property
     def is_worth_it(self) -> bool:
@@ -50,27 +42,15 @@ def gain_of(draws: npt.NDArray[np.float64], of: str) -> Gain:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One change that is worth making.
+    """One change that is worth making."""
 
-    Parameters
-    ----------
-    rule
-        Name of the rule.
-    gain
-        None where the change makes something known rather than faster.
-    evidence
-        What the finding rests on.
-    change
-        The exact lines to change.
-    """
-
-    rule: str
+    rule: str  # name of the rule
     model: str
     backend: str
     title: str
-    gain: Gain | None
-    evidence: str
-    change: str
+    gain: Gain | None  # none where the change makes something known rather than faster
+    evidence: str  # what the finding rests on
+    change: str  # the exact lines to change
 
 
 def lines(model: str, backend: str, *changes: str) -> str:

@@ -32,13 +32,7 @@ def add_learned(
     candidates: Sequence[Candidate],
     calibration_of: Callable[[str], str | None] = lambda name: None,
 ) -> ModelEvidence:
-    """Return evidence with what a policy has learned; may be called in any thread.
-
-    Parameters
-    ----------
-    calibration_of
-        Calibration of a simulated backend; None for that of the policy.
-    """
+    """Return evidence with what a policy has learned; may be called in any thread."""
     priors = {
         each.name: expected_step(
             policy.settings.calibration, each.method, effective_k(each.method, each.num_speculative_tokens)

@@ -23,17 +23,6 @@ def relative_time(load: Load, present_s: float, step_s: Callable[[Floats], Float
 
     Slower answers mean more requests in the batch, by Little's law, and slower steps more prompts in each: both are
     solved for.
-
-    Parameters
-    ----------
-    load
-        Mean load of the present steps.
-    present_s
-        Seconds of a step at present.
-    step_s
-        Function that returns draws of the seconds of a changed step, from loads of shape (4, draws).
-    fewer
-        Draws of the tokens per step at present over those after the change.
     """
     ratio = np.ones_like(fewer)
     for _ in range(_ROUNDS):

@@ -91,15 +91,6 @@ def _gain(batches: Floats, step_s: Floats, tokens: Floats, ranges: list[Range], 
     """Return the gain of a schedule over the batch sizes of some minutes.
 
     Faster answers also mean fewer requests in the batch (Little's law), which is solved for.
-
-    Parameters
-    ----------
-    batches
-        Mean batch size of each minute, shape (minutes,).
-    step_s
-        Seconds of a step by batch size on the grid and by k, shape (grid, k + 1).
-    tokens
-        Draws of the tokens per step by k, shape (draws, k + 1).
     """
     by_batch = np.concatenate([np.full(_GRID * (last - first + 1), k) for first, last, k in ranges])[: len(step_s)]
     error = np.random.default_rng(1).normal(1.0, COST_SPREAD, (len(tokens), 1))

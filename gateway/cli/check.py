@@ -49,13 +49,7 @@ def check(
 
 
 def read_pool(path: Path) -> PoolSettings:
-    """Return the settings of a pool file, with the default location of its state filled in.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read or contains errors.
-    """
+    """Return the settings of a pool file, with the default location of its state filled in."""
     from gateway.config.load import load_pool
     from gateway.state.location import with_state_file
 

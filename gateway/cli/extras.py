@@ -12,16 +12,6 @@ DISTRIBUTION = "speculation-gateway"
 def require(extra: str, *modules: str) -> None:
     """Raise `UsageError` unless the modules of an extra are installed; they are not imported.
 
-    Parameters
-    ----------
-    extra
-        The extra of this distribution that installs them.
-
-    Raises
-    ------
-    UsageError
-        If a module is missing; the message says what to install.
-
     Examples
     --------
     >>> require("lab", "json")

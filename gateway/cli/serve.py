@@ -14,15 +14,7 @@ if TYPE_CHECKING:
 
 
 def serve_pool(config: Path, server: Mapping[str, Any], picker: Mapping[str, Any] | None = None) -> int:
-    """Serve a pool file until a signal; return the exit status.
-
-    Parameters
-    ----------
-    server
-        What overrides the file's `server` section, by key; None overrides nothing.
-    picker
-        The same for `picker`; None serves no endpoint picker.
-    """
+    """Serve a pool file until a signal; return the exit status."""
     overrides = {name: value for name, value in server.items() if value is not None}
 
     def load() -> PoolSettings:

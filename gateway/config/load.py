@@ -24,28 +24,18 @@ _MOST_BYTES: Final = 16 << 20
 class Problem:
     """One error in the pool file.
 
-    Parameters
-    ----------
-    line, column
-        Counted from 1.
-    where
-        Path of the key, as `models.llama.backends.plain.method`; empty for the file as a whole.
-    message
-        The error.
-    hint
-        How to correct it; may be empty.
-
     Examples
     --------
     >>> print(Problem(6, 9, "server.prot", "unknown key", "did you mean 'port'?"))
     6:9: server.prot: unknown key; did you mean 'port'?
     """
 
+    # line, column: counted from 1.
     line: int
     column: int
-    where: str
-    message: str
-    hint: str = ""
+    where: str  # path of the key, as `models.llama.backends.plain.method`; empty for the file as a whole
+    message: str  # the error
+    hint: str = ""  # how to correct it; may be empty
 
     def __str__(self) -> str:
         """Return one line, without the name of the file."""
@@ -55,19 +45,11 @@ class Problem:
 
 
 class ConfigError(UsageError):
-    """Raised for a pool file that cannot be used.
-
-    Parameters
-    ----------
-    path
-        The file.
-    problems
-        All errors in it; kept in the order of the file.
-    """
+    """Raised for a pool file that cannot be used."""
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
-        self.path = path
-        self.problems = sorted(set(problems))
+        self.path = path  # the file
+        self.problems = sorted(set(problems))  # all errors in it; kept in the order of the file
         super().__init__(path, problems)
 
     def __str__(self) -> str:
@@ -76,20 +58,7 @@ class ConfigError(UsageError):
 
 
 def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettings:
-    """Read the pool file.
-
-    Parameters
-    ----------
-    path
-        A YAML file.
-    environ
-        Variables for `${NAME}` and `${NAME:-default}`.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read or contains errors. Its message shows no API key.
-    """
+    """Read the pool file."""
     try:
         text = _read(path)
     except OSError as error:

@@ -10,12 +10,6 @@ _EXPECTED = "expected http://host:port, https://host:port or unix:/path/to.sock"
 def address(url: str) -> str:
     """Return `url` in canonical form: lower case, without a trailing slash or the scheme's default port.
 
-    Raises
-    ------
-    ValueError
-        If it is not `http://host[:port]`, `https://host[:port]` or `unix:/path`. The message does not contain the URL,
-        which may hold a password.
-
     Examples
     --------
     >>> address("HTTP://Host:80/")

@@ -28,23 +28,12 @@ class Position(NamedTuple):
 
 @dataclass(slots=True)
 class Document:
-    """A YAML file as plain data.
+    """A YAML file as plain data."""
 
-    Parameters
-    ----------
-    data
-        The document; None if it is empty or not valid YAML.
-    keys
-        Position of each key or list item, by its path.
-    values
-        Position of each scalar value, by its path.
-    issues
-        Errors in the YAML itself, with their positions.
-    """
-
-    data: Any = None
-    keys: dict[Path, Position] = field(default_factory=dict)
-    values: dict[Path, Position] = field(default_factory=dict)
+    data: Any = None  # the document; None if it is empty or not valid YAML
+    keys: dict[Path, Position] = field(default_factory=dict)  # position of each key or list item, by its path
+    values: dict[Path, Position] = field(default_factory=dict)  # position of each scalar value, by its path
+    # Errors in the YAML itself, with their positions.
     issues: list[tuple[Position, Issue]] = field(default_factory=list)
 
     def position(self, issue: Issue) -> Position:

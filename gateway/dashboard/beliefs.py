@@ -20,16 +20,10 @@ _MAX_CPU_SHARE = 0.001
 
 
 class Beliefs:
-    """The beliefs of a policy.
-
-    Attributes
-    ----------
-    json
-        The last ones, as JSON; None if the policy has none.
-    """
+    """The beliefs of a policy."""
 
     def __init__(self) -> None:
-        self.json: bytes | None = None
+        self.json: bytes | None = None  # the last ones, as JSON; None if the policy has none
         self._fitted: object = None
         self._next_s = 0.0
 

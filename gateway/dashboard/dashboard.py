@@ -38,11 +38,6 @@ class Dashboard:
 
     Every few seconds it reads counters, so that a page that is opened has a past. The rest is made once a second for
     all open pages together, and not at all without one.
-
-    Attributes
-    ----------
-    pages
-        The open streams.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -62,7 +57,7 @@ class Dashboard:
         self._reading: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
         self._believing: asyncio.Task[None] | None = None
-        self.pages = Pages(self._open)
+        self.pages = Pages(self._open)  # the open streams
 
     def start(self) -> None:
         """Start reading counters."""
@@ -81,13 +76,7 @@ class Dashboard:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def check(self) -> None:
-        """Check that there is a dashboard.
-
-        Raises
-        ------
-        GatewayError
-            404 if it is turned off.
-        """
+        """Check that there is a dashboard."""
         if not self._gateway.settings.dashboard.enabled:
             raise GatewayError(404, "The dashboard is off: set dashboard.enabled in the pool file.", code="not_found")
 

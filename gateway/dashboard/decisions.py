@@ -25,15 +25,10 @@ _LEAST_RATIOS = 5
 
 
 class SampledDecisions:
-    """The sampled decisions of a model; follows its exchanges only while a dashboard is open.
-
-    Parameters
-    ----------
-    explains
-        Whether the policy is to include scores in its decisions apart from those sampled here.
-    """
+    """The sampled decisions of a model; follows its exchanges only while a dashboard is open."""
 
     def __init__(self, explains: Callable[[], bool]) -> None:
+        # Whether the policy is to include scores in its decisions apart from those sampled here.
         self._explains = explains
         self._next_s = 0.0
         self._count = 0

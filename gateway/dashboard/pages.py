@@ -22,21 +22,11 @@ class Pages:
     """The streams of a gateway process.
 
     A stream that is slow to receive skips snapshots: it is sent the next one once it has taken the last.
-
-    Parameters
-    ----------
-    on_first
-        Called when the first of them opens.
-
-    Attributes
-    ----------
-    open
-        Number of streams.
     """
 
     def __init__(self, on_first: Callable[[], None]) -> None:
-        self._on_first = on_first
-        self.open = 0
+        self._on_first = on_first  # called when the first of them opens
+        self.open = 0  # number of streams
         self._keyless = 0
         self._newest = b""
         self._changed = asyncio.Event()
@@ -65,13 +55,7 @@ class Pages:
 
     @contextlib.contextmanager
     def enter(self, *, has_key: bool) -> Iterator[asyncio.Event]:
-        """Count a stream while it is open; yields what is set when it is to end.
-
-        Raises
-        ------
-        GatewayError
-            503 if there are enough, or the gateway is stopping.
-        """
+        """Count a stream while it is open; yields what is set when it is to end."""
         if self._is_closed:
             raise GatewayError(503, "The gateway is stopping.", code="gateway_stopping", retry_after_s=1.0)
         if self.open >= MAX_PAGES or (not has_key and self._keyless >= MAX_PAGES // 2):
@@ -101,15 +85,7 @@ class Pages:
 
 
 class EventStream(Response):
-    """A stream of events, for as long as the client reads it.
-
-    Parameters
-    ----------
-    first
-        Returns what is sent first, once the stream is open.
-    has_key
-        Whether its client has sent a key that may read it.
-    """
+    """A stream of events, for as long as the client reads it."""
 
     def __init__(self, pages: Pages, first: Callable[[], bytes], *, has_key: bool) -> None:
         super().__init__(
@@ -117,8 +93,8 @@ class EventStream(Response):
         )
         del self.headers["content-length"]
         self._pages = pages
-        self._first = first
-        self._has_key = has_key
+        self._first = first  # returns what is sent first, once the stream is open
+        self._has_key = has_key  # whether its client has sent a key that may read it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""

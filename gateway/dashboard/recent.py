@@ -36,15 +36,10 @@ class Measured:
 
 
 class Recent:
-    """The readings of a backend in the last minutes.
-
-    Parameters
-    ----------
-    ttft_bounds, tpot_bounds
-        Upper bounds of the histograms' buckets, in seconds.
-    """
+    """The readings of a backend in the last minutes."""
 
     def __init__(self, ttft_bounds: Sequence[float], tpot_bounds: Sequence[float]) -> None:
+        # _ttft_bounds, _tpot_bounds: upper bounds of the histograms' buckets, in seconds.
         self._ttft_bounds = ttft_bounds
         self._tpot_bounds = tpot_bounds
         self._readings: deque[Totals] = deque(maxlen=int(WINDOW_S / POINT_S) + 1)
@@ -92,13 +87,6 @@ def _since(then: Histogram, now: Histogram) -> list[float]:
 
 def quantiles(bounds: Sequence[float], counts: Sequence[float]) -> Quantiles | None:
     """Return quantiles of a histogram, interpolated within its buckets as Prometheus' `histogram_quantile` does.
-
-    Parameters
-    ----------
-    bounds
-        Upper bounds of the buckets, ascending, without infinity.
-    counts
-        Number of values in each bucket; one more than `bounds`.
 
     Examples
     --------

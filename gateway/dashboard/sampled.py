@@ -12,16 +12,7 @@ from policies.policy import Decision
 
 
 class SampledExchange(Observer):
-    """An exchange that is sampled.
-
-    Parameters
-    ----------
-    sent
-        Called with each decision, before the request is sent, and the note on the one before it, None at first;
-        returns a note.
-    ended
-        Called with the last note, None if there is none, and the exchange when it has ended.
-    """
+    """An exchange that is sampled."""
 
     needs_answer: ClassVar[bool] = False
 
@@ -32,8 +23,10 @@ class SampledExchange(Observer):
         ended: Callable[[Any, EndedExchange], None],
     ) -> None:
         self._routed = routed
+        # Called with each decision, before the request is sent, and the note on the one before it, None at first;
+        # returns a note.
         self._sent = sent
-        self._ended = ended
+        self._ended = ended  # called with the last note, None if there is none, and the exchange when it has ended
         self._note: Any = None
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:

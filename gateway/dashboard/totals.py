@@ -26,54 +26,29 @@ Series = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Values so far.
+    """Values so far."""
 
-    Parameters
-    ----------
-    counts
-        Number of values in each bucket; the last one is for those beyond all bounds.
-    total
-        Sum of the values.
-    """
-
-    counts: list[float]
-    total: float
+    counts: list[float]  # number of values in each bucket; the last one is for those beyond all bounds
+    total: float  # sum of the values
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts of one backend.
+    """Counts of one backend."""
 
-    Parameters
-    ----------
-    at_s
-        Time of the reading, by `time.monotonic`.
-    ended, failed
-        Requests that ended, and those of them that failed at the backend.
-    step
-        Times between two chunks of streams.
-    engine
-        The metrics that its engine last reported; None if it reported none.
-    """
-
-    at_s: float
+    at_s: float  # time of the reading, by `time.monotonic`
+    # ended, failed: requests that ended, and those of them that failed at the backend.
     ended: float
     failed: float
     output_tokens: float
-    step: Histogram
+    step: Histogram  # times between two chunks of streams
     ttft: Histogram
     tpot: Histogram
-    engine: EngineMetrics | None
+    engine: EngineMetrics | None  # the metrics that its engine last reported; None if it reported none
 
 
 def totals_of(bound: BackendMetrics, engine: EngineMetrics | None, shared: Mapping[Series, float] | None) -> Totals:
-    """Return what was counted of a backend.
-
-    Parameters
-    ----------
-    shared
-        What `Shared` has read of all workers; None for this process alone.
-    """
+    """Return what was counted of a backend."""
     model, backend, _ = bound.labels
     if shared is None:
         outcomes = {outcome: count.total() for outcome, count in bound.outcomes.items()}

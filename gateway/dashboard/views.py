@@ -32,13 +32,7 @@ from policies.roles import Distillable, Freezable
 def backend_view(
     gateway: Gateway, backend: Backend, measured: Measured, requests_per_s: float, accuracy: Accuracy | None
 ) -> BackendView:
-    """Return a backend.
-
-    Parameters
-    ----------
-    requests_per_s
-        Of all backends of the model.
-    """
+    """Return a backend."""
     load, policy, requests = backend.load, gateway.models[backend.model].policy, _requests(backend)
     learned = learned_of(policy)
     model = None if learned is None else learned.predictor.backend_models.get(backend.name)

@@ -39,28 +39,15 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """The API server, and the files of the service account that the gateway runs as.
+    """The API server, and the files of the service account that the gateway runs as."""
 
-    Parameters
-    ----------
-    url
-        Its address.
-    account
-        Folder with `token`, `ca.crt` and `namespace`. They are read again for each list and watch.
-    """
-
-    url: str
+    url: str  # its address
+    # Folder with `token`, `ca.crt` and `namespace`. They are read again for each list and watch.
     account: Path = _ACCOUNT
 
     @classmethod
     def of_cluster(cls, environ: Mapping[str, str] = os.environ) -> ApiServer:
-        """Return the API server of the cluster that this process runs in.
-
-        Raises
-        ------
-        SourceError
-            If it does not run in one.
-        """
+        """Return the API server of the cluster that this process runs in."""
         host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
             raise SourceError("KUBERNETES_SERVICE_HOST is not set: the gateway does not run in a cluster")
@@ -94,24 +81,7 @@ class _ExpiredError(Exception):
 
 
 class Objects(Generic[Kept]):
-    """The objects of one kind in a namespace, as they are now.
-
-    Parameters
-    ----------
-    resource
-        Name and API group, as RBAC rules have them: `endpointslices.discovery.k8s.io`.
-    version
-        Version of the API group.
-    query
-        Which objects: `labelSelector` or `fieldSelector`.
-    keep
-        Returns what to keep of an object; a change of anything else is none.
-
-    Attributes
-    ----------
-    kept
-        What is kept of each object, by name.
-    """
+    """The objects of one kind in a namespace, as they are now."""
 
     def __init__(
         self,
@@ -123,23 +93,17 @@ class Objects(Generic[Kept]):
         keep: Callable[[dict[str, Any]], Kept],
     ) -> None:
         name, _, group = resource.partition(".")
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, Kept] = {}  # what is kept of each object, by name
         self._api = api
         self._path = f"/apis/{group}" if group else "/api"
         self._path += f"/{version}/namespaces/{namespace}/{name}"
         self._what = f"{resource} in the namespace {namespace}"
-        self._query = dict(query)
-        self._keep = keep
-        self._version = ""
+        self._query = dict(query)  # which objects: `labelSelector` or `fieldSelector`
+        self._keep = keep  # returns what to keep of an object; a change of anything else is none
+        self._version = ""  # version of the API group
 
     async def changes(self) -> AsyncGenerator[None]:
-        """List the objects; yield then, and at each event that changes them, without an end.
-
-        Raises
-        ------
-        SourceError
-            If the API server cannot be asked, or its answer cannot be read.
-        """
+        """List the objects; yield then, and at each event that changes them, without an end."""
         while True:
             began_s = time.monotonic()
             try:

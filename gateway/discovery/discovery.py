@@ -104,17 +104,7 @@ OnAnswer = Callable[[str, str, Outcome, int], None]
 
 
 class Discovery:
-    """Follows the sources of the settings.
-
-    Parameters
-    ----------
-    on_change
-        Called when a source has found other replicas.
-    on_answer
-        Called with model, name of the source, outcome and number of replicas after each answer.
-    make
-        Returns the source of some settings.
-    """
+    """Follows the sources of the settings."""
 
     def __init__(
         self,
@@ -122,9 +112,10 @@ class Discovery:
         on_answer: OnAnswer,
         make: Callable[[DiscoverSettings], Source] = source_of,
     ) -> None:
-        self._on_change = on_change
+        self._on_change = on_change  # called when a source has found other replicas
+        # Called with model, name of the source, outcome and number of replicas after each answer.
         self._on_answer = on_answer
-        self._make = make
+        self._make = make  # returns the source of some settings
         self._followed: dict[tuple[str, str, str], _Followed] = {}
 
     async def start(self, settings: PoolSettings) -> None:

@@ -42,26 +42,17 @@ class _Pool(NamedTuple):
 
 
 class InferencePoolSource:
-    """The replicas of an InferencePool.
-
-    Parameters
-    ----------
-    namespace
-        None for that of the gateway.
-    default
-        `method` and `speculative_config` of pods without the label `speculation.gateway/method`; empty if they are to
-        be left out.
-    api
-        None for the API server of the cluster that the gateway runs in.
-    """
+    """The replicas of an InferencePool."""
 
     def __init__(
         self, name: str, namespace: str | None, default: Mapping[str, Any], api: ApiServer | None = None
     ) -> None:
         self._name = name
-        self._namespace = namespace
+        self._namespace = namespace  # none for that of the gateway
+        # `method` and `speculative_config` of pods without the label `speculation.gateway/method`; empty if they are to
+        # be left out.
         self._default = default
-        self._api = api
+        self._api = api  # none for the API server of the cluster that the gateway runs in
         self._problems: dict[str, str] = {}
 
     async def follow(self, report: Report) -> None:

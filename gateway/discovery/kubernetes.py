@@ -10,23 +10,13 @@ from gateway.discovery.source import Replica, Report, replica_at
 
 
 class KubernetesSource:
-    """The replicas behind a service.
-
-    Parameters
-    ----------
-    namespace
-        None for that of the gateway.
-    port
-        Name or number of the port.
-    api
-        None for the API server of the cluster that the gateway runs in.
-    """
+    """The replicas behind a service."""
 
     def __init__(self, service: str, namespace: str | None, port: str | int, api: ApiServer | None = None) -> None:
         self._service = service
-        self._namespace = namespace
-        self._port = port
-        self._api = api
+        self._namespace = namespace  # none for that of the gateway
+        self._port = port  # name or number of the port
+        self._api = api  # none for the API server of the cluster that the gateway runs in
 
     async def follow(self, report: Report) -> None:
         """List the slices, and report again at each event that changes them."""

@@ -24,29 +24,15 @@ class LabelError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod that takes requests.
-
-    Parameters
-    ----------
-    own
-        How it speculates; None if its labels do not say it.
-    problem
-        What is wrong with its labels.
-    """
+    """A pod that takes requests."""
 
     address: str
-    own: BackendSettings | None
-    problem: str = ""
+    own: BackendSettings | None  # how it speculates; None if its labels do not say it
+    problem: str = ""  # what is wrong with its labels
 
     @classmethod
     def of(cls, found: Mapping[str, Any], default: Mapping[str, Any]) -> Pod | None:
-        """Return the pod of an object of the API server; None if it takes no requests: not ready, or terminating.
-
-        Parameters
-        ----------
-        default
-            See `settings_of`.
-        """
+        """Return the pod of an object of the API server; None if it takes no requests: not ready, or terminating."""
         metadata, status = found["metadata"], found.get("status") or {}
         ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or ())
         if metadata.get("deletionTimestamp") or not ready or not status.get("podIP"):
@@ -61,18 +47,6 @@ class Pod:
 
 def settings_of(said: Mapping[str, str], default: Mapping[str, Any]) -> BackendSettings:
     """Return the settings of a replica whose pod has some labels; their `url` means nothing.
-
-    Parameters
-    ----------
-    said
-        Labels and annotations that begin with `speculation.gateway/`, without that prefix.
-    default
-        `method` and `speculative_config` of a pod without the label `method`; empty if it must have it.
-
-    Raises
-    ------
-    LabelError
-        If a label is wrong, or missing.
 
     Examples
     --------

@@ -18,22 +18,12 @@ _LIFETIME_S = 5.0
 
 
 class DnsSource:
-    """The replicas that a name stands for.
-
-    Parameters
-    ----------
-    name
-        The name: of addresses, or of SRV records if there is no port.
-    port
-        Port of all replicas; None for that of each SRV record.
-    resolver
-        None for the nameservers and search list of this machine.
-    """
+    """The replicas that a name stands for."""
 
     def __init__(self, name: str, port: int | None, resolver: Resolver | None = None) -> None:
-        self._name = name
-        self._port = port
-        self._resolver = resolver
+        self._name = name  # the name: of addresses, or of SRV records if there is no port
+        self._port = port  # port of all replicas; None for that of each SRV record
+        self._resolver = resolver  # none for the nameservers and search list of this machine
 
     async def follow(self, report: Report) -> None:
         """Ask again whenever the last answer has expired."""

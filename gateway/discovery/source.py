@@ -12,20 +12,12 @@ MOST_REPLICAS = 1000
 
 
 class Replica(NamedTuple):
-    """A replica that a source has found.
+    """A replica that a source has found."""
 
-    Parameters
-    ----------
-    name
-        Its name within the source, such as `10.0.0.7:8000`, which stays the same as long as it is the same replica.
-    url
-        Its address.
-    own
-        How it speculates, if it tells that itself; None if the settings of the source do.
-    """
-
+    # Its name within the source, such as `10.0.0.7:8000`, which stays the same as long as it is the same replica.
     name: str
-    url: str
+    url: str  # its address
+    # How it speculates, if it tells that itself; None if the settings of the source do.
     own: BackendSettings | None = None
 
 
@@ -41,13 +33,7 @@ class Source(Protocol):
     """A source of replicas."""
 
     async def follow(self, report: Report) -> None:
-        """Report all replicas, now and after each change, until the source ends; to be called again then.
-
-        Raises
-        ------
-        SourceError
-            If the source fails.
-        """
+        """Report all replicas, now and after each change, until the source ends; to be called again then."""
 
 
 def replica_at(address: str, port: int) -> Replica:

@@ -31,17 +31,7 @@ _RETRY_AFTER_S = 2.0
 
 
 class HttpFrontend:
-    """What the gateway's HTTP server serves.
-
-    Parameters
-    ----------
-    app
-        ASGI application for the gateway's own paths.
-    tasks
-        Set to keep the running tasks of `app` in.
-    access
-        Who may ask for what at this address; None for the clients' address.
-    """
+    """What the gateway's HTTP server serves."""
 
     def __init__(
         self,
@@ -51,9 +41,10 @@ class HttpFrontend:
         access: Access | None = None,
     ) -> None:
         self._relay = relay
+        # Who may ask for what at this address; None for the clients' address.
         self._access = relay.access if access is None else access
-        self._app = app
-        self._tasks = tasks
+        self._app = app  # ASGI application for the gateway's own paths
+        self._tasks = tasks  # set to keep the running tasks of `app` in
 
     def use(self, relay: RelayContext, access: Access) -> None:
         """Relay the requests that follow with other settings."""

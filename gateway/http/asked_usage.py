@@ -59,15 +59,6 @@ class StreamHabits:
     An engine is asked from its second stream on: with `--enable-force-include-usage` it tells the usage by itself, and
     clients are used to it.
 
-    Attributes
-    ----------
-    may_ask
-        Whether the engine tells the usage only if it is asked, and can be.
-    refuses
-        Whether it has refused to be asked.
-    fingerprint
-        The field that it adds to the event with the finish reason; empty if it adds none.
-
     Examples
     --------
     >>> habits = StreamHabits()
@@ -79,9 +70,9 @@ class StreamHabits:
     __slots__ = ("fingerprint", "has_nulls", "may_ask", "refuses")
 
     def __init__(self) -> None:
-        self.may_ask = False
-        self.refuses = False
-        self.fingerprint = b""
+        self.may_ask = False  # whether the engine tells the usage only if it is asked, and can be
+        self.refuses = False  # whether it has refused to be asked
+        self.fingerprint = b""  # the field that it adds to the event with the finish reason; empty if it adds none
         self.has_nulls = False
 
     def learn(self, events: bytes) -> None:

@@ -40,15 +40,6 @@ def without_cors(headers: Iterable[Header]) -> list[Header]:
 class Cors:
     r"""The CORS headers of answers. Credentials of browsers (cookies) are never allowed: keys are sent in a header.
 
-    Parameters
-    ----------
-    origins
-        Origins of the pages, `https://page.example`; `*` for all.
-    headers
-        Request headers that pages may send; `*` for all.
-    max_age_s
-        Seconds for which browsers may remember the answer to a preflight request.
-
     Examples
     --------
     >>> Cors(["https://a.example"]).lines_for(b"https://b.example")
@@ -56,8 +47,10 @@ class Cors:
     """
 
     def __init__(self, origins: Iterable[str], headers: Iterable[str] = ("*",), max_age_s: int = 600) -> None:
+        # Origins of the pages, `https://page.example`; `*` for all.
         self._origins = frozenset(origin.encode("ascii") for origin in origins)
         names = ", ".join(headers)
+        # Request headers that pages may send; `*` for all.
         self._headers = b"" if names == "*" else names.encode("ascii")
         self._max_age = b"%d" % max_age_s
 
@@ -66,13 +59,7 @@ class Cors:
         return lines_of(self._answer_headers(origin))
 
     def preflight(self, headers: Mapping[bytes, bytes]) -> list[Header]:
-        """Return the headers of the answer to a preflight request, which has no body.
-
-        Raises
-        ------
-        GatewayError
-            403 if the origin is not allowed.
-        """
+        """Return the headers of the answer to a preflight request, which has no body."""
         answered = self._answer_headers(headers.get(b"origin", b""))
         if not any(name == b"access-control-allow-origin" for name, _ in answered):
             raise GatewayError(403, "This origin is not in cors.origins of the pool file.", code="origin_not_allowed")

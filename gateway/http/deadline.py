@@ -18,16 +18,6 @@ _NAME: Final = b"x-request-timeout"
 def timeout_s_of(headers: Mapping[bytes, bytes]) -> float:
     """Return the seconds that a request sets for itself; infinity if it sets none.
 
-    Parameters
-    ----------
-    headers
-        Headers by lower-case name.
-
-    Raises
-    ------
-    GatewayError
-        400 if the header is not a positive number.
-
     Examples
     --------
     >>> timeout_s_of({b"x-request-timeout": b"2.5"}), timeout_s_of({})

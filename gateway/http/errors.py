@@ -71,19 +71,6 @@ def request_id_lines(path: str, request_id: bytes) -> bytes:
 class GatewayError(Exception):
     """An error that the gateway answers with, in place of a backend.
 
-    Parameters
-    ----------
-    status
-        HTTP status.
-    message
-        What is wrong, and what to do instead.
-    code
-        OpenAI's error code, such as `model_not_found`.
-    param
-        The request field at fault.
-    retry_after_s
-        Seconds after which to try again, sent as `Retry-After`.
-
     Examples
     --------
     >>> GatewayError(404, "There is no model x.", code="model_not_found").body()
@@ -100,11 +87,11 @@ class GatewayError(Exception):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
-        self.retry_after_s = retry_after_s
+        self.status = status  # HTTP status
+        self.message = message  # what is wrong, and what to do instead
+        self.code = code  # OpenAI's error code, such as `model_not_found`
+        self.param = param  # the request field at fault
+        self.retry_after_s = retry_after_s  # seconds after which to try again, sent as `Retry-After`
 
     def body(self, endpoint: Endpoint = Endpoint.CHAT) -> bytes:
         """Return the body in the error format of an endpoint: OpenAI's, or Anthropic's for messages."""

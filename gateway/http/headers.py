@@ -38,11 +38,6 @@ _DECIMAL: Final = re.compile(r"[0-9]{1,40}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,3})?
 def lines_for_backend(headers: Sequence[Header]) -> tuple[bytes, bytes]:
     r"""Return the client's headers for a backend, in order, without those that concern only the gateway.
 
-    Returns
-    -------
-    tuple of bytes
-        The header lines for every backend, and separately those with the client's API key: see `upstream_head`.
-
     Examples
     --------
     >>> lines_for_backend([(b"host", b"gateway"), (b"accept", b"*/*"), (b"authorization", b"Bearer sk-1")])
@@ -70,22 +65,7 @@ def upstream_head(
     request_id: bytes,
     body_bytes: int | None,
 ) -> bytes:
-    """Return the head of the request to a backend.
-
-    Parameters
-    ----------
-    target
-        Path and query.
-    authority
-        Host and port of the backend.
-    lines
-        Header lines from `lines_for_backend`.
-    key_lines
-        API key lines: the backend's own if it has a key; else the client's if the gateway has no keys, since a key
-        in the request is then meant for the backend; else empty.
-    body_bytes
-        Length of the body; None for a request without a body.
-    """
+    """Return the head of the request to a backend."""
     length = b"" if body_bytes is None else b"content-length: %d\r\n" % body_bytes
     return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%bx-request-id: %b\r\n%b\r\n" % (
         method.encode(),
@@ -111,12 +91,6 @@ def headers_of(lines: bytes) -> list[Header]:
 def lines_for_client(headers: Sequence[Header], authority: bytes) -> bytes:
     r"""Return a backend's headers for the client, without those of the backend's connection.
 
-    Parameters
-    ----------
-    authority
-        Host and port of the backend, which `location` and `content-location` lose; one that points elsewhere is left
-        out.
-
     Examples
     --------
     >>> lines_for_client([(b"location", b"http://10.0.0.1:8000/v1/x"), (b"date", b"now")], b"10.0.0.1:8000")
@@ -139,11 +113,6 @@ def relative_location(location: bytes, authority: bytes) -> bytes | None:
     """Return a location without the address of the backend that gave it; None if it points elsewhere.
 
     Clients may not reach a backend, nor need they know where it is.
-
-    Parameters
-    ----------
-    authority
-        Host and port of the backend.
 
     Examples
     --------

@@ -28,11 +28,6 @@ def insert_field(body: bytes, field: bytes) -> bytes:
 def set_field(body: bytes, name: str, value: object) -> bytes:
     """Return a JSON object in which a field has a value.
 
-    Parameters
-    ----------
-    value
-        A number, or an object of such values.
-
     Examples
     --------
     >>> set_field(b'{"a": {"priority": 1}, "priority": -5, "b": 1.0}', "priority", 0)

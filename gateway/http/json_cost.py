@@ -24,16 +24,6 @@ def check_cost(body: bytes, most: int) -> Iterator[None]:
     An element counts 1 for its comma, a string 2, a member of an object 2 for its colon, an array or object 4: about in
     proportion to the time that they take. What is inside strings counts nothing.
 
-    Parameters
-    ----------
-    body
-        JSON. Of anything else it is not said what is counted.
-
-    Raises
-    ------
-    GatewayError
-        413 if it counts to more than `most`.
-
     Examples
     --------
     >>> list(check_cost(b'{"prompt": [1, 2, 3], "a": "x, [\\"y\\"], z"}', most=21))

@@ -46,16 +46,6 @@ def canonical_path(target: bytes) -> str:
     such form: one with empty or dot segments, an encoded slash, percent signs after decoding, or characters that a path
     would have to encode. An encoded slash is accepted only within the name of a model: the gateway answers that itself.
 
-    Parameters
-    ----------
-    target
-        Path and query as received.
-
-    Returns
-    -------
-    str
-        The path, without the query; empty if it has no canonical form.
-
     Examples
     --------
     >>> canonical_path(b"/v1/chat/%63ompletions/?x=1"), canonical_path(b"/v1/../admin"), canonical_path(b"/v1%2Fmodels")
@@ -116,11 +106,6 @@ def is_for_clients(path: str) -> bool:
 
 class RelayedPaths:
     """The paths that are relayed.
-
-    Parameters
-    ----------
-    patterns
-        Paths; a `*` at the end of one stands for any rest.
 
     Examples
     --------

@@ -37,17 +37,6 @@ class EventStream:
     An event split over two reads is held until its end arrives: if the backend fails in the middle of an event, the
     stream can still end with an error event that the client can read.
 
-    Attributes
-    ----------
-    events
-        Events passed on.
-    deltas
-        Events that carry output, if the endpoint marks them; else 0 (see `content_chunks`).
-    watcher
-        Sees the events before the client; None for no watcher.
-    hidden
-        Takes out what the client did not ask for, after they have been counted; None if the gateway asked for nothing.
-
     Examples
     --------
     >>> stream = EventStream(Endpoint.COMPLETIONS)
@@ -64,9 +53,11 @@ class EventStream:
         self._held = b""
         self._has_cr = False  # for LF, which is passed on in its place: both are line ends by the standard
         self._recent: deque[bytes] = deque(maxlen=3)  # usage is in the last event, or the one before [DONE]
-        self.events = 0
-        self.deltas = 0
-        self.watcher: EventWatcher | None = None
+        self.events = 0  # events passed on
+        self.deltas = 0  # events that carry output, if the endpoint marks them; else 0 (see `content_chunks`)
+        self.watcher: EventWatcher | None = None  # sees the events before the client; None for no watcher
+        # Takes out what the client did not ask for, after they have been counted; None if the gateway asked for
+        # nothing.
         self.hidden: HiddenUsage | None = None
 
     def feed(self, data: bytes) -> bytes:
@@ -130,13 +121,7 @@ class EventStream:
         return b"".join(self._recent)
 
     def content_chunks(self, endpoint: Endpoint, *, with_usage: bool) -> int:
-        """Return how many chunks carried output.
-
-        Parameters
-        ----------
-        with_usage
-            Whether the stream ended with a separate usage event.
-        """
+        """Return how many chunks carried output."""
         if self._marker is not None:
             return self.deltas
         without_content = self.is_complete(endpoint) + with_usage + (endpoint is Endpoint.CHAT)  # [DONE], usage, role

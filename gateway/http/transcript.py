@@ -18,13 +18,6 @@ _TEXT_FIELDS = frozenset({"reasoning", "content"})
 class Transcript:
     """The output of an engine in order: reasoning, text and arguments of tool calls.
 
-    Attributes
-    ----------
-    pieces
-        The texts, one per field or chunk.
-    token_ids, prompt_token_ids
-        Empty unless the engine sent them (`return_token_ids`).
-
     Examples
     --------
     >>> transcript = Transcript()
@@ -34,7 +27,8 @@ class Transcript:
     'Hello, world'
     """
 
-    pieces: list[str]
+    pieces: list[str]  # the texts, one per field or chunk
+    # token_ids, prompt_token_ids: empty unless the engine sent them (`return_token_ids`).
     token_ids: list[int]
     prompt_token_ids: list[int]
 
@@ -56,11 +50,6 @@ class Transcript:
 
 def read_answer(endpoint: Endpoint, answer: bytes, *, stream: bool) -> Transcript:
     """Return the transcript of an answer; malformed parts are ignored.
-
-    Parameters
-    ----------
-    answer
-        A JSON document, or the events of a stream.
 
     Examples
     --------

@@ -18,21 +18,6 @@ _MOST_S: Final = 1e6
 class Usage:
     """The usage of a request as its engine reported it; None for values that were not reported.
 
-    Parameters
-    ----------
-    cached_tokens
-        Prompt tokens found in the prefix cache.
-    drafted_tokens, accepted_tokens
-        Draft tokens proposed, and accepted by the target model.
-    drafting_steps
-        Steps with a draft.
-    ttft_s, queue_s, generation_s
-        Seconds to the first token, in the engine's queue, and of generation.
-    audio_s
-        Seconds of audio that were transcribed or translated.
-    ignored
-        Names of what was reported and cannot be, and therefore counts as not reported.
-
     Examples
     --------
     >>> Usage(output_tokens=100, accepted_tokens=60, drafting_steps=20).tokens_per_step
@@ -41,15 +26,17 @@ class Usage:
 
     prompt_tokens: int | None
     output_tokens: int | None
-    cached_tokens: int | None
+    cached_tokens: int | None  # prompt tokens found in the prefix cache
+    # drafted_tokens, accepted_tokens: draft tokens proposed, and accepted by the target model.
     drafted_tokens: int | None
     accepted_tokens: int | None
-    drafting_steps: int
+    drafting_steps: int  # steps with a draft
+    # ttft_s, queue_s, generation_s: seconds to the first token, in the engine's queue, and of generation.
     ttft_s: float | None
     queue_s: float | None
     generation_s: float | None
-    audio_s: float | None
-    ignored: tuple[str, ...]
+    audio_s: float | None  # seconds of audio that were transcribed or translated
+    ignored: tuple[str, ...]  # names of what was reported and cannot be, and therefore counts as not reported
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -118,12 +105,6 @@ class Usage:
 
 def read_usage(document: object) -> Usage | None:
     """Return the usage in an answer or in an event of a stream; None if there is none.
-
-    Parameters
-    ----------
-    document
-        A chat, completions, messages or embeddings answer or chunk, a responses answer, or its event
-        `response.completed`.
 
     Examples
     --------

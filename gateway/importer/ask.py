@@ -25,11 +25,6 @@ def ask(configuration: Configuration, environ: Mapping[str, str] = os.environ) -
     """Ask the replicas for their model and speculation, where the configuration does not name them.
 
     A replica that does not answer stays as it is, with a note.
-
-    Parameters
-    ----------
-    environ
-        Variables, for keys and addresses that the configuration takes from them.
     """
     asyncio.run(_ask_all(configuration, environ))
 

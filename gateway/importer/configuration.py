@@ -18,77 +18,43 @@ _ORDER = ("server", "timeouts", "health", "models", "keys", "cors")
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How a replica speculates.
-
-    Parameters
-    ----------
-    config
-        Its `speculative_config`; None for a baseline.
-    note
-        What the reader should check; empty if it is certain.
-    """
+    """How a replica speculates."""
 
     method: Method
-    config: Mapping[str, Any] | None = None
-    note: str = ""
+    config: Mapping[str, Any] | None = None  # its `speculative_config`; None for a baseline
+    note: str = ""  # what the reader should check; empty if it is certain
 
 
 @dataclass(slots=True)
 class Replica:
-    """A replica at an address, or a source of replicas.
-
-    Parameters
-    ----------
-    model
-        The name by which it serves its model; None if the configuration does not say.
-    aliases
-        Further names by which it serves.
-    renamed
-        Names of clients that the router translated into `model`, which the gateway does not.
-    where
-        `{"url": ...}`, or `{"kubernetes": ...}` for a source.
-    key
-        The key itself, for questions to the replica. Never written.
-    speculation
-        None if the configuration does not say.
-    notes
-        Comments for its place in the pool file.
-    """
+    """A replica at an address, or a source of replicas."""
 
     name: str
-    model: str | None
-    where: dict[str, Any]
-    aliases: list[str] = field(default_factory=list)
+    model: str | None  # the name by which it serves its model; None if the configuration does not say
+    where: dict[str, Any]  # `{"url": ...}`, or `{"kubernetes": ...}` for a source
+    aliases: list[str] = field(default_factory=list)  # further names by which it serves
+    # Names of clients that the router translated into `model`, which the gateway does not.
     renamed: list[str] = field(default_factory=list)
     api_key: Variable | None = None
-    key: str | None = field(default=None, repr=False)
+    key: str | None = field(default=None, repr=False)  # the key itself, for questions to the replica. Never written
     weight: float | None = None
-    speculation: Speculation | None = None
-    notes: list[str] = field(default_factory=list)
+    speculation: Speculation | None = None  # none if the configuration does not say
+    notes: list[str] = field(default_factory=list)  # comments for its place in the pool file
 
 
 @dataclass(slots=True)
 class Configuration:
-    """What another router was configured with, in the gateway's terms.
-
-    Parameters
-    ----------
-    settings
-        The sections of the pool file besides `models`.
-    policy, policy_note
-        The policy of all models, and in what it differs from what it was.
-    notes
-        What could not be kept, each with its place in the pool file.
-    placeholders
-        Values of variables for checking the pool file.
-    """
+    """What another router was configured with, in the gateway's terms."""
 
     replicas: list[Replica] = field(default_factory=list)
+    # The sections of the pool file besides `models`.
     settings: dict[str, dict[str, Any] | list[Any]] = field(default_factory=dict)
+    # policy, policy_note: the policy of all models, and in what it differs from what it was.
     policy: str = "learned"
     policy_note: str = ""
+    # What could not be kept, each with its place in the pool file.
     notes: list[tuple[Path, str]] = field(default_factory=list)
-    placeholders: dict[str, str] = field(default_factory=dict)
+    placeholders: dict[str, str] = field(default_factory=dict)  # values of variables for checking the pool file
 
     def put(self, section: str, key: str, value: object) -> None:
         """Set a key of a section of the pool file."""
@@ -108,13 +74,7 @@ class Configuration:
         self.note("clients need the key of the engines: without keys anyone could use them through the gateway", "keys")
 
     def pool(self) -> dict[str, Any]:
-        """Return the pool file's data, and add a note for everything that is not as it was.
-
-        Raises
-        ------
-        UsageError
-            If there is no replica, or one without a model.
-        """
+        """Return the pool file's data, and add a note for everything that is not as it was."""
         if not self.replicas:
             raise UsageError(
                 "has no replica that the gateway can use" + "".join(f"\n  {text}" for _, text in self.notes)

@@ -37,11 +37,6 @@ _BY_MODEL = (  # as vLLM tells the method from the draft's name
 def speculation_of(flags: Flags) -> Speculation:
     """Return how an engine with these flags speculates.
 
-    Raises
-    ------
-    UsageError
-        If `--speculative-config` is no JSON.
-
     Examples
     --------
     >>> speculation_of(Flags(["--spec-method", "ngram", "--spec-tokens", "4"]))

@@ -55,26 +55,14 @@ class Flags:
         return self._values.get(name, [])
 
     def text(self, name: str) -> str | None:
-        """Return the value of a flag; None without the flag.
-
-        Raises
-        ------
-        UsageError
-            If it has no value.
-        """
+        """Return the value of a flag; None without the flag."""
         values = self.values(name)
         if name in self._values and not values:
             raise UsageError(f"{name} needs a value")
         return values[-1] if values else None
 
     def number(self, name: str) -> float | None:
-        """Return the value of a flag as a number; None without the flag.
-
-        Raises
-        ------
-        UsageError
-            If it is no number.
-        """
+        """Return the value of a flag as a number; None without the flag."""
         text = self.text(name)
         try:
             number = None if text is None else float(text)
@@ -98,18 +86,7 @@ class Flags:
             self._values.setdefault(name, [value])
 
     def refuse_typos(self, reasons: Mapping[str, str]) -> None:
-        """Check that no flag that nobody has read is close to one that is read.
-
-        Parameters
-        ----------
-        reasons
-            Flags that are known although they are not read, by the beginnings of their names.
-
-        Raises
-        ------
-        UsageError
-            If one is, as after a slip of the pen.
-        """
+        """Check that no flag that nobody has read is close to one that is read."""
         for name in self._values.keys() - self._read:
             near = difflib.get_close_matches(name, self._read, n=1, cutoff=_TYPO)
             if near and not name.startswith(tuple(reasons)):
@@ -125,13 +102,7 @@ class Flags:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises
-    ------
-    UsageError
-        If it cannot be read, is not UTF-8, or is longer than 1 MiB.
-    """
+    """Return the text of a file."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -146,13 +117,7 @@ def read_text(path: Path) -> str:
 
 
 def read_mapping(text: str, path: Path) -> dict[str, object]:
-    """Return a YAML document that is a mapping.
-
-    Raises
-    ------
-    UsageError
-        If it is none. The message shows no values.
-    """
+    """Return a YAML document that is a mapping."""
     try:
         document = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
@@ -167,18 +132,7 @@ def read_mapping(text: str, path: Path) -> dict[str, object]:
 
 
 def command_words(text: str, path: Path, commands: Iterable[str]) -> list[str]:
-    """Return the words of the command in a file, which may be a script.
-
-    Parameters
-    ----------
-    commands
-        Words that tell the line of the command.
-
-    Raises
-    ------
-    UsageError
-        If there is no such line, or its quotes do not match.
-    """
+    """Return the words of the command in a file, which may be a script."""
     lines = re.sub(r"\\\n", " ", text).splitlines()
     found = [line for line in lines if any(word in line for word in commands) and "--" in line.split("#")[0]]
     if not found and text.lstrip().startswith("--"):
@@ -192,13 +146,7 @@ def command_words(text: str, path: Path, commands: Iterable[str]) -> list[str]:
 
 
 def flags_of(words: Sequence[str], commands: Iterable[str]) -> Flags:
-    """Return the flags in words: the flags themselves, or a file with the command.
-
-    Raises
-    ------
-    UsageError
-        If there are neither.
-    """
+    """Return the flags in words: the flags themselves, or a file with the command."""
     if len(words) == 1 and not words[0].startswith("-"):
         path = Path(words[0])
         words = command_words(read_text(path), path, commands)

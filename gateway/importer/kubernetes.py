@@ -17,13 +17,7 @@ def labelled_source(
     port: int,
     namespace: str | None,
 ) -> Replica:
-    """Return the source of replicas that were found by labels, which the gateway finds by a service.
-
-    Parameters
-    ----------
-    service
-        Name of the service; None leaves it to the variable `VLLM_SERVICE`.
-    """
+    """Return the source of replicas that were found by labels, which the gateway finds by a service."""
     name = service or Variable.of("VLLM_SERVICE")
     where = {"service": name, **({"namespace": namespace} if namespace else {}), "port": port}
     source = Replica(service or "kubernetes", model, {"kubernetes": where})
@@ -37,13 +31,7 @@ def labelled_source(
 
 
 def set_policy(configuration: Configuration, flag: str, value: str, policies: Mapping[str, tuple[str, str]]) -> None:
-    """Set the policy that comes closest to a router's own.
-
-    Raises
-    ------
-    UsageError
-        If the router has no such policy.
-    """
+    """Set the policy that comes closest to a router's own."""
     if value not in policies:
         raise UsageError(f"{flag} {value}: expected one of {', '.join(policies)}")
     configuration.policy, configuration.policy_note = policies[value]

@@ -54,18 +54,7 @@ _REASONS = {
 
 
 def read(config: Mapping[str, Any]) -> Configuration:
-    """Return what LiteLLM's proxy was configured with.
-
-    Parameters
-    ----------
-    config
-        The document of config.yaml.
-
-    Raises
-    ------
-    UsageError
-        If it is no such document, or none of its deployments is a replica.
-    """
+    """Return what LiteLLM's proxy was configured with."""
     deployments = config.get("model_list")
     if not isinstance(deployments, list) or not deployments:
         raise UsageError("has no model_list: expected the config.yaml of LiteLLM's proxy")

@@ -37,15 +37,6 @@ class Variable(str):
 def pool_text(settings: Mapping[str, Any], notes: Sequence[tuple[Path, str]], head: Sequence[str]) -> str:
     """Return the text of a pool file.
 
-    Parameters
-    ----------
-    settings
-        The settings as plain data.
-    notes
-        Comments, each with the path of the key that it is about. If the key is absent, it goes to its nearest parent.
-    head
-        Paragraphs of the comment at the top.
-
     Examples
     --------
     >>> print(pool_text({"server": {"port": 1}}, [(("server", "port"), "was 2")], ["A pool."]), end="")
@@ -65,18 +56,7 @@ def pool_text(settings: Mapping[str, Any], notes: Sequence[tuple[Path, str]], he
 
 
 def check_text(text: str, placeholders: Mapping[str, str]) -> None:
-    """Check a pool file as `gateway check` does, with a value in place of each variable.
-
-    Parameters
-    ----------
-    placeholders
-        Values of variables where a word does not do, such as addresses.
-
-    Raises
-    ------
-    UsageError
-        If it has errors: something in the imported configuration is wrong.
-    """
+    """Check a pool file as `gateway check` does, with a value in place of each variable."""
     from gateway.config.settings import PoolSettings
     from gateway.config.yaml import read_yaml
 

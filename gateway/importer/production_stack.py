@@ -51,22 +51,7 @@ _REASONS = {
 
 
 def read(words: Sequence[str], model: str | None, service: str | None, release: str) -> Configuration:
-    """Return what a production-stack was configured with.
-
-    Parameters
-    ----------
-    words
-        A file of values, a file with the command of the router, or its flags.
-    model, service
-        The model, and the Kubernetes service, of replicas that are found by labels.
-    release
-        Release of the Helm chart.
-
-    Raises
-    ------
-    UsageError
-        If there is no replica that the gateway can use.
-    """
+    """Return what a production-stack was configured with."""
     if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
         path = Path(words[0])
         return _chart(read_mapping(read_text(path), path), service, release)

@@ -54,20 +54,7 @@ _REASONS = {
 
 
 def read(flags: Flags, model: str | None, service: str | None) -> Configuration:
-    """Return what vllm-router was started with.
-
-    Parameters
-    ----------
-    model
-        The model of the workers, which the command line does not name; None if it is to be asked for.
-    service
-        Kubernetes service of the workers; None if there is none yet.
-
-    Raises
-    ------
-    UsageError
-        If there are no workers that the gateway can use.
-    """
+    """Return what vllm-router was started with."""
     configuration = Configuration()
     has_prefill = any(flag in flags for flag in _PREFILL_DECODE)
     workers = flags.values("--worker-urls")

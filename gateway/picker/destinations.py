@@ -42,13 +42,7 @@ class Destinations:
         return self._add(backend.url)
 
     async def start(self, backends: Iterable[Backend]) -> None:
-        """Look up the names in the addresses of replicas, once now and then regularly.
-
-        Parameters
-        ----------
-        backends
-            All replicas, whenever it is iterated over; those that are gone are forgotten.
-        """
+        """Look up the names in the addresses of replicas, once now and then regularly."""
         self._backends = backends
         await self._look_up()
         self._lookup = background.keep_running("picker", self._look_up_regularly, of="destinations")

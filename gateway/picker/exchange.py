@@ -33,13 +33,6 @@ class PickedExchange(Exchange):
 
     Admission, choice and accounting are those of the relay. Retries are the proxy's: it has been told where else the
     request may go.
-
-    Parameters
-    ----------
-    subset
-        The destinations that the proxy allows; None for all.
-    fallbacks
-        Most destinations that are named after the chosen one.
     """
 
     is_relayed: ClassVar[bool] = False
@@ -56,8 +49,8 @@ class PickedExchange(Exchange):
         super().__init__(relay, inbound, proxy)
         self._proxy = proxy
         self._destinations = destinations
-        self._subset = subset
-        self._fallbacks = fallbacks
+        self._subset = subset  # the destinations that the proxy allows; None for all
+        self._fallbacks = fallbacks  # most destinations that are named after the chosen one
         self._receiver: Reception | None = None
         self._is_read = False
 
@@ -110,13 +103,7 @@ class PickedExchange(Exchange):
     # The answer
 
     def needs_answer(self, *, is_sampled: bool) -> bool:
-        """Return whether anything needs the body of the answer.
-
-        Parameters
-        ----------
-        is_sampled
-            Whether a policy that learns is to see it.
-        """
+        """Return whether anything needs the body of the answer."""
         if self._inbound.request_headers.client.tokens_per_minute is not None:
             return True
         if any(observer.needs_answer for observer in self.delivery.observers.all):
@@ -157,13 +144,7 @@ class PickedExchange(Exchange):
         )
 
     def on_head(self, status: int, headers: HeaderList, *, is_read: bool) -> None:
-        """Handle the head of the answer; again if it is found out later that its body is handled.
-
-        Parameters
-        ----------
-        is_read
-            Whether its body will be handled; else nothing is known before its end.
-        """
+        """Handle the head of the answer; again if it is found out later that its body is handled."""
         attempt = self.attempt
         if self._receiver is None or attempt is None or attempt.call is None:
             return

@@ -77,13 +77,7 @@ def request_of(metadata: Metadata) -> str:
 
 
 def forward(destinations: str, request: str, headers: Iterable[Header], removed: Iterable[bytes]) -> bytes:
-    """Return the answer to a request's headers: where it goes, and which headers it has there.
-
-    Parameters
-    ----------
-    request
-        A name by which the picker knows the request again when it is told of the answer.
-    """
+    """Return the answer to a request's headers: where it goes, and which headers it has there."""
     value = destinations.encode()
     mutation = _header(DESTINATION.encode(), value) + b"".join(_header(*each) for each in headers)
     mutation += b"".join(_field(_REMOVE_HEADERS, name) for name in removed)
@@ -116,13 +110,7 @@ def response_headers(headers: Iterable[Header]) -> bytes:
 
 
 def response_body(body: bytes, *, is_streamed: bool, is_last: bool) -> bytes:
-    """Return the answer to a piece of an answer's body, which is passed on.
-
-    Parameters
-    ----------
-    is_streamed
-        Whether the proxy passes on what it gets back (full duplex); else it has kept the piece.
-    """
+    """Return the answer to a piece of an answer's body, which is passed on."""
     return _piece(_RESPONSE_BODY, body, is_last=is_last) if is_streamed else _field(_RESPONSE_BODY, b"")
 
 

@@ -8,18 +8,12 @@ from gateway.picker.stream import Picking, Stream
 
 
 class Observation:
-    """An answer that is shown. When the stream ends, the proxy shows no more, and the answer goes on.
-
-    Attributes
-    ----------
-    has_ended
-        Whether nothing more needs to be shown.
-    """
+    """An answer that is shown. When the stream ends, the proxy shows no more, and the answer goes on."""
 
     def __init__(self, picking: Picking) -> None:
         self._picking = picking
         self._stream: Stream | None = None
-        self.has_ended = False
+        self.has_ended = False  # whether nothing more needs to be shown
 
     def handle(self, message: ProcessingRequest) -> None:
         """Handle one message of the proxy, which expects no answer."""

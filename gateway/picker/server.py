@@ -34,13 +34,7 @@ _CHECK_S: Final = 0.5
 
 
 class PickerServer:
-    """Serves `envoy.service.ext_proc.v3.ExternalProcessor` and `grpc.health.v1.Health` for a gateway process.
-
-    Parameters
-    ----------
-    own
-        ASGI application for the gateway's own paths.
-    """
+    """Serves `envoy.service.ext_proc.v3.ExternalProcessor` and `grpc.health.v1.Health` for a gateway process."""
 
     def __init__(self, gateway: Gateway, own: ASGIApp) -> None:
         self._gateway = gateway

@@ -51,24 +51,15 @@ class Wire(Protocol):
 
 
 class Picking:
-    """What the streams of a process share.
-
-    Attributes
-    ----------
-    own
-        Answers the gateway's own paths.
-    streams
-        The streams of requests that have been sent on, by the names of the requests.
-    unfinished
-        The requests that are not complete yet.
-    """
+    """What the streams of a process share."""
 
     def __init__(self, gateway: Gateway, destinations: Destinations, own: httpx.AsyncClient) -> None:
         self.gateway = gateway
         self.destinations = destinations
-        self.own = own
+        self.own = own  # answers the gateway's own paths
+        # The streams of requests that have been sent on, by the names of the requests.
         self.streams: dict[str, Stream] = {}
-        self.unfinished = Unfinished(lambda: gateway.settings.server)
+        self.unfinished = Unfinished(lambda: gateway.settings.server)  # the requests that are not complete yet
         self._prefix = os.urandom(6).hex()
         self._names = 0
 
@@ -79,19 +70,7 @@ class Picking:
 
 
 class Stream:
-    """A request on its way through the proxy.
-
-    Attributes
-    ----------
-    exchange
-        The exchange; None until the request is complete.
-    has_ended
-        Whether the proxy has been told to answer the client itself: nothing more can be said.
-    is_observed
-        Whether another stream tells of the answer, and of its end.
-    held_bytes, began_s, read_s
-        As `gateway.picker.unfinished.Upload`.
-    """
+    """A request on its way through the proxy."""
 
     def __init__(self, picking: Picking, wire: Wire) -> None:
         self._picking = picking
@@ -107,26 +86,20 @@ class Stream:
         self._size_bytes = 0
         self._has_body = False
         self._has_trailers = False
-        self.held_bytes = 0
+        self.held_bytes = 0  # as `gateway.picker.unfinished.Upload`
         self.began_s = self.read_s = 0.0
         self._inbound: Inbound | None = None
-        self.exchange: PickedExchange | None = None
+        self.exchange: PickedExchange | None = None  # the exchange; None until the request is complete
         self._response_mode: int = _FULL_DUPLEX
         self._is_read = False
         settings = picking.gateway.settings.picker
         self._is_sampled = settings is not None and random.random() < settings.answers
         self._name = picking.new_name()
-        self.has_ended = False
-        self.is_observed = False
+        self.has_ended = False  # whether the proxy has been told to answer the client itself: nothing more can be said
+        self.is_observed = False  # whether another stream tells of the answer, and of its end
 
     def handle(self, message: ProcessingRequest) -> None:
-        """Handle one message of the proxy.
-
-        Raises
-        ------
-        ProtocolError
-            If the message cannot come now.
-        """
+        """Handle one message of the proxy."""
         kind = message.WhichOneof("request")
         if kind == "response_body":
             self._on_response_body(message.response_body)

@@ -15,23 +15,12 @@ log = logging.getLogger(__name__)
 
 
 class Certificate:
-    """The certificate that new connections are shown; its files may be replaced at any time, as by cert-manager.
-
-    Attributes
-    ----------
-    context
-        The context of a server that speaks HTTP/2.
-
-    Raises
-    ------
-    UsageError
-        If a file cannot be read, or certificate and key do not belong together.
-    """
+    """The certificate that new connections are shown; its files may be replaced at any time, as by cert-manager."""
 
     def __init__(self, tls: PickerTlsSettings) -> None:
         self._tls = tls
         self._seen = self._state()
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # the context of a server that speaks HTTP/2
         self.context.set_alpn_protocols(["h2"])
         self._load(self.context)
 

@@ -16,17 +16,10 @@ _MOST_HELD: Final = attrgetter("held_bytes")
 
 
 class Upload(Protocol):
-    """A request whose body is coming.
+    """A request whose body is coming."""
 
-    Attributes
-    ----------
-    held_bytes
-        What is held of it.
-    began_s, read_s
-        When its body began, and when a piece of it came last, by `time.monotonic`.
-    """
-
-    held_bytes: int
+    held_bytes: int  # what is held of it
+    # began_s, read_s: when its body began, and when a piece of it came last, by `time.monotonic`.
     began_s: float
     read_s: float
 
@@ -35,18 +28,12 @@ class Upload(Protocol):
 
 
 class Unfinished:
-    """The requests of a process whose bodies are still coming.
-
-    Attributes
-    ----------
-    held_bytes
-        What is held of all of them.
-    """
+    """The requests of a process whose bodies are still coming."""
 
     def __init__(self, settings: Callable[[], ServerSettings]) -> None:
         self._settings = settings
         self._uploads: set[Upload] = set()
-        self.held_bytes = 0
+        self.held_bytes = 0  # what is held of all of them
 
     def begin(self, upload: Upload) -> None:
         """Keep a request until it is released."""

@@ -33,29 +33,17 @@ Texts = tuple[str, str] | tuple[list[int], list[int]]
 
 
 class PendingRecord:
-    """A record to be completed in the recorder's thread.
-
-    Parameters
-    ----------
-    head
-        The part of the line built on the event loop, as a JSON object; empty if that part needs the request's body.
-    wall_offset_s
-        Seconds since 1970 at which `time.perf_counter` was 0.
-
-    Attributes
-    ----------
-    size_bytes
-        Estimated memory.
-    """
+    """A record to be completed in the recorder's thread."""
 
     __slots__ = ("ended", "head", "notes", "size_bytes", "wall_offset_s")
 
     def __init__(self, head: bytes, notes: RequestNotes, ended: EndedExchange, wall_offset_s: float) -> None:
+        # The part of the line built on the event loop, as a JSON object; empty if that part needs the request's body.
         self.head = head
         self.notes = notes
         self.ended = ended
-        self.wall_offset_s = wall_offset_s
-        self.size_bytes = len(head) + notes.held_bytes(ended)
+        self.wall_offset_s = wall_offset_s  # seconds since 1970 at which `time.perf_counter` was 0
+        self.size_bytes = len(head) + notes.held_bytes(ended)  # estimated memory
 
 
 class _Line:
@@ -74,34 +62,20 @@ class RecordBuilder:
 
     When a request ends, its data is still in the processor's caches and can be released at once. Unless long texts must
     be read, building its record then is cheaper than later in a thread.
-
-    Parameters
-    ----------
-    text
-        `none`, `hashes` or `full`.
-    hasher
-        Hashes texts in the thread; None without hashes.
-    quick_hasher
-        Hashes short texts on the event loop: a second one, since a hasher is not thread-safe. None leaves all texts to
-        the thread.
     """
 
     def __init__(self, text: str, hasher: TextHasher | None = None, quick_hasher: TextHasher | None = None) -> None:
-        self._text = text
-        self._hasher = hasher
+        self._text = text  # `none`, `hashes` or `full`
+        self._hasher = hasher  # hashes texts in the thread; None without hashes
+        # Hashes short texts on the event loop: a second one, since a hasher is not thread-safe. None leaves all texts
+        # to the thread.
         self._quick_hasher = quick_hasher
         self._candidates = CandidateColumns()
 
     # On the event loop
 
     def begin(self, notes: RequestNotes, ended: EndedExchange, wall_offset_s: float) -> bytes | PendingRecord:
-        """Return the line of a request, or a pending record for `end`.
-
-        Parameters
-        ----------
-        wall_offset_s
-            Seconds since 1970 at which `time.perf_counter` was 0.
-        """
+        """Return the line of a request, or a pending record for `end`."""
         routed = ended.routed
         features = routed.features
         if notes.body and not routed.model.policy.text_features >= TEXT_FEATURES:

@@ -30,16 +30,11 @@ class TraceFiles:
     that no other process with the same folder removes it. Each `write` appends an independent frame, so the file stays
     readable however the process ends. A file that another program removes or renames meanwhile is left, and a new one
     is begun.
-
-    Parameters
-    ----------
-    now
-        Returns seconds since 1970.
     """
 
     def __init__(self, settings: RecorderSettings, now: Callable[[], float] = time.time) -> None:
         self._settings = settings
-        self._now = now
+        self._now = now  # returns seconds since 1970
         self._is_compressed = settings.compression == "zstd"
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
         self._descriptor: int | None = None
@@ -49,18 +44,7 @@ class TraceFiles:
         self._number = 0
 
     def write(self, lines: bytes) -> int:
-        """Append lines, all or none.
-
-        Returns
-        -------
-        int
-            Bytes written to the file, compressed.
-
-        Raises
-        ------
-        OSError
-            If the lines cannot be written, or their file is removed meanwhile. The next call begins a new file.
-        """
+        """Append lines, all or none."""
         frame = self._compressor.compress(lines) if self._is_compressed else lines
         if self._descriptor is not None and not self._is_in_place(self._descriptor):
             logger.warning("recorder: %s was removed or renamed while it was written; a new file is begun", self._path)

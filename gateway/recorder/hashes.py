@@ -38,25 +38,6 @@ class TextHasher:
     random weights drawn by each process, so that collisions cannot be provoked. (The compiled extension has its own
     cache, which compares the bytes.)
 
-    Parameters
-    ----------
-    salt
-        The secret: with it, the text of a hash can be found by trial.
-    ngram
-        Units per hash: a unit and those before it.
-    tokenizer
-        Path of a `tokenizer.json` or its folder; None takes words, numbers and marks as units.
-
-    Attributes
-    ----------
-    of_tokens, of_texts
-        How token ids and texts are hashed.
-
-    Raises
-    ------
-    ValueError
-        If the file holds no tokenizer.
-
     Examples
     --------
     >>> prompt, output, hashing = TextHasher(b"salt").hash_text("the cat", "a cat and the dog")
@@ -68,11 +49,13 @@ class TextHasher:
 
     def __init__(self, salt: bytes, ngram: int = 1, tokenizer: Path | None = None) -> None:
         self._key = blake2b(salt, digest_size=32).digest()
-        self._ngram = ngram
+        self._ngram = ngram  # units per hash: a unit and those before it
+        # Path of a `tokenizer.json` or its folder; None takes words, numbers and marks as units.
         self._tokenizer = _load(tokenizer) if tokenizer is not None else None
         self._cache = _HashCache()
         self._compiled = _compiled_cache() if ngram == 1 and tokenizer is None else None
         salt_name = blake2b(b"name of the salt", key=self._key, digest_size=4).hexdigest()
+        # of_tokens, of_texts: how token ids and texts are hashed.
         self.of_tokens = Hashing("token", ngram, salt_name)
         self.of_texts = self.of_tokens if self._tokenizer is not None else Hashing("piece", ngram, salt_name)
 
@@ -135,17 +118,7 @@ class TextHasher:
         return ids
 
     def _hash(self, keys: _Keys, counts: Sequence[int], unit: Callable[[int], bytes]) -> list[tuple[Hashes, Hashes]]:
-        """Return the hashes of texts, each a prompt and its output.
-
-        Parameters
-        ----------
-        keys
-            Cache keys of all units, in order.
-        counts
-            Number of units of each prompt and output, alternating.
-        unit
-            Returns the unit at an index.
-        """
+        """Return the hashes of texts, each a prompt and its output."""
         ends = np.cumsum(counts)
         # Prompt and output are one text: the first n-grams of the output begin in the prompt.
         firsts = np.repeat(np.concatenate(([0], ends[1:-1:2])), np.add(counts[::2], counts[1::2]))

@@ -14,28 +14,6 @@ from policies.policy import Decision
 class RequestNotes(Observer):
     """The notes on one request.
 
-    Parameters
-    ----------
-    record
-        Called with the notes and the exchange when that has ended.
-    body
-        Body of the request, if the record needs more of it than the features; else empty.
-    keeps_answer
-        Whether the answer is kept.
-    max_bytes
-        Size of the largest answer that is kept.
-
-    Attributes
-    ----------
-    candidates, in_flight, loads
-        The candidates of its last decision, and their requests in flight and loads at that time.
-    chunks
-        Arrival of each chunk of the stream, by `time.perf_counter`.
-    answer
-        The bytes of a stream; None if answers are not kept, or this one was too long.
-    transcript
-        The text of an answer in one piece.
-
     Examples
     --------
     >>> notes = RequestNotes(print, keeps_answer=True, max_bytes=8)
@@ -55,15 +33,18 @@ class RequestNotes(Observer):
         keeps_answer: bool,
         max_bytes: int = 0,
     ) -> None:
-        self._record = record
+        self._record = record  # called with the notes and the exchange when that has ended
         self._max_bytes = self._remaining_bytes = max_bytes
-        self.body = body
+        self.body = body  # body of the request, if the record needs more of it than the features; else empty
+        # The bytes of a stream; None if answers are not kept, or this one was too long.
         self.answer: list[bytes] | None = [] if keeps_answer else None
-        self.transcript: Transcript | None = None
+        self.transcript: Transcript | None = None  # the text of an answer in one piece
+        # candidates, in_flight, loads: the candidates of its last decision, and their requests in flight and loads at
+        # that time.
         self.candidates: Sequence[Backend] = ()
         self.in_flight: list[int] = []
         self.loads: list[EngineLoad] = []
-        self.chunks: array[float] = array("d")
+        self.chunks: array[float] = array("d")  # arrival of each chunk of the stream, by `time.perf_counter`
         self._document: object = None
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:

@@ -20,11 +20,6 @@ are in the same request."""
 def pack(hashes: npt.NDArray[np.uint32] | Sequence[int]) -> str:
     """Return hashes as base64 of three bytes each, the highest first.
 
-    Raises
-    ------
-    OverflowError
-        If a hash is not in [0, 2^24).
-
     Examples
     --------
     >>> pack([1, 2, 1])
@@ -40,26 +35,14 @@ def pack(hashes: npt.NDArray[np.uint32] | Sequence[int]) -> str:
 
 
 def unpack(text: str) -> list[int]:
-    """Return the hashes of a packed text.
-
-    Raises
-    ------
-    ValueError
-        If it is not base64 of hashes.
-    """
+    """Return the hashes of a packed text."""
     data = np.frombuffer(_bytes(text, 3), np.uint8).reshape(-1, 3)
     numbers: list[int] = (data @ np.array((1 << 16, 1 << 8, 1), np.uint32)).tolist()
     return numbers
 
 
 def unpack_version_2(text: str) -> list[int]:
-    """Return the hashes of a text packed by version 2 of the schema: 32 bits each, the lowest byte first.
-
-    Raises
-    ------
-    ValueError
-        If it is not base64 of hashes.
-    """
+    """Return the hashes of a text packed by version 2 of the schema: 32 bits each, the lowest byte first."""
     numbers: list[int] = np.frombuffer(_bytes(text, 4), "<u4").tolist()
     return numbers
 

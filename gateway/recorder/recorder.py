@@ -42,19 +42,7 @@ _STOP_S = 10.0
 
 
 class Recorder:
-    """Records the requests of one gateway process.
-
-    Attributes
-    ----------
-    written
-        Records written to a file.
-    dropped
-        Records dropped because the queue was full.
-    written_bytes
-        Bytes written to files, compressed.
-    keep_prompt_bytes
-        Size of the largest body whose prompt is worth keeping until the request has ended.
-    """
+    """Records the requests of one gateway process."""
 
     def __init__(self, settings: RecorderSettings) -> None:
         self._settings = settings
@@ -63,6 +51,7 @@ class Recorder:
         self._max_bytes = int(settings.queue_mib * 2**20)
         self._keeps_text = settings.text != "none"
         self._text_bytes = int(settings.max_text_kib * 1024)
+        # Size of the largest body whose prompt is worth keeping until the request has ended.
         self.keep_prompt_bytes = min(_KEEP_PROMPT_BYTES, self._text_bytes) if settings.text == "hashes" else 0
         self._entered_bytes = 0  # into the queue, counted by the event loop only
         self._left_bytes = 0  # out of the queue, counted by the thread only

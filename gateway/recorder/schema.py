@@ -12,21 +12,12 @@ VERSION = 3
 class Hashing:
     """How the text of a request was hashed; hashes of two records are comparable if theirs are equal.
 
-    Parameters
-    ----------
-    unit
-        `token`, or `piece` (a word, number or mark) if the gateway had no tokenizer.
-    ngram
-        Units per hash: a unit and the `ngram - 1` before it.
-    salt
-        Eight hex digits that identify the salt without revealing it.
-
     Examples
     --------
     >>> Hashing("token", salt="01234567") == Hashing("token", salt="89abcdef")
     False
     """
 
-    unit: str = "token"
-    ngram: int = 1
-    salt: str = ""
+    unit: str = "token"  # `token`, or `piece` (a word, number or mark) if the gateway had no tokenizer
+    ngram: int = 1  # units per hash: a unit and the `ngram - 1` before it
+    salt: str = ""  # eight hex digits that identify the salt without revealing it

@@ -20,22 +20,13 @@ _TEXT_END = 0xFF  # does not occur in UTF-8
 
 
 class Units(NamedTuple):
-    """The units of several texts, in order.
+    """The units of several texts, in order."""
 
-    Parameters
-    ----------
-    data
-        The texts in UTF-8, each followed by one separator byte.
-    starts, sizes
-        Start of each unit in `data`, and its size in bytes; int64, shape (units,).
-    counts
-        Number of units of each text.
-    """
-
-    data: bytes
+    data: bytes  # the texts in UTF-8, each followed by one separator byte
+    # starts, sizes: start of each unit in `data`, and its size in bytes; int64, shape (units,).
     starts: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
-    counts: list[int]
+    counts: list[int]  # number of units of each text
 
 
 def cut(texts: Sequence[str]) -> Units:

@@ -125,13 +125,7 @@ def charge(
 
 
 def _believed(ended: EndedExchange, backend: Backend, metrics: Metrics, more_tokens: int = 0) -> Usage | None:
-    """Return the usage without what cannot be, which is counted.
-
-    Parameters
-    ----------
-    more_tokens
-        Tokens that the prompt may have beyond the backend's context, where the request is for several.
-    """
+    """Return the usage without what cannot be, which is counted."""
     usage = ended.usage
     if usage is None:
         return None

@@ -26,48 +26,24 @@ _DECODER: Final = json.JSONDecoder()
 
 
 class InvalidAnswerError(Exception):
-    """An answer is not what was asked for.
-
-    Parameters
-    ----------
-    kind
-        The label value in metrics: `garbage`, or `broken` if it lacks its end.
-    """
+    """An answer is not what was asked for."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.kind = kind  # the label value in metrics: `garbage`, or `broken` if it lacks its end
 
 
 class PassThrough:
-    """An answer that is passed on as it comes; the base class of the others.
-
-    Attributes
-    ----------
-    usage
-        Usage as the engine reported it; None before the end and without a report.
-    events
-        The events of a stream; None for other answers.
-    error_status
-        The code of the 5xx error with which a stream begins or ends; 0 without one.
-    unread_bytes
-        Bytes passed on without having been read for their usage.
-    """
+    """An answer that is passed on as it comes; the base class of the others."""
 
     def __init__(self) -> None:
-        self.usage: Usage | None = None
-        self.events: EventStream | None = None
-        self.error_status = 0
-        self.unread_bytes = 0
+        self.usage: Usage | None = None  # usage as the engine reported it; None before the end and without a report
+        self.events: EventStream | None = None  # the events of a stream; None for other answers
+        self.error_status = 0  # the code of the 5xx error with which a stream begins or ends; 0 without one
+        self.unread_bytes = 0  # bytes passed on without having been read for their usage
 
     def feed(self, data: bytes) -> bytes:
-        """Return what may be passed on of held and new data.
-
-        Raises
-        ------
-        InvalidAnswerError
-            If the answer turns out to be invalid; nothing of it has been passed on.
-        """
+        """Return what may be passed on of held and new data."""
         return data
 
     def end(self) -> bytes:
@@ -77,16 +53,6 @@ class PassThrough:
 
 class MeteredAnswer(PassThrough):
     r"""An answer that is passed on as it comes; enough of its end is kept to read its usage.
-
-    Parameters
-    ----------
-    kind
-        `json`, `stream` (server-sent events), or `opaque` if its usage cannot be read.
-
-    Attributes
-    ----------
-    events_passed
-        Number of events of a stream.
 
     Examples
     --------
@@ -99,8 +65,8 @@ class MeteredAnswer(PassThrough):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.events_passed = 0
-        self._kind = kind
+        self.events_passed = 0  # number of events of a stream
+        self._kind = kind  # `json`, `stream` (server-sent events), or `opaque` if its usage cannot be read
         self._tail = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -158,16 +124,6 @@ def _usage_of_json(tail: bytes, *, is_whole: bool) -> Usage | None:
 class WholeAnswer(PassThrough):
     r"""An answer in one piece, which is held until it is complete.
 
-    Parameters
-    ----------
-    is_checked
-        Whether it must be JSON; errors of the engine need not be.
-
-    Attributes
-    ----------
-    body, document
-        The complete answer, and its JSON if it was checked; None before the end and if it was too long to be held.
-
     Examples
     --------
     >>> answer = WholeAnswer(is_checked=True)
@@ -179,9 +135,11 @@ class WholeAnswer(PassThrough):
 
     def __init__(self, *, is_checked: bool) -> None:
         super().__init__()
+        # body, document: the complete answer, and its JSON if it was checked; None before the end and if it was too
+        # long to be held.
         self.body: bytes | None = None
         self.document: object = None
-        self._is_checked = is_checked
+        self._is_checked = is_checked  # whether it must be JSON; errors of the engine need not be
         self._parts: list[bytes] = []
         self._size_bytes = 0
         self._metered: MeteredAnswer | None = None  # of an answer that is too long to be held
@@ -244,18 +202,7 @@ class StreamAnswer(PassThrough):
 
 
 def answer_for(endpoint: Endpoint, status: int, headers: HeaderList, request: bytes) -> PassThrough:
-    """Return what handles an answer, by its head.
-
-    Parameters
-    ----------
-    request
-        The body of the request, which may ask for something other than JSON or an event stream.
-
-    Raises
-    ------
-    InvalidAnswerError
-        If an inference endpoint answers with something that was not asked for.
-    """
+    """Return what handles an answer, by its head."""
     by_name = dict(headers)
     content_type = by_name.get(b"content-type", b"")
     is_encoded = b"content-encoding" in by_name

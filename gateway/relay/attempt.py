@@ -16,21 +16,7 @@ _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})  # sent with a content l
 
 
 class Attempt:
-    """The part of one backend in an exchange. Its calls follow one another: only a rescue needs more than one.
-
-    Attributes
-    ----------
-    call
-        The call in flight; None before it is sent, and after its end.
-    last_read_s
-        When it was sent, or something of its answer was last read, by `time.perf_counter`.
-    is_on_trial
-        Whether the backend gets the request to show that it can serve again.
-    is_asked
-        Whether it is asked for the usage of a stream, for the gateway alone.
-    has_refused
-        Whether it has answered with an error that it was.
-    """
+    """The part of one backend in an exchange. Its calls follow one another: only a rescue needs more than one."""
 
     __slots__ = (
         "_recovery",
@@ -46,11 +32,12 @@ class Attempt:
     def __init__(self, upstream: Upstream, decision: Decision, recovery: Recovery) -> None:
         self.upstream = upstream
         self.decision = decision
+        # Whether the backend gets the request to show that it can serve again.
         self.is_on_trial = decision.reason == TRIAL
-        self.call: Call | None = None
-        self.last_read_s = 0.0
-        self.is_asked = False
-        self.has_refused = False
+        self.call: Call | None = None  # the call in flight; None before it is sent, and after its end
+        self.last_read_s = 0.0  # when it was sent, or something of its answer was last read, by `time.perf_counter`
+        self.is_asked = False  # whether it is asked for the usage of a stream, for the gateway alone
+        self.has_refused = False  # whether it has answered with an error that it was
         self._recovery = recovery
 
     def take(self) -> None:

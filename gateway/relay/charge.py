@@ -23,17 +23,6 @@ _WAV_WITHIN_BYTES: Final = 4096
 def tokens_of(path: str, body: bytes, usage: Usage | None, events: int) -> tuple[int, int]:
     """Return the prompt and output tokens that a request is charged.
 
-    Parameters
-    ----------
-    path
-        Canonical path.
-    body
-        Body of the request.
-    usage
-        As the engine reported it; None without a report.
-    events
-        Events of a stream, which stand for a token each if nothing is reported.
-
     Examples
     --------
     >>> tokens_of("/tokenize", b"x" * 40, None, 0), tokens_of("/v1/audio/translations", b"x" * 8000, None, 0)

@@ -30,19 +30,7 @@ def conclude(
     *,
     is_over: bool = False,
 ) -> None:
-    """Account for an exchange, give up its place, and have its observers see its end, whatever one of these raises.
-
-    Parameters
-    ----------
-    attempt
-        The last one; None if no backend was up.
-    status
-        HTTP status of the answer.
-    label
-        One of `gateway.telemetry.metrics.OUTCOMES`.
-    is_over
-        Whether its time was over before anything was passed on.
-    """
+    """Account for an exchange, give up its place, and have its observers see its end, whatever one of these raises."""
     answer = delivery.answer
     routed.model.traffic.in_flight -= 1
     delivery.times.ended_s = time.perf_counter()

@@ -61,47 +61,26 @@ def send_error(reply: Reply, error: GatewayError, path: str, request_id: bytes, 
 
 
 class Inbound:
-    """A request as a frontend received it.
-
-    Attributes
-    ----------
-    path
-        Canonical path, without the query.
-    target
-        Canonical path and query.
-    arrived_s
-        Arrival of the last byte, by `time.perf_counter`.
-    lines
-        Header lines for the next backend: those of the client, unless the gateway takes part in its trace.
-    engine_id
-        The request's id for engines, which may refuse an id that another request has; set by the exchange. A client's
-        own stands at its end, after random digits.
-    """
+    """A request as a frontend received it."""
 
     __slots__ = ("arrived_s", "body", "engine_id", "lines", "path", "request_headers", "target")
 
     def __init__(self, request_headers: RequestHeaders, body: bytes) -> None:
         self.request_headers = request_headers
-        self.path = request_headers.path
-        self.target = request_headers.target
+        self.path = request_headers.path  # canonical path, without the query
+        self.target = request_headers.target  # canonical path and query
+        # Header lines for the next backend: those of the client, unless the gateway takes part in its trace.
         self.lines = request_headers.lines
         self.body = body
+        # The request's id for engines, which may refuse an id that another request has; set by the exchange. A client's
+        # own stands at its end, after random digits.
         self.engine_id = b""
-        self.arrived_s = time.perf_counter()
+        self.arrived_s = time.perf_counter()  # arrival of the last byte, by `time.perf_counter`
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """How long a backend may be silent, and a request may take.
-
-    Parameters
-    ----------
-    first_byte_s
-        Seconds from sending the request to the first byte of the answer.
-    idle_s
-        Seconds between two reads of the answer.
-    total_s
-        Seconds from the arrival of a request to the end of its answer.
 
     Examples
     --------
@@ -109,9 +88,9 @@ class Timeouts:
     Timeouts(first_byte_s=600.0, idle_s=30.0, total_s=inf)
     """
 
-    first_byte_s: float = 600.0
-    idle_s: float = 60.0
-    total_s: float = math.inf
+    first_byte_s: float = 600.0  # seconds from sending the request to the first byte of the answer
+    idle_s: float = 60.0  # seconds between two reads of the answer
+    total_s: float = math.inf  # seconds from the arrival of a request to the end of its answer
 
 
 class Ongoing(Protocol):
@@ -142,40 +121,18 @@ class Reporting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that was refused before it was routed.
-
-    Parameters
-    ----------
-    lines
-        Its header lines.
-    client
-        Name of its key; empty if that is not known.
-    """
+    """A request that was refused before it was routed."""
 
     request_id: bytes
     method: str
     path: str
-    lines: bytes
+    lines: bytes  # its header lines
     arrived_s: float
-    client: str = ""
+    client: str = ""  # name of its key; empty if that is not known
 
 
 class RelayContext:
-    """The state shared by all exchanges of a gateway process.
-
-    Attributes
-    ----------
-    exchanges
-        The exchanges in flight.
-    followers
-        What observes the exchanges of a model, by its name.
-    queues
-        The queues of the models that have one, by name; set by `set_queues`.
-    reporter
-        What reports requests outside; None if nothing does.
-    turns
-        Where large bodies are parsed one after another.
-    """
+    """The state shared by all exchanges of a gateway process."""
 
     def __init__(
         self,
@@ -194,11 +151,11 @@ class RelayContext:
         self.metrics = metrics
         self.timeouts = timeouts
         self.writes = writes
-        self.exchanges: set[Ongoing] = set()
-        self.followers: dict[str, list[Follower]] = {}
-        self.queues: dict[str, ModelQueue] = {}
-        self.reporter: Reporting | None = None
-        self.turns = Turns()
+        self.exchanges: set[Ongoing] = set()  # the exchanges in flight
+        self.followers: dict[str, list[Follower]] = {}  # what observes the exchanges of a model, by its name
+        self.queues: dict[str, ModelQueue] = {}  # the queues of the models that have one, by name; set by `set_queues`
+        self.reporter: Reporting | None = None  # what reports requests outside; None if nothing does
+        self.turns = Turns()  # where large bodies are parsed one after another
         self._ids: list[bytes] = []
 
     def successor(

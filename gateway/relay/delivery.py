@@ -18,29 +18,7 @@ _NO_HEADERS: Final[HeaderList] = []
 
 
 class Delivery:
-    """The answer on its way to the client.
-
-    Attributes
-    ----------
-    answer
-        The answer of the present attempt; of a stream that was handed over, that of the first. None before its head.
-    endpoint
-        The API of the request.
-    has_begun
-        Whether the client has part of the answer.
-    observers
-        Who follows the exchange.
-    request_id
-        The id of the request, for the client and in records.
-    retried_from
-        The backend that failed the request before; empty without one.
-    status
-        Status of the answer; 0 before its head.
-    times
-        The times of the exchange.
-    was_paused
-        Whether the client was slow to receive it.
-    """
+    """The answer on its way to the client."""
 
     __slots__ = (
         "_headers",
@@ -60,25 +38,20 @@ class Delivery:
     def __init__(self, reply: Reply, inbound: Inbound, request_id: bytes, endpoint: Endpoint) -> None:
         self._reply = reply
         self._inbound = inbound
-        self.request_id = request_id
+        self.request_id = request_id  # the id of the request, for the client and in records
         self._headers = _NO_HEADERS
+        # The answer of the present attempt; of a stream that was handed over, that of the first. None before its head.
         self.answer: PassThrough | None = None
-        self.endpoint = endpoint
-        self.has_begun = False
-        self.observers = Observers()
-        self.retried_from = ""
-        self.status = 0
-        self.times = Times(inbound.arrived_s)
-        self.was_paused = False
+        self.endpoint = endpoint  # the API of the request
+        self.has_begun = False  # whether the client has part of the answer
+        self.observers = Observers()  # who follows the exchange
+        self.retried_from = ""  # the backend that failed the request before; empty without one
+        self.status = 0  # status of the answer; 0 before its head
+        self.times = Times(inbound.arrived_s)  # the times of the exchange
+        self.was_paused = False  # whether the client was slow to receive it
 
     def open(self, status: int, headers: HeaderList) -> PassThrough:
-        """Decide by the head how much of the answer is held before it is passed on.
-
-        Raises
-        ------
-        InvalidAnswerError
-            If the answer is not what was asked for.
-        """
+        """Decide by the head how much of the answer is held before it is passed on."""
         self.status, self._headers = status, headers
         answer = self.answer = answer_for(self.endpoint, status, headers, self._inbound.body)
         return answer

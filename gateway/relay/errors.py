@@ -21,17 +21,6 @@ def gateway_failed() -> GatewayError:
 def backend_failed(backend: str, kind: str, message: str, *, has_begun: bool, may_repeat: bool) -> GatewayError:
     """Return the error for the failure of a backend.
 
-    Parameters
-    ----------
-    kind
-        The label value in metrics, and the end of the error's code.
-    message
-        What the backend did.
-    has_begun
-        Whether the client has part of the answer.
-    may_repeat
-        Whether the client can send the request again without harm.
-
     Examples
     --------
     >>> backend_failed("a", "broken", "closed the connection", has_begun=True, may_repeat=True).message

@@ -17,25 +17,15 @@ OVERLOADED: Final = 503
 
 
 class FirstFailure:
-    """The failure of a first attempt.
-
-    Parameters
-    ----------
-    message
-        What the backend did, if it is evidence against the backend once another one serves the request; else empty.
-
-    Attributes
-    ----------
-    is_reported
-        Whether the pool knows of it.
-    """
+    """The failure of a first attempt."""
 
     __slots__ = ("backend", "is_reported", "message")
 
     def __init__(self, backend: Backend, message: str) -> None:
         self.backend = backend
+        # What the backend did, if it is evidence against the backend once another one serves the request; else empty.
         self.message = message
-        self.is_reported = False
+        self.is_reported = False  # whether the pool knows of it
 
 
 def strike(pool: Pool, backend: Backend, inbound: Inbound, message: str) -> None:

@@ -46,15 +46,9 @@ _DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health ch
 
 
 class Exchange:
-    """One request from arrival to outcome.
+    """One request from arrival to outcome."""
 
-    Attributes
-    ----------
-    is_relayed
-        Whether the gateway itself sends the request, and can send it again.
-    """
-
-    is_relayed: ClassVar[bool] = True
+    is_relayed: ClassVar[bool] = True  # whether the gateway itself sends the request, and can send it again
 
     __slots__ = (
         "_deadline_s",
@@ -323,11 +317,6 @@ class Exchange:
 
         It is not sent if part of the answer was passed on, if it was retried before, if it names its backend, or if it
         may already have had an effect.
-
-        Parameters
-        ----------
-        message
-            The evidence against the backend, see `FirstFailure`.
         """
         attempt, headers = self.attempt, self._inbound.request_headers
         assert attempt is not None
@@ -372,15 +361,7 @@ class Exchange:
         return self._retry("status", evidence_of_status(pool, backend, status))
 
     def retry_or_fail(self, kind: str, message: str, *, is_strike: bool = False) -> None:
-        """Send the request to another backend if possible; else end with an error.
-
-        Parameters
-        ----------
-        is_strike
-            Whether the failure is evidence against the backend even if no other one can try. The failure of a second
-            attempt is none: it is more likely that the request is at fault. Nor is a failure that is not
-            retried only because of the retry budget: a second attempt could have shown whose fault it is.
-        """
+        """Send the request to another backend if possible; else end with an error."""
         assert self.attempt is not None
         if kind == "exhausted":  # the gateway's own limit: no backend is at fault, and none can be reached
             self.fail(kind, message)

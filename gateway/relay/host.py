@@ -12,18 +12,10 @@ from gateway.relay.delivery import Delivery
 
 
 class Host(Protocol):
-    """An exchange: what its reception and its handover may ask of it.
+    """An exchange: what its reception and its handover may ask of it."""
 
-    Attributes
-    ----------
-    attempt
-        The present attempt; None before the first.
-    delivery
-        What the client has of the answer.
-    """
-
-    attempt: Attempt | None
-    delivery: Delivery
+    attempt: Attempt | None  # the present attempt; None before the first
+    delivery: Delivery  # what the client has of the answer
 
     def candidates(self, tried: tuple[str, ...]) -> list[Backend]:
         """Return the backends that may get the request, without those tried."""

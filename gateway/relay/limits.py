@@ -47,25 +47,19 @@ class KeyUse(NamedTuple):
     """The use of a key at one process, as it reports it to its peers.
 
     A tuple, since it is sent between processes and instances of compiled classes cannot be pickled.
-
-    Parameters
-    ----------
-    requests, tokens
-        Sums since the process started.
-    requests_before, tokens_before
-        These sums when it began to use the key, after not having used it for over a minute.
-    demand
-        Requests per second that it was asked for, those that it refused too; in steps, so that it rarely changes.
-    requests_left, tokens_left
-        What it knows to be left of the limits per minute; 0.0 where there is no limit.
     """
 
+    # requests, tokens: sums since the process started.
     requests: int
     tokens: int
+    # requests_before, tokens_before: these sums when it began to use the key, after not having used it for over a
+    # minute.
     requests_before: int
     tokens_before: int
     in_flight: int
+    # Requests per second that it was asked for, those that it refused too; in steps, so that it rarely changes.
     demand: float
+    # requests_left, tokens_left: what it knows to be left of the limits per minute; 0.0 where there is no limit.
     requests_left: float
     tokens_left: float
 
@@ -101,11 +95,6 @@ class _Account:
 
         Until the peers know of it, it may use its share. If that is less than one request, it draws: each of the
         requests that come to any process in that time has the same chance, and as many win as are left.
-
-        Parameters
-        ----------
-        chance
-            A random number from 0 to 1.
         """
         if self.share * (left + self.spent) - self.spent >= 1.0:
             return True
@@ -121,15 +110,6 @@ class Limits:
     report, each may admit its share of the requests that are left: by its demand in the last second, and a quarter
     evenly; if that is less than one request, they draw lots. So together they admit no more than one process would,
     but for one request each in the worst case.
-
-    Parameters
-    ----------
-    max_in_flight
-        Limit of requests in flight in this process, over all keys; None for no limit.
-    clock
-        Returns monotonic seconds.
-    rng
-        Source of random numbers.
 
     Examples
     --------
@@ -147,10 +127,11 @@ class Limits:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
+        # Limit of requests in flight in this process, over all keys; None for no limit.
         self._max_in_flight = max_in_flight
         self._in_flight = 0
-        self._clock = clock
-        self._rng = random.Random() if rng is None else rng
+        self._clock = clock  # returns monotonic seconds
+        self._rng = random.Random() if rng is None else rng  # source of random numbers
         self._accounts: dict[str, _Account] = {}
         self._limited: dict[str, _Account] = {}  # those of keys with a limit
         self._reported_keys: dict[str, Set[str]] = {}  # in the last report of each peer
@@ -164,13 +145,7 @@ class Limits:
         return self._in_flight
 
     def enter(self, client: Client) -> None:
-        """Admit a request. Each call that returns must be followed by one of `leave`.
-
-        Raises
-        ------
-        GatewayError
-            429 with Retry-After if the key has reached one of its limits, 503 if the gateway is full.
-        """
+        """Admit a request. Each call that returns must be followed by one of `leave`."""
         has_key = client is not UNAUTHENTICATED
         if has_key and self._max_in_flight is not None and self._in_flight >= self._max_in_flight:
             raise GatewayError(
@@ -265,14 +240,7 @@ class Limits:
         return used
 
     def hear(self, peer: str, client: Client, use: KeyUse, *, is_new: bool) -> None:
-        """Record the use of a key at a peer; call `divide` after all peers have been heard.
-
-        Parameters
-        ----------
-        is_new
-            Whether this is the first report of the peer since it started or was silent. What it used before that is
-            not charged; rather the lower of both levels counts.
-        """
+        """Record the use of a key at a peer; call `divide` after all peers have been heard."""
         now_s = self._clock()
         account = self._account(client)
         before = account.peers.get(peer)
@@ -296,15 +264,7 @@ class Limits:
             account.peers.pop(peer, None)
 
     def divide(self, peers: int, window_s: float) -> None:
-        """Set the shares until the next exchange; called after each exchange.
-
-        Parameters
-        ----------
-        peers
-            Number of other processes that serve the pool.
-        window_s
-            Seconds until what is used here is known to all of them.
-        """
+        """Set the shares until the next exchange; called after each exchange."""
         self._is_shared = peers > 0
         self._even_share = 1.0 / (1 + peers)
         for account in self._limited.values():

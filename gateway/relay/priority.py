@@ -13,13 +13,6 @@ def rank_of(key_priority: int, sent: object) -> int:
 
     A request can only lower its rank below that of its key: else all would claim the highest.
 
-    Parameters
-    ----------
-    key_priority
-        The priority of the client's key.
-    sent
-        `priority` in the body; anything but a number counts as 0.
-
     Examples
     --------
     >>> rank_of(0, None), rank_of(0, 5), rank_of(10, -20), rank_of(-10, 3)

@@ -37,24 +37,14 @@ class Waiter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """What a queue may hold.
+    """What a queue may hold."""
 
-    Parameters
-    ----------
-    in_flight_per_backend
-        Requests in flight at a backend from which on further ones wait.
-    waiting, waiting_bytes
-        Most requests that wait, and most bytes of their bodies.
-    wait_s
-        Longest wait, in seconds.
-    passes_priority
-        Whether engines get the rank of a request as its `priority`, or 0 if the request sets any.
-    """
-
-    in_flight_per_backend: int
+    in_flight_per_backend: int  # requests in flight at a backend from which on further ones wait
+    # waiting, waiting_bytes: most requests that wait, and most bytes of their bodies.
     waiting: int
     waiting_bytes: int
-    wait_s: float
+    wait_s: float  # longest wait, in seconds
+    # Whether engines get the rank of a request as its `priority`, or 0 if the request sets any.
     passes_priority: bool = False
 
 
@@ -106,28 +96,17 @@ class _Line:
 
 
 class ModelQueue:
-    """The queue of one model in this process.
-
-    Parameters
-    ----------
-    clock
-        Returns seconds, as `time.perf_counter`, by which exchanges measure.
-
-    Attributes
-    ----------
-    waiting, waiting_bytes
-        Requests that wait, and the bytes of their bodies.
-    refused
-        Requests that were refused, by reason: `full`, `evicted`, `timeout` or `deadline`.
-    """
+    """The queue of one model in this process."""
 
     def __init__(self, model: str, bounds: QueueBounds, clock: Callable[[], float] = time.perf_counter) -> None:
         self.model = model
         self.bounds = bounds
+        # waiting, waiting_bytes: requests that wait, and the bytes of their bodies.
         self.waiting = 0
         self.waiting_bytes = 0
+        # Requests that were refused, by reason: `full`, `evicted`, `timeout` or `deadline`.
         self.refused = dict.fromkeys(("full", "evicted", "timeout", "deadline"), 0)
-        self._clock = clock
+        self._clock = clock  # returns seconds, as `time.perf_counter`, by which exchanges measure
         self._lines: dict[tuple[str, ...], _Line] = {}
         self._last: list[_LastFirst] = []  # a heap, with places that were given up
         self._number = 0
@@ -140,32 +119,13 @@ class ModelQueue:
         return [backend for backend in candidates if backend.in_flight < bound]
 
     def body_for_engine(self, body: bytes, sent: object, rank: int) -> bytes:
-        """Return the body of a request with the `priority` that an engine gets.
-
-        Parameters
-        ----------
-        sent
-            `priority` of the request; None without one.
-        """
+        """Return the body of a request with the `priority` that an engine gets."""
         if self.bounds.passes_priority:
             return body if (0 if sent is None else sent) == rank else set_field(body, "priority", rank)
         return set_field(body, "priority", 0) if sent and isinstance(sent, int | float) else body
 
     def enter(self, waiter: Waiter, members: Sequence[Backend], rank: int, size_bytes: int) -> Place:
-        """Add a request to the queue; if it is full, the last request of a lower rank gives up its place.
-
-        Parameters
-        ----------
-        members
-            The backends that can serve it, whatever their state.
-        rank
-            Its priority; lower ones are served first, equal ones in order of arrival.
-
-        Raises
-        ------
-        GatewayError
-            503 if the queue is full.
-        """
+        """Add a request to the queue; if it is full, the last request of a lower rank gives up its place."""
         self._make_room(rank, size_bytes)
         names = tuple([backend.name for backend in members])
         line = self._lines.get(names)

@@ -32,13 +32,7 @@ def differences(old: PoolSettings, new: PoolSettings) -> list[str]:
 
 
 def needs_restart(old: PoolSettings, new: PoolSettings, restart: str | None = None) -> list[str]:
-    """Return the lines of `differences` that a reload cannot apply.
-
-    Parameters
-    ----------
-    restart
-        A replica that is started anew, as `model/backend`: its settings may differ.
-    """
+    """Return the lines of `differences` that a reload cannot apply."""
     lines = [
         f"{path}: {text}"
         for path, text in _differences("", old, new)

@@ -22,34 +22,17 @@ Outcome = Literal["changed", "unchanged", "refused", "invalid", "failed"]
 
 
 class ReloadError(Exception):
-    """Raised if the pool file cannot be applied; nothing has changed then.
-
-    Parameters
-    ----------
-    outcome
-        The label value in metrics: `invalid` (the file has errors), `refused` (a change needs a restart) or `failed`.
-    """
+    """Raised if the pool file cannot be applied; nothing has changed then."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(outcome, message)
+        # The label value in metrics: `invalid` (the file has errors), `refused` (a change needs a restart) or `failed`.
         self.outcome = outcome
         self.message = message
 
 
 class Reloader:
-    """Reloads the pool file, one reload after another.
-
-    Parameters
-    ----------
-    load
-        Reads the pool file; called in a thread.
-    settings
-        The settings in effect.
-    apply
-        Puts other settings into effect; if it raises, those before are in effect.
-    on_end
-        Called with cause and outcome of each reload.
-    """
+    """Reloads the pool file, one reload after another."""
 
     def __init__(
         self,
@@ -58,10 +41,10 @@ class Reloader:
         apply: Callable[[PoolSettings], Awaitable[None]],
         on_end: Callable[[Cause, Outcome], None],
     ) -> None:
-        self._load = load
-        self._settings = settings
-        self._apply = apply
-        self._on_end = on_end
+        self._load = load  # reads the pool file; called in a thread
+        self._settings = settings  # the settings in effect
+        self._apply = apply  # puts other settings into effect; if it raises, those before are in effect
+        self._on_end = on_end  # called with cause and outcome of each reload
         self._one_at_a_time = asyncio.Lock()
         self._wanted: Cause | None = None
         self._is_wanted = asyncio.Event()
@@ -81,20 +64,7 @@ class Reloader:
             await asyncio.sleep(_PAUSE_S)
 
     async def reload(self, cause: Cause, *, dry_run: bool = False, restart: str | None = None) -> list[str]:
-        """Read the pool file and apply it; return one line for each key that has changed.
-
-        Parameters
-        ----------
-        dry_run
-            Whether to change nothing, and only check the file and return the lines.
-        restart
-            A replica with `serve`, as `model/backend`, that may be started anew with other settings.
-
-        Raises
-        ------
-        ReloadError
-            If the file has errors, a change needs a restart, or anything else goes wrong. Nothing has changed then.
-        """
+        """Read the pool file and apply it; return one line for each key that has changed."""
         async with self._one_at_a_time:
             try:
                 return await self._reload(cause, dry_run=dry_run, restart=restart)

@@ -24,19 +24,7 @@ _SAFE = frozenset({"GET", "HEAD"})
 
 
 class Access:
-    """Who may ask for what at one address: keys, paths, and the origins of web pages.
-
-    Parameters
-    ----------
-    paths
-        None relays nothing, as at the admin address.
-    cors
-        None leaves CORS to the engines.
-    closed
-        Those of the gateway's own paths that are answered at another address only, or not at all, as in `own_root`.
-    public
-        Beginning of the paths below `/admin` that may be read without a key; None for none.
-    """
+    """Who may ask for what at one address: keys, paths, and the origins of web pages."""
 
     def __init__(
         self,
@@ -47,19 +35,14 @@ class Access:
         public: str | None = None,
     ) -> None:
         self.keyring = keyring
-        self.cors = cors
-        self._paths = paths
+        self.cors = cors  # none leaves CORS to the engines
+        self._paths = paths  # none relays nothing, as at the admin address
+        # Those of the gateway's own paths that are answered at another address only, or not at all, as in `own_root`.
         self._closed = frozenset(closed)
-        self._public = public
+        self._public = public  # beginning of the paths below `/admin` that may be read without a key; None for none
 
     def admit(self, method: str, target: bytes, headers: list[Header]) -> RequestHeaders | None:
-        """Check a request; return its parsed head if it is to be relayed, None if the gateway answers it itself.
-
-        Raises
-        ------
-        GatewayError
-            As `check_own` and `relayed`.
-        """
+        """Check a request; return its parsed head if it is to be relayed, None if the gateway answers it itself."""
         by_name = dict(headers)
         path = canonical_path(target)
         if is_own(path) or self.is_preflight(method, path, by_name):
@@ -79,14 +62,7 @@ class Access:
         )
 
     def check_own(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """Check a request that the gateway answers itself.
-
-        Raises
-        ------
-        GatewayError
-            404 if the path is closed at this address, 401 or 403 if `/admin` is closed to the key, 400 for a body where
-            none is needed: without a key it would only take memory.
-        """
+        """Check a request that the gateway answers itself."""
         if own_root(path) in self._closed:
             raise _nothing_here()
         is_public = self._public is not None and method in _SAFE and path.startswith(self._public)
@@ -96,14 +72,7 @@ class Access:
             raise GatewayError(400, f"{path} takes no body: leave it out.", code="body_not_allowed")
 
     def relayed(self, method: str, target: bytes, headers: list[Header]) -> RequestHeaders:
-        """Return the parsed head of a request to be relayed.
-
-        Raises
-        ------
-        GatewayError
-            401 without a valid key; then 400 for a path that could be read in several ways, and 404 for one that is not
-            relayed.
-        """
+        """Return the parsed head of a request to be relayed."""
         return self._relayed(method, canonical_path(target), target, headers, dict(headers))
 
     def _relayed(
@@ -130,11 +99,6 @@ class Access:
         """Return the client that sends a request; called before the body is read.
 
         A browser's preflight request (OPTIONS) has no API key, and vLLM requires none for it. It has no body either.
-
-        Raises
-        ------
-        GatewayError
-            401 without a valid key.
         """
         if method == "OPTIONS" and not (self.keyring.is_open or has_body(headers) or has_key(headers)):
             return UNAUTHENTICATED

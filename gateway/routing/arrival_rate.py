@@ -8,18 +8,6 @@ import math
 class Traffic:
     """The load of one model in this gateway process.
 
-    Parameters
-    ----------
-    window_s
-        Time constant of the arrival rate, in seconds.
-
-    Attributes
-    ----------
-    in_flight
-        Requests in flight.
-    arrived
-        Requests that have arrived.
-
     Examples
     --------
     >>> traffic = Traffic(window_s=10.0)
@@ -32,11 +20,11 @@ class Traffic:
     __slots__ = ("_at_s", "_rate", "_window_s", "arrived", "in_flight")
 
     def __init__(self, window_s: float = 10.0) -> None:
-        self._window_s = window_s
+        self._window_s = window_s  # time constant of the arrival rate, in seconds
         self._rate = 0.0
         self._at_s = 0.0
         self.in_flight = 0
-        self.arrived = 0
+        self.arrived = 0  # requests that have arrived
 
     def arrive(self, now_s: float) -> None:
         """Count an arrival."""

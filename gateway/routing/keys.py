@@ -15,39 +15,25 @@ from gateway.http.errors import GatewayError
 class Client:
     """The sender of a request, with its permissions and limits.
 
-    Parameters
-    ----------
-    name
-        The key's name in the pool file (never the key itself); `anonymous` if the gateway is open.
-    models
-        Models that the client may use; None for all.
-    may_override
-        Whether the client may choose backends with `x-gateway-backend` and `x-gateway-method`.
-    admin
-        What the client may do at `/admin`: `none`, `read` or `write`.
-    priority
-        Priority of its requests in the queues of models; lower ones are served first.
-    requests_per_minute, tokens_per_minute, max_in_flight
-        Limits; None for no limit.
-    slo_ttft_s, slo_tpot_s
-        SLOs of requests without SLO headers: seconds to the first token, and per output token; None for no SLO.
-
     Examples
     --------
     >>> Client("team", models=frozenset({"llama"}), max_in_flight=8).may_override
     False
     """
 
-    name: str
-    models: frozenset[str] | None = None
-    may_override: bool = False
+    name: str  # the key's name in the pool file (never the key itself); `anonymous` if the gateway is open
+    models: frozenset[str] | None = None  # models that the client may use; None for all
+    may_override: bool = False  # whether the client may choose backends with `x-gateway-backend` and `x-gateway-method`
+    # requests_per_minute, tokens_per_minute, max_in_flight: limits; None for no limit.
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     max_in_flight: int | None = None
+    # slo_ttft_s, slo_tpot_s: SLOs of requests without SLO headers: seconds to the first token, and per output token;
+    # None for no SLO.
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
-    admin: str = "none"
-    priority: int = 0
+    admin: str = "none"  # what the client may do at `/admin`: `none`, `read` or `write`
+    priority: int = 0  # priority of its requests in the queues of models; lower ones are served first
 
     def may_use(self, model: str) -> bool:
         """Return whether the client may use a model."""
@@ -75,13 +61,6 @@ def digest(key: str | bytes) -> bytes:
 class Keyring:
     """The API keys of a gateway.
 
-    Parameters
-    ----------
-    clients
-        Pairs of key digest and client; without any, the gateway is open.
-    admin
-        Digest of the admin key, which may do everything at `/admin` and nothing else; None if there is none.
-
     Examples
     --------
     >>> keyring = Keyring([(digest("sk-1"), Client("team"))])
@@ -93,8 +72,9 @@ class Keyring:
     """
 
     def __init__(self, clients: Sequence[tuple[bytes, Client]], admin: bytes | None = None) -> None:
-        self._clients = tuple(clients)
+        self._clients = tuple(clients)  # pairs of key digest and client; without any, the gateway is open
         self._by_name = {client.name: client for _, client in self._clients}
+        # Digest of the admin key, which may do everything at `/admin` and nothing else; None if there is none.
         self._admin = admin
 
     @property
@@ -115,17 +95,6 @@ class Keyring:
         """Return the client that sent a request.
 
         All keys are compared, each in constant time, so that the time taken reveals nothing about them.
-
-        Parameters
-        ----------
-        headers
-            Headers by lower-case name. The key is in `Authorization: Bearer KEY`, or in `x-api-key`, which Anthropic's
-            clients send.
-
-        Raises
-        ------
-        GatewayError
-            401 if the key is missing or unknown.
         """
         if not self._clients:
             return ANONYMOUS
@@ -142,20 +111,7 @@ class Keyring:
         return client
 
     def check_admin(self, headers: Mapping[bytes, bytes], *, writes: bool) -> None:
-        """Check that a request may use `/admin`.
-
-        Parameters
-        ----------
-        headers
-            As for `identify`.
-        writes
-            Whether the request changes something.
-
-        Raises
-        ------
-        GatewayError
-            401 if the key is missing or unknown, 403 if it lacks the scope.
-        """
+        """Check that a request may use `/admin`."""
         presented = presented_key(headers)
         if presented and self._admin is not None and hmac.compare_digest(self._admin, digest(presented)):
             return

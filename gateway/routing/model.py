@@ -47,24 +47,7 @@ class Sender(Protocol):
 
 
 class Upstream:
-    """A backend with its HTTP client and its metrics, as the relay uses it.
-
-    Parameters
-    ----------
-    drops_cors
-        Whether the gateway does CORS, so that the engine's headers of it are dropped.
-
-    Attributes
-    ----------
-    answers_json
-        Whether the head last passed to `lines_of_answer` announces uncompressed JSON.
-    habits
-        What its streams tell of usage unasked.
-    pace_s
-        Mean seconds per token of recent answers, from their arrival to their end.
-    tokens_per_chunk
-        Mean of its streams of late; 0.0 if unknown.
-    """
+    """A backend with its HTTP client and its metrics, as the relay uses it."""
 
     __slots__ = (
         "_answer",
@@ -83,14 +66,14 @@ class Upstream:
 
     def __init__(self, backend: Backend, client: Sender, metrics: BackendMetrics, *, drops_cors: bool = False) -> None:
         self.backend = backend
-        self._drops_cors = drops_cors
+        self._drops_cors = drops_cors  # whether the gateway does CORS, so that the engine's headers of it are dropped
         self.client = client
         self.metrics = metrics
-        self.answers_json = False
-        self.habits = StreamHabits()
-        self.pace_s = _INITIAL_PACE_S
+        self.answers_json = False  # whether the head last passed to `lines_of_answer` announces uncompressed JSON
+        self.habits = StreamHabits()  # what its streams tell of usage unasked
+        self.pace_s = _INITIAL_PACE_S  # mean seconds per token of recent answers, from their arrival to their end
         self._paces = 0
-        self.tokens_per_chunk = 0.0
+        self.tokens_per_chunk = 0.0  # mean of its streams of late; 0.0 if unknown
         self._answer: AnswerHead | None = None
         self._answer_lines = b""
         self._choice_lines: dict[tuple[str, str], bytes] = {}  # by policy and reason, of which there are few
@@ -141,34 +124,19 @@ class Upstream:
 
 @dataclass(slots=True)
 class Model:
-    """A served model with its pool and policy.
-
-    Attributes
-    ----------
-    upstreams
-        Its backends by name.
-    observe
-        Passes an outcome to the policy; None if the policy does not learn.
-    fallback
-        Chooses a backend when the policy fails.
-    retry_budget
-        Bounds how many of its requests are sent a second time.
-    rescue
-        Whether streams outlive their backends.
-    ask_usage
-        Whether engines are asked for the usage of streams whose clients do not ask for it.
-    """
+    """A served model with its pool and policy."""
 
     name: str
     policy: Policy
     default_temperature: float
-    upstreams: dict[str, Upstream]
+    upstreams: dict[str, Upstream]  # its backends by name
     traffic: Traffic = field(default_factory=Traffic)
-    fallback: Fallback = field(default_factory=Fallback)
+    fallback: Fallback = field(default_factory=Fallback)  # chooses a backend when the policy fails
+    # Passes an outcome to the policy; None if the policy does not learn.
     observe: Callable[[Outcome], None] | None = None
-    retry_budget: RetryBudget = field(init=False)
-    rescue: bool = False
-    ask_usage: bool = True
+    retry_budget: RetryBudget = field(init=False)  # bounds how many of its requests are sent a second time
+    rescue: bool = False  # whether streams outlive their backends
+    ask_usage: bool = True  # whether engines are asked for the usage of streams whose clients do not ask for it
 
     def __post_init__(self) -> None:
         self.retry_budget = RetryBudget(self.traffic)

@@ -14,32 +14,20 @@ from gateway.routing.router import RoutingHeaders
 # Not frozen: a frozen dataclass sets each field by a call, which is too slow for each request.
 @dataclass(slots=True)
 class RequestHeaders:
-    """The parsed head of a request; reused while the requests of a connection have equal heads.
-
-    Parameters
-    ----------
-    path, target
-        The canonical path, and with the query as it is sent on: what was judged is what the backend gets.
-    request_id
-        The client's request id; empty if it sent none.
-    lines, key_lines
-        Header lines for the backend, and separately those with the client's API key.
-    answer_lines
-        Header lines that every answer gets: those of CORS.
-    timeout_s
-        Seconds that the request may take, as it says itself; infinity if it does not.
-    """
+    """The parsed head of a request; reused while the requests of a connection have equal heads."""
 
     method: str
     client: Client
     routing_headers: RoutingHeaders
-    request_id: bytes
+    request_id: bytes  # the client's request id; empty if it sent none
+    # lines, key_lines: header lines for the backend, and separately those with the client's API key.
     lines: bytes
     key_lines: bytes
+    # path, target: the canonical path, and with the query as it is sent on: what was judged is what the backend gets.
     path: str
     target: bytes
-    answer_lines: bytes
-    timeout_s: float
+    answer_lines: bytes  # header lines that every answer gets: those of CORS
+    timeout_s: float  # seconds that the request may take, as it says itself; infinity if it does not
 
     @classmethod
     def read(
@@ -52,13 +40,7 @@ class RequestHeaders:
         by_name: Mapping[bytes, bytes],
         answer_lines: bytes,
     ) -> RequestHeaders:
-        """Return the parsed head of a request whose client and path have been checked.
-
-        Raises
-        ------
-        GatewayError
-            400 if `x-request-timeout` is not a positive number.
-        """
+        """Return the parsed head of a request whose client and path have been checked."""
         timeout_s = timeout_s_of(by_name)
         lines, key_lines = lines_for_backend(headers)
         request_id = by_name.get(b"x-request-id", b"")

@@ -46,13 +46,7 @@ class RetryBudget:
         self._at_s = 0.0
 
     def take(self, now_s: float) -> bool:
-        """Take one retry from the budget; return whether there was one left.
-
-        Parameters
-        ----------
-        now_s
-            Current time, by `time.monotonic`.
-        """
+        """Take one retry from the budget; return whether there was one left."""
         traffic = self._traffic
         earned = _SHARE * (traffic.arrived - self._arrived) + _PER_S * (now_s - self._at_s)
         self._level = min(self._level + earned, _RESERVE + traffic.in_flight)

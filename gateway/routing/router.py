@@ -63,13 +63,7 @@ class RoutingHeaders:
         return cls(*[headers.get(name, b"").decode("latin-1") for name in _NAMES])
 
     def applied(self, features: RequestFeatures) -> RequestFeatures:
-        """Return the features with exploration and SLOs as the headers set them.
-
-        Raises
-        ------
-        GatewayError
-            400 if an SLO is not a positive number of milliseconds, or `x-gateway-explore` neither yes nor no.
-        """
+        """Return the features with exploration and SLOs as the headers set them."""
         if not (self.explore or self.slo_ttft_ms or self.slo_tpot_ms):
             return features
         explore = self.explore.strip().lower() or "yes"
@@ -136,25 +130,7 @@ class DeferredFeatures:
 
 
 class RoutedRequest:
-    """A request with its model and its features.
-
-    Parameters
-    ----------
-    features
-        The features; None if they are deferred.
-    home
-        Name of the backend with the stored response that the request refers to; None without such a reference.
-    deferred_features
-        Computes the features on first use, if they are deferred.
-    baseline_only
-        The parameters that only a baseline backend supports, if the features are deferred.
-    prompt
-        The prompt, if it was read and is kept for the recorder.
-    priority
-        `priority` in the body, for a model with a queue; None without one.
-    usage_options
-        With which `stream_options` an engine is asked for the usage; None if it is not to be asked.
-    """
+    """A request with its model and its features."""
 
     __slots__ = (
         "_deferred_features",
@@ -180,13 +156,16 @@ class RoutedRequest:
         usage_options: Mapping[str, object] | None = None,
     ) -> None:
         self.model = model
+        # Name of the backend with the stored response that the request refers to; None without such a reference.
         self.home = home
-        self.prompt = prompt
-        self.priority = priority
+        self.prompt = prompt  # the prompt, if it was read and is kept for the recorder
+        self.priority = priority  # `priority` in the body, for a model with a queue; None without one
+        # With which `stream_options` an engine is asked for the usage; None if it is not to be asked.
         self.usage_options = usage_options
+        # The parameters that only a baseline backend supports, if the features are deferred.
         self.baseline_only = baseline_only if features is None else features.baseline_only
-        self._features = features
-        self._deferred_features = deferred_features
+        self._features = features  # the features; None if they are deferred
+        self._deferred_features = deferred_features  # computes the features on first use, if they are deferred
 
     @property
     def features(self) -> RequestFeatures:
@@ -199,46 +178,24 @@ class RoutedRequest:
 
 
 class Router:
-    """Finds the model and the features of a request, and has the model's policy choose a backend.
-
-    Parameters
-    ----------
-    models
-        Models by each name that clients may use, including aliases.
-    keep_prompt_bytes
-        Size of the largest body whose prompt is kept for the recorder.
-    most_values
-        Most that the values of a body may count to, as `gateway.http.json_cost` counts them.
-
-    Attributes
-    ----------
-    locations
-        The backends that hold stored responses.
-    with_queue
-        Names of the models with a queue.
-    """
+    """Finds the model and the features of a request, and has the model's policy choose a backend."""
 
     def __init__(
         self, models: Mapping[str, Model], pool: Pool, keep_prompt_bytes: int = 0, most_values: int = 1_500_000
     ) -> None:
-        self._models = models
+        self._models = models  # models by each name that clients may use, including aliases
         self._pool = pool
         self._recovery = pool.recovery
-        self._keep_prompt_bytes = keep_prompt_bytes
+        self._keep_prompt_bytes = keep_prompt_bytes  # size of the largest body whose prompt is kept for the recorder
+        # Most that the values of a body may count to, as `gateway.http.json_cost` counts them.
         self._most_values = most_values
-        self.locations = ResponseLocations()
-        self.with_queue: frozenset[str] = frozenset()
+        self.locations = ResponseLocations()  # the backends that hold stored responses
+        self.with_queue: frozenset[str] = frozenset()  # names of the models with a queue
         served = {id(model): model for model in models.values()}
         self._only = next(iter(served.values())) if len(served) == 1 else None
 
     def check(self, body: bytes) -> Iterator[None]:
-        """Check in steps that a large body may be parsed, which `route` does.
-
-        Raises
-        ------
-        GatewayError
-            413 if it holds too many values.
-        """
+        """Check in steps that a large body may be parsed, which `route` does."""
         if len(body) <= _LENIENT_BYTES or _may_be_object(body):  # anything else is not parsed
             yield from check_cost(body, self._most_values)
 
@@ -253,21 +210,7 @@ class Router:
         *,
         whole: bool = False,
     ) -> RoutedRequest:
-        """Return a request with its model and the features that the choice needs.
-
-        Parameters
-        ----------
-        now_s
-            Current time, by `time.monotonic`.
-        whole
-            Whether to compute all features, not only those that the model's policy uses.
-
-        Raises
-        ------
-        GatewayError
-            400 if the body is not valid or names no model and there are several, 404 if the model does not exist or
-            the client may not use it.
-        """
+        """Return a request with its model and the features that the choice needs."""
         endpoint = endpoint_of(path, method)
         document = {} if method in _WITHOUT_BODY else _parse(body, required=endpoint is not _OTHER)
         model = self._find(document.get("model") or routing_headers.model or None, client, path)
@@ -320,18 +263,7 @@ class Router:
         *,
         may_try: bool = False,
     ) -> list[Backend]:
-        """Return the backends that are up and can serve the request, without those already tried.
-
-        Parameters
-        ----------
-        may_try
-            Whether the request may be sent on trial to a backend that recovers, which is then the only candidate.
-
-        Raises
-        ------
-        GatewayError
-            As `members`; 503 if no backend is left.
-        """
+        """Return the backends that are up and can serve the request, without those already tried."""
         members = self.members(routed, client, routing_headers)
         ready = [backend for backend in members if backend.state is _UP]
         if tried:
@@ -343,13 +275,7 @@ class Router:
         return ready
 
     def members(self, routed: RoutedRequest, client: Client, routing_headers: RoutingHeaders) -> Sequence[Backend]:
-        """Return the backends that can serve the request, whatever their state.
-
-        Raises
-        ------
-        GatewayError
-            400 or 403 if the routing headers name no backend or the client may not choose one.
-        """
+        """Return the backends that can serve the request, whatever their state."""
         name = routed.model.name
         members = self._pool.of(name)
         if routing_headers.backend or routing_headers.method:

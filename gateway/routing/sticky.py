@@ -14,16 +14,6 @@ _PATH: Final = "/v1/responses/"
 class ResponseLocations:
     """Remembers which backend holds each recent response of the responses API.
 
-    Parameters
-    ----------
-    capacity
-        Number of responses remembered; a new one replaces the oldest.
-
-    Attributes
-    ----------
-    on_new
-        Called with id and backend of each response found by `note_answer`.
-
     Examples
     --------
     >>> locations = ResponseLocations()
@@ -35,8 +25,9 @@ class ResponseLocations:
     """
 
     def __init__(self, capacity: int = 16_384) -> None:
-        self._capacity = capacity
+        self._capacity = capacity  # number of responses remembered; a new one replaces the oldest
         self._homes: OrderedDict[str, str] = OrderedDict()
+        # Called with id and backend of each response found by `note_answer`.
         self.on_new: Callable[[str, str], None] | None = None
 
     def note_answer(self, beginning: bytes, backend: str) -> None:

@@ -50,13 +50,7 @@ _NOT_SHOWN: Any = {"keys": {"__all__": {"key", "sha256"}}, "admin": {"key", "sha
 
 
 def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI, advice: Advice) -> APIRouter:
-    """Return the router of `/admin`.
-
-    Parameters
-    ----------
-    app
-        The application, which `/admin/docs` describes.
-    """
+    """Return the router of `/admin`."""
     router = APIRouter(prefix="/admin", tags=["admin"])
 
     @router.get("/openapi.json", include_in_schema=False)

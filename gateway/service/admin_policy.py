@@ -97,13 +97,7 @@ def _description(versions: PolicyVersions) -> dict[str, Any]:
 
 
 async def rules_of(gateway: Gateway, model: str | None, version: int | None) -> dict[str, Any]:
-    """Return one version of the rules of a model, the latest by default.
-
-    Raises
-    ------
-    GatewayError
-        As `versions_of`; 404 if there is no such version.
-    """
+    """Return one version of the rules of a model, the latest by default."""
     versions = versions_of(gateway, model)
     document = versions.rules() if version is None else await versions.find_rules(version)
     return {
@@ -115,13 +109,7 @@ async def rules_of(gateway: Gateway, model: str | None, version: int | None) -> 
 
 
 def versions_of(gateway: Gateway, name: str | None) -> PolicyVersions:
-    """Return the versions of a model; None stands for the only one that has some.
-
-    Raises
-    ------
-    GatewayError
-        400 or 404 if the name does not tell, 409 if the model has no rules.
-    """
+    """Return the versions of a model; None stands for the only one that has some."""
     learning = gateway.policy_versions
     if name is None and len(learning) == 1:
         return next(iter(learning.values()))

@@ -45,16 +45,10 @@ _YIELD_S = 0.002
 
 
 class OwnPaths:
-    """The ASGI application of a gateway process at one of its addresses: it answers own paths, and relays nothing.
-
-    Parameters
-    ----------
-    app
-        The FastAPI application.
-    """
+    """The ASGI application of a gateway process at one of its addresses: it answers own paths, and relays nothing."""
 
     def __init__(self, app: FastAPI, access: Access, new_request_id: Callable[[], bytes]) -> None:
-        self._app = app
+        self._app = app  # the FastAPI application
         self._access = access
         self._new_request_id = new_request_id
 

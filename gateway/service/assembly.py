@@ -62,84 +62,40 @@ class Reload(Protocol):
 
 @dataclass(slots=True)
 class Gateway:
-    """The parts of one gateway process.
-
-    Attributes
-    ----------
-    models
-        Models by name, in the order of the pool file.
-    admin_access
-        Who may ask for what at the admin address; None if it is the address of the clients.
-    state
-        State that outlives the process and is shared with others.
-    peers
-        The other processes that serve the pool, as known to this one.
-    peer_exchange
-        Exchanges reports with them.
-    policy_versions
-        Rules and pins of each model with a learned policy.
-    recorder
-        Records finished requests; None if recording is off.
-    reporter
-        Reports requests to a collector, to the log and as exemplars; None if all of that is off.
-    shadow
-        Shadow drafting of each model whose policy and pool make use of it.
-    upstreams
-        The upstreams of each model, by name of their backends.
-    admin_digest
-        SHA-256 of the admin key.
-    is_started
-        Whether its periodic tasks run.
-    leaving
-        What was taken out of use, until the requests that were in flight then have ended.
-    on_change
-        Called after each change of the other attributes.
-    on_drain
-        Called when the process stops accepting requests.
-    advise
-        Returns the advice for each model, with its `findings`; None if nobody gives any.
-    reload
-        Reads the pool file again, or tells what that would change; None if this process was not started with one.
-    """
+    """The parts of one gateway process."""
 
     settings: PoolSettings
-    models: dict[str, Model]
+    models: dict[str, Model]  # models by name, in the order of the pool file
     pool: Pool
     relay: RelayContext
     metrics: Metrics
-    admin_access: Access | None
-    state: State
-    peers: Peers
-    peer_exchange: PeerExchange
-    policy_versions: dict[str, PolicyVersions]
-    recorder: Recorder | None
+    admin_access: Access | None  # who may ask for what at the admin address; None if it is the address of the clients
+    state: State  # state that outlives the process and is shared with others
+    peers: Peers  # the other processes that serve the pool, as known to this one
+    peer_exchange: PeerExchange  # exchanges reports with them
+    policy_versions: dict[str, PolicyVersions]  # rules and pins of each model with a learned policy
+    recorder: Recorder | None  # records finished requests; None if recording is off
+    # Reports requests to a collector, to the log and as exemplars; None if all of that is off.
     reporter: Reporter | None
-    shadow: dict[str, ShadowDrafting]
-    upstreams: dict[str, dict[str, Upstream]]
-    admin_digest: bytes
-    is_started: bool = False
+    shadow: dict[str, ShadowDrafting]  # shadow drafting of each model whose policy and pool make use of it
+    upstreams: dict[str, dict[str, Upstream]]  # the upstreams of each model, by name of their backends
+    admin_digest: bytes  # SHA-256 of the admin key
+    is_started: bool = False  # whether its periodic tasks run
+    # What was taken out of use, until the requests that were in flight then have ended.
     leaving: list[Leaving] = field(default_factory=list)
+    # Called after each change of the other attributes.
     on_change: list[Callable[[], None]] = field(default_factory=list)
-    on_drain: list[Callable[[], None]] = field(default_factory=list)
+    on_drain: list[Callable[[], None]] = field(default_factory=list)  # called when the process stops accepting requests
+    # Returns the advice for each model, with its `findings`; None if nobody gives any.
     advise: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
+    # Reads the pool file again, or tells what that would change; None if this process was not started with one.
     reload: Reload | None = None
 
 
 def assemble(
     settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes, previous: Gateway | None = None
 ) -> Gateway:
-    """Return the parts of a gateway process, without opening or starting anything.
-
-    Parameters
-    ----------
-    backends
-        All replicas of the pool, including those that the gateway has yet to start.
-    admin_digest
-        SHA-256 of the admin key.
-    previous
-        The running gateway, which is not changed. What its settings have in common with the new ones is used again, and
-        policies continue with what they have learned. `gateway.service.change` puts the result in its place.
-    """
+    """Return the parts of a gateway process, without opening or starting anything."""
     metrics, writes = (Metrics(), WriteBatch()) if previous is None else (previous.metrics, previous.relay.writes)
     backends = [_kept(backend, previous) for backend in backends]
     recorder = _recorder(settings, previous)

@@ -67,15 +67,7 @@ def _kind(source: DiscoverSettings) -> str:
 
 
 def start_lines(settings: PoolSettings, urls: Sequence[str], generated_admin_key: str | None = None) -> list[str]:
-    """Return the lines printed once the gateway listens.
-
-    Parameters
-    ----------
-    urls
-        Addresses, as `http://host:port`: that of the gateway, and that of `/admin` if it has one of its own.
-    generated_admin_key
-        The admin key, if it was generated at start; printed because it is stored nowhere.
-    """
+    """Return the lines printed once the gateway listens."""
     url, *admin_urls = urls
     lines = [f"Listening at {url}  (OpenAI base_url: {url}/v1)"]
     lines += [f"/admin is at {admin_url} only." for admin_url in admin_urls]

@@ -27,13 +27,7 @@ _FIRST_PROBE_S = 1.0
 
 
 async def prepare(gateway: Gateway, settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes) -> Change:
-    """Return a change to other settings and replicas, which has changed nothing yet.
-
-    Parameters
-    ----------
-    backends
-        All replicas of the pool; those that are in it already may be other objects with the same settings.
-    """
+    """Return a change to other settings and replicas, which has changed nothing yet."""
     later = assemble(settings, backends, admin_digest, gateway)
     members = [upstream.backend for upstreams in later.upstreams.values() for upstream in upstreams.values()]
     present = {id(backend) for backend in gateway.pool}
@@ -50,22 +44,13 @@ async def prepare(gateway: Gateway, settings: PoolSettings, backends: Sequence[B
 
 @dataclass(slots=True)
 class Change:
-    """A prepared change of a gateway process.
-
-    Parameters
-    ----------
-    later
-        The parts to use from now on.
-    members
-        All replicas of the pool, in the order of the pool file.
-    weights
-        Weights by model and name of the replica: the only setting that a replica changes without becoming another one.
-    """
+    """A prepared change of a gateway process."""
 
     gateway: Gateway
-    later: Gateway
-    members: list[Backend]
+    later: Gateway  # the parts to use from now on
+    members: list[Backend]  # all replicas of the pool, in the order of the pool file
     joining: list[Joining]
+    # Weights by model and name of the replica: the only setting that a replica changes without becoming another one.
     weights: dict[tuple[str, str], float]
 
     def commit(self) -> None:
@@ -169,13 +154,7 @@ class Change:
 
 
 class Gone:
-    """Replicas, models and keys that were removed, whose records and series stay until their requests have ended.
-
-    Parameters
-    ----------
-    exchanges
-        All requests in flight when they were removed.
-    """
+    """Replicas, models and keys that were removed, whose records and series stay until their requests have ended."""
 
     def __init__(
         self, gateway: Gateway, backends: list[Backend], models: list[str], keys: list[str], exchanges: set[Ongoing]
@@ -184,7 +163,7 @@ class Gone:
         self._backends = backends
         self._models = models
         self._keys = keys
-        self._exchanges = exchanges
+        self._exchanges = exchanges  # all requests in flight when they were removed
 
     def is_anything(self) -> bool:
         """Return whether anything was removed."""

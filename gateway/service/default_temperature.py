@@ -23,13 +23,7 @@ _POLL_S = 0.5
 
 
 def known_temperature(settings: ModelSettings) -> float | None:
-    """Return the default temperature of a model as files give it; None if only an engine knows.
-
-    Parameters
-    ----------
-    settings
-        The model's part of the pool file.
-    """
+    """Return the default temperature of a model as files give it; None if only an engine knows."""
     known = list(_configured(settings))
     if len(set(known)) > 1:
         logger.warning("replicas of one model take different default temperatures: %s", sorted(set(known)))

@@ -46,20 +46,12 @@ _LEAVE_S = 1.0
 
 
 class PeerExchange:
-    """Sends the reports of this process, and has `peers` apply those of others.
-
-    Parameters
-    ----------
-    live
-        The exchange through Redis; None without Redis.
-    metrics
-        Metrics of the exchange.
-    """
+    """Sends the reports of this process, and has `peers` apply those of others."""
 
     def __init__(self, peers: Peers, live: LiveExchange | None, metrics: PeerMetrics) -> None:
         self._peers = peers
-        self._live = live
-        self._metrics = metrics
+        self._live = live  # the exchange through Redis; None without Redis
+        self._metrics = metrics  # metrics of the exchange
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="peers")
         self._task: asyncio.Task[None] | None = None
         self._pending: asyncio.Future[tuple[list[bytes], float]] | None = None
@@ -70,13 +62,7 @@ class PeerExchange:
         self._cpu_s = 0.0
 
     def start(self, share: Callable[[bytes], None] | None) -> None:
-        """Begin to exchange reports, if there is anybody to exchange them with.
-
-        Parameters
-        ----------
-        share
-            Sends a report to the other workers of this gateway; None if there are none.
-        """
+        """Begin to exchange reports, if there is anybody to exchange them with."""
         if share is not None or self._live is not None:
             self._task = background.keep_running("peers", partial(self._run, share))
 

@@ -37,17 +37,11 @@ _REPORTS_TO_COUNT = 2
 
 @dataclass(slots=True)
 class _Peer:
-    """What is known of a peer.
-
-    Parameters
-    ----------
-    counts
-        Whether its last report counts: it has reported twice, and lately.
-    """
+    """What is known of a peer."""
 
     number: int
     heard_s: float
-    counts: bool = False
+    counts: bool = False  # whether its last report counts: it has reported twice, and lately
     was_counted: bool = False  # in the sums of `settle`
     in_flight: dict[str, int] = field(default_factory=dict)
     ejections: dict[str, int] = field(default_factory=dict)  # number of the last one applied, by replica
@@ -55,24 +49,7 @@ class _Peer:
 
 
 class Peers:
-    """Reports the state of this process, and applies the reports of its peers.
-
-    Parameters
-    ----------
-    keyring
-        The keys whose use counts.
-    clock
-        Returns monotonic seconds.
-    host
-        Name of this host: addresses such as 127.0.0.1 name other replicas on other hosts.
-
-    Attributes
-    ----------
-    report
-        The last report, encoded; empty before the first `update`.
-    number
-        Its number.
-    """
+    """Reports the state of this process, and applies the reports of its peers."""
 
     def __init__(
         self,
@@ -84,12 +61,13 @@ class Peers:
     ) -> None:
         self._pool = pool
         self._limits = limits
-        self._keyring = keyring
-        self._clock = clock
+        self._keyring = keyring  # the keys whose use counts
+        self._clock = clock  # returns monotonic seconds
+        # Name of this host: addresses such as 127.0.0.1 name other replicas on other hosts.
         self._host = platform.node() if host is None else host
         self.writer = uuid4().hex
         self.number = 0
-        self.report = b""
+        self.report = b""  # the last report, encoded; empty before the first `update`
         self._reported_s = 0.0
         self._greetings = _REPORTS_TO_COUNT  # reports that are written even if nothing has changed
         self._reported: tuple[object, ...] = ()
@@ -127,13 +105,7 @@ class Peers:
         self.report = Report(self.writer, self.number, in_flight, keys, ejected, answered).encode()
 
     def receive(self, data: bytes) -> str:
-        """Apply a report of a peer, unless it is known; return the name of its writer.
-
-        Raises
-        ------
-        ValueError
-            If it is no report.
-        """
+        """Apply a report of a peer, unless it is known; return the name of its writer."""
         report = decode(data)
         if report.writer == self.writer:
             return report.writer
@@ -163,15 +135,7 @@ class Peers:
             self._limits.forget(writer)
 
     def settle(self, window_s: float, *, is_reported: bool) -> int:
-        """Forget the silent peers, and have load and limits count the others; return the number of those.
-
-        Parameters
-        ----------
-        window_s
-            Seconds until all peers know of a request that is admitted now.
-        is_reported
-            Whether the last report was delivered.
-        """
+        """Forget the silent peers, and have load and limits count the others; return the number of those."""
         now_s = self._clock()
         counts: Counter[str] = Counter()
         recounted: Counter[str] = Counter()

@@ -38,15 +38,6 @@ _PROPAGATION_S = 2.0
 class Pin(BaseModel):
     """Content of `MODEL/pin`, including the rules, so that a pin survives the removal of its version.
 
-    Parameters
-    ----------
-    version
-        Version of the rules that decides; None if the policy itself decides.
-    rules
-        Text of that version.
-    before
-        Earlier pins, oldest first, for rollbacks.
-
     Examples
     --------
     >>> Pin.model_validate_json(Pin(version=2, before=(None, 1)).model_dump_json()).before
@@ -55,9 +46,9 @@ class Pin(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: int | None = None
-    rules: str = ""
-    before: tuple[int | None, ...] = ()
+    version: int | None = None  # version of the rules that decides; None if the policy itself decides
+    rules: str = ""  # text of that version
+    before: tuple[int | None, ...] = ()  # earlier pins, oldest first, for rollbacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +76,7 @@ class PolicyVersions:
         return Pin() if document is None else Pin.model_validate_json(document.text)
 
     def rules(self, version: int | None = None) -> Document:
-        """Return one version of the rules, the latest by default.
-
-        Raises
-        ------
-        GatewayError
-            404 if there is no such version.
-        """
+        """Return one version of the rules, the latest by default."""
         history = self.documents.history(self._rules_name)
         if not history:
             raise GatewayError(
@@ -104,13 +89,7 @@ class PolicyVersions:
         return matching[-1]
 
     async def find_rules(self, version: int) -> Document:
-        """Return one version of the rules, waiting for one that another process may just have stored.
-
-        Raises
-        ------
-        GatewayError
-            404 if there is no such version.
-        """
+        """Return one version of the rules, waiting for one that another process may just have stored."""
         end_s = time.monotonic() + _PROPAGATION_S
         while True:
             latest = self.documents.get(self._rules_name)
@@ -120,13 +99,7 @@ class PolicyVersions:
             await asyncio.sleep(0.05)
 
     async def distill(self, candidates: list[Candidate]) -> tuple[Distilled, Document]:
-        """Distil rules from the policy and store them as the next version, without pinning it.
-
-        Raises
-        ------
-        GatewayError
-            409 if nothing was learned yet or the policy has no rules; 503 if the rules cannot be stored.
-        """
+        """Distil rules from the policy and store them as the next version, without pinning it."""
         try:
             distilled = await asyncio.to_thread(self._distillable().distill, candidates)
         except NothingLearnedError as error:
@@ -134,14 +107,7 @@ class PolicyVersions:
         return distilled, await self._put(self._rules_name, distilled.text)
 
     async def set_pin(self, version: int | None) -> Pin:
-        """Pin a version of the rules, or None for the policy itself.
-
-        Raises
-        ------
-        GatewayError
-            404 if there is no such version; 409 if it is pinned already, or the policy cannot be distilled; 503 if the
-            pin cannot be stored.
-        """
+        """Pin a version of the rules, or None for the policy itself."""
         self._distillable()
         current = self.pin()
         if current.version == version:
@@ -150,13 +116,7 @@ class PolicyVersions:
         return await self._put_pin(version, (*current.before, current.version)[-_MAX_ROLLBACKS:])
 
     async def roll_back(self) -> Pin:
-        """Restore the previous pin.
-
-        Raises
-        ------
-        GatewayError
-            409 if there is no previous pin; 404 if its version is no longer kept; 503 if the pin cannot be stored.
-        """
+        """Restore the previous pin."""
         current = self.pin()
         if not current.before:
             raise GatewayError(409, f"There is nothing to roll back to: nothing was pinned for {self.name} before.")
@@ -235,11 +195,6 @@ class PolicyVersions:
 
 def settings_of(text: str) -> ThresholdSettings:
     r"""Return the settings of the `thresholds` policy in the text of a version.
-
-    Raises
-    ------
-    ValueError
-        If the text has another form.
 
     Examples
     --------

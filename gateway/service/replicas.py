@@ -23,53 +23,25 @@ SIMULATOR = "simulator"
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A replica that the gateway starts.
-
-    Parameters
-    ----------
-    process
-        Everything that its process depends on.
-    launch
-        Its process; None for a simulated replica, which shares one with the others.
-    """
+    """A replica that the gateway starts."""
 
     backend: Backend
-    process: object
-    launch: LaunchSpec | None
+    process: object  # everything that its process depends on
+    launch: LaunchSpec | None  # its process; None for a simulated replica, which shares one with the others
 
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The replicas of a pool, before they are started.
+    """The replicas of a pool, before they are started."""
 
-    Parameters
-    ----------
-    backends
-        All replicas, in the order of the pool file.
-    launches
-        The processes to start: one for each served replica, and one for all simulated replicas.
-    started
-        The replicas that run in them.
-    """
-
-    backends: tuple[Backend, ...]
+    backends: tuple[Backend, ...]  # all replicas, in the order of the pool file
+    # The processes to start: one for each served replica, and one for all simulated replicas.
     launches: tuple[LaunchSpec, ...]
-    started: tuple[Started, ...]
+    started: tuple[Started, ...]  # the replicas that run in them
 
 
 def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None, found: Found | None = None) -> Replicas:
-    """Assign addresses to the replicas, and return the processes to start.
-
-    Parameters
-    ----------
-    run_dir
-        Folder for logs and for the settings of the simulator.
-    before
-        The replicas of the running gateway: those that it has started, and whose settings are the same, keep their
-        addresses and processes.
-    found
-        The replicas that the sources of the settings have found; one whose address is in the pool already is left out.
-    """
+    """Assign addresses to the replicas, and return the processes to start."""
     taken = {each.url for model in settings.models.values() for each in model.backends.values()}
     started = {} if before is None else {(each.backend.model, each.backend.name): each for each in before.started}
     now_started: list[Started] = []

@@ -47,18 +47,7 @@ logger = logging.getLogger("gateway")
 
 
 def serve(settings: PoolSettings, config_path: Path, load: Callable[[], PoolSettings]) -> int:
-    """Serve a pool until SIGTERM or SIGINT.
-
-    Parameters
-    ----------
-    load
-        Reads the settings again, for a reload.
-
-    Returns
-    -------
-    int
-        Exit status: 0 after a signal, 1 if the gateway could not start.
-    """
+    """Serve a pool until SIGTERM or SIGINT."""
     configure_logging(logging.INFO, settings.telemetry.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop runs
     if settings.server.workers > 1:

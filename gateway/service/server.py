@@ -46,13 +46,6 @@ class Server(uvicorn.Server):
 
     uvicorn raises again the signal that stopped it. This server stops only through `drain`, so that the process can
     stop its replicas and exit with status 0.
-
-    Parameters
-    ----------
-    has_process
-        Whether the process serves nothing else, so that its garbage collector can be tuned.
-    on_started
-        Called once connections are accepted.
     """
 
     def __init__(
@@ -64,11 +57,12 @@ class Server(uvicorn.Server):
         on_started: Callable[[], None] | None = None,
     ) -> None:
         self._gateway = gateway
-        self._on_started = on_started
+        self._on_started = on_started  # called once connections are accepted
         self._admin_socket: socket.socket | None = None
         self._picker_socket: socket.socket | None = None
         self._admin_server: asyncio.Server | None = None
         self._admin_connections: set[ServerConnection] = set()  # not uvicorn's: they do not hold up draining
+        # Whether the process serves nothing else, so that its garbage collector can be tuned.
         self._has_process = has_process
         self._watch: asyncio.Task[None] | None = None
         self._drain_s = gateway.settings.server.drain_s
@@ -270,20 +264,7 @@ def tune_garbage_collector() -> None:
 
 
 def listen(host: str, port: int, *, shared: bool, checked: bool = False) -> socket.socket:
-    """Return a bound socket to serve on.
-
-    Parameters
-    ----------
-    shared
-        Whether several worker processes listen on the same port (SO_REUSEPORT).
-    checked
-        Whether the port is known to be reserved for this gateway, as it is in a worker.
-
-    Raises
-    ------
-    OSError
-        If the address does not belong to this machine or the port is in use.
-    """
+    """Return a bound socket to serve on."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, family=0, type=socket.SOCK_STREAM)[0]
     if shared and port and not checked:
         with socket.socket(

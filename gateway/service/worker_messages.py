@@ -82,29 +82,14 @@ _LENGTH_BYTES = 4
 
 
 class Channel:
-    """One end of the messages between a worker and its parent. Sending never waits.
-
-    Parameters
-    ----------
-    opened
-        A connected socket.
-    on_message
-        Called with each message that arrives.
-    on_end
-        Called when the other process has ended.
-
-    Attributes
-    ----------
-    dropped
-        Messages that were not sent, since the other process does not read.
-    """
+    """One end of the messages between a worker and its parent. Sending never waits."""
 
     def __init__(self, opened: socket.socket, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
         opened.setblocking(False)
-        self.dropped = 0
+        self.dropped = 0  # messages that were not sent, since the other process does not read
         self._socket = opened
-        self._on_message = on_message
-        self._on_end = on_end
+        self._on_message = on_message  # called with each message that arrives
+        self._on_end = on_end  # called when the other process has ended
         self._received = bytearray()
         self._sending = memoryview(b"")  # the rest of the frame that has been begun
         self._needed: deque[bytes] = deque()
@@ -191,18 +176,6 @@ class Channel:
 class WorkerMessages:
     """One worker's connection to the other workers.
 
-    Parameters
-    ----------
-    worker
-        Number of this worker, from 0.
-    send
-        Function that sends a message to all other workers; None if there are none.
-
-    Attributes
-    ----------
-    launched
-        Status of the replicas that the gateway started: `pid`, `restarts`, ... by `model/backend`.
-
     Examples
     --------
     >>> sent = []
@@ -212,8 +185,10 @@ class WorkerMessages:
     [Drained(model='llama', backend='plain', drained=True, move=False)]
     """
 
-    worker: int = 0
+    worker: int = 0  # number of this worker, from 0
+    # Function that sends a message to all other workers; None if there are none.
     send: Callable[[WorkerMessage], None] | None = None
+    # Status of the replicas that the gateway started: `pid`, `restarts`, ... by `model/backend`.
     launched: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     _writers: dict[int, str] = field(default_factory=dict)  # names of the workers in their reports
 

@@ -29,18 +29,12 @@ log = logging.getLogger(__name__)
 
 
 class WorkerReload:
-    """Prepares and commits changes as the main process says, and passes on the wish for a reload.
-
-    Parameters
-    ----------
-    send
-        Sends a message to the main process.
-    """
+    """Prepares and commits changes as the main process says, and passes on the wish for a reload."""
 
     def __init__(self, worker: int, gateway: Gateway, send: Callable[[ToParent], None]) -> None:
         self._worker = worker
         self._gateway = gateway
-        self._send = send
+        self._send = send  # sends a message to the main process
         self._started = asyncio.Event()
         self._changes: dict[int, asyncio.Task[Change | None]] = {}
         self._asked: dict[int, asyncio.Future[list[str]]] = {}

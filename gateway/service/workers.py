@@ -82,22 +82,14 @@ class _Worker:
 
 
 class _Change:
-    """A change that the workers prepare.
-
-    Attributes
-    ----------
-    waiting
-        The workers that have not answered yet.
-    problem
-        Why one of them cannot make the change; empty if all can so far.
-    """
+    """A change that the workers prepare."""
 
     def __init__(self, number: int, workers: dict[int, _Worker]) -> None:
         self.number = number
         self.workers = workers
-        self.waiting = set(workers)
+        self.waiting = set(workers)  # the workers that have not answered yet
         self.all_prepared = asyncio.Event()
-        self.problem = ""
+        self.problem = ""  # why one of them cannot make the change; empty if all can so far
 
     def answered(self, number: int, worker: _Worker, problem: str = "") -> None:
         """Record that a worker has answered, or has ended: its successor starts with the settings in effect then."""
@@ -109,19 +101,7 @@ class _Change:
 
 
 class Workers:
-    """The worker processes, as managed by their parent.
-
-    Parameters
-    ----------
-    admin_digest
-        SHA-256 of the admin key.
-    addresses
-        Hosts and ports that all workers listen on (SO_REUSEPORT): that of the clients, and the admin address.
-    run_dir
-        Folder for the shared values of their metrics.
-    on_started
-        Called once all of them accept connections.
-    """
+    """The worker processes, as managed by their parent."""
 
     def __init__(
         self,
@@ -134,9 +114,10 @@ class Workers:
     ) -> None:
         self._settings = settings
         self._backends = backends
-        self._admin_digest = admin_digest
+        self._admin_digest = admin_digest  # SHA-256 of the admin key
+        # Hosts and ports that all workers listen on (SO_REUSEPORT): that of the clients, and the admin address.
         self._addresses = addresses
-        self._on_started = on_started
+        self._on_started = on_started  # called once all of them accept connections
         self._yet_to_start = set(range(settings.server.workers))
         self._workers: dict[int, _Worker] = {}
         self._drained: dict[tuple[str, str], Drained] = {}
@@ -178,13 +159,7 @@ class Workers:
         self._reload = reload
 
     async def change(self, settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes) -> None:
-        """Change all workers to other settings and replicas, or none of them.
-
-        Raises
-        ------
-        ReloadError
-            If one of them cannot, or does not answer in time.
-        """
+        """Change all workers to other settings and replicas, or none of them."""
         change = self._change = _Change(self._change.number + 1, dict(self._workers))
         message = PrepareChange(change.number, settings, backends, admin_digest)
         for worker in change.workers.values():

@@ -51,15 +51,7 @@ def _encoded(arms: Sequence[ShadowArm]) -> bytes:
 
 
 class ShadowDrafting:
-    """Replays drafting on the finished texts of one model.
-
-    Attributes
-    ----------
-    replayed, dropped, failed
-        Numbers of texts: replayed, dropped because the queue was full, and failed to replay.
-    cpu_s
-        CPU seconds used for replaying.
-    """
+    """Replays drafting on the finished texts of one model."""
 
     def __init__(self, policy: ShadowLearner, settings: ShadowSettings, arms: Sequence[ShadowArm]) -> None:
         self._policy = policy
@@ -79,7 +71,7 @@ class ShadowDrafting:
         self._process: subprocess.Popen[bytes] | None = None
         self._restart_at_s = 0.0
         self.replayed = self.dropped = self.failed = 0
-        self.cpu_s = 0.0
+        self.cpu_s = 0.0  # CPU seconds used for replaying
         self._counted = (0, 0, 0, 0.0)
 
     def replays(self, policy: ShadowLearner, arms: Sequence[ShadowArm]) -> bool:

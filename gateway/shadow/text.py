@@ -12,24 +12,6 @@ from policies.policy import Outcome
 class AnswerText(Observer):
     """Collects the bytes of an answer, up to a limit.
 
-    Parameters
-    ----------
-    add
-        Called with this, complete, if the request succeeds.
-    body
-        Body of the request.
-    room
-        Largest answer in bytes.
-
-    Attributes
-    ----------
-    parts
-        Parts of the answer; empty if it was too long.
-    streamed
-        Whether the answer is a stream of events.
-    outcome
-        Outcome of the request; not set before its end.
-
     Examples
     --------
     >>> text = AnswerText(print, b"{}", room=4)
@@ -42,15 +24,15 @@ class AnswerText(Observer):
     """
 
     needs_answer: ClassVar[bool] = False
-    outcome: Outcome
+    outcome: Outcome  # outcome of the request; not set before its end
 
     def __init__(self, add: Callable[[AnswerText], None], body: bytes, room: int) -> None:
-        self._add = add
-        self._room = room
+        self._add = add  # called with this, complete, if the request succeeds
+        self._room = room  # largest answer in bytes
         self.body = body
         self.size_bytes = len(body)
-        self.parts: list[bytes] = []
-        self.streamed = False
+        self.parts: list[bytes] = []  # parts of the answer; empty if it was too long
+        self.streamed = False  # whether the answer is a stream of events
 
     def on_chunk(self, data: bytes, now_s: float) -> None:
         """Add a part of a stream."""

@@ -20,20 +20,12 @@ _ATTEMPTS = 5
 
 
 class Document(NamedTuple):
-    """One version of a named text.
-
-    Parameters
-    ----------
-    version
-        Consecutive number, from 1.
-    written_s
-        Time of writing, in seconds since 1970.
-    """
+    """One version of a named text."""
 
     name: str
-    version: int
+    version: int  # consecutive number, from 1
     text: str
-    written_s: float
+    written_s: float  # time of writing, in seconds since 1970
 
 
 History = tuple[Document, ...]
@@ -41,17 +33,11 @@ Watcher = Callable[[Document], None]
 
 
 class Conflict(Exception):  # noqa: N818 -- an expected outcome, not an error
-    """Raised when a document was changed by another process meanwhile.
-
-    Parameters
-    ----------
-    version
-        Its version in the store.
-    """
+    """Raised when a document was changed by another process meanwhile."""
 
     def __init__(self, name: str, version: int) -> None:
         super().__init__(f"{name} already has version {version}")
-        self.version = version
+        self.version = version  # its version in the store
 
 
 class Ask(Protocol):
@@ -83,21 +69,7 @@ class Documents:
         return self._known.get(name, ())
 
     async def put(self, name: str, text: str, *, after: int) -> Document:
-        """Write a new version of a document, and return it once it is stored.
-
-        Parameters
-        ----------
-        after
-            The version that the change is based on; 0 for a new document.
-
-        Raises
-        ------
-        Conflict
-            If the store has a newer version.
-        StateError
-            If there is no store or it cannot be reached. The document is then unchanged, unless only the store's reply
-            was lost; `get` returns the new version later in that case.
-        """
+        """Write a new version of a document, and return it once it is stored."""
         document = Document(name, after + 1, text, time.time())
         await self._ask(lambda store: put_version(store, document))
         if (known := self.get(name)) is None or known.version < document.version:
@@ -127,16 +99,6 @@ class Documents:
 
         A store that was wiped or reset to an older state gets its latest versions back, unless another process has
         written to it since.
-
-        Parameters
-        ----------
-        stamps
-            Result of `Store.stamps`.
-
-        Raises
-        ------
-        StateError
-            If the store fails.
         """
         known = dict(self._known)  # a copy: `put` may add a document meanwhile
         lost = {_PREFIX + name for name in known} - stamps.keys()
@@ -175,15 +137,7 @@ def read_history(store: Store, name: str) -> History:
 
 
 def put_version(store: Store, document: Document) -> None:
-    """Write the next version of a document.
-
-    Raises
-    ------
-    Conflict
-        If the stored version is not `document.version - 1`; a document that does not exist has version 0.
-    StateError
-        If the store fails.
-    """
+    """Write the next version of a document."""
     key = _PREFIX + document.name
     version = 0
     for _ in range(_ATTEMPTS):  # an attempt fails if another process writes between reading and writing

@@ -38,17 +38,10 @@ _Buckets = dict[Key, Sums]
 
 
 class _Head(NamedTuple):
-    """A writer's head.
+    """A writer's head."""
 
-    Parameters
-    ----------
-    pages
-        Stamp and end, in seconds since 1970, of each page.
-    folded
-        Sums of the writer that `_GONE` contains, by page, as rows of key and sums.
-    """
-
-    pages: dict[str, tuple[str, float]]
+    pages: dict[str, tuple[str, float]]  # stamp and end, in seconds since 1970, of each page
+    # Sums of the writer that `_GONE` contains, by page, as rows of key and sums.
     folded: dict[str, list[tuple[Key, Sums]]]
 
 
@@ -65,20 +58,13 @@ class Ledger:
 
     Called in three steps: `stage` and `settle` in the thread that owns the statistics, `exchange` in any thread. A step
     that fails, or whose outcome is unknown, is repeated.
-
-    Parameters
-    ----------
-    writer
-        Unique name of this process, never reused.
-    monotonic
-        Clock in seconds that tells when other writers are gone.
     """
 
     def __init__(
         self, model: str, statistics: Statistics, writer: str, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._statistics = statistics
-        self._monotonic = monotonic
+        self._monotonic = monotonic  # clock in seconds that tells when other writers are gone
         self._tables = {f"{table.name}.{table.width}.{table.epoch_s:g}": table for table in statistics.tables.values()}
         self._names = {table.name: name for name, table in self._tables.items()}
         self._suffix = f"/{model}"
@@ -102,18 +88,7 @@ class Ledger:
         self._changed |= {f"{self._names[table]}.{epoch}" for table, epoch in self._statistics.take_changed()}
 
     def exchange(self, store: Store, stamps: Mapping[str, str]) -> None:
-        """Write the pages that changed, and read those of others that changed.
-
-        Parameters
-        ----------
-        stamps
-            Result of `Store.stamps`.
-
-        Raises
-        ------
-        StateError
-            If the store fails.
-        """
+        """Write the pages that changed, and read those of others that changed."""
         now_s = self._monotonic()
         self._write(store, stamps.get(self._head, ""), now_s)
         self._read(store, stamps, now_s)

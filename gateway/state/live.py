@@ -14,40 +14,17 @@ _EXPIRE_S = 120
 
 
 class LiveExchange:
-    """Writes the report of this process, and reads those of the others.
-
-    Parameters
-    ----------
-    url
-        As `gateway.state.redis_client.redis_address` takes.
-    prefix
-        Prefix of the pool's keys.
-    writer
-        Unique name of this process.
-    """
+    """Writes the report of this process, and reads those of the others."""
 
     def __init__(self, url: str, prefix: str, writer: str) -> None:
         self._connection = RedisConnection(url, prefix)
         self.location = self._connection.location
         self._key = f"{self._connection.prefix}:live"
-        self._writer = writer.encode()
+        self._writer = writer.encode()  # unique name of this process
         self._last: dict[bytes, bytes] = {}
 
     def exchange(self, report: bytes, gone: Collection[str]) -> list[bytes]:
-        """Return the reports of others that changed since the last call.
-
-        Parameters
-        ----------
-        report
-            The own report; empty if it has not changed.
-        gone
-            Processes whose reports are removed.
-
-        Raises
-        ------
-        StateError
-            If Redis fails or cannot be reached.
-        """
+        """Return the reports of others that changed since the last call."""
         with self._connection.translate_errors(), self._connection.client().pipeline(transaction=False) as pipeline:
             if report:
                 pipeline.hset(self._key, self._writer, report)

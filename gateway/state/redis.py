@@ -17,27 +17,14 @@ from gateway.state.store import Entry
 
 
 class RedisStore:
-    """A `Store` in Redis.
-
-    Parameters
-    ----------
-    url
-        As `gateway.state.redis_client.redis_address` takes.
-    prefix
-        Prefix of all its keys.
-
-    Raises
-    ------
-    ValueError
-        If the URL has none of these forms.
-    """
+    """A `Store` in Redis."""
 
     kind = "redis"
 
     def __init__(self, url: str, prefix: str) -> None:
         self._connection = RedisConnection(url, prefix)
         self.location = self._connection.location
-        self._prefix = self._connection.prefix
+        self._prefix = self._connection.prefix  # prefix of all its keys
         self._index = f"{self._prefix}:index"
 
     def stamps(self) -> dict[str, str]:

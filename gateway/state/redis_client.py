@@ -37,40 +37,19 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (  # the first match counts
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """A parsed URL.
+    """A parsed URL."""
 
-    Parameters
-    ----------
-    kind
-        `server`, `sentinel` or `cluster`.
-    hosts
-        The server, the sentinels, or some nodes of the cluster; empty for a Unix socket.
-    master
-        Name of the master that the sentinels watch.
-    options
-        Arguments of the connections to Redis.
-    sentinel_options
-        Arguments of the connections to the sentinels.
-    location
-        The URL without user, password and options, for messages.
-    """
-
-    kind: str
+    kind: str  # `server`, `sentinel` or `cluster`
+    # The server, the sentinels, or some nodes of the cluster; empty for a Unix socket.
     hosts: tuple[tuple[str, int], ...]
-    master: str
-    options: dict[str, Any]
-    sentinel_options: dict[str, Any]
-    location: str
+    master: str  # name of the master that the sentinels watch
+    options: dict[str, Any]  # arguments of the connections to Redis
+    sentinel_options: dict[str, Any]  # arguments of the connections to the sentinels
+    location: str  # the URL without user, password and options, for messages
 
 
 def redis_address(url: str) -> RedisAddress:
     """Parse the URL of a Redis.
-
-    Raises
-    ------
-    ValueError
-        If it has none of the forms that `StateSettings` lists. The message does not contain the URL, which may hold a
-        password.
 
     Examples
     --------
@@ -175,37 +154,21 @@ class RedisConnection:
     """A connection to the Redis that holds the keys of a pool, used by one thread at a time.
 
     In a Cluster all of these have one hash tag, so one node holds them, and all commands go to that node.
-
-    Parameters
-    ----------
-    url
-        As `redis_address` takes.
-    prefix
-        Prefix of the pool's keys.
-
-    Attributes
-    ----------
-    prefix
-        The prefix, in braces in a Cluster unless it contains some.
     """
 
     def __init__(self, url: str, prefix: str) -> None:
         self._address = redis_address(url)
         self.location = self._address.location
         is_cluster = self._address.kind == "cluster"
+        # The prefix, in braces in a Cluster unless it contains some.
+        # Prefix of the pool's keys.
         self.prefix = f"{{{prefix}}}" if is_cluster and not ("{" in prefix and "}" in prefix) else prefix
-        self._url = url
+        self._url = url  # as `redis_address` takes
         self._cluster: Any = None
         self._client: Any = None
 
     def client(self) -> Any:
-        """Return the client of the server that holds the keys.
-
-        Raises
-        ------
-        redis.exceptions.RedisError, OSError
-            If no node of a Cluster can be reached.
-        """
+        """Return the client of the server that holds the keys."""
         if self._client is None:
             self._client = self._opened()
         if self._cluster is not None:

@@ -18,45 +18,22 @@ _MAX_BYTES = 4 << 20
 
 
 class Ejection(NamedTuple):
-    """A replica that the process has ejected on evidence of its own.
+    """A replica that the process has ejected on evidence of its own."""
 
-    Parameters
-    ----------
-    number
-        Counted by the process, from 1: an ejection is applied once.
-    left_s
-        Seconds left of it when the report was written.
-    """
-
-    number: int
-    left_s: float
+    number: int  # counted by the process, from 1: an ejection is applied once
+    left_s: float  # seconds left of it when the report was written
     reason: str
 
 
 class Report(NamedTuple):
-    """The state of a process.
+    """The state of a process."""
 
-    Parameters
-    ----------
-    writer
-        Unique name of the process, never reused.
-    number
-        Grows with each report of the process.
-    in_flight
-        Its requests in flight, by replica.
-    keys
-        Its use of the keys with limits, by name.
-    ejected
-        By replica.
-    answered
-        Tokens so far of its answers whose steps are known, and these steps, by replica.
-    """
-
-    writer: str
-    number: int
+    writer: str  # unique name of the process, never reused
+    number: int  # grows with each report of the process
     in_flight: dict[str, int]
-    keys: dict[str, KeyUse]
+    keys: dict[str, KeyUse]  # its use of the keys with limits, by name
     ejected: dict[str, Ejection]
+    # Tokens so far of its answers whose steps are known, and these steps, by replica.
     answered: dict[str, tuple[float, float]]
 
     def encode(self) -> bytes:
@@ -65,13 +42,7 @@ class Report(NamedTuple):
 
 
 def decode(data: bytes) -> Report:
-    """Return the report in `data`.
-
-    Raises
-    ------
-    ValueError
-        If it was not written by a gateway of this version.
-    """
+    """Return the report in `data`."""
     if len(data) > _MAX_BYTES:
         raise ValueError(f"a report of {len(data)} bytes")
     try:

@@ -37,18 +37,13 @@ _KINDS = {
 
 
 class SqliteStore:
-    """A `Store` in an SQLite file; nothing is opened before the first call.
-
-    Parameters
-    ----------
-    path
-        The file, on a local disk. A corrupt file, or one of an older format, is renamed and replaced by a new one.
-    """
+    """A `Store` in an SQLite file; nothing is opened before the first call."""
 
     kind = "sqlite"
 
     def __init__(self, path: Path) -> None:
         self.location = str(path)
+        # The file, on a local disk. A corrupt file, or one of an older format, is renamed and replaced by a new one.
         self._path = path
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
@@ -127,17 +122,7 @@ class SqliteStore:
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """Open the file, or create it; a corrupt file, or one of an older format, is renamed first.
-
-    Raises
-    ------
-    OSError
-        If its folder cannot be created or read.
-    sqlite3.Error
-        If it cannot be opened or written.
-    StateError
-        If it belongs to another program or a later version.
-    """
+    """Open the file, or create it; a corrupt file, or one of an older format, is renamed first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -159,15 +144,7 @@ def open_file(path: Path) -> sqlite3.Connection:
 
 
 def probe(path: Path) -> None:
-    """Check that an existing file can be used.
-
-    Raises
-    ------
-    sqlite3.Error
-        If it cannot be opened or written, or is corrupt.
-    StateError
-        If it belongs to another program or a later version.
-    """
+    """Check that an existing file can be used."""
     connection = _open(path)
     if connection is not None:
         connection.close()

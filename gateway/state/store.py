@@ -10,54 +10,29 @@ ERRORS = ("unreachable", "timeout", "refused", "full", "unwritable", "corrupt", 
 
 
 class StateError(Exception):
-    """Raised by a failed operation of a store.
-
-    Parameters
-    ----------
-    kind
-        One of `ERRORS`.
-    message
-        Message for the operator, without passwords.
-    """
+    """Raised by a failed operation of a store."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.kind = kind  # one of `ERRORS`
 
 
 class Entry(NamedTuple):
-    """A stored value.
+    """A stored value."""
 
-    Parameters
-    ----------
-    stamp
-        Unique word of this version; empty for an entry that `Store.stamps` leaves out.
-    value
-        The value, opaque to the store.
-    end_s
-        Time at which the entry is dropped, in seconds since 1970; 0 for never.
-    """
-
-    stamp: str
-    value: bytes
-    end_s: float = 0.0
+    stamp: str  # unique word of this version; empty for an entry that `Store.stamps` leaves out
+    value: bytes  # the value, opaque to the store
+    end_s: float = 0.0  # time at which the entry is dropped, in seconds since 1970; 0 for never
 
 
 class Store(Protocol):
     """A store of entries, called from one thread at a time, which may block for a second or two.
 
     Every method raises `StateError` if the store fails or cannot be reached. A commit may have happened then or not.
-
-    Attributes
-    ----------
-    kind
-        `sqlite` or `redis`: a label in the metrics.
-    location
-        Path or URL for messages, without passwords.
     """
 
-    kind: str
-    location: str
+    kind: str  # `sqlite` or `redis`: a label in the metrics
+    location: str  # path or URL for messages, without passwords
 
     def stamps(self) -> dict[str, str]:
         """Return the stamps of all entries that have one, by name."""
@@ -66,18 +41,7 @@ class Store(Protocol):
         """Return those of the named entries that exist; `end_s` is not filled in."""
 
     def commit(self, expected: Mapping[str, str], changes: Mapping[str, Entry | None]) -> bool:
-        """Write entries, or delete them (None), atomically.
-
-        Parameters
-        ----------
-        expected
-            Stamps that these entries must still have; empty for an entry that must not exist.
-
-        Returns
-        -------
-        bool
-            Whether they had them; if not, nothing was written.
-        """
+        """Write entries, or delete them (None), atomically."""
 
     def close(self) -> None:
         """Close the connection."""

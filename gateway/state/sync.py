@@ -37,32 +37,18 @@ class State:
 
     The store is called in a thread, so a slow or failing store delays no request; the process continues with what it
     knows. A failed attempt is repeated after one second, then with doubled pauses up to 15 s.
-
-    Parameters
-    ----------
-    store
-        The store; None keeps nothing.
-    learners
-        Statistics of the models whose policy learns, by model.
-    metrics
-        Metrics of the store; None without a store.
-
-    Attributes
-    ----------
-    documents
-        Named texts that are kept and shared, such as rules.
     """
 
     def __init__(
         self, store: Store | None, learners: Mapping[str, Statistics], metrics: StateMetrics | None = None
     ) -> None:
-        self._store = store
-        self._metrics = metrics
+        self._store = store  # the store; None keeps nothing
+        self._metrics = metrics  # metrics of the store; None without a store
         writer = uuid4().hex
-        self._learners = dict(learners)
+        self._learners = dict(learners)  # statistics of the models whose policy learns, by model
         self._ledgers = {model: Ledger(model, statistics, writer) for model, statistics in learners.items()}
         self._leaving: list[Ledger] = []  # of models without a policy that learns, until they are written
-        self.documents = Documents(self._ask)
+        self.documents = Documents(self._ask)  # named texts that are kept and shared, such as rules
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
         self._task: asyncio.Task[None] | None = None
         self._is_started = False

@@ -21,17 +21,7 @@ def render(
     present: frozenset[tuple[str, str]] | None,
     marked: Mapping[str, Distributions],
 ) -> tuple[bytes, str]:
-    """Return the page and its content type.
-
-    Parameters
-    ----------
-    accept
-        The header of the request.
-    present
-        Model and name of the backends to show; None for all.
-    marked
-        The histograms that may have exemplars, by name.
-    """
+    """Return the page and its content type."""
     wants_openmetrics = _OPENMETRICS in accept
     chosen, content_type = choose_encoder(accept if wants_openmetrics else "")
     encode = cast("Callable[[CollectorRegistry], bytes]", chosen)

@@ -62,15 +62,7 @@ class Fallback:
         return replace(self._least_loaded.choose(request, candidates), reason=REASON)
 
     def note(self, policy: str, call: str, error: Exception) -> None:
-        """Count an error of a policy, and log it with its traceback, at most once a minute per method.
-
-        Parameters
-        ----------
-        policy
-            Name of the policy.
-        call
-            The method that failed, one of `CALLS`.
-        """
+        """Count an error of a policy, and log it with its traceback, at most once a minute per method."""
         self._failed[call] += 1
         now_s = time.monotonic()
         if now_s - self._logged_s.get(call, -_LOG_INTERVAL_S) >= _LOG_INTERVAL_S:

@@ -54,11 +54,6 @@ class LogFormat(logging.Formatter):
 class JsonLogFormat(LogFormat):
     """Formats records as JSON, one object a line.
 
-    Parameters
-    ----------
-    worker
-        Number of the worker process; None without workers.
-
     Examples
     --------
     >>> record = logging.makeLogRecord({"created": 0.0, "name": "gateway", "levelname": "INFO", "msg": "started"})
@@ -87,17 +82,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def configure_logging(level: int, log_format: str = "text", worker: int | None = None) -> None:
-    """Write the log to standard error.
-
-    Parameters
-    ----------
-    level
-        Lowest level that is written.
-    log_format
-        `text` or `json`.
-    worker
-        Number of the worker process; None without workers.
-    """
+    """Write the log to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     if log_format == "json":
         handler.setFormatter(JsonLogFormat(worker))

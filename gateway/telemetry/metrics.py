@@ -400,15 +400,7 @@ class Metrics:
         )
 
     def bind_state(self, store: str, kinds: Iterable[str]) -> StateMetrics:
-        """Return the series of a state store.
-
-        Parameters
-        ----------
-        store
-            Kind of the store, its label.
-        kinds
-            Kinds of its errors.
-        """
+        """Return the series of a state store."""
         return StateMetrics(
             self.state_connected.labels(store),
             self.state_last_sync.labels(store),
@@ -493,28 +485,14 @@ class Metrics:
                 self.acceptance_length.labels(*labels).set(engine.acceptance_length)
 
     def refresh_policy(self, model: str, frozen: bool, ratio: float, ejected: Mapping[str, bool]) -> None:
-        """Update the gauges of a learned policy.
-
-        Parameters
-        ----------
-        ratio
-            Time per unit of work, relative to least_loaded; NaN while it is too early to tell.
-        ejected
-            Whether each backend is ejected as an outlier, by name.
-        """
+        """Update the gauges of a learned policy."""
         self.frozen.labels(model).set(frozen)
         self.ratio.labels(model).set(ratio)
         for backend, is_ejected in ejected.items():
             self.outlier_ejected.labels(model, backend).set(is_ejected)
 
     def refresh_drafters(self, silent: Iterable[tuple[Backend, str]]) -> None:
-        """Update the gauges of drafters.
-
-        Parameters
-        ----------
-        silent
-            Each backend that is watched, with one of `DRAFTER_CAUSES` if its drafter is silent, else an empty text.
-        """
+        """Update the gauges of drafters."""
         for backend, present in silent:
             labels = (backend.model, backend.name, backend.said.method.value)
             for cause in DRAFTER_CAUSES:
@@ -543,13 +521,7 @@ class Metrics:
         return self.page()[0]
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the page that Prometheus scrapes, and its content type.
-
-        Parameters
-        ----------
-        accept
-            The header of the scrape, which may ask for OpenMetrics.
-        """
+        """Return the page that Prometheus scrapes, and its content type."""
         present = self._present if self._is_shared else None
         return render(
             self.registry, accept, present, {"gateway_ttft_seconds": self.ttft, "gateway_e2e_seconds": self.e2e}

@@ -23,15 +23,9 @@ RESULTS = ("sent", "dropped", "failed")
 
 
 class Sink(Protocol):
-    """What takes the trails of ended requests, in a thread of its own.
+    """What takes the trails of ended requests, in a thread of its own."""
 
-    Attributes
-    ----------
-    signal
-        What it makes of them, as a label.
-    """
-
-    signal: str
+    signal: str  # what it makes of them, as a label
 
     def write(self, trails: Sequence[Trail]) -> bool:
         """Pass trails on; return whether that succeeded."""
@@ -41,20 +35,12 @@ class Sink(Protocol):
 
 
 class Outlet:
-    """The way of ended requests to a sink.
-
-    Parameters
-    ----------
-    max_trails
-        Most trails that wait; further ones are dropped.
-    delay_s
-        Seconds after which a batch is passed on that is not full.
-    """
+    """The way of ended requests to a sink."""
 
     def __init__(self, sink: Sink, max_trails: int, delay_s: float) -> None:
         self._sink = sink
-        self._max_trails = max_trails
-        self._delay_s = delay_s
+        self._max_trails = max_trails  # most trails that wait; further ones are dropped
+        self._delay_s = delay_s  # seconds after which a batch is passed on that is not full
         self._queue: deque[Trail] = deque()
         self._awake = threading.Event()
         self._stopping = self._gives_up = False

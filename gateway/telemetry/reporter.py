@@ -22,13 +22,7 @@ _EXEMPLAR_CHARS = 128 - len("request_id")  # of the labels of one: OpenMetrics 1
 
 
 class Reporter:
-    """Reports the requests of one gateway process, by the settings; exists only if these ask for something.
-
-    Parameters
-    ----------
-    settings
-        Those of the pool file.
-    """
+    """Reports the requests of one gateway process, by the settings; exists only if these ask for something."""
 
     def __init__(self, settings: TelemetrySettings) -> None:
         otlp = settings.otlp

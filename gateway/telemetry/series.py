@@ -52,27 +52,16 @@ class Count:
 
 
 class Distribution:
-    """One series of a histogram.
-
-    Parameters
-    ----------
-    bounds
-        Upper bounds of its buckets, ascending, without infinity.
-
-    Attributes
-    ----------
-    exemplars
-        The last request marked in each bucket, by its index.
-    """
+    """One series of a histogram."""
 
     __slots__ = ("_bounds", "_counts", "_series", "_sum", "exemplars")
 
     def __init__(self, series: Histogram, bounds: tuple[float, ...]) -> None:
         self._series: Any = series  # Any: `flush` adds to its private buckets; the public method adds single values
-        self._bounds = bounds
+        self._bounds = bounds  # upper bounds of its buckets, ascending, without infinity
         self._counts = [0] * (len(bounds) + 1)  # the last one is for values beyond all bounds
         self._sum = 0.0
-        self.exemplars: dict[int, Exemplar] = {}
+        self.exemplars: dict[int, Exemplar] = {}  # the last request marked in each bucket, by its index
 
     def mark(self, value: float, labels: dict[str, str], now_s: float) -> None:
         """Name the request of a value that was or will be observed, at a time in seconds since 1970."""

@@ -16,56 +16,22 @@ from policies.policy import Decision, Outcome
 
 
 class Leg:
-    """One attempt: what was sent to one backend.
-
-    Attributes
-    ----------
-    host, port
-        Address of the backend; its path and 0 for a Unix socket.
-    span_id
-        0 if the request gets no spans.
-    began_s
-        When it was sent, by `time.perf_counter`.
-    failure
-        Why the request went to another backend then, as `gateway_retries_total` names it; else empty.
-    """
+    """One attempt: what was sent to one backend."""
 
     __slots__ = ("began_s", "decision", "failure", "host", "method", "port", "span_id")
 
     def __init__(self, decision: Decision, began_s: float, span_id: int) -> None:
         self.decision = decision
-        self.began_s = began_s
-        self.span_id = span_id
+        self.began_s = began_s  # when it was sent, by `time.perf_counter`
+        self.span_id = span_id  # 0 if the request gets no spans
+        # Why the request went to another backend then, as `gateway_retries_total` names it; else empty.
         self.failure = ""
         self.method = self.host = ""
-        self.port = 0
+        self.port = 0  # address of the backend; its path and 0 for a Unix socket
 
 
 class Trail(Observer):
-    """The trail of one request.
-
-    Parameters
-    ----------
-    report
-        Called with the trail and the exchange when that has ended.
-    inbound
-        The request; None for one that was refused before it was routed.
-    parent
-        The span of the client; None without one.
-    trace
-        The span of the request here; None if the gateway makes no spans.
-    is_logged
-        Whether the request gets a line in the access log.
-
-    Attributes
-    ----------
-    model, client
-        The model, and the name of the key; empty if they are not known.
-    label
-        The outcome, as `gateway_requests_total` names it.
-    error
-        Code of the error with which the request was refused; else empty.
-    """
+    """The trail of one request."""
 
     def __init__(
         self,
@@ -79,15 +45,15 @@ class Trail(Observer):
         *,
         is_logged: bool = False,
     ) -> None:
-        self._report = report
-        self._inbound = inbound
+        self._report = report  # called with the trail and the exchange when that has ended
+        self._inbound = inbound  # the request; None for one that was refused before it was routed
         self.request_id = request_id
         self.method = method
         self.path = path
         self.endpoint = endpoint_of(path, method)
-        self.parent = parent
-        self.trace = trace
-        self.is_logged = is_logged
+        self.parent = parent  # the span of the client; None without one
+        self.trace = trace  # the span of the request here; None if the gateway makes no spans
+        self.is_logged = is_logged  # whether the request gets a line in the access log
         self.legs: list[Leg] = []
         self.client = self.model = ""
         self.status = 0

@@ -33,13 +33,7 @@ class AdviseOptions:
 
 
 def from_trace(options: AdviseOptions) -> dict[str, Any]:
-    """Return the advice for the model of a trace, as `/admin/advice` has it.
-
-    Raises
-    ------
-    UsageError
-        If trace or pool file cannot be used.
-    """
+    """Return the advice for the model of a trace, as `/admin/advice` has it."""
     broken = BrokenLines(lambda text: print(text, file=sys.stderr))
     try:
         name, served = served_model(options.config, options.model)

@@ -31,15 +31,7 @@ _MINUTE_S = 60.0
 def evidence_from(
     records: Iterable[TraceRecord], name: str, settings: ModelSettings, calibration: str | None
 ) -> tuple[ModelEvidence, int]:
-    """Return the evidence of a trace, and how many of its records were of use.
-
-    Parameters
-    ----------
-    records
-        Records in order of arrival.
-    calibration
-        Calibration of all replicas; None for those of the pool file.
-    """
+    """Return the evidence of a trace, and how many of its records were of use."""
     model = evidence_of(name, settings)
     chosen = calibration or next(filter(None, (calibration_of(settings, each) for each in settings.backends)), None)
     known = {} if chosen is None else {"calibration": chosen}

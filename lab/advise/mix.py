@@ -25,17 +25,7 @@ _FEWEST = 2  # for one replica, other rules judge its method and k
 def mix_findings(
     records: Iterable[TraceRecord], name: str, settings: ModelSettings, calibration: str, jobs: int | None = None
 ) -> Iterator[Finding]:
-    """Yield the better mix for a trace, if one is shown to be better; `gateway plan` searches more widely.
-
-    Parameters
-    ----------
-    records
-        Records in order of arrival.
-    calibration
-        Target and GPU of the replicas.
-    jobs
-        Processes to simulate in; None for one per core.
-    """
+    """Yield the better mix for a trace, if one is shown to be better; `gateway plan` searches more widely."""
     if len(settings.backends) < _FEWEST:
         return
     known = load_calibration(calibration)

@@ -23,18 +23,13 @@ _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 class Arrival:
     """One request of a trace.
 
-    Parameters
-    ----------
-    at_s
-        Arrival in seconds after the first request.
-
     Examples
     --------
     >>> Arrival(0.5, input_tokens=374, output_tokens=44).at_s
     0.5
     """
 
-    at_s: float
+    at_s: float  # arrival in seconds after the first request
     input_tokens: int
     output_tokens: int
 
@@ -43,15 +38,6 @@ def gamma_arrivals(
     rate: float, burstiness: float, random: np.random.Generator, count: int | None, duration_s: float | None
 ) -> list[float]:
     """Return ascending arrival times in seconds from the start.
-
-    Parameters
-    ----------
-    rate
-        Requests per second.
-    burstiness
-        Shape of the gamma distribution of the intervals, as in `vllm bench serve`; 1 gives a Poisson process.
-    count, duration_s
-        Maximum number of requests and of seconds; at least one must be given.
 
     Notes
     -----
@@ -77,13 +63,7 @@ def gamma_arrivals(
 
 
 def read_trace(path: Path) -> list[Arrival]:
-    """Read a CSV with the columns TIMESTAMP (a date and time, or seconds), ContextTokens and GeneratedTokens.
-
-    Raises
-    ------
-    UsageError
-        If the file is invalid; the message names the line.
-    """
+    """Read a CSV with the columns TIMESTAMP (a date and time, or seconds), ContextTokens and GeneratedTokens."""
     try:
         arrivals = list(_rows(path))
     except (OSError, UnicodeDecodeError, csv.Error, EOFError) as error:

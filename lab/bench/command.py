@@ -34,14 +34,7 @@ _SECRET_OPTIONS = ("--api-key", "--header")
 
 
 def bench(**options: Any) -> int:
-    """Run a benchmark with the options of the command line.
-
-    Returns
-    -------
-    int
-        Exit status: 0 for success, 1 if a target could not be measured or no request succeeded, 2 if the input is wrong
-        (nothing is sent then), 130 after Ctrl-C.
-    """
+    """Run a benchmark with the options of the command line."""
     settings = read_settings(**options)
     targets = _targets(settings)
     inputs = _inputs(settings)

@@ -24,16 +24,6 @@ CountTokens = Callable[[str], int]
 def token_counter(path: Path | None) -> CountTokens:
     """Return a function that counts the tokens of a text.
 
-    Parameters
-    ----------
-    path
-        A `tokenizer.json`, or a folder with one; None estimates a quarter of the characters.
-
-    Raises
-    ------
-    UsageError
-        If there is no valid tokenizer.
-
     Examples
     --------
     >>> token_counter(None)("four words of text")
@@ -53,27 +43,7 @@ def token_counter(path: Path | None) -> CountTokens:
 
 
 def read_dataset(path: Path, count_tokens: CountTokens, output_tokens: int | None, *, chat: bool) -> list[Prompt]:
-    """Read the prompts of a file: ShareGPT's format if it is one JSON list, else JSON lines; `.gz` is decompressed.
-
-    Parameters
-    ----------
-    output_tokens
-        Limit on the length of answers. None takes the length of the recorded answer (ShareGPT) or the line's
-        `output_tokens` (JSON lines).
-    chat
-        Whether the chat endpoint is used; only it accepts conversations.
-
-    Returns
-    -------
-    list
-        For ShareGPT's format, the first question of each conversation that `vllm bench serve` would accept: question
-        and answer of 4 tokens or more, the question of at most 1,024, both together of at most 2,048.
-
-    Raises
-    ------
-    UsageError
-        If the file is invalid; the message names the line.
-    """
+    """Read the prompts of a file: ShareGPT's format if it is one JSON list, else JSON lines; `.gz` is decompressed."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError) as error:

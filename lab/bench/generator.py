@@ -21,21 +21,11 @@ _BACKEND = b"x-gateway-backend"
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Health of the generator itself during a run.
+    """Health of the generator itself during a run."""
 
-    Parameters
-    ----------
-    cpu_share
-        Share of one core used, 0 to 1; near 1, the generator is the bottleneck.
-    late_s
-        Delay of each request of an open loop behind its due time.
-    stall_s
-        Delays of a timer that fires fifty times a second: the error of the timestamps.
-    """
-
-    cpu_share: float
-    late_s: list[float]
-    stall_s: list[float]
+    cpu_share: float  # share of one core used, 0 to 1; near 1, the generator is the bottleneck
+    late_s: list[float]  # delay of each request of an open loop behind its due time
+    stall_s: list[float]  # delays of a timer that fires fifty times a second: the error of the timestamps
 
 
 class Sender(Protocol):
@@ -46,22 +36,13 @@ class Sender(Protocol):
 
 
 class HttpSender:
-    """Sends requests to one path of one server.
-
-    Parameters
-    ----------
-    target
-        Request path.
-    headers
-        Headers of every request.
-    timeout_s
-        Seconds after which a request is aborted.
-    """
+    """Sends requests to one path of one server."""
 
     def __init__(self, client: UpstreamClient, target: str, headers: list[tuple[str, str]], timeout_s: float) -> None:
         self._client = client
-        self._target = target.encode()
-        self._timeout_s = timeout_s
+        self._target = target.encode()  # request path
+        self._timeout_s = timeout_s  # seconds after which a request is aborted
+        # Headers of every request.
         self._headers = [(b"host", client.address.authority), (b"content-type", b"application/json")]
         self._headers += [(b"accept", b"text/event-stream")]
         self._headers += [(name.encode(), value.encode()) for name, value in headers]
@@ -141,29 +122,14 @@ class InFlightRequest:
 
 
 class Generator:
-    """Sends the requests of one run.
-
-    Parameters
-    ----------
-    body
-        Function that returns the body of request `index`.
-    on_progress
-        Called as each request ends.
-
-    Attributes
-    ----------
-    records
-        All requests sent, in order; those in flight have `ended_s` 0.
-    gave_up
-        Whether a closed loop stopped early after a hundred consecutive failures.
-    """
+    """Sends the requests of one run."""
 
     def __init__(
         self, sender: Sender, body: Callable[[int], bytes], on_progress: Callable[[Record], None] | None = None
     ) -> None:
         self._sender = sender
-        self._body = body
-        self._on_progress = on_progress or (lambda _record: None)
+        self._body = body  # function that returns the body of request `index`
+        self._on_progress = on_progress or (lambda _record: None)  # called as each request ends
         self._flights: set[InFlightRequest] = set()
         self._done = asyncio.Event()
         self._next_timer: asyncio.TimerHandle | None = None
@@ -173,8 +139,8 @@ class Generator:
         self._consecutive_failures = 0
         self._stall_s: list[float] = []
         self._start_s = 0.0
-        self.records: list[Record] = []
-        self.gave_up = False
+        self.records: list[Record] = []  # all requests sent, in order; those in flight have `ended_s` 0
+        self.gave_up = False  # whether a closed loop stopped early after a hundred consecutive failures
 
     async def open_loop(self, due_s: list[float]) -> Health:
         """Send request i after `due_s[i]` seconds regardless of the others; return when all have ended."""

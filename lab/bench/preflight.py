@@ -21,29 +21,15 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """What the preflight found out about a target.
-
-    Parameters
-    ----------
-    context_tokens
-        Maximum context; None if the model card does not say.
-    scale
-        Tokens per word of synthetic prompts.
-    """
+    """What the preflight found out about a target."""
 
     model: str
-    context_tokens: int | None
-    scale: TokenScale
+    context_tokens: int | None  # maximum context; None if the model card does not say
+    scale: TokenScale  # tokens per word of synthetic prompts
 
 
 class Preflight:
-    """Sends the unmeasured requests to a target.
-
-    Attributes
-    ----------
-    backend
-        Replica that answered the last probe, from `x-gateway-backend`; empty without a gateway.
-    """
+    """Sends the unmeasured requests to a target."""
 
     def __init__(self, target: Target, base: BaseUrl, headers: list[tuple[str, str]]) -> None:
         self._target = target
@@ -53,20 +39,14 @@ class Preflight:
             headers=headers,
             timeout=_TIMEOUT_S,
         )
-        self.backend = ""
+        self.backend = ""  # replica that answered the last probe, from `x-gateway-backend`; empty without a gateway
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
     async def inspect(self, endpoint: str, seed: int) -> TargetInfo:
-        """Look up the model, and send two short requests to check the answers and to measure the token scale.
-
-        Raises
-        ------
-        UsageError
-            If the target cannot be reached, lacks the model, or answers incorrectly.
-        """
+        """Look up the model, and send two short requests to check the answers and to measure the token scale."""
         try:
             card = await self._card()
             model = str(card["id"])
@@ -82,13 +62,7 @@ class Preflight:
         return TargetInfo(model, context if isinstance(context, int) else None, scale)
 
     async def models(self) -> list[str]:
-        """Return the names of all models that the target lists; empty if it has no list.
-
-        Raises
-        ------
-        UsageError
-            If the target cannot be reached, or its answer is invalid.
-        """
+        """Return the names of all models that the target lists; empty if it has no list."""
         try:
             return [str(card["id"]) for card in await self._cards()]
         except httpx.HTTPError as error:

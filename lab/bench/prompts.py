@@ -35,38 +35,17 @@ _WORDS = _WORD_LIST.split()
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The prompt of one request.
+    """The prompt of one request."""
 
-    Parameters
-    ----------
-    text
-        User message, or text to complete; empty with `messages`.
-    messages
-        Conversation in OpenAI's format.
-    output_tokens
-        Limit on the answer's length; None leaves it to the engine.
-    token_ids
-        Text to complete as token ids; only for completions.
-    """
-
-    text: str = ""
-    messages: Sequence[Any] | None = None
-    output_tokens: int | None = None
-    token_ids: Sequence[int] = ()
+    text: str = ""  # user message, or text to complete; empty with `messages`
+    messages: Sequence[Any] | None = None  # conversation in OpenAI's format
+    output_tokens: int | None = None  # limit on the answer's length; None leaves it to the engine
+    token_ids: Sequence[int] = ()  # text to complete as token ids; only for completions
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScale:
     """Number of tokens of a synthetic prompt: `fixed + per_word * words`.
-
-    Parameters
-    ----------
-    fixed
-        Tokens of the chat template.
-    per_word
-        Tokens per word.
-    measured
-        Whether the engine's counts were used; False for the assumed default.
 
     Examples
     --------
@@ -75,9 +54,9 @@ class TokenScale:
     (1.25, 210)
     """
 
-    fixed: float = 0.0
-    per_word: float = 1.0
-    measured: bool = False
+    fixed: float = 0.0  # tokens of the chat template
+    per_word: float = 1.0  # tokens per word
+    measured: bool = False  # whether the engine's counts were used; False for the assumed default
 
     @classmethod
     def through(cls, small: tuple[int, int], large: tuple[int, int]) -> TokenScale:
@@ -131,15 +110,6 @@ def synthetic_text(kind: str, random: Random, words: int) -> str:
 class RequestFormat:
     """Endpoint and sampling parameters of requests, with which prompts become bodies.
 
-    Parameters
-    ----------
-    endpoint
-        `chat` or `completions`.
-    temperature, top_p
-        Sampling parameters; None leaves them to the engine.
-    ignore_eos
-        Whether answers run to their limit (vLLM).
-
     Examples
     --------
     >>> request_format = RequestFormat("completions", "m", temperature=0.0)
@@ -147,10 +117,11 @@ class RequestFormat:
     ('/v1/completions', 8)
     """
 
-    endpoint: str
+    endpoint: str  # `chat` or `completions`
     model: str
+    # temperature, top_p: sampling parameters; None leaves them to the engine.
     temperature: float | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool = False  # whether answers run to their limit (vLLM)
     top_p: float | None = None
 
     @property

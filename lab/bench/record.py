@@ -16,40 +16,17 @@ _DETAIL_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Counts of speculation over one or many requests.
+    """Counts of speculation over one or many requests."""
 
-    Parameters
-    ----------
-    steps
-        Engine steps with a draft.
-    accepted_at
-        Steps that accepted the draft at each position, shape (k,); non-increasing.
-    """
-
-    steps: int
+    steps: int  # engine steps with a draft
     drafted_tokens: int
     accepted_tokens: int
-    accepted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()  # steps that accepted the draft at each position, shape (k,); non-increasing
 
 
 @dataclass(slots=True)
 class Record:
     """One request.
-
-    Parameters
-    ----------
-    index
-        Index in the workload; the same index is the same prompt for every target.
-    due_s, sent_s, ended_s
-        Time at which it was due, was sent, and ended or failed, by `time.perf_counter`.
-    chunks_s
-        Arrival time of each chunk with output; one chunk is one engine step.
-    error
-        Kind of failure, such as `connect` or `http 400`; None for success.
-    detail
-        Message of the failure.
-    backend
-        Replica that served it, from `x-gateway-backend`; empty without a gateway.
 
     Examples
     --------
@@ -58,16 +35,18 @@ class Record:
     (0.5, 1.5, 3, 0.5)
     """
 
-    index: int
+    index: int  # index in the workload; the same index is the same prompt for every target
+    # due_s, sent_s, ended_s: time at which it was due, was sent, and ended or failed, by `time.perf_counter`.
     due_s: float
     sent_s: float = 0.0
     ended_s: float = 0.0
+    # Arrival time of each chunk with output; one chunk is one engine step.
     chunks_s: array[float] = field(default_factory=lambda: array("d"))
     usage: Usage | None = None
     drafting: Drafting | None = None
-    error: str | None = None
-    detail: str = ""
-    backend: str = ""
+    error: str | None = None  # kind of failure, such as `connect` or `http 400`; None for success
+    detail: str = ""  # message of the failure
+    backend: str = ""  # replica that served it, from `x-gateway-backend`; empty without a gateway
 
     @property
     def output_tokens(self) -> int:

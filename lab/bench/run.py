@@ -35,13 +35,7 @@ class MeasuredRun:
 
 
 class Measurement:
-    """Measures one target under one load.
-
-    Parameters
-    ----------
-    on_progress
-        Called with each request that ends, except during warm-up.
-    """
+    """Measures one target under one load."""
 
     def __init__(
         self,
@@ -57,7 +51,7 @@ class Measurement:
         self._form = form
         self._client = UpstreamClient(base.address, connect_timeout_s=CONNECT_S, max_idle=100_000)
         self._sender = HttpSender(self._client, base.prefix + form.path, headers, settings.timeout_s)
-        self._on_progress = on_progress
+        self._on_progress = on_progress  # called with each request that ends, except during warm-up
         self._generator: Generator | None = None
         self._stopped = False
 

@@ -55,38 +55,6 @@ Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
 class BenchSettings(Settings):
     """Settings of one benchmark, named like the options with `_` for `-`.
 
-    Parameters
-    ----------
-    url
-        Endpoints, each `[NAME=]URL`, with or without `/v1`.
-    config
-        Pool file whose replicas are measured in turn, instead of endpoints.
-    model
-        Model to request; with a pool, the model to measure (None for all).
-    only
-        Replicas of the pool to measure; empty for all.
-    baseline
-        Name of the target that speedups are relative to; None for the first that does not speculate.
-    rate
-        Request rates of an open loop in requests per second, one run each.
-    burstiness
-        Shape of the gamma distribution of the intervals between arrivals: 1 is Poisson, less is burstier.
-    trace
-        CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens, which gives arrivals, and lengths of
-        synthetic prompts. With `rate`, its times are stretched to that mean rate.
-    concurrency
-        Numbers of concurrent requests of a closed loop, one run each.
-    num_requests, duration_s
-        Maximum number of requests and of seconds; whichever ends first.
-    warmup
-        Number of unmeasured requests before each run.
-    input_tokens, output_tokens
-        Smallest and largest length to draw.
-    k
-        Values of `num_speculative_tokens` with which each speculating replica of a pool is started in turn.
-    timeout_s
-        Seconds after which a request is aborted.
-
     Examples
     --------
     >>> settings = read_settings(url=("http://localhost:8000",), concurrency="1,4")
@@ -94,31 +62,41 @@ class BenchSettings(Settings):
     ((1, 4), 100)
     """
 
+    # Endpoints, each `[NAME=]URL`, with or without `/v1`.
     url: tuple[Annotated[str, BeforeValidator(_is_address)], ...] = ()
-    config: Path | None = None
-    model: str | None = None
-    only: tuple[str, ...] = ()
+    config: Path | None = None  # pool file whose replicas are measured in turn, instead of endpoints
+    model: str | None = None  # model to request; with a pool, the model to measure (None for all)
+    only: tuple[str, ...] = ()  # replicas of the pool to measure; empty for all
+    # Name of the target that speedups are relative to; None for the first that does not speculate.
     baseline: str | None = None
+    # Request rates of an open loop in requests per second, one run each.
     rate: Annotated[tuple[Rate, ...], BeforeValidator(_words)] = ()
+    # Shape of the gamma distribution of the intervals between arrivals: 1 is Poisson, less is burstier.
     burstiness: Rate = 1.0
+    # CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens, which gives arrivals, and lengths of synthetic
+    # prompts. With `rate`, its times are stretched to that mean rate.
     trace: Path | None = None
+    # Numbers of concurrent requests of a closed loop, one run each.
     concurrency: Annotated[tuple[Count, ...], BeforeValidator(_words)] = ()
+    # num_requests, duration_s: maximum number of requests and of seconds; whichever ends first.
     num_requests: Count | None = None
     duration_s: Seconds | None = None
-    warmup: Annotated[int, Field(ge=0)] = 0
+    warmup: Annotated[int, Field(ge=0)] = 0  # number of unmeasured requests before each run
     prompts: Literal[*KINDS] = "random"  # type: ignore[valid-type]
+    # input_tokens, output_tokens: smallest and largest length to draw.
     input_tokens: Annotated[tuple[Tokens, Tokens], BeforeValidator(_range)] = (512, 512)
     output_tokens: Annotated[tuple[Tokens, Tokens] | None, BeforeValidator(_range)] = None
     dataset: Path | None = None
     tokenizer: Path | None = None
     endpoint: Literal["chat", "completions"] = "chat"
     temperature: Annotated[tuple[Annotated[float, Field(ge=0, le=2)], ...], BeforeValidator(_words)] = ()
+    # Values of `num_speculative_tokens` with which each speculating replica of a pool is started in turn.
     k: Annotated[tuple[Count, ...], BeforeValidator(_words)] = ()
     ignore_eos: bool = False
     seed: Annotated[int, Field(ge=0)] = 0
     header: tuple[Annotated[str, BeforeValidator(_is_header)], ...] = ()
     api_key: SecretStr | None = None
-    timeout_s: Seconds = 600.0
+    timeout_s: Seconds = 600.0  # seconds after which a request is aborted
     json_file: Path | None = None
     html_file: Path | None = None
 
@@ -187,13 +165,7 @@ def _range_issues(data: Mapping[str, Any]) -> Iterator[Issue]:
 
 
 def read_settings(**given: Any) -> BenchSettings:
-    """Validate the options of the command line.
-
-    Raises
-    ------
-    UsageError
-        If they are invalid; the message has one line per issue.
-    """
+    """Validate the options of the command line."""
     given = {name: value for name, value in given.items() if value is not None}
     for name, value in given.items():
         if isinstance(value, float) and math.isnan(value):

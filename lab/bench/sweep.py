@@ -45,18 +45,10 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Prompts and arrivals read from files.
+    """Prompts and arrivals read from files."""
 
-    Parameters
-    ----------
-    prompts
-        Prompts of a dataset; None for synthetic prompts.
-    trace
-        Arrivals of a trace; None without one.
-    """
-
-    prompts: Sequence[Prompt] | None = None
-    trace: Sequence[Arrival] | None = None
+    prompts: Sequence[Prompt] | None = None  # prompts of a dataset; None for synthetic prompts
+    trace: Sequence[Arrival] | None = None  # arrivals of a trace; None without one
 
 
 @dataclass(frozen=True, slots=True)

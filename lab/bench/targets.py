@@ -29,11 +29,6 @@ _MAX_RESTARTS = 3
 class BaseUrl:
     """The base URL of an endpoint.
 
-    Parameters
-    ----------
-    prefix
-        Part of its paths before `/v1`; usually empty.
-
     Examples
     --------
     >>> base = BaseUrl.parse("http://localhost:8000/team/v1")
@@ -42,17 +37,11 @@ class BaseUrl:
     """
 
     address: Address
-    prefix: str = ""
+    prefix: str = ""  # part of its paths before `/v1`; usually empty
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Parse a URL with or without `/v1` at its end.
-
-        Raises
-        ------
-        ValueError
-            If it is not a valid address.
-        """
+        """Parse a URL with or without `/v1` at its end."""
         if url.startswith("unix:"):
             return cls(Address.parse(url))
         try:
@@ -73,30 +62,17 @@ class BaseUrl:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One target of a benchmark.
+    """One target of a benchmark."""
 
-    Parameters
-    ----------
-    name
-        Unique name in tables and plots.
-    model
-        Model to request; None for the first that the target lists.
-    method, k
-        Speculation method, and maximum number of draft tokens per step; None if unknown.
-    url
-        URL of a running endpoint; None for a replica to start.
-    pool
-        Pool with only this replica, for a replica to start.
-    """
-
-    name: str
-    model: str | None = None
+    name: str  # unique name in tables and plots
+    model: str | None = None  # model to request; None for the first that the target lists
+    # method, k: speculation method, and maximum number of draft tokens per step; None if unknown.
     method: Method | None = None
     k: int | None = None
     simulated: bool = False
-    url: str | None = None
+    url: str | None = None  # URL of a running endpoint; None for a replica to start
     api_key: str | None = None
-    pool: PoolSettings | None = None
+    pool: PoolSettings | None = None  # pool with only this replica, for a replica to start
 
 
 def endpoint_targets(settings: BenchSettings) -> list[Target]:
@@ -111,13 +87,7 @@ def endpoint_targets(settings: BenchSettings) -> list[Target]:
 
 
 def pool_targets(settings: BenchSettings, pool: PoolSettings) -> list[Target]:
-    """Return the replicas of a pool, baselines first; each speculating replica once for every k.
-
-    Raises
-    ------
-    UsageError
-        If the pool lacks a model or replica, or k cannot be set for a replica.
-    """
+    """Return the replicas of a pool, baselines first; each speculating replica once for every k."""
     if settings.model is not None and settings.model not in pool.models:
         raise unknown("--model", "model", settings.model, list(pool.models))
     models = {name: model for name, model in pool.models.items() if settings.model in {None, name}}
@@ -179,27 +149,16 @@ def _with_k(backend: BackendSettings, name: str, k: int) -> BackendSettings:
 
 @dataclass(frozen=True, slots=True)
 class RunningTarget:
-    """A target that is running.
-
-    Parameters
-    ----------
-    ready
-        Function that waits until the target answers, possibly after a restart. Raises LaunchError if it does not.
-    """
+    """A target that is running."""
 
     base: BaseUrl
+    # Function that waits until the target answers, possibly after a restart. Raises LaunchError if it does not.
     ready: Callable[[], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
 async def running_target(target: Target, run_dir: Path, say: Callable[[str], None]) -> AsyncIterator[RunningTarget]:
-    """Start a target if necessary, yield it once it answers, and stop it at the end.
-
-    Raises
-    ------
-    LaunchError
-        If the target does not start.
-    """
+    """Start a target if necessary, yield it once it answers, and stop it at the end."""
     if target.pool is None:
         assert target.url is not None
         yield RunningTarget(BaseUrl.parse(target.url), _no_wait)

@@ -20,11 +20,6 @@ DEFAULT_OUTPUT_TOKENS = (128, 128)
 class Load:
     """The load of a run.
 
-    Parameters
-    ----------
-    value
-        Requests per second for `rate` and `trace`; concurrent requests for `concurrency`.
-
     Examples
     --------
     >>> str(Load("rate", 4.0)), str(Load("concurrency", 16))
@@ -32,7 +27,7 @@ class Load:
     """
 
     kind: Literal["rate", "trace", "concurrency"]
-    value: float
+    value: float  # requests per second for `rate` and `trace`; concurrent requests for `concurrency`
 
     def __str__(self) -> str:
         """Return the load with its unit."""
@@ -40,25 +35,7 @@ class Load:
 
 
 class Workload:
-    """The requests of one run; the same for every target that is compared.
-
-    Parameters
-    ----------
-    cell
-        Index of the combination of temperature and load. Each has its own prompts, so that no run profits from what an
-        earlier one left in the prefix cache or the suffix tree.
-    prompts
-        Prompts of a dataset; None for synthetic prompts.
-    context_tokens
-        The engine's maximum context; longer requests of a trace are left out.
-
-    Attributes
-    ----------
-    arrivals_s
-        Send times in seconds from the start; None in a closed loop.
-    left_out
-        Number of requests of the trace that are too long for the engine.
-    """
+    """The requests of one run; the same for every target that is compared."""
 
     def __init__(
         self,
@@ -73,13 +50,16 @@ class Workload:
     ) -> None:
         self._settings = settings
         self._scale = scale
+        # Index of the combination of temperature and load. Each has its own prompts, so that no run profits from what
+        # an earlier one left in the prefix cache or the suffix tree.
         self._cell = cell
+        # Prompts of a dataset; None for synthetic prompts.
         self._prompts = list(prompts) if prompts is not None else None
         if self._prompts is not None:
             Random(f"{settings.seed}/order").shuffle(self._prompts)
         self._trace: list[Arrival] | None = None
-        self.left_out = 0
-        self.arrivals_s: list[float] | None = None
+        self.left_out = 0  # number of requests of the trace that are too long for the engine
+        self.arrivals_s: list[float] | None = None  # send times in seconds from the start; None in a closed loop
         if trace is not None:
             self._take_trace(list(trace), load, context_tokens)
         elif load.kind == "rate":

@@ -13,26 +13,14 @@ from gateway.cli.completion import calibrations, models
 
 
 def above_zero(value: float | None) -> float | None:
-    """Check that an option is a finite number above 0; typer's `min` accepts NaN.
-
-    Raises
-    ------
-    typer.BadParameter
-        If it is not.
-    """
+    """Check that an option is a finite number above 0; typer's `min` accepts NaN."""
     if value is not None and not 0 < value < math.inf:
         raise typer.BadParameter(f"{value:g}: give a number above 0")
     return value
 
 
 def writable(path: Path | None) -> Path | None:
-    """Check that an output file can be written, before any work is done.
-
-    Raises
-    ------
-    typer.BadParameter
-        If its folder does not exist, it is a folder, or permission is missing.
-    """
+    """Check that an output file can be written, before any work is done."""
     if path is None:
         return None
     folder = path.absolute().parent
@@ -46,13 +34,7 @@ def writable(path: Path | None) -> Path | None:
 
 
 def refuse_rate_with_speed(rate: float | None, speed: float) -> None:
-    """Check that only one of `--rate` and `--speed` is given.
-
-    Raises
-    ------
-    typer.BadParameter
-        If both are.
-    """
+    """Check that only one of `--rate` and `--speed` is given."""
     if rate is not None and speed != 1.0:
         raise typer.BadParameter("cannot be combined with --speed; give one of the two", param_hint="--rate")
 

@@ -25,18 +25,10 @@ _POLL_S = 0.05
 
 @dataclass
 class DemoGateway:
-    """A running gateway.
+    """A running gateway."""
 
-    Attributes
-    ----------
-    url
-        Its address.
-    key
-        Its admin key, made for this run.
-    """
-
-    url: str = ""
-    key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    url: str = ""  # its address
+    key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)  # its admin key, made for this run
 
     @property
     def page_url(self) -> str:
@@ -51,13 +43,7 @@ class DemoGateway:
 
 @contextlib.asynccontextmanager
 async def running_gateway(port: int) -> AsyncIterator[DemoGateway]:
-    """Run a gateway with the demo's pool until the block ends; its state and log are in a folder that is then removed.
-
-    Raises
-    ------
-    RuntimeError
-        If it does not start; the message is its output.
-    """
+    """Run a gateway with the demo's pool until the block ends; its state and log are in a temporary folder."""
     gateway = DemoGateway()
     with TemporaryDirectory(prefix="gateway-demo-") as folder:
         log = Path(folder) / "gateway.log"

@@ -92,15 +92,9 @@ _TOPICS = (
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of request.
+    """A kind of request."""
 
-    Parameters
-    ----------
-    workload
-        What clients declare with `x-gateway-workload`.
-    """
-
-    workload: str
+    workload: str  # what clients declare with `x-gateway-workload`
     system: str
     temperature: float
 

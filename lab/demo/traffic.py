@@ -22,34 +22,17 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of the load.
-
-    Parameters
-    ----------
-    chat_share
-        Share of chat in the requests; the others are edits.
-    """
+    """A part of the load."""
 
     name: str
-    chat_share: float
+    chat_share: float  # share of chat in the requests; the others are edits
 
 
 PHASES = (Phase("chat at temperature 0.7", 0.9), Phase("code edits at temperature 0", 0.1))
 
 
 class PhaseLoad:
-    """The requests of one phase, at random times.
-
-    Parameters
-    ----------
-    rate
-        Requests per second.
-
-    Attributes
-    ----------
-    generator
-        Sends them, and has their records.
-    """
+    """The requests of one phase, at random times."""
 
     def __init__(self, address: Address, phase: Phase, rate: float, seconds: float, seed: int) -> None:
         random = Random(seed)
@@ -60,6 +43,7 @@ class PhaseLoad:
             kind: HttpSender(self._client, _PATH, [("x-gateway-workload", kind.workload)], _TIMEOUT_S)
             for kind in (CHAT, EDITS)
         }
+        # Sends them, and has their records.
         self.generator = Generator(self, lambda index: self._kinds[index].body(random))
 
     def post(self, record: Record, body: bytes, on_end: Callable[[InFlightRequest], None]) -> InFlightRequest:

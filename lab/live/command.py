@@ -29,14 +29,7 @@ _INTERRUPTED = 130
 
 
 def run_live(options: LiveOptions) -> int:
-    """Send a trace to each endpoint with the options of the command line.
-
-    Returns
-    -------
-    int
-        Exit status: 0 for success, 1 if no request of a row succeeded, 2 if the input is wrong or an endpoint does not
-        answer (the trace is not sent then), 130 after Ctrl-C.
-    """
+    """Send a trace to each endpoint with the options of the command line."""
     broken = BrokenLines(lambda text: print(text, file=sys.stderr))
     try:
         slo = slo_bounds(options.slo)

@@ -16,55 +16,30 @@ from policies.balancing.static import Static
 
 @dataclass(frozen=True, slots=True)
 class LiveEndpoint:
-    """One row of the table: an endpoint, and the headers of its requests.
-
-    Parameters
-    ----------
-    headers
-        Headers of every request, including the API key.
-    asks
-        Whether the headers ask for a backend or a method.
-    model
-        Model to request; None for the request's own model if the endpoint lists it, else the first listed.
-    """
+    """One row of the table: an endpoint, and the headers of its requests."""
 
     name: str
     url: str
     base: BaseUrl
-    headers: list[tuple[str, str]]
-    asks: bool
+    headers: list[tuple[str, str]]  # headers of every request, including the API key
+    asks: bool  # whether the headers ask for a backend or a method
+    # Model to request; None for the request's own model if the endpoint lists it, else the first listed.
     model: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointInfo:
-    """What the preflight found out about an endpoint.
+    """What the preflight found out about an endpoint."""
 
-    Parameters
-    ----------
-    models
-        Models that requests may ask for by their own name.
-    model
-        Model of all other requests.
-    scales
-        Token scale by API.
-    """
-
-    models: tuple[str, ...]
-    model: str
-    scales: Mapping[str, TokenScale]
+    models: tuple[str, ...]  # models that requests may ask for by their own name
+    model: str  # model of all other requests
+    scales: Mapping[str, TokenScale]  # token scale by API
 
 
 def live_endpoints(
     urls: Sequence[str], policies: Sequence[str], model: str | None, api_key: str | None
 ) -> list[LiveEndpoint]:
-    """Return the rows of the table: each URL with each policy, in order.
-
-    Raises
-    ------
-    UsageError
-        If a URL is invalid, or a policy does not exist or cannot be requested.
-    """
+    """Return the rows of the table: each URL with each policy, in order."""
     asked = _asked(policies)
     rows: list[LiveEndpoint] = []
     for given in urls:
@@ -104,13 +79,7 @@ def _asked(policies: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
 
 
 async def inspect_endpoint(endpoint: LiveEndpoint, apis: Collection[str], seed: int) -> EndpointInfo:
-    """Look up the models, and send two short requests to each API to check that they are answered.
-
-    Raises
-    ------
-    UsageError
-        If the endpoint cannot be reached, lacks the model, answers incorrectly, or ignores the requested backend.
-    """
+    """Look up the models, and send two short requests to each API to check that they are answered."""
     preflight = Preflight(Target(endpoint.name, endpoint.model, url=endpoint.url), endpoint.base, endpoint.headers)
     try:
         by_api = {api: await preflight.inspect(api, seed) for api in sorted(apis)}

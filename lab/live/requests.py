@@ -37,19 +37,6 @@ class LiveRequests:
     The prompt is that of the record, as messages, text or token ids; else generated text of the recorded length
     (`Texts`). The length of the answer is limited to the recorded one, or to `max_tokens` if that is unknown.
 
-    Parameters
-    ----------
-    models
-        Models that the endpoint serves; a request asks for its own model if it is one of them.
-    model
-        Model of all other requests.
-    scales
-        Token scale by API.
-    seed
-        Seed of generated texts.
-    ignore_eos
-        Whether answers run to their limit (vLLM).
-
     Examples
     --------
     >>> record = TraceRecord(prompt="Once upon", output_tokens=8)
@@ -69,10 +56,11 @@ class LiveRequests:
         ignore_eos: bool,
     ) -> None:
         self._records = records
+        # Models that the endpoint serves; a request asks for its own model if it is one of them.
         self._models = frozenset(models)
-        self._model = model
+        self._model = model  # model of all other requests
         self._texts = {api: Texts(scale, seed) for api, scale in scales.items()}
-        self._ignore_eos = ignore_eos
+        self._ignore_eos = ignore_eos  # whether answers run to their limit (vLLM)
 
     def __len__(self) -> int:
         return len(self._records)

@@ -19,17 +19,7 @@ _INTERRUPTED = "interrupted"
 
 
 class LiveRun:
-    """Sends each request when it is due, regardless of the others.
-
-    Parameters
-    ----------
-    due_s
-        Send times in seconds after the first request, ascending.
-    headers
-        Headers of every request.
-    on_end
-        Called with each request that has ended.
-    """
+    """Sends each request when it is due, regardless of the others."""
 
     def __init__(
         self,
@@ -41,7 +31,7 @@ class LiveRun:
         on_end: Callable[[Record], None],
     ) -> None:
         self._requests = requests
-        self._due_s = due_s
+        self._due_s = due_s  # send times in seconds after the first request, ascending
         self._client = UpstreamClient(base.address, connect_timeout_s=CONNECT_S, max_idle=100_000)
         self._senders = {
             api: HttpSender(self._client, base.prefix + RequestFormat(api, "").path, headers, timeout_s)

@@ -91,22 +91,7 @@ class Outcome:
 
 
 class Session:
-    """Sends a trace to one endpoint after the other, so that they do not compete for the machine.
-
-    Attributes
-    ----------
-    size
-        Number of requests sent to each endpoint, including the warm-up.
-    left_out
-        Number of requests of the trace that generate no text.
-    stopped
-        Whether it was ended early by Ctrl-C or SIGTERM.
-
-    Raises
-    ------
-    UsageError
-        If no requests are left to count.
-    """
+    """Sends a trace to one endpoint after the other, so that they do not compete for the machine."""
 
     def __init__(
         self, options: LiveOptions, endpoints: Sequence[LiveEndpoint], timed: Sequence[tuple[float, TraceRecord]]
@@ -114,7 +99,7 @@ class Session:
         self._options = options
         self._endpoints = endpoints
         sent = [(at_s, record) for at_s, record in timed if api_of(record) is not None]
-        self.left_out = len(timed) - len(sent)
+        self.left_out = len(timed) - len(sent)  # number of requests of the trace that generate no text
         if not sent:
             raise UsageError("the trace has no requests that generate text")
         if len(sent) <= options.warmup:
@@ -123,8 +108,8 @@ class Session:
         self._trace = [record for _, record in sent]
         # By default texts differ from run to run, so that no prefix cache has them.
         self._texts_seed = token_hex(8) if options.seed is None else str(options.seed)
-        self.size = len(sent)
-        self.stopped = False
+        self.size = len(sent)  # number of requests sent to each endpoint, including the warm-up
+        self.stopped = False  # whether it was ended early by Ctrl-C or SIGTERM
         self._console = Console(stderr=True, highlight=False)
         self._run: LiveRun | None = None
         self._inspecting: asyncio.Task[list[EndpointInfo]] | None = None

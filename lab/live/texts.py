@@ -18,13 +18,6 @@ class Texts:
     Prompts share the text of their common prefix blocks, so that a prefix cache saves as much as for the recorded
     prompts. Otherwise no two prompts have anything in common.
 
-    Parameters
-    ----------
-    scale
-        Tokens per word of the engine.
-    seed
-        Seed; another one gives other texts, which no cache contains.
-
     Examples
     --------
     >>> texts = Texts(TokenScale(), seed="0")
@@ -34,8 +27,8 @@ class Texts:
     """
 
     def __init__(self, scale: TokenScale, seed: str) -> None:
-        self._scale = scale
-        self._seed = seed
+        self._scale = scale  # tokens per word of the engine
+        self._seed = seed  # seed; another one gives other texts, which no cache contains
         self._blocks: OrderedDict[tuple[int, int], str] = OrderedDict()
 
     def prompt(self, record: TraceRecord, number: int) -> str:

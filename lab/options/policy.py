@@ -20,22 +20,6 @@ def named_policies(
 ) -> dict[str, Policy]:
     """Build the policies of `--policy`, each under a unique name.
 
-    Parameters
-    ----------
-    given
-        Values of `--policy`, each a `NAME`, a `FILE.yaml` with the content of a pool file's `policy:`, or that content
-        inline, such as `{name: static, method: eagle3}`. A bare name takes the settings of the pool's policy if that
-        has this name, else the defaults.
-    model
-        Model of the pool; its policy is used if none is given.
-    seed
-        Seed for randomized policies that have none in their settings.
-
-    Raises
-    ------
-    UsageError
-        If a policy cannot be built, or none is given.
-
     Examples
     --------
     >>> list(named_policies(["round_robin", "random", "random"]))
@@ -60,13 +44,7 @@ def with_seed(settings: PolicySettings, seed: int) -> PolicySettings:
 
 
 def policy_reference(given: str | None, model: ModelSettings | None) -> PolicyReference:
-    """Return the policy given by `--policy`, else the pool's, else `thresholds`.
-
-    Raises
-    ------
-    UsageError
-        If the policy cannot be built.
-    """
+    """Return the policy given by `--policy`, else the pool's, else `thresholds`."""
     if given is not None:
         return _reference(given, model)[1]
     return model.policy if model is not None else _validated({"name": "thresholds"}, "thresholds")

@@ -12,11 +12,6 @@ _BOUNDS = ("ttft", "tpot", "e2e")
 def slo_bounds(text: str | None) -> dict[str, float]:
     """Return the bounds of `--slo` in seconds, keyed by `ttft`, `tpot` and `e2e`; empty without the option.
 
-    Raises
-    ------
-    UsageError
-        If the text does not have that form.
-
     Examples
     --------
     >>> slo_bounds("ttft=0.5, e2e=10")

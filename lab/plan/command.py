@@ -63,13 +63,7 @@ class PlanOptions:
 
 
 def run_plan(options: PlanOptions) -> int:
-    """Plan with the options of the command line.
-
-    Returns
-    -------
-    int
-        Exit status: 0 for success, 1 if nothing fits, 2 if the input is wrong.
-    """
+    """Plan with the options of the command line."""
     broken = BrokenLines(lambda text: print(text, file=sys.stderr))
     try:
         objective = Objective(slo_bounds(options.slo))

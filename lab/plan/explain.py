@@ -46,13 +46,7 @@ class Rivals:
 
 
 def explain(rivals: Rivals, played: Played, seeds: int, windows: Windows) -> Reason:
-    """Return why the chosen mix is better.
-
-    Parameters
-    ----------
-    played
-        Results of all mixes judged, with these seeds.
-    """
+    """Return why the chosen mix is better."""
     names = [np.array([group_of(request.features) for request in windows[each]]) for each in rivals.split.judged]
     groups = _groups(rivals, played, np.concatenate([window for window in names for _ in range(seeds)]), seeds)
     shares = {group.name: group.requests_share for group in groups}

@@ -37,27 +37,14 @@ _OWN = ("method", "num_speculative_tokens", "model", _SCHEDULE)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One way to run a replica.
-
-    Parameters
-    ----------
-    k
-        Maximum number of draft tokens per step.
-    draft
-        Name of the draft model or head; empty without one.
-    fit
-        Whether it fits into memory, and how much is left.
-    extra
-        Further options of the speculative config, as pairs.
-    schedule
-        Ranges `(first, last, k)` of batch sizes; empty if k is always the same.
-    """
+    """One way to run a replica."""
 
     method: Method
-    k: int
-    draft: str
-    fit: Fit
-    extra: tuple[tuple[str, Any], ...] = ()
+    k: int  # maximum number of draft tokens per step
+    draft: str  # name of the draft model or head; empty without one
+    fit: Fit  # whether it fits into memory, and how much is left
+    extra: tuple[tuple[str, Any], ...] = ()  # further options of the speculative config, as pairs
+    # Ranges `(first, last, k)` of batch sizes; empty if k is always the same.
     schedule: tuple[tuple[int, int, int], ...] = ()
 
     @property
@@ -105,13 +92,7 @@ def machine_of(calibration: Calibration, on: Gpu | None = None) -> Machine:
 
 
 def calibration_on(like: Calibration, name: str) -> Calibration:
-    """Return the calibration of the same target on another GPU.
-
-    Raises
-    ------
-    ValueError
-        If there is none, since step times cannot be guessed.
-    """
+    """Return the calibration of the same target on another GPU."""
     gpu(name)
     if _has(like.hardware, name):
         return like
@@ -137,13 +118,6 @@ def kinds(
     """Return the kinds of replicas whose speed is known, including those that do not fit.
 
     Methods without a published acceptance or draft for this target are left out.
-
-    Parameters
-    ----------
-    max_model_len
-        Length of the longest request to serve, in tokens.
-    methods
-        Methods with the k to try.
     """
     of = target(calibration.target)
     result = []
@@ -169,13 +143,7 @@ def kinds(
 
 
 def kind_of(method: Method, config: Mapping[str, Any], calibration: Calibration, machine: Machine) -> Kind:
-    """Return the kind of a replica of the present pool.
-
-    Raises
-    ------
-    ValueError
-        If the calibration lacks its method.
-    """
+    """Return the kind of a replica of the present pool."""
     calibration.method(method)
     k = draft_tokens(method, config)
     extra = {key: value for key, value in config.items() if key not in _OWN}
@@ -194,12 +162,6 @@ def kind_of(method: Method, config: Mapping[str, Any], calibration: Calibration,
 
 def mixes(methods: Mapping[int, Method], replicas: int) -> Iterator[Mix]:
     """Yield every mix of a number of replicas.
-
-    Parameters
-    ----------
-    methods
-        Method of each kind to use. Replicas of one method have one kind in a mix: two k of one method serve the same
-        requests well.
 
     Examples
     --------

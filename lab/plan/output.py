@@ -21,28 +21,14 @@ _GPUS = "nvidia.com/gpu"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How the replicas are served.
+    """How the replicas are served."""
 
-    Parameters
-    ----------
-    model
-        Model name for clients; the target's if empty.
-    policy
-        Content of `policy:` in a pool file.
-    """
-
-    model: str
-    policy: Mapping[str, Any]
+    model: str  # model name for clients; the target's if empty
+    policy: Mapping[str, Any]  # content of `policy:` in a pool file
 
 
 def pool_file(planned: Planned, served: Served, *, simulated: bool) -> str:
-    """Return a pool file with the planned replicas, which the gateway starts itself.
-
-    Parameters
-    ----------
-    simulated
-        Whether the replicas are simulated ones, to try the plan.
-    """
+    """Return a pool file with the planned replicas, which the gateway starts itself."""
     target, machine, max_model_len = planned.calibration.target, planned.machine, planned.max_model_len
     backends: dict[str, Any] = {}
     for name, kind, gpus in _named(planned):

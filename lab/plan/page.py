@@ -24,15 +24,7 @@ _ABOUT_GROUPS = (
 
 
 def plan_page(planned: Sequence[Planned], objective: Objective, facts: Sequence[str], served: Served) -> str:
-    """Return the page as HTML.
-
-    Parameters
-    ----------
-    facts
-        What was planned on, for the head of the page.
-    served
-        How the replicas are served.
-    """
+    """Return the page as HTML."""
     body = [part for one in planned for part in _sections(one, objective, several=len(planned) > 1)]
     first = next((one for one in planned if one.plan is not None), None)
     if first is not None:

@@ -30,23 +30,13 @@ _ROUNDED_TO = 1024
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan for one GPU type.
-
-    Parameters
-    ----------
-    max_model_len
-        Context in tokens that the replicas need.
-    plan
-        None if no kind of replica fits.
-    kinds
-        All kinds, also those that do not fit; mixes are indices of these.
-    """
+    """A plan for one GPU type."""
 
     calibration: Calibration
     machine: Machine
-    max_model_len: int
-    plan: Plan | None
-    kinds: tuple[Kind, ...]
+    max_model_len: int  # context in tokens that the replicas need
+    plan: Plan | None  # none if no kind of replica fits
+    kinds: tuple[Kind, ...]  # all kinds, also those that do not fit; mixes are indices of these
 
     @property
     def replicas(self) -> tuple[Kind, ...]:
@@ -56,32 +46,17 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to plan.
+    """How to plan."""
 
-    Parameters
-    ----------
-    methods
-        Methods to try, with their k.
-    schedules
-        Whether methods that draft with a model are also tried with k by batch size.
-    budget
-        Approximate number of mixes to try.
-    seeds
-        Number of seeds in the judgement.
-    jobs, ray
-        Processes, or the address of a Ray cluster; None for one process per core, 1 for this process.
-    watch
-        Wraps the function that runs tasks, to show progress.
-    """
-
-    methods: Sequence[tuple[Method, Sequence[int]]] = USUAL
-    schedules: bool = True
-    budget: int = 200
-    seeds: int = 2
+    methods: Sequence[tuple[Method, Sequence[int]]] = USUAL  # methods to try, with their k
+    schedules: bool = True  # whether methods that draft with a model are also tried with k by batch size
+    budget: int = 200  # approximate number of mixes to try
+    seeds: int = 2  # number of seeds in the judgement
+    # jobs, ray: processes, or the address of a Ray cluster; None for one process per core, 1 for this process.
     jobs: int | None = None
     ray: str | None = None
     objective: Objective = field(default_factory=Objective)
-    watch: Callable[[RunAll], RunAll] | None = None
+    watch: Callable[[RunAll], RunAll] | None = None  # wraps the function that runs tasks, to show progress
 
     def run(self, runner: MixRunner) -> AbstractContextManager[RunAll]:
         """Return a context with a function that runs tasks."""
@@ -97,24 +72,7 @@ def plan_windows(
     options: Options,
     machine: Machine | None = None,
 ) -> Planned:
-    """Find the mix that serves windows of traffic best.
-
-    Parameters
-    ----------
-    replicas
-        Number of replicas.
-    present
-        The replicas that run now, for comparison; empty for none.
-    policy
-        Policy that routes.
-    machine
-        GPUs of a replica; those of the calibration if None.
-
-    Raises
-    ------
-    ValueError
-        If no method's speed is known, or no mix tried serves all requests.
-    """
+    """Find the mix that serves windows of traffic best."""
     machine = machine or machine_of(calibration)
     longest = max(request.prompt_tokens + request.output_tokens for window in windows for request in window)
     known = kinds(calibration, machine, longest, options.methods)

@@ -18,14 +18,9 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """The objective: the least mean time to finish, or, with bounds, the most requests that keep their SLO.
+    """The objective: the least mean time to finish, or, with bounds, the most requests that keep their SLO."""
 
-    Parameters
-    ----------
-    slo
-        Bounds in seconds as for `lab.replay.simulate.slo_kept`; empty for the mean time to finish.
-    """
-
+    # Bounds in seconds as for `lab.replay.simulate.slo_kept`; empty for the mean time to finish.
     slo: Mapping[str, float] = field(default_factory=dict)
 
     def values(self, played: Replayed) -> Floats:
@@ -47,32 +42,20 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class JudgedMix:
-    """The result of a mix on the windows held out from the search.
-
-    Parameters
-    ----------
-    value
-        Mean seconds to finish, or share of requests that kept their SLO.
-    loss
-        What is lost with this mix instead of the chosen one, with its 95% interval: time to finish in excess of the
-        chosen mix's, as a share of that, or the share of its requests in the SLO that are missed. None for the chosen
-        mix itself, with too few requests, and if requests were not served.
-    worse_in
-        Share of windows and seeds in which this mix is worse than the chosen one.
-    by_window
-        `value` by window, over the seeds, shape (windows,).
-    distributions
-        By `e2e_s`, `ttft_s` and `tpot_s`: points as of `lab.report.distributions.ecdf`, in seconds.
-    """
+    """The result of a mix on the windows held out from the search."""
 
     mix: Mix
     e2e_s: float
     ttft_s: float
     tpot_s: float
-    value: float
+    value: float  # mean seconds to finish, or share of requests that kept their SLO
+    # What is lost with this mix instead of the chosen one, with its 95% interval: time to finish in excess of the
+    # chosen mix's, as a share of that, or the share of its requests in the SLO that are missed. None for the chosen mix
+    # itself, with too few requests, and if requests were not served.
     loss: Interval | None
-    worse_in: float
-    by_window: tuple[float, ...]
+    worse_in: float  # share of windows and seeds in which this mix is worse than the chosen one
+    by_window: tuple[float, ...]  # `value` by window, over the seeds, shape (windows,)
+    # By `e2e_s`, `ttft_s` and `tpot_s`: points as of `lab.report.distributions.ecdf`, in seconds.
     distributions: Mapping[str, Sequence[tuple[float, float]]]
 
     @property
@@ -84,43 +67,25 @@ class JudgedMix:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of requests, as in `lab.plan.traffic.group_of`, on the windows that were judged.
-
-    Parameters
-    ----------
-    requests_share, tokens_share
-        Share of the requests and of the output tokens, 0 to 1.
-    lost
-        The part of the rival's loss that comes from these requests; with all groups the whole of it.
-    served
-        By kind: share of these requests that the plan sends to its replicas of this kind.
-    tokens_per_step
-        By kind: output tokens for each step after the prefill, on replicas all of that kind.
-    """
+    """A group of requests, as in `lab.plan.traffic.group_of`, on the windows that were judged."""
 
     name: str
+    # requests_share, tokens_share: share of the requests and of the output tokens, 0 to 1.
     requests_share: float
     tokens_share: float
-    lost: float
-    served: Mapping[int, float]
+    lost: float  # the part of the rival's loss that comes from these requests; with all groups the whole of it
+    served: Mapping[int, float]  # by kind: share of these requests that the plan sends to its replicas of this kind
+    # By kind: output tokens for each step after the prefill, on replicas all of that kind.
     tokens_per_step: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """Traffic with another share of one group, in which the plan was played against its rival.
-
-    Parameters
-    ----------
-    share
-        Share of the requests that are of this group.
-    loss
-        The rival's loss as in `JudgedMix`; below nought where it is the better one.
-    """
+    """Traffic with another share of one group, in which the plan was played against its rival."""
 
     group: str
-    share: float
-    loss: Interval
+    share: float  # share of the requests that are of this group
+    loss: Interval  # the rival's loss as in `JudgedMix`; below nought where it is the better one
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,52 +100,32 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why the plan is better than its rival, the best mix of several methods or the best with all replicas alike.
-
-    Parameters
-    ----------
-    groups
-        The largest groups of requests, the one on which the rival loses most first.
-    shifts
-        Traffic of each group alone, and without the first one.
-    turns
-        Where the choice would change, the nearest first.
-    """
+    """Why the plan is better than its rival, the best mix of several methods or the best with all replicas alike."""
 
     rival: Mix
-    groups: tuple[Group, ...]
-    shifts: tuple[Shift, ...]
-    turns: tuple[Turn, ...]
+    groups: tuple[Group, ...]  # the largest groups of requests, the one on which the rival loses most first
+    shifts: tuple[Shift, ...]  # traffic of each group alone, and without the first one
+    turns: tuple[Turn, ...]  # where the choice would change, the nearest first
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The mix that serves the traffic best.
-
-    Parameters
-    ----------
-    chosen
-        The planned mix; the first of `judged`.
-    judged
-        The plan, the best others of the search, the best mix with all replicas alike for each method, the best one of
-        several methods, and the present mix, the best first after the plan.
-    alike, mixed, present
-        The best mix judged with all replicas alike, the best one of several methods, and the present mix.
-    tried, possible
-        Number of mixes tried, and of all mixes.
-    reason
-        None if there is no rival.
-    """
+    """The mix that serves the traffic best."""
 
     kinds: tuple[Kind, ...]
-    chosen: Mix
+    chosen: Mix  # the planned mix; the first of `judged`
+    # The plan, the best others of the search, the best mix with all replicas alike for each method, the best one of
+    # several methods, and the present mix, the best first after the plan.
     judged: tuple[JudgedMix, ...]
+    # alike, mixed, present: the best mix judged with all replicas alike, the best one of several methods, and the
+    # present mix.
     alike: Mix
     mixed: Mix | None
     present: Mix | None
+    # tried, possible: number of mixes tried, and of all mixes.
     tried: int
     possible: int
-    reason: Reason | None = None
+    reason: Reason | None = None  # none if there is no rival
 
     def label(self, mix: Mix) -> str:
         """Return what a mix is, such as `the plan, best of one kind`; empty for one that is nothing of note."""

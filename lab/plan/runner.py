@@ -22,22 +22,13 @@ _SEEDS_APART = 1_000
 
 
 class Task(NamedTuple):
-    """A mix to play.
-
-    Parameters
-    ----------
-    counted
-        Indices of the windows whose results are returned, ascending.
-    before
-        Indices of windows on which a policy may learn meanwhile, ascending.
-    shift
-        A group, and the share of all requests that it has instead of its own; None for the traffic as it is.
-    """
+    """A mix to play."""
 
     mix: Mix
-    counted: tuple[int, ...]
-    before: tuple[int, ...]
+    counted: tuple[int, ...]  # indices of the windows whose results are returned, ascending
+    before: tuple[int, ...]  # indices of windows on which a policy may learn meanwhile, ascending
     seed: int
+    # A group, and the share of all requests that it has instead of its own; None for the traffic as it is.
     shift: tuple[str, float] | None = None
 
 

@@ -29,11 +29,6 @@ class Split:
     def of(cls, windows: int) -> Split:
         """Split windows.
 
-        Raises
-        ------
-        ValueError
-            If there are fewer than two.
-
         Examples
         --------
         >>> Split.of(8)
@@ -53,15 +48,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The mixes to judge: the best of the search first.
-
-    Parameters
-    ----------
-    alike, mixed
-        The best mix with all replicas alike, and the best one of several methods; None if none was tried.
-    """
+    """The mixes to judge: the best of the search first."""
 
     finalists: tuple[Mix, ...]
+    # alike, mixed: the best mix with all replicas alike, and the best one of several methods; None if none was tried.
     alike: Mix
     mixed: Mix | None
     tried: int
@@ -85,20 +75,6 @@ def find_mixes(
     each method stay; the search tries two kinds in halves, and replaces one replica or all of one kind in the best few
     until none of the new mixes is better. A mix that is more than 5% worse than the best on a third of the windows is
     given up.
-
-    Parameters
-    ----------
-    usable
-        Indices of the kinds that fit into memory.
-    present
-        Present mix, which is judged too.
-    budget
-        Approximate maximum number of mixes to try.
-
-    Raises
-    ------
-    ValueError
-        If there is no usable kind, or no mix that serves all requests.
     """
     if not usable:
         raise ValueError("no kind of replica fits into memory")

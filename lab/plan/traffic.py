@@ -33,19 +33,11 @@ _CODE = 0.3  # share of code from which the text of a request is called code
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """A sample of a trace.
-
-    Parameters
-    ----------
-    requests
-        Number of requests in the trace that the target can serve.
-    left_out
-        Number of the others: longer than the target's context, or not for inference.
-    """
+    """A sample of a trace."""
 
     windows: Windows
-    requests: int
-    left_out: int
+    requests: int  # number of requests in the trace that the target can serve
+    left_out: int  # number of the others: longer than the target's context, or not for inference
 
     def __str__(self) -> str:
         """Return what was sampled, in words."""
@@ -65,28 +57,7 @@ def sample(
     rate: float | None = None,
     speed: float = 1.0,
 ) -> Traffic:
-    """Take windows of a trace; memory does not grow with its length.
-
-    Parameters
-    ----------
-    records
-        Records in order of arrival.
-    max_model_len
-        The target's context in tokens.
-    temperature
-        Temperature of requests that have none.
-    limit
-        Largest number of requests to take; None for `WINDOWS` windows.
-    rate, speed
-        As for `lab.replay.pace.arrivals`; the rate is that of the whole trace.
-
-    Raises
-    ------
-    ValueError
-        If there are too few requests.
-    UsageError
-        If there are no arrival times and no rate.
-    """
+    """Take windows of a trace; memory does not grow with its length."""
     left_out = 0
     first_s = last_s = math.nan
 
@@ -132,11 +103,6 @@ def evenly(requests: Iterable[Item], length: int, most: int = WINDOWS) -> tuple[
 
     At most four times as many windows are held: whenever there are more, every second one is dropped, and from then on
     only half as many are taken. Few requests are cut into equal windows.
-
-    Raises
-    ------
-    ValueError
-        If there are too few.
 
     Examples
     --------

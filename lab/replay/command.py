@@ -56,13 +56,7 @@ class ReplayOptions:
 
 
 def run_replay(options: ReplayOptions) -> int:
-    """Replay a trace with the options of the command line.
-
-    Returns
-    -------
-    int
-        Exit status: 0 for success, 2 if the input is wrong.
-    """
+    """Replay a trace with the options of the command line."""
     try:
         if options.replications == 1:
             raise UsageError("--replications 1: an interval takes at least 2; 0 makes none")
@@ -125,13 +119,7 @@ def _document(
 
 
 def served_model(config: Path, model: str | None) -> tuple[str, ModelSettings]:
-    """Return name and settings of the model of a pool file to replay for.
-
-    Raises
-    ------
-    UsageError
-        If there are several models and none is named, or the named one does not exist.
-    """
+    """Return name and settings of the model of a pool file to replay for."""
     models = load_pool(config).models
     if model is None and len(models) > 1:
         raise UsageError(f"{config} has several models; name one with --model: {', '.join(models)}")
@@ -167,15 +155,7 @@ def pool_of(served: ModelSettings, calibration: str | None) -> list[ReplicaSpec]
 
 @contextmanager
 def requests_of(options: ReplayOptions, served: ModelSettings) -> Iterator[RequestTable]:
-    """Yield the requests of a trace with their arrival times; print broken lines on standard error.
-
-    Raises
-    ------
-    UsageError
-        If the trace is empty, the warm-up includes all requests, or there are neither times nor a rate.
-    TraceError
-        If the trace cannot be read.
-    """
+    """Yield the requests of a trace with their arrival times; print broken lines on standard error."""
     broken = BrokenLines(lambda text: print(text, file=sys.stderr))
     records = read_trace(
         list(options.trace), format=options.trace_format, strict=options.strict, report=broken, outcomes=False

@@ -39,20 +39,7 @@ def reference_of(policies: Sequence[str]) -> str:
 
 
 def ratio(one: Replayed, other: Replayed, metric: str, inside: Truths | None = None) -> float | None:
-    """Return the mean of a time under one policy over that under another, on the requests that both have served.
-
-    Parameters
-    ----------
-    metric
-        `e2e_s`, `ttft_s` or `tpot_s`.
-    inside
-        Which requests of `other` to use; None for all.
-
-    Returns
-    -------
-    float or None
-        None without a request that has the time under both.
-    """
+    """Return the mean of a time under one policy over that under another, on the requests that both have served."""
     numbers = other.number if inside is None else other.number[inside]
     _, mine, theirs = np.intersect1d(one.number, numbers, assume_unique=True, return_indices=True)
     up, down = getattr(one, metric)[mine], getattr(other, metric)

@@ -23,13 +23,6 @@ def figures_of(
     """Return the figures of one policy; times in seconds.
 
     `goodput` is the rate of requests that kept all bounds of the SLO, `slo_kept` their share; without bounds all do.
-
-    Parameters
-    ----------
-    backends
-        Names of the backends, indexed by `result.backend`.
-    best_s
-        Mean end-to-end time that the regret is relative to; None if unknown.
     """
     good = slo_kept(result, slo)
     duration_s, mean_s = result.duration_s, mean_of(result.e2e_s)
@@ -62,17 +55,7 @@ def mean_of(values: npt.NDArray[np.float64]) -> float | None:
 def figures_tables(
     figures: Mapping[str, Mapping[str, Any]], slo: Mapping[str, float], names_of: str
 ) -> tuple[Table, Table]:
-    """Return a table of counts and shares, and a table of times.
-
-    Parameters
-    ----------
-    figures
-        Results of `figures_of` by name.
-    slo
-        Bounds of the SLO; without any, the goodput column is left out.
-    names_of
-        Heading of the column of names.
-    """
+    """Return a table of counts and shares, and a table of times."""
     return _counts(figures, slo, names_of), _times(figures, names_of)
 
 

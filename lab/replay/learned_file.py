@@ -12,13 +12,7 @@ from policies.statistics import Row
 
 
 def read_learned(path: Path) -> dict[str, list[Row]]:
-    """Return the learned statistics by policy name.
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be read or is invalid.
-    """
+    """Return the learned statistics by policy name."""
     try:
         document = orjson.loads(path.read_bytes())
         return {
@@ -32,12 +26,6 @@ def read_learned(path: Path) -> dict[str, list[Row]]:
 
 
 def write_learned(path: Path, learned: Mapping[str, Sequence[Row]]) -> None:
-    """Write the learned statistics of each policy.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
-    """
+    """Write the learned statistics of each policy."""
     rows = {name: [(row.table, row.key, row.sums) for row in of_policy] for name, of_policy in learned.items()}
     path.write_bytes(orjson.dumps({"learned": rows}))

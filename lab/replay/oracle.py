@@ -42,17 +42,10 @@ class Oracle:
     """Chooses the replica with the least total delay, to the request and to those in flight, using true step counts.
 
     It is not a bound: it does not know future arrivals, and another objective may do better.
-
-    Parameters
-    ----------
-    fleet
-        An idle fleet of the replicas of `pool`, whose ids begin at 0.
-    requests
-        Number of requests that it will choose for.
     """
 
     def __init__(self, pool: Sequence[Spec], fleet: Fleet, requests: int) -> None:
-        self._fleet = fleet
+        self._fleet = fleet  # an idle fleet of the replicas of `pool`, whose ids begin at 0
         self._pool = pool
         self._speculating = [number for number, one in enumerate(pool) if one.method is not Method.BASELINE]
         self._depths = [depth_of(replica.draft_schedule) for replica in fleet.replicas]

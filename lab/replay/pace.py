@@ -20,23 +20,6 @@ def paced(
 ) -> list[tuple[float, TraceRecord]]:
     """Return the requests with their send times in seconds after the first, ascending.
 
-    Parameters
-    ----------
-    records
-        Records in order of arrival.
-    rate
-        Mean requests per second to which the trace's times are scaled; for a trace without times, the rate of a Poisson
-        process. None keeps the times.
-    speed
-        Divisor of the times without a rate.
-    seed
-        Seed of the Poisson process.
-
-    Raises
-    ------
-    UsageError
-        If there are no records, or neither times nor a rate.
-
     Examples
     --------
     >>> records = [TraceRecord(id="a", arrived_at=100.0), TraceRecord(id="b", arrived_at=104.0)]
@@ -49,20 +32,7 @@ def paced(
 
 
 def arrivals(arrived_at: Floats, rate: float | None, speed: float, seed: int) -> Floats:
-    """Return the send times of requests in seconds after the first, shape (requests,).
-
-    Parameters
-    ----------
-    arrived_at
-        Arrival times of the trace, ascending, NaN if unknown; shape (requests,).
-    rate, speed, seed
-        As for `paced`.
-
-    Raises
-    ------
-    UsageError
-        If there are no requests, or neither times nor a rate.
-    """
+    """Return the send times of requests in seconds after the first, shape (requests,)."""
     count = len(arrived_at)
     if not count:
         raise UsageError("the trace has no requests")

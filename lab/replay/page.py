@@ -21,34 +21,19 @@ _MOST_LOSSES = 4
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What the page draws.
+    """What the page draws."""
 
-    Parameters
-    ----------
-    played
-        Result by policy or endpoint; those without a served request are left out of the charts.
-    backends
-        By policy or endpoint: method by backend, in the order of `Replayed.backend`; None for an unknown method.
-    traits
-        Of all requests of the trace.
-    compared
-        Ratios to the reference with their intervals, as of `lab.replay.comparison.intervals`.
-    """
-
+    # Result by policy or endpoint; those without a served request are left out of the charts.
     played: Mapping[str, Replayed]
+    # By policy or endpoint: method by backend, in the order of `Replayed.backend`; None for an unknown method.
     backends: Mapping[str, Mapping[str, str | None]]
-    traits: Traits
+    traits: Traits  # of all requests of the trace
+    # Ratios to the reference with their intervals, as of `lab.replay.comparison.intervals`.
     compared: Mapping[Key, Interval]
 
 
 def replay_page(document: Mapping[str, Any], rows: Rows) -> str:
-    """Return the page of a replay as HTML.
-
-    Parameters
-    ----------
-    document
-        Document that `gateway replay --json` writes.
-    """
+    """Return the page of a replay as HTML."""
     trace = ", ".join(document["trace"])
     live = document.get("live")
     where, names_of = "on simulated replicas", "policy"

@@ -17,15 +17,7 @@ from lab.statistics import Floats
 
 
 def load_over_time(played: Mapping[str, Replayed], colors: Mapping[str, str], dashes: Mapping[str, int]) -> str:
-    """Return a section with requests in flight, output tokens and arrivals over time.
-
-    Parameters
-    ----------
-    played
-        Results with at least one request, by policy.
-    colors, dashes
-        Colour and number of the dash pattern by policy.
-    """
+    """Return a section with requests in flight, output tokens and arrivals over time."""
     edges = _edges(played.values())
     middle, width_s = (edges[1:] + edges[:-1]) / 2, float(edges[1] - edges[0])
     waiting = {name: in_flight(one, middle).astype(float) for name, one in played.items()}
@@ -60,13 +52,7 @@ def _course(
 
 
 def choices_over_time(played: Mapping[str, Replayed], backends: Mapping[str, Mapping[str, str | None]]) -> str:
-    """Return a section with the share of each backend over time, a chart for each policy; empty if none is known.
-
-    Parameters
-    ----------
-    backends
-        By policy: method by backend, in the order of `Replayed.backend`.
-    """
+    """Return a section with the share of each backend over time, a chart for each policy; empty if none is known."""
     methods = {name: method for one in backends.values() for name, method in one.items()}
     colors = backend_colors(methods)
     drawn = []

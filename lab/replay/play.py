@@ -26,13 +26,7 @@ _PROGRESS_EVERY = 200  # requests
 
 
 def chosen_policies(given: Sequence[str], served: ModelSettings, seed: int) -> dict[str, Policy | None]:
-    """Return the policies of `--policy` in order, each under a unique name; None stands for the oracle.
-
-    Raises
-    ------
-    UsageError
-        If a policy cannot be built.
-    """
+    """Return the policies of `--policy` in order, each under a unique name; None stands for the oracle."""
     named = [text for text in given if text != ORACLE]
     built = iter(named_policies(named, served, seed).items()) if named or not given else iter(())
     chosen: dict[str, Policy | None] = {}
@@ -47,21 +41,13 @@ def chosen_policies(given: Sequence[str], served: ModelSettings, seed: int) -> d
 
 @dataclass(frozen=True, slots=True)
 class PolicyRunner:
-    """Replays a trace with one of the policies, given by name; sent once to each process.
-
-    Parameters
-    ----------
-    given
-        Policies as on the command line; they are built in the process that runs them.
-    learned
-        Learned statistics by policy name, from an earlier replay.
-    """
+    """Replays a trace with one of the policies, given by name; sent once to each process."""
 
     pool: tuple[ReplicaSpec, ...]
     requests: RequestTable
-    given: tuple[str, ...]
+    given: tuple[str, ...]  # policies as on the command line; they are built in the process that runs them
     served: ModelSettings
-    learned: Mapping[str, list[Row]]
+    learned: Mapping[str, list[Row]]  # learned statistics by policy name, from an earlier replay
     seed: int
     warmup: int
 

@@ -25,36 +25,18 @@ _QPS, _IN_FLIGHT = _NAMES.index("qps"), _NAMES.index("in_flight")
 
 @dataclass(slots=True)
 class ReplayRequest:
-    """One request of a trace.
+    """One request of a trace."""
 
-    Parameters
-    ----------
-    arrived_s
-        Seconds from the start of the replay.
-    features
-        Features for the policy, without the load.
-    prompt_tokens, output_tokens
-        Lengths, at least 1 each.
-    acceptance
-        As in `TraceRecord`.
-    text
-        Text on which n-gram and suffix drafting are replayed if the trace has no acceptance for them.
-    prefix_blocks
-        As in `Script`.
-    session
-        Id shared by the requests of one session; empty for a request of its own.
-    think_s
-        Seconds from the end of the answer before it in its session; None for a request that does not wait for one.
-    """
-
-    arrived_s: float
-    features: RequestFeatures
+    arrived_s: float  # seconds from the start of the replay
+    features: RequestFeatures  # features for the policy, without the load
+    # prompt_tokens, output_tokens: lengths, at least 1 each.
     prompt_tokens: int
     output_tokens: int
-    acceptance: Mapping[str, Sequence[int] | float]
-    text: Text | None
-    prefix_blocks: tuple[int, ...]
-    session: str = ""
+    acceptance: Mapping[str, Sequence[int] | float]  # as in `TraceRecord`
+    text: Text | None  # text on which n-gram and suffix drafting are replayed if the trace has no acceptance for them
+    prefix_blocks: tuple[int, ...]  # as in `Script`
+    session: str = ""  # id shared by the requests of one session; empty for a request of its own
+    # Seconds from the end of the answer before it in its session; None for a request that does not wait for one.
     think_s: float | None = None
     _scripts: dict[tuple[object, ...], Script | None] = field(default_factory=dict)
 
@@ -73,13 +55,7 @@ class ReplayRequest:
         return self._scripts[key]
 
     def warm_script(self, cache: SuffixCache, learn: bool = False) -> Script | None:
-        """Return the steps on a suffix replica that has a tree of earlier answers; None if the text is not known.
-
-        Parameters
-        ----------
-        learn
-            Whether to add the answer to the tree.
-        """
+        """Return the steps on a suffix replica that has a tree of earlier answers; None if the text is not known."""
         text = self.text
         if text is None or not text.exact or Method.SUFFIX.value in self.acceptance:
             return None

@@ -17,22 +17,14 @@ LOOKAHEAD_S = 0.05
 
 
 class Order(NamedTuple):
-    """When requests are sent; arrays of shape (requests,).
+    """When requests are sent; arrays of shape (requests,)."""
 
-    Parameters
-    ----------
-    arrived_s
-        Time of arrival in seconds, ascending; counts for the first request of a session.
-    think_s
-        Seconds from the end of the answer before it in its session; NaN for a request that does not wait for one, and
-        is sent as long after the request before it as `arrived_s` says.
-    sessions
-        What the requests of a session share; empty or -1 for a request of its own.
-    """
-
+    # Time of arrival in seconds, ascending; counts for the first request of a session.
     arrived_s: npt.NDArray[np.float64]
+    # Seconds from the end of the answer before it in its session; NaN for a request that does not wait for one, and is
+    # sent as long after the request before it as `arrived_s` says.
     think_s: npt.NDArray[np.float64]
-    sessions: Sequence[str | int]
+    sessions: Sequence[str | int]  # what the requests of a session share; empty or -1 for a request of its own
 
     @classmethod
     def of(cls, requests: Sequence[ReplayRequest]) -> Order:
@@ -55,11 +47,6 @@ class Order(NamedTuple):
 
 class Agenda:
     """The requests that are still to be sent, with their times.
-
-    Attributes
-    ----------
-    awaited
-        Requests sent on whose end another one waits.
 
     Examples
     --------
@@ -85,7 +72,7 @@ class Agenda:
                     self._following[before] = number
                     continue
             self._coming.append((self._arrived_s[number], number))
-        self.awaited: set[int] = set()
+        self.awaited: set[int] = set()  # requests sent on whose end another one waits
 
     @property
     def next_s(self) -> float:

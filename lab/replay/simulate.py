@@ -48,17 +48,6 @@ _QPS_WINDOW_S = 10.0
 class ReplicaSpec:
     """One simulated replica of the pool.
 
-    Parameters
-    ----------
-    config
-        Speculative config without the method.
-    calibration
-        Name of the calibration.
-    max_model_len, kv_blocks
-        Maximum context in tokens and number of KV-cache blocks; None for those of the calibration.
-    silent_s
-        Times between which its drafts are never accepted.
-
     Examples
     --------
     >>> ReplicaSpec("head", Method.EAGLE3, {"num_speculative_tokens": 3}, "llama-3.1-8b-h100").weight
@@ -67,46 +56,32 @@ class ReplicaSpec:
 
     name: str
     method: Method
-    config: Mapping[str, Any]
-    calibration: str
+    config: Mapping[str, Any]  # speculative config without the method
+    calibration: str  # name of the calibration
     weight: float = 1.0
+    # max_model_len, kv_blocks: maximum context in tokens and number of KV-cache blocks; None for those of the
+    # calibration.
     max_model_len: int | None = None
     kv_blocks: int | None = None
-    silent_s: tuple[float, float] = (math.inf, math.inf)
+    silent_s: tuple[float, float] = (math.inf, math.inf)  # times between which its drafts are never accepted
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The result of a replay: served requests after the warm-up, in order of the trace; arrays of shape (requests,).
-
-    Parameters
-    ----------
-    tpot_s
-        Seconds per output token after the first; NaN for a single token.
-    backend
-        Index in the pool.
-    errors
-        Number of requests after the warm-up that were not served: longer than the context or KV cache of their replica,
-        or in need of a baseline that the pool does not have.
-    duration_s
-        Seconds from the first arrival after the warm-up to the last end.
-    number
-        Index in the trace, ascending.
-    arrived_s
-        Seconds from the start of the replay.
-    steps
-        Engine steps that emitted tokens, the last of the prefill included; empty if unknown.
-    """
+    """The result of a replay: served requests after the warm-up, in order of the trace; arrays of shape (requests,)."""
 
     e2e_s: Floats
     ttft_s: Floats
-    tpot_s: Floats
+    tpot_s: Floats  # seconds per output token after the first; NaN for a single token
     output_tokens: npt.NDArray[np.int64]
-    backend: npt.NDArray[np.int64]
+    backend: npt.NDArray[np.int64]  # index in the pool
+    # Number of requests after the warm-up that were not served: longer than the context or KV cache of their replica,
+    # or in need of a baseline that the pool does not have.
     errors: int
-    duration_s: float
-    number: npt.NDArray[np.int64]
-    arrived_s: Floats
+    duration_s: float  # seconds from the first arrival after the warm-up to the last end
+    number: npt.NDArray[np.int64]  # index in the trace, ascending
+    arrived_s: Floats  # seconds from the start of the replay
+    # Engine steps that emitted tokens, the last of the prefill included; empty if unknown.
     steps: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
@@ -120,30 +95,7 @@ def replay(
     remembers: bool = False,
     progress: Callable[[], None] | None = None,
 ) -> Replayed:
-    """Replay a trace until all requests have finished.
-
-    Parameters
-    ----------
-    requests
-        Requests in order of arrival. In sessions with think times, they are sent when the answers before them have
-        ended (`lab.replay.sessions`).
-    policy
-        Policy, fresh or with learned statistics; None for the oracle, which knows lengths and acceptance.
-    seed
-        Seed of all draws; with the same seed, every policy gets the same draws for a request.
-    warmup
-        Number of requests at the start that are simulated but not counted.
-    remembers
-        Whether suffix replicas also draft from the answers that they have given. Traffic that is drawn from a few texts
-        they would soon know by heart.
-    progress
-        Called once per request.
-
-    Raises
-    ------
-    ValueError
-        If a replica cannot be simulated.
-    """
+    """Replay a trace until all requests have finished."""
     simulation = _Simulation(pool, requests, policy, seed, remembers=remembers)
     order = Order.of(requests)
     if order.is_open:

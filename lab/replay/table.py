@@ -112,16 +112,6 @@ class RequestTable(Sequence[ReplayRequest]):
         """Return the requests of sessions that begin at other times, in nominal order of arrival.
 
         A nominal arrival is as long after the beginning of its session as in the trace.
-
-        Parameters
-        ----------
-        rate
-            Mean requests per second: sessions begin in random order, by a Poisson process. None for the times of the
-            trace.
-        speed
-            Divisor of the times at which sessions begin in the trace.
-        copies
-            How often each session is played. Copies share no prefix with each other.
         """
         rows = np.tile(self._rows, copies)
         rows["copy"] = np.repeat(np.arange(copies), len(self._rows))

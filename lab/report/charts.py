@@ -55,13 +55,6 @@ class Area:
 def bar_chart(title: str, bars: Sequence[Bar], reference: float | None = 1.0, *, form: str = "") -> str:
     """Draw horizontal bars from 0 with intervals as whiskers, and a dashed line at `reference`.
 
-    Parameters
-    ----------
-    title
-        What a screen reader calls the drawing.
-    form
-        Format of the values, such as `.1%`; two or three digits by default.
-
     Examples
     --------
     >>> bar_chart("Speed", [Bar("eagle3", "var(--s1)", 1.5, 1.4, 1.6)])[:4]
@@ -134,11 +127,6 @@ def line_chart(
 
 def area_chart(title: str, areas: Sequence[Area], edges: Sequence[float], x: Axis) -> str:
     """Draw shares over time as a stack of steps, the first layer at the bottom.
-
-    Parameters
-    ----------
-    edges
-        Ends of the intervals, one more than the shares of a layer; an interval without requests has shares of 0.
 
     Examples
     --------

@@ -35,11 +35,6 @@ def method_color(method: str) -> str:
 def backend_colors(methods: Mapping[str, str | None]) -> dict[str, str]:
     """Return a colour for each backend: that of its method, nearer to the text's for each further one of that method.
 
-    Parameters
-    ----------
-    methods
-        Method by backend; None if unknown, for a colour of its own.
-
     Examples
     --------
     >>> backend_colors({"a": "ngram", "b": "ngram"})

@@ -93,19 +93,7 @@ def distribution(
     dashes: Mapping[str, int],
     data: tuple[Sequence[str], Sequence[Sequence[str]]],
 ) -> str:
-    """Return the distributions of a time as a figure; empty without points.
-
-    Parameters
-    ----------
-    metric
-        One of `METRICS`.
-    points
-        By name: points as of `ecdf`, in seconds.
-    colors, dashes
-        Colour and number of the dash pattern by name.
-    data
-        Headings and rows of the table beside it.
-    """
+    """Return the distributions of a time as a figure; empty without points."""
     title, unit, factor = METRICS[metric]
     lines = [
         Line(name, colors[name], [(factor * value, share) for value, share in own], dashes[name])

@@ -15,15 +15,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 def page(
     title: str, heading: str, facts: Sequence[str], body: Iterable[str], *, command: str = "", warning: str = ""
 ) -> str:
-    """Return the page.
-
-    Parameters
-    ----------
-    title, heading, facts, command, warning
-        Plain text.
-    body
-        HTML of the sections.
-    """
+    """Return the page."""
     tokens = resources.files("gateway") / "dashboard" / "static" / "tokens.css"
     style = tokens.read_text("utf-8") + (resources.files("lab.report") / "page.css").read_text("utf-8")
     head = "".join(f"<p>{escape(fact)}</p>" for fact in facts)
@@ -70,15 +62,7 @@ def figures(*drawn: str) -> str:
 
 
 def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], marks: Iterable[str] = ()) -> str:
-    """Return a table that scrolls sideways; the first column names the rows.
-
-    Parameters
-    ----------
-    title
-        What a screen reader calls the table.
-    marks
-        CSS class of each cell after the first column, row by row; `good` and `bad` are colours, so cells say it too.
-    """
+    """Return a table that scrolls sideways; the first column names the rows."""
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     classes = iter(marks)
     body = ""
@@ -100,15 +84,7 @@ def _cell(words: str, mark: str) -> str:
 
 
 def legend(entries: Iterable[tuple[str, str, int | None]], *, sticky: bool = False, title: str = "Legend") -> str:
-    """Return a legend.
-
-    Parameters
-    ----------
-    entries
-        Label, colour, and number of the dash pattern; None for areas and bars.
-    sticky
-        Whether it stays visible while the page scrolls.
-    """
+    """Return a legend."""
     items = "".join(f"<li>{swatch(color, dash=dash)}{escape(label)}</li>" for label, color, dash in entries)
     return f'<ul class="{"legend" if sticky else "key"}" aria-label="{escape(title, quote=True)}">{items}</ul>'
 

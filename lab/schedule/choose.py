@@ -27,17 +27,6 @@ def best_schedule(
     Empty if one k is as good at every batch size, and for methods that gain nothing by a schedule
     (`backends.calibration.batch_schedule.why_unscheduled`).
 
-    Parameters
-    ----------
-    config
-        Speculative config, whose `num_speculative_tokens` is the longest draft considered.
-    context_tokens
-        Mean context of a request in a batch.
-    longest_batch
-        Largest batch: `max_num_seqs`.
-    tolerance
-        Share of the throughput that merging ranges may cost at a batch size.
-
     Examples
     --------
     >>> from backends.calibration.calibration import load_calibration

@@ -43,29 +43,18 @@ _SHOWN = (1, 8, 32, 128)
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """Options of the command line; see `gateway tune --help`.
-
-    Parameters
-    ----------
-    live
-        Function that returns `/admin/pool` of a running gateway, instead of a trace.
-    """
+    """Options of the command line; see `gateway tune --help`."""
 
     replay: ReplayOptions
     out: Path
     policy: str | None = None
     part: float = 0.6
+    # Function that returns `/admin/pool` of a running gateway, instead of a trace.
     live: Callable[[], Any] | None = None
 
 
 def run_schedule(options: ScheduleOptions) -> int:
-    """Find schedules with the options of the command line.
-
-    Returns
-    -------
-    int
-        Exit status: 0 for success, 2 if the input is wrong.
-    """
+    """Find schedules with the options of the command line."""
     given = options.replay
     at_loads: list[LoadGain] = []
     try:

@@ -23,18 +23,14 @@ MOST_REQUESTS: Final = 400
 class Drafts:
     """Acceptance of the drafts of one method on given traffic.
 
-    Parameters
-    ----------
-    accepted
-        `accepted[j]` is the tokens that a draft of j + 1 tokens adds to a step over one of j tokens: the share of steps
-        in which at least j + 1 drafts are accepted; shape (k,).
-
     Examples
     --------
     >>> Drafts((0.7, 0.4)).tokens_per_step
     (1.0, 1.7, 2.1)
     """
 
+    # `accepted[j]` is the tokens that a draft of j + 1 tokens adds to a step over one of j tokens: the share of steps
+    # in which at least j + 1 drafts are accepted; shape (k,).
     accepted: tuple[float, ...]
 
     @property
@@ -51,13 +47,6 @@ class Drafts:
     def counted(cls, drafts: int, accepted_per_position: Sequence[int]) -> Drafts:
         """Return what an engine counted.
 
-        Parameters
-        ----------
-        drafts
-            Steps that drafted.
-        accepted_per_position
-            How many of them accepted at least 1, 2, ..., k tokens.
-
         Examples
         --------
         >>> Drafts.counted(10, [7, 4]).accepted
@@ -73,11 +62,6 @@ def drafts_of(
 
     Steps that the trace records, or that its texts determine, are counted as they would be taken with each k. For
     other requests they are drawn from the calibration, by kind of text and temperature.
-
-    Raises
-    ------
-    ValueError
-        If there are no requests, or the calibration has no acceptance for the method.
     """
     if not len(requests):
         raise ValueError("there are no requests to take the acceptance from")

@@ -14,16 +14,6 @@ from backends.validation import UsageError
 def with_speculation(text: str, model: str, changes: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a pool file with keys of backends' `speculative_config` set; comments and layout are kept.
 
-    Parameters
-    ----------
-    changes
-        By backend: keys and their values, `num_speculative_tokens` among them.
-
-    Raises
-    ------
-    UsageError
-        If a section is not where it can be changed, or several backends share it by an alias.
-
     Examples
     --------
     >>> pool = "models: {m: {backends: {head: {speculative_config: {num_speculative_tokens: 3}}}}} # ours"

@@ -81,23 +81,12 @@ def _at_rate(arrived_s: Floats, rate: float, rounds: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class LoadGain:
-    """The gain at one load.
+    """The gain at one load."""
 
-    Parameters
-    ----------
-    load
-        Share of the capacity of the present pool.
-    rate
-        Requests per second.
-    seconds
-        Mean time to finish in each pool.
-    gains
-        Share of the first pool's time that each of the others saves; that of the second with its 95% interval.
-    """
-
-    load: float
-    rate: float
-    seconds: tuple[float, ...]
+    load: float  # share of the capacity of the present pool
+    rate: float  # requests per second
+    seconds: tuple[float, ...]  # mean time to finish in each pool
+    # Share of the first pool's time that each of the others saves; that of the second with its 95% interval.
     gains: tuple[Interval, ...]
 
 
@@ -113,15 +102,7 @@ def capacity(play_all: PlayAll) -> float:
 def gains(
     play_all: PlayAll, pools: int, per_s: float, seed: int, replications: int, loads: Sequence[float] = LOADS
 ) -> list[LoadGain]:
-    """Return the gains of the other pools over the first at each load.
-
-    Parameters
-    ----------
-    per_s
-        Capacity in requests per second.
-    replications
-        Number of replications for the interval of the second pool.
-    """
+    """Return the gains of the other pools over the first at each load."""
     runs = {
         (load, pool, number): Run(pool, load * per_s, seed + number, number)
         for load in loads

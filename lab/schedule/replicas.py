@@ -33,26 +33,14 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledReplica:
-    """A replica, and the schedule that is best for it.
-
-    Parameters
-    ----------
-    reason
-        Why it has none; empty if it has one.
-    values
-        Keys of its `speculative_config` to set.
-    ranges
-        Best k by batch size; a single range where one k is best for all.
-    goodput
-        Tokens per second of each batch size with each k, shape (batches, k + 1).
-    """
+    """A replica, and the schedule that is best for it."""
 
     spec: ReplicaSpec
-    reason: str
+    reason: str  # why it has none; empty if it has one
     measured: Measured | None = None
-    ranges: tuple[Range, ...] = ()
-    values: Mapping[str, Any] | None = None
-    goodput: Floats | None = None
+    ranges: tuple[Range, ...] = ()  # best k by batch size; a single range where one k is best for all
+    values: Mapping[str, Any] | None = None  # keys of its `speculative_config` to set
+    goodput: Floats | None = None  # tokens per second of each batch size with each k, shape (batches, k + 1)
 
     @property
     def scheduled(self) -> ReplicaSpec:
@@ -98,13 +86,7 @@ def from_requests(requests: Sequence[ReplayRequest]) -> Callable[[ReplicaSpec], 
 def schedule_replica(
     spec: ReplicaSpec, measure: Callable[[ReplicaSpec], Measured], longest_batch: int | None, tolerance: float
 ) -> ScheduledReplica:
-    """Return the schedule of a replica.
-
-    Parameters
-    ----------
-    longest_batch
-        `max_num_seqs`; None for the calibration's.
-    """
+    """Return the schedule of a replica."""
     if reason := why_unscheduled(spec.method):
         return ScheduledReplica(spec, reason)
     calibration = load_calibration(spec.calibration)

@@ -26,11 +26,6 @@ _COLUMNS: dict[str, Callable[[object], Any]] = {
 def read_candidates(value: object) -> tuple[TraceCandidate, ...]:
     """Read candidates as written by any version.
 
-    Raises
-    ------
-    ValueError
-        If `value` is neither a list nor columns, or an entry is not a valid candidate.
-
     Examples
     --------
     >>> [candidate.backend for candidate in read_candidates({"backend": ["a", "b"], "in_flight": [2, 0]})]

@@ -48,22 +48,6 @@ def decode(
 ) -> TraceRecord:
     """Read a record. Unknown keys are ignored, and null counts as absent.
 
-    Parameters
-    ----------
-    document
-        Parsed JSON of a line.
-    number
-        Line number from 1; the id of a record that has none.
-    count_tokens
-        Function that counts the tokens of a text, for lengths that the record lacks.
-    outcomes
-        Whether to read `OUTCOME_FIELDS`, which takes more than half of the time.
-
-    Raises
-    ------
-    ValueError
-        If the document is not an object, a value has the wrong type, or prompt and prompt length are both missing.
-
     Examples
     --------
     >>> record = decode({"prompt_tokens": 12, "method": "NGRAM", "unknown": 1}, 7)

@@ -38,17 +38,6 @@ def first_arrival(records: Iterable[TraceRecord]) -> float | None:
 class Anonymizer:
     """Removes what identifies people from records, consistently over a whole trace.
 
-    Parameters
-    ----------
-    salt
-        Secret key of the hashes; None for a random one that is not kept.
-    begun_at
-        Arrival time that becomes 0; None keeps the times.
-    with_hashes
-        Whether texts are replaced by hashes; else they are removed.
-    ngram
-        Tokens per hash of a text.
-
     Examples
     --------
     >>> anonymizer = Anonymizer("secret", 100.0, with_hashes=False)
@@ -61,7 +50,7 @@ class Anonymizer:
     def __init__(self, salt: str | None, begun_at: float | None, *, with_hashes: bool, ngram: int = 1) -> None:
         secret = salt.encode() if salt else secrets.token_bytes(32)
         self._key = blake2b(secret, digest_size=32).digest()
-        self._begun_at = begun_at
+        self._begun_at = begun_at  # arrival time that becomes 0; None keeps the times
         self._hasher = TextHasher(secret, ngram) if with_hashes else None
 
     def anonymized(self, record: TraceRecord) -> TraceRecord:

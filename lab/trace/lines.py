@@ -30,13 +30,6 @@ class TraceError(UsageError):
 class BrokenLine:
     """A line that is not a valid record.
 
-    Parameters
-    ----------
-    number
-        Line number from 1; in a file that is one JSON list, the entry's number.
-    why
-        What is wrong with the line.
-
     Examples
     --------
     >>> print(BrokenLine(Path("trace.jsonl"), 3, "not JSON"))
@@ -44,8 +37,8 @@ class BrokenLine:
     """
 
     path: Path
-    number: int
-    why: str
+    number: int  # line number from 1; in a file that is one JSON list, the entry's number
+    why: str  # what is wrong with the line
 
     def __str__(self) -> str:
         """Return path, line and problem in the style of a compiler."""
@@ -57,16 +50,6 @@ Report = Callable[[BrokenLine], None]
 
 class BrokenLines:
     """Counts broken lines and prints the first few; in a file of the wrong kind, every line is broken.
-
-    Parameters
-    ----------
-    say
-        Function that prints a line of text.
-
-    Attributes
-    ----------
-    count
-        Number of broken lines so far.
 
     Examples
     --------
@@ -80,8 +63,8 @@ class BrokenLines:
     SHOWN = 10
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self.count = 0
+        self._say = say  # function that prints a line of text
+        self.count = 0  # number of broken lines so far
 
     def __call__(self, broken: BrokenLine) -> None:
         """Count one broken line, and print it if few have been printed."""
@@ -93,24 +76,12 @@ class BrokenLines:
 
 
 def refuse(broken: BrokenLine) -> None:
-    """Raise for a broken line.
-
-    Raises
-    ------
-    TraceError
-        Always.
-    """
+    """Raise for a broken line."""
     raise TraceError(str(broken))
 
 
 def compression_of(path: Path) -> Compression:
-    """Return how a file is compressed, according to its first bytes.
-
-    Raises
-    ------
-    TraceError
-        If the file cannot be read.
-    """
+    """Return how a file is compressed, according to its first bytes."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -190,11 +161,6 @@ def numbered_lines(path: Path, report: Report) -> Iterator[tuple[int, bytes]]:
 
     A file that is damaged, or truncated because its writer was killed, is read up to that position, and the damage is
     reported as a broken line.
-
-    Raises
-    ------
-    TraceError
-        If the file cannot be opened.
     """
     number = 0
     with open_unpacked(path) as file:

@@ -45,13 +45,6 @@ def in_arrival_order(
 ) -> Iterator[TraceRecord]:
     """Sort records by `arrived_at`; the sort is stable, and records without a time come first.
 
-    Parameters
-    ----------
-    late
-        Upper bound of the `lateness` of their arrivals; None if unknown.
-    held
-        Maximum number of records in memory.
-
     Examples
     --------
     >>> records = [TraceRecord(id="a", arrived_at=2.0), TraceRecord(id="b", arrived_at=1.0)]

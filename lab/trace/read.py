@@ -56,34 +56,7 @@ def read_trace(
     count_tokens: CountTokens = estimate_tokens,
     outcomes: bool = True,
 ) -> Iterator[TraceRecord]:
-    """Read a trace in any format, in memory that does not grow with its size.
-
-    Parameters
-    ----------
-    path
-        A file, a folder of files (as the recorder writes), or several of either, read one after the other. Files may
-        be compressed with gzip or zstd, whatever their names.
-    format
-        One of `FORMATS`; None detects it from the content of each file.
-    strict
-        Whether to raise for a broken line; else it is reported and skipped.
-    in_order
-        Whether to sort by arrival (`in_arrival_order`), which reads the files twice. A recorder writes requests as they
-        end, and each worker writes its own files.
-    report
-        Called with each broken line; None logs the first few as warnings.
-    count_tokens
-        Function that counts the tokens of texts whose length the trace lacks.
-    outcomes
-        Whether to read what became of the requests (`lab.trace.decode.OUTCOME_FIELDS`); else these keys are ignored.
-
-    Raises
-    ------
-    TraceError
-        If a file cannot be read or its format is unknown; while reading, for the first broken line if `strict`.
-    ValueError
-        If `format` is not one of `FORMATS`.
-    """
+    """Read a trace in any format, in memory that does not grow with its size."""
     if format is not None and format not in FORMATS:
         raise ValueError(f"unknown format {format!r}; the formats are {', '.join(FORMATS)}")
     files = [(file, format or detect_format(file)) for file in trace_files(path)]
@@ -98,13 +71,7 @@ def read_trace(
 
 
 def trace_files(path: Path | str | Iterable[Path]) -> list[Path]:
-    """Return the files of a trace, those of a folder sorted by name.
-
-    Raises
-    ------
-    TraceError
-        If a folder has no trace files.
-    """
+    """Return the files of a trace, those of a folder sorted by name."""
     files: list[Path] = []
     for entry in [Path(path)] if isinstance(path, Path | str) else path:
         if entry.is_dir():
@@ -122,13 +89,7 @@ def _is_trace(file: Path) -> bool:
 
 
 def detect_format(path: Path) -> str:
-    """Return which of `FORMATS` a file is in, detected from its content.
-
-    Raises
-    ------
-    TraceError
-        If the format is unknown, or the file cannot be read.
-    """
+    """Return which of `FORMATS` a file is in, detected from its content."""
     if begins_a_list(path):
         return "sharegpt"
     if is_weka(path):

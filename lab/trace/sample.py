@@ -21,42 +21,27 @@ _SCALE = float(1 << 64)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of a trace to take.
+    """The part of a trace to take."""
 
-    Parameters
-    ----------
-    share, limit, first
-        Share of requests, 0 to 1; number of random requests; number of requests from the beginning. At most one is
-        given.
-    whole
-        `request`, `session` or `template`: the unit that is taken as a whole or not at all. A request without a session
-        or template is a unit of its own.
-    start_s, end_s
-        Window in seconds after the first arrival. Requests without a time are taken only without a window.
-    seed
-        Random seed.
-    """
-
+    # share, limit, first: share of requests, 0 to 1; number of random requests; number of requests from the beginning.
+    # At most one is given.
     share: float | None = None
     limit: int | None = None
     first: int | None = None
+    # `request`, `session` or `template`: the unit that is taken as a whole or not at all. A request without a session
+    # or template is a unit of its own.
     whole: str = "request"
+    # start_s, end_s: window in seconds after the first arrival. Requests without a time are taken only without a
+    # window.
     start_s: float = 0.0
     end_s: float | None = None
-    seed: int = 0
+    seed: int = 0  # random seed
 
 
 def sample_records(
     part: Part, again: Callable[[], Iterator[TraceRecord]], records: Iterator[TraceRecord]
 ) -> Iterator[TraceRecord]:
     """Yield the requests of a part, in their order in the trace.
-
-    Parameters
-    ----------
-    again
-        Function that reads the trace once more, for parts that depend on the whole trace.
-    records
-        The trace.
 
     Examples
     --------

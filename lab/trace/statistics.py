@@ -42,15 +42,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A group of requests with the same value in some field.
+    """A group of requests with the same value in some field."""
 
-    Parameters
-    ----------
-    value
-        The common value; empty for requests without one.
-    """
-
-    value: str
+    value: str  # the common value; empty for requests without one
     requests: int
     prompt_tokens_mean: float
     output_tokens_mean: float | None
@@ -68,44 +62,24 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Summary of a trace.
+    """Summary of a trace."""
 
-    Parameters
-    ----------
-    files
-        Format by file.
-    first_at
-        First arrival in seconds since 1970 or another origin; None in a trace without times.
-    rate_per_s
-        Requests per second from the first arrival to the last.
-    texts
-        Number of requests with text, token ids or hashes.
-    prefix_blocks, prefix_reuse
-        Number of prefix blocks, and the approximate share of them that an earlier request had too.
-    exact
-        Whether quantiles are exact.
-    groups
-        The ten largest groups by field, largest first.
-    distinct
-        Number of groups by field, and number of sessions.
-    acceptance
-        Output tokens per step by method.
-    """
-
-    files: dict[str, str]
+    files: dict[str, str]  # format by file
     requests: int
     broken_lines: int
-    first_at: float | None
+    first_at: float | None  # first arrival in seconds since 1970 or another origin; None in a trace without times
     duration_s: float | None
-    rate_per_s: float | None
-    texts: int
+    rate_per_s: float | None  # requests per second from the first arrival to the last
+    texts: int  # number of requests with text, token ids or hashes
+    # prefix_blocks, prefix_reuse: number of prefix blocks, and the approximate share of them that an earlier request
+    # had too.
     prefix_blocks: int
     prefix_reuse: float | None
-    exact: bool
+    exact: bool  # whether quantiles are exact
     measures: dict[str, Spread]
-    groups: dict[str, list[Share]]
-    distinct: dict[str, int]
-    acceptance: list[Steps]
+    groups: dict[str, list[Share]]  # the ten largest groups by field, largest first
+    distinct: dict[str, int]  # number of groups by field, and number of sessions
+    acceptance: list[Steps]  # output tokens per step by method
 
 
 def summarize(records: Iterable[TraceRecord], files: Sequence[Path], broken: BrokenLines) -> Summary:

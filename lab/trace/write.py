@@ -19,25 +19,7 @@ _SPEAKERS = {"user": "human", "assistant": "gpt"}
 
 
 def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gateway") -> tuple[int, int]:
-    """Write records to a file, compressed according to its suffix (`.gz`, `.zst`). The file is replaced atomically.
-
-    Parameters
-    ----------
-    format
-        One of `WRITTEN_FORMATS`. All but `gateway` drop fields they do not have.
-
-    Returns
-    -------
-    written, left_out
-        Numbers of records; a record is left out if it lacks a time, text or length that the format requires.
-
-    Raises
-    ------
-    TraceError
-        If the file cannot be written.
-    ValueError
-        If `format` is not one of the formats.
-    """
+    """Write records to a file, compressed according to its suffix (`.gz`, `.zst`). The file is replaced atomically."""
     if format not in _WRITERS:
         raise ValueError(f"unknown format {format!r}; the formats are {', '.join(_WRITERS)}")
     head, form, between, tail = _WRITERS[format]

@@ -50,13 +50,7 @@ class TuneOptions:
 
 
 def run_tune(options: TuneOptions) -> int:
-    """Tune with the options of the command line.
-
-    Returns
-    -------
-    int
-        Exit status: 0 for success, 2 if the input is wrong.
-    """
+    """Tune with the options of the command line."""
     given = options.replay
     try:
         goal, slo = _goal(options), slo_bounds(given.slo)
@@ -165,13 +159,7 @@ def _search_lines(result: SearchResult, rest: Window) -> list[str]:
 
 
 def _result_lines(goal: Goal, scores: Mapping[str, float], replayed: Sequence[tuple[float, float]]) -> list[str]:
-    """Return lines that describe the result, for the terminal and the file.
-
-    Parameters
-    ----------
-    replayed
-        Scores of the tuned and of the present rules on replications of the held-out part.
-    """
+    """Return lines that describe the result, for the terminal and the file."""
     tuned, present, load = (scores[name] for name in ("tuned", "present", "least_loaded"))
     lines = [f"There, {_WHAT[goal]}: tuned {tuned:.4g}, present {present:.4g}, least_loaded {load:.4g}."]
     if tuned >= present:

@@ -33,26 +33,16 @@ class Goal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A tunable number in the rules.
+    """A tunable number in the rules."""
 
-    Parameters
-    ----------
-    name
-        `rule.feature.low` or `rule.feature.high` for a bound, `rule.slack`, `rule.weights.target`, `spill.slack` or
-        `spill.ratio`.
-    present
-        Present value.
-    least, most
-        Ends of the search range.
-    whole
-        Whether it is a count, which is searched on a logarithmic scale.
-    """
-
+    # `rule.feature.low` or `rule.feature.high` for a bound, `rule.slack`, `rule.weights.target`, `spill.slack` or
+    # `spill.ratio`.
     name: str
-    present: float
+    present: float  # present value
+    # least, most: ends of the search range.
     least: float
     most: float
-    whole: bool = False
+    whole: bool = False  # whether it is a count, which is searched on a logarithmic scale
 
 
 def knobs(settings: ThresholdSettings) -> list[Knob]:
@@ -92,13 +82,7 @@ def knobs(settings: ThresholdSettings) -> list[Knob]:
 
 
 def with_values(settings: ThresholdSettings, values: Values) -> ThresholdSettings:
-    """Return the rules with other numbers.
-
-    Raises
-    ------
-    ValueError
-        If a condition can then never hold.
-    """
+    """Return the rules with other numbers."""
     rules = []
     for rule in settings.rules:
         when: dict[str, object] = {}
@@ -126,16 +110,10 @@ _ENDS = ("low", "high")
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """The score to minimize: seconds, or the share of requests that miss their SLO.
-
-    Parameters
-    ----------
-    slo
-        Bounds as for `slo_kept`, for `Goal.GOODPUT`.
-    """
+    """The score to minimize: seconds, or the share of requests that miss their SLO."""
 
     goal: Goal
-    slo: Mapping[str, float]
+    slo: Mapping[str, float]  # bounds as for `slo_kept`, for `Goal.GOODPUT`
 
     def __call__(self, played: Sequence[Replayed]) -> float:
         """Return the score of all results together; requests that were not served miss the SLO."""

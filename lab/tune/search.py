@@ -121,15 +121,6 @@ class WindowRunner:
 class Schedule:
     """The windows of the tuning part to simulate.
 
-    Parameters
-    ----------
-    requests
-        Number of requests in the tuning part.
-    windows
-        Windows in order; a single one for a short part.
-    rungs
-        Indices of the windows that each rung adds.
-
     Examples
     --------
     >>> schedule = Schedule.of(100_000, trials=100, budget=1_500_000)
@@ -137,9 +128,9 @@ class Schedule:
     (18, (4, 13))
     """
 
-    requests: int
-    windows: tuple[Window, ...]
-    rungs: tuple[tuple[int, ...], ...]
+    requests: int  # number of requests in the tuning part
+    windows: tuple[Window, ...]  # windows in order; a single one for a short part
+    rungs: tuple[tuple[int, ...], ...]  # indices of the windows that each rung adds
 
     @classmethod
     def of(cls, requests: int, trials: int, budget: int) -> Schedule:
@@ -173,26 +164,14 @@ def spread_windows(requests: int, each: int) -> list[Window]:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The result of a search.
+    """The result of a search."""
 
-    Parameters
-    ----------
-    settings
-        Best settings; the present ones if none is better.
-    asked
-        Number of settings proposed: all trials, unless the budget ended first.
-    trials
-        Number of settings simulated on each rung, without those that left more requests unserved than the present ones.
-    schedule
-        Windows of the search.
-    verified
-        Number of requests on which the finalists and the present rules were compared; 0 if trials used all requests.
-    """
-
-    settings: ThresholdSettings
-    asked: int
+    settings: ThresholdSettings  # best settings; the present ones if none is better
+    asked: int  # number of settings proposed: all trials, unless the budget ended first
+    # Number of settings simulated on each rung, without those that left more requests unserved than the present ones.
     trials: tuple[int, ...]
-    schedule: Schedule
+    schedule: Schedule  # windows of the search
+    # Number of requests on which the finalists and the present rules were compared; 0 if trials used all requests.
     verified: int
 
 
@@ -200,19 +179,6 @@ class Search:
     """Searches with a tree-structured Parzen estimator, starting from the present numbers.
 
     Settings that leave more requests unserved than the present ones are rejected.
-
-    Parameters
-    ----------
-    play_all
-        Function that runs tasks.
-    scoring
-        Score to minimize.
-    requests
-        Number of requests in the tuning part, from the first on.
-    trials
-        Number of settings to try.
-    budget
-        Approximate number of requests to simulate: half for the search, half for the comparison of its best settings.
 
     References
     ----------
@@ -230,13 +196,7 @@ class Search:
         self._batch = _BATCH if len(self.schedule.windows) > 1 else _BATCH_WHOLE
 
     def run(self, present: ThresholdSettings, progress: Callable[[float], None] | None = None) -> SearchResult:
-        """Search from the present rules.
-
-        Parameters
-        ----------
-        progress
-            Called after each trial with the best score so far.
-        """
+        """Search from the present rules."""
         import optuna  # takes a third of a second to import
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -23,20 +23,12 @@ class Column:
 
     Only the lower side of a split needs a condition: its rules come first, and rules are tried in order. The upper side
     may be something that no condition can express, such as "any other workload" or "no token limit".
-
-    Parameters
-    ----------
-    feature
-        Feature name, as in a rule's `when`.
-    conditions
-        Condition for a value of at most i, by i. A column of yes (0) or no (1) has one condition.
-    labels
-        Part of a rule's name for each condition.
     """
 
-    feature: str
+    feature: str  # feature name, as in a rule's `when`
+    # Condition for a value of at most i, by i. A column of yes (0) or no (1) has one condition.
     conditions: tuple[Any, ...]
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # part of a rule's name for each condition
 
 
 def columns_of(keys: Sequence[Key]) -> list[Column]:

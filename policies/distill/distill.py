@@ -54,18 +54,6 @@ def distill(
     """Return rules for what a policy has learned.
 
     Takes seconds, may run in any thread, and changes nothing in the policy.
-
-    Parameters
-    ----------
-    candidates
-        Backends that the rules choose between.
-    levels
-        Mean requests in flight per backend at which choices are compared.
-
-    Raises
-    ------
-    NothingLearnedError
-        If the policy has no observations, or there are fewer than two backends.
     """
     if len(candidates) < 2:
         raise NothingLearnedError("there must be at least two backends to choose between")

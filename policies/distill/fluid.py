@@ -24,22 +24,13 @@ Kind = tuple[Key, RequestFeatures]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request to be simulated.
-
-    Parameters
-    ----------
-    output_tokens
-        Length of its answer.
-    arrives_s
-        Arrival time in seconds.
-    left
-        Share of the answer that is left on arrival, 0 to 1; below 1 for a request that is already in flight.
-    """
+    """A request to be simulated."""
 
     features: RequestFeatures
     key: Key
-    output_tokens: float
-    arrives_s: float = 0.0
+    output_tokens: float  # length of its answer
+    arrives_s: float = 0.0  # arrival time in seconds
+    # Share of the answer that is left on arrival, 0 to 1; below 1 for a request that is already in flight.
     left: float = 1.0
 
 
@@ -125,17 +116,7 @@ def fluid_pool(predictor: Predictor, candidates: Sequence[Candidate]) -> list[Fl
 
 
 def play(jobs: Sequence[Job], predictor: Predictor, pool: Sequence[FluidBackend], choose: Choose, end: End) -> float:
-    """Send jobs through an empty pool, and return the mean seconds to finish.
-
-    Parameters
-    ----------
-    jobs
-        Jobs in order of arrival; those with `left` below 1 fill the pool at the start and are not counted.
-    predictor
-        Source of the tokens per step.
-    pool
-        Empty pool from `fluid_pool`; it is empty again afterwards.
-    """
+    """Send jobs through an empty pool, and return the mean seconds to finish."""
     total_s, counted = 0.0, 0
 
     def run(until_s: float) -> None:

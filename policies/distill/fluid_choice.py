@@ -29,28 +29,15 @@ _KINDS_PER_ARRIVAL = 2
 
 @dataclass(frozen=True, slots=True)
 class Situations:
-    """The alternatives of a series of choices.
+    """The alternatives of a series of choices."""
 
-    Parameters
-    ----------
-    keys
-        Bucket key of each request.
-    requests
-        Requests on each backend per unit of its weight; shape (situations, backends).
-    idle_s
-        Cost of the request on each backend if it is idle, in seconds; the same shape.
-    each_s
-        Increase of that cost per request on the backend; the same shape. For an objective whose cost is not linear in
-        the requests (only latency is), `idle_s` and `each_s` describe the tangent at `requests`.
-    weights
-        Weight of each situation; shape (situations,).
-    """
-
-    keys: tuple[Key, ...]
-    requests: Floats
-    idle_s: Floats
+    keys: tuple[Key, ...]  # bucket key of each request
+    requests: Floats  # requests on each backend per unit of its weight; shape (situations, backends)
+    idle_s: Floats  # cost of the request on each backend if it is idle, in seconds; the same shape
+    # Increase of that cost per request on the backend; the same shape. For an objective whose cost is not linear in the
+    # requests (only latency is), `idle_s` and `each_s` describe the tangent at `requests`.
     each_s: Floats
-    weights: Floats
+    weights: Floats  # weight of each situation; shape (situations,)
 
     @property
     def costs_s(self) -> Floats:
@@ -77,14 +64,9 @@ def undeclared(key: Key) -> Key:
 
 @dataclass(slots=True)
 class SituationLog:
-    """A log of situations: at each arrival, the alternatives that some requests would have in the pool.
+    """A log of situations: at each arrival, the alternatives that some requests would have in the pool."""
 
-    Parameters
-    ----------
-    kinds
-        Requests to log. They take turns, `_KINDS_PER_ARRIVAL` at each arrival, so all are logged equally often.
-    """
-
+    # Requests to log. They take turns, `_KINDS_PER_ARRIVAL` at each arrival, so all are logged equally often.
     kinds: Sequence[Kind]
     keys: list[Key] = field(default_factory=list)
     requests: list[list[float]] = field(default_factory=list)
@@ -130,17 +112,11 @@ class SituationLog:
 
 @dataclass(frozen=True, slots=True)
 class FluidChoice:
-    """A fluid model of a pool, in which choices can be compared.
-
-    Parameters
-    ----------
-    cost
-        Cost that a choice by prediction minimises.
-    """
+    """A fluid model of a pool, in which choices can be compared."""
 
     fitted: FittedModels
     calibration: str
-    cost: Cost
+    cost: Cost  # cost that a choice by prediction minimises
     candidates: Sequence[Candidate]
 
     def predictor(self) -> Predictor:

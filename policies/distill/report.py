@@ -13,21 +13,15 @@ _MIN_GAIN = 0.002
 class Leaf:
     """The requests of one rule.
 
-    Parameters
-    ----------
-    share
-        Share of the observed requests, 0 to 1; 0 if the rule is only for requests that declare no workload or template.
-    idle_s
-        Mean cost on an idle backend in seconds, by target, in the order of the rule's weights.
-
     Examples
     --------
     >>> Leaf(0.25, {"eagle3": 1.5, "baseline": 2.25}).text
     '25% of the requests; seconds on an idle backend: eagle3 1.50, baseline 2.25'
     """
 
+    # Share of the observed requests, 0 to 1; 0 if the rule is only for requests that declare no workload or template.
     share: float
-    idle_s: dict[str, float]
+    idle_s: dict[str, float]  # mean cost on an idle backend in seconds, by target, in the order of the rule's weights
 
     @property
     def text(self) -> str:
@@ -42,27 +36,14 @@ class Distilled:
     """Distilled rules and their predicted gain.
 
     A gain is the relative reduction of the mean time to finish against `least_loaded`, averaged over loads and mixes.
-
-    Parameters
-    ----------
-    leaves
-        Requests of each rule.
-    learned_gain
-        Gain of the choice by prediction.
-    rules_gain
-        Gain of these rules.
-    default_gain
-        Gain of the default rules.
-    requests
-        Number of observed requests, weighted by age.
     """
 
     settings: ThresholdSettings
-    leaves: tuple[Leaf, ...]
-    learned_gain: float
-    rules_gain: float
-    default_gain: float
-    requests: float
+    leaves: tuple[Leaf, ...]  # requests of each rule
+    learned_gain: float  # gain of the choice by prediction
+    rules_gain: float  # gain of these rules
+    default_gain: float  # gain of the default rules
+    requests: float  # number of observed requests, weighted by age
 
     @property
     def kept_share(self) -> float | None:

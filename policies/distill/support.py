@@ -30,21 +30,7 @@ _ERRORS: Final = 1.28
 
 
 class RuleList:
-    """Rules in order, of which those that do not earn their place can be dropped.
-
-    Parameters
-    ----------
-    groups
-        Groups in the order of their rules; the last one has no condition.
-    rows
-        Columns of each situation; shape (situations, columns).
-    situations
-        Those of observed requests, followed by the same ones without workload and template.
-    requests
-        Number of observed requests.
-    targets
-        Indices of the backends of each target, as for `fit_weights`.
-    """
+    """Rules in order, of which those that do not earn their place can be dropped."""
 
     def __init__(
         self,

@@ -43,18 +43,10 @@ _MIX_FACTOR = 5.0
 
 
 class LikelyTraffic:
-    """A generator of requests like the observed ones.
-
-    Parameters
-    ----------
-    predictor
-        Source of answer lengths and costs.
-    counts
-        Number of observed requests by key.
-    """
+    """A generator of requests like the observed ones."""
 
     def __init__(self, predictor: Predictor, counts: Mapping[Key, float], seed: int) -> None:
-        self._predictor = predictor
+        self._predictor = predictor  # source of answer lengths and costs
         self._rng = rng = Random(seed)
         keys = list(counts)
         rng.shuffle(keys)

@@ -31,24 +31,12 @@ _TYPICAL_REQUESTS = 12.0
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The requests that meet `when` and none of the conditions of earlier groups.
+    """The requests that meet `when` and none of the conditions of earlier groups."""
 
-    Parameters
-    ----------
-    name
-        Made of the conditions; see `unique_names`.
-    when
-        Conditions by feature.
-    bounds
-        The same conditions as (column, highest value).
-    indices
-        Indices of the situations in the group.
-    """
-
-    name: str
-    when: dict[str, Any]
-    bounds: tuple[tuple[int, int], ...]
-    indices: Indices
+    name: str  # made of the conditions; see `unique_names`
+    when: dict[str, Any]  # conditions by feature
+    bounds: tuple[tuple[int, int], ...]  # the same conditions as (column, highest value)
+    indices: Indices  # indices of the situations in the group
 
 
 def grow(columns: Sequence[Column], rows: Floats, situations: Situations, max_leaves: int) -> list[Group]:
@@ -57,13 +45,6 @@ def grow(columns: Sequence[Column], rows: Floats, situations: Situations, max_le
     A large tree (scikit-learn's) splits where costs differ. It is then pruned by weakest links [1]_, until it is small
     enough and each split saves enough. The cost of a leaf is that of treating its requests alike: each goes to the
     backend that is best for the leaf's mean costs, not for its own.
-
-    Parameters
-    ----------
-    rows
-        Value of each situation in each column; shape (situations, columns).
-    max_leaves
-        Maximum number of leaves.
 
     References
     ----------

@@ -17,21 +17,11 @@ _DIGITS = 2
 
 
 class RuleWeights(NamedTuple):
-    """The fitted weights of a rule.
+    """The fitted weights of a rule."""
 
-    Parameters
-    ----------
-    weights
-        Weight of each target, the best first with a weight of 1.
-    slack
-        Number of requests that double the cost on an idle backend, less the request itself.
-    idle_s
-        Cost on an idle backend of each target in seconds, in the same order.
-    """
-
-    weights: dict[str, float]
-    slack: float
-    idle_s: dict[str, float]
+    weights: dict[str, float]  # weight of each target, the best first with a weight of 1
+    slack: float  # number of requests that double the cost on an idle backend, less the request itself
+    idle_s: dict[str, float]  # cost on an idle backend of each target in seconds, in the same order
 
 
 def chosen_by(weights: RuleWeights, requests: Floats, targets: Mapping[str, Sequence[int]]) -> Indices:
@@ -49,11 +39,6 @@ def fit_weights(situations: Situations, indices: Indices, targets: Mapping[str, 
     The mean cost of a backend is linear in its requests: idle cost + slope * requests. A rule has one slack for all
     backends, the median of idle cost / slope. Given the slack, the weights are a least-squares fit to those lines at
     the observed loads.
-
-    Parameters
-    ----------
-    targets
-        Indices of the backends of each target.
     """
     idle_s, each_s = mean_costs(situations, indices)
     requests, weights = situations.requests[indices], situations.weights[indices]

@@ -30,23 +30,6 @@ MIN_PREFIX_TOKENS: Final = 32
 class Prompt:
     """The prompt of a request.
 
-    Parameters
-    ----------
-    pieces
-        Texts in order, including the system prompt; for a batch of prompts, those of the last one.
-    system
-        Texts of the system prompt.
-    ids
-        Token ids, if the prompt was sent as ids; for a batch, those of the last prompt.
-    size_bytes
-        UTF-8 bytes of all texts.
-    id_count
-        Number of token ids in all prompts.
-    turns
-        Number of messages, without the system prompt.
-    batch
-        Number of independent prompts in the request.
-
     Examples
     --------
     >>> prompt = Prompt(pieces=["Why is the sky blue?"], size_bytes=20)
@@ -54,13 +37,13 @@ class Prompt:
     (10, 'Why is the sky blue?')
     """
 
-    pieces: list[str]
-    system: list[str]
-    ids: list[int]
-    size_bytes: int
-    id_count: int
-    turns: int
-    batch: int
+    pieces: list[str]  # texts in order, including the system prompt; for a batch of prompts, those of the last one
+    system: list[str]  # texts of the system prompt
+    ids: list[int]  # token ids, if the prompt was sent as ids; for a batch, those of the last prompt
+    size_bytes: int  # UTF-8 bytes of all texts
+    id_count: int  # number of token ids in all prompts
+    turns: int  # number of messages, without the system prompt
+    batch: int  # number of independent prompts in the request
 
     def __init__(
         self,

@@ -44,13 +44,7 @@ class _Kind:
 
 
 class Sources:
-    """Who was answered: whether a single client, or a single template, is the only one.
-
-    Parameters
-    ----------
-    is_known
-        Whether it sees all answers, so that a source is the only one until there is another.
-    """
+    """Who was answered: whether a single client, or a single template, is the only one."""
 
     __slots__ = ("_clients", "_number", "_templates")
 
@@ -102,15 +96,7 @@ class Evidence:
         alone: tuple[bool, bool],
         drafts: Drafts = UNCOUNTED,
     ) -> None:
-        """Add the log-likelihood ratio of an answer.
-
-        Parameters
-        ----------
-        alone
-            Whether its client, and its template, are the only ones of all backends, from `Sources.see`.
-        drafts
-            As the engine last counted them.
-        """
+        """Add the log-likelihood ratio of an answer."""
         if self.total == 0.0:
             self._drafts = [drafts]
         elif len(self._drafts) < 2 and drafts != self._drafts[0]:  # those before were partly of before the evidence

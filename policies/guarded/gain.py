@@ -8,21 +8,14 @@ from typing import Final, NamedTuple
 
 
 class Comparison(NamedTuple):
-    """What blocks of time under a policy and under `least_loaded` have shown.
+    """What blocks of time under a policy and under `least_loaded` have shown."""
 
-    Parameters
-    ----------
-    ratio
-        Seconds per unit of work under the policy over those under `least_loaded`; NaN while it is too early to tell.
-    low, high
-        Interval of the ratio, NaN with it.
-    own, control
-        Blocks under the policy and under `least_loaded` that were compared.
-    """
-
+    # Seconds per unit of work under the policy over those under `least_loaded`; NaN while it is too early to tell.
     ratio: float
+    # low, high: interval of the ratio, NaN with it.
     low: float
     high: float
+    # own, control: blocks under the policy and under `least_loaded` that were compared.
     own: int
     control: int
 

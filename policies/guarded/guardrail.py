@@ -50,13 +50,6 @@ class Guardrail:
     in it. For the same arrivals, its ratio is that of the mean times. A unit of work of a kind of requests counts as
     much as it takes on average, under either, so that a change of the mix is none of the seconds per unit of work.
 
-    Attributes
-    ----------
-    frozen
-        Whether the policy was found to be worse and is out of use.
-    freezes
-        Number of freezes so far.
-
     Examples
     --------
     >>> guardrail = Guardrail(GuardrailSettings(share=0.5, block_s=10))
@@ -69,8 +62,8 @@ class Guardrail:
     """
 
     def __init__(self, settings: GuardrailSettings) -> None:
-        self.frozen = False
-        self.freezes = 0
+        self.frozen = False  # whether the policy was found to be worse and is out of use
+        self.freezes = 0  # number of freezes so far
         # Copied, because reading a pydantic field takes as long as everything that is done with it per request.
         self._cycle = round(1.0 / settings.share) if settings.share else 0
         self._tolerance, self._confidence, self._block_s = settings.tolerance, settings.confidence, settings.block_s
@@ -94,13 +87,7 @@ class Guardrail:
         return self._control
 
     def observe(self, now_s: float, seconds: float, work: float, kind: str) -> None:
-        """Add a request that has ended now, and freeze or thaw the policy if that makes the comparison conclusive.
-
-        Parameters
-        ----------
-        kind
-            Requests of a kind take much the same time per unit of work.
-        """
+        """Add a request that has ended now, and freeze or thaw the policy if that makes the comparison conclusive."""
         if seconds <= 0.0 or work <= 0.0 or not self._cycle:
             return
         self._mean_s += _NEW * (seconds - self._mean_s)

@@ -49,16 +49,12 @@ class _Drift:
     Each request adds its log-likelihood ratio between normal distributions around the two means. For a healthy backend
     the likelihood ratio of a request is 1 on average, so the sum reaches h within n requests with a probability of at
     most n exp(-h), see `Evidence`. Capping the contribution of a request only lowers that.
-
-    Parameters
-    ----------
-    healthy, faulty
-        Means of the logarithm.
     """
 
     __slots__ = ("count", "evidence", "faulty", "healthy", "total")
 
     def __init__(self, healthy: float, faulty: float) -> None:
+        # healthy, faulty: means of the logarithm.
         self.healthy = healthy
         self.faulty = faulty
         self.evidence = Evidence()
@@ -123,16 +119,6 @@ class OutlierEjection:
 
     The fitted models would learn that a backend is slow as well, but too late for the requests sent there meanwhile.
 
-    Parameters
-    ----------
-    ejects
-        Whether outliers are ejected; otherwise only slowness is measured.
-
-    Attributes
-    ----------
-    reasons
-        Reason of each current ejection, by backend.
-
     Examples
     --------
     >>> ejection = OutlierEjection()
@@ -143,10 +129,10 @@ class OutlierEjection:
     """
 
     def __init__(self, *, ejects: bool = True) -> None:
-        self._ejects = ejects
+        self._ejects = ejects  # whether outliers are ejected; otherwise only slowness is measured
         self._records: dict[str, _Record] = {}
         self._sources = Sources(is_known=True)
-        self.reasons: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}  # reason of each current ejection, by backend
 
     def admit(self, candidates: Sequence[Candidate], now_s: float) -> Sequence[Candidate]:
         """End the ejections that are due, and return the candidates not ejected, or all if none would be left."""
@@ -178,22 +164,7 @@ class OutlierEjection:
         expected: float = math.inf,
         drafts: Drafts = UNCOUNTED,
     ) -> float:
-        """Compare the outcome of a request with its prediction, and return the backend's `slowness`.
-
-        Parameters
-        ----------
-        step_ratio
-            Observed over predicted seconds per step; None if unknown.
-        acceptance_ratio
-            Observed over predicted tokens per step; None if unknown.
-        acceptance_spread
-            Standard deviation of the logarithm of `acceptance_ratio` between similar requests.
-        expected
-            The request's predicted tokens per step.
-        drafts
-            As the engine last counted them, if it drafts in each step. If they gave more than a poor share of what is
-            expected, it is no outlier.
-        """
+        """Compare the outcome of a request with its prediction, and return the backend's `slowness`."""
         record = self._records.get(backend)
         if record is None:
             record = self._records[backend] = _Record()

@@ -47,21 +47,13 @@ Learned = tuple[tuple[str, ...], float, float, bool, float]
 
 
 class Silence:
-    """The state of a silent drafter.
-
-    Parameters
-    ----------
-    cause
-        A value of `EngineChange` if nothing but quiet answers came since that change, else `UNKNOWN`.
-    since_s
-        When it was noticed, on the clock of the policy.
-    expected, observed
-        Mean tokens per step that were expected of the answers that showed it, and that they had.
-    """
+    """The state of a silent drafter."""
 
     def __init__(self, cause: str, since_s: float, expected: float, observed: float) -> None:
+        # A value of `EngineChange` if nothing but quiet answers came since that change, else `UNKNOWN`.
         self.cause = cause
-        self.since_s = since_s
+        self.since_s = since_s  # when it was noticed, on the clock of the policy
+        # expected, observed: mean tokens per step that were expected of the answers that showed it, and that they had.
         self.expected = expected
         self.observed = observed
 
@@ -113,11 +105,6 @@ class SilentDrafters:
     What is suspicious is not learned: while there is evidence, observations are held back. They are returned once the
     evidence is gone, and dropped if the drafter is found to be silent.
 
-    Attributes
-    ----------
-    silent
-        The present silence of each backend that is silent.
-
     References
     ----------
     .. [1] Page, "Continuous Inspection Schemes", Biometrika 41(1/2), 1954.
@@ -133,7 +120,7 @@ class SilentDrafters:
     """
 
     def __init__(self) -> None:
-        self.silent: dict[str, Silence] = {}
+        self.silent: dict[str, Silence] = {}  # the present silence of each backend that is silent
         self._watches: dict[str, _Watch] = {}
         self._sources = Sources(is_known=True)
         self._arms: dict[str, tuple[float, float]] = {}  # quiet answers, and all, of healthy backends
@@ -154,17 +141,7 @@ class SilentDrafters:
         request: RequestFeatures = ANY_REQUEST,
         drafts: Drafts = UNCOUNTED,
     ) -> Sequence[Learned]:
-        """Compare the tokens per step of an answer with those expected, and return what may be learned now.
-
-        Parameters
-        ----------
-        expected
-            Tokens per step that requests of this kind have on the arm; None if that is not known well enough.
-        learned
-            What would be learned from the answer.
-        drafts
-            As its engine last counted them.
-        """
+        """Compare the tokens per step of an answer with those expected, and return what may be learned now."""
         watch = self._watches.get(backend)
         if watch is None:
             watch = self._watches[backend] = _Watch()

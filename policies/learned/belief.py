@@ -30,79 +30,42 @@ _LEAST_REQUESTS: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class GroupBelief:
-    """What is expected of one backend for a group of requests.
-
-    Parameters
-    ----------
-    speedup
-        Output tokens per second relative to the baseline, at the same load.
-    tokens_per_step
-        Expected by the fit.
-    observed_tokens_per_step
-        Geometric mean of those observed, as they would have been at the maximum k; None without any.
-    requests
-        Requests of the group observed on its method and k, shadow drafts included, discounted by age.
-    """
+    """What is expected of one backend for a group of requests."""
 
     backend: str
-    speedup: float
-    tokens_per_step: float
+    speedup: float  # output tokens per second relative to the baseline, at the same load
+    tokens_per_step: float  # expected by the fit
+    # Geometric mean of those observed, as they would have been at the maximum k; None without any.
     observed_tokens_per_step: float | None
-    requests: float
+    requests: float  # requests of the group observed on its method and k, shadow drafts included, discounted by age
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests of one workload, template and temperature.
+    """Requests of one workload, template and temperature."""
 
-    Parameters
-    ----------
-    workload
-        As declared in the header `x-gateway-workload`; empty if it was not.
-    template
-        Eight hex digits that requests of one application share; empty for requests without one, and for all templates
-        with few requests together.
-    temperature
-        Range of the temperature, such as `0.35-0.65`.
-    requests
-        Observations of the group on all backends, shadow drafts included, discounted by age.
-    """
-
-    workload: str
+    workload: str  # as declared in the header `x-gateway-workload`; empty if it was not
+    # Eight hex digits that requests of one application share; empty for requests without one, and for all templates
+    # with few requests together.
     template: str
-    temperature: str
-    requests: float
+    temperature: str  # range of the temperature, such as `0.35-0.65`
+    requests: float  # observations of the group on all backends, shadow drafts included, discounted by age
     backends: list[GroupBelief]
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What is expected of the backends of a model.
+    """What is expected of the backends of a model."""
 
-    Parameters
-    ----------
-    baseline
-        Name of the backend without speculation that speedups are relative to; None if there is none: then the
-        calibration's baseline, scaled to the speed of this pool, stands for it.
-    batch
-        Requests on each backend at which speedups hold.
-    groups
-        The groups with the most requests, the largest first.
-    """
-
+    # Name of the backend without speculation that speedups are relative to; None if there is none: then the
+    # calibration's baseline, scaled to the speed of this pool, stands for it.
     baseline: str | None
-    batch: float
-    groups: list[Group]
+    batch: float  # requests on each backend at which speedups hold
+    groups: list[Group]  # the groups with the most requests, the largest first
 
 
 def belief_of(learned: Learned, candidates: Sequence[Candidate], batch: float) -> Belief:
-    """Return what a policy believes; may be called from another thread, as it changes nothing.
-
-    Parameters
-    ----------
-    batch
-        Requests on each backend at which to compare them, at least 1.
-    """
+    """Return what a policy believes; may be called from another thread, as it changes nothing."""
     models = dict(learned.predictor.backend_models)
     present = [models[each.name] for each in candidates if each.name in models]
     baselines = [each.name for each in candidates if each.method is Method.BASELINE and each.name in models]

@@ -12,15 +12,10 @@ from policies.learned.settings import Objective
 
 
 class Cost(ABC):
-    """The cost of a prediction; a class, because mypyc calls a method faster than a function object.
-
-    Attributes
-    ----------
-    mean_urgency
-        Mean additional weight of a second for missed SLOs, over the requests sent so far; set by the caller.
-    """
+    """The cost of a prediction; a class, because mypyc calls a method faster than a function object."""
 
     def __init__(self) -> None:
+        # Mean additional weight of a second for missed SLOs, over the requests sent so far; set by the caller.
         self.mean_urgency = 0.0
 
     @abstractmethod
@@ -46,11 +41,6 @@ _KEEP: Final = 0.998
 
 def cost_of(objective: Objective, slo_ttft_s: float | None, slo_tpot_s: float | None) -> Cost:
     """Return the cost function of an objective.
-
-    Parameters
-    ----------
-    slo_ttft_s, slo_tpot_s
-        Default SLO for `goodput`, in seconds to the first token and per output token; None for no bound.
 
     Examples
     --------

@@ -15,15 +15,6 @@ def explore(share: float, most: float, costs: list[float], observations: list[fl
     so low that the expected cost of this request rises by no more than `share`: an expensive candidate is explored less
     than a cheap one. Exploration fades as observations accumulate.
 
-    Parameters
-    ----------
-    share, most
-        As in `policies.learned.settings.Exploration`.
-    costs
-        Expected cost of each candidate; at least one, none negative.
-    observations
-        Number of similar requests observed on each candidate.
-
     Examples
     --------
     >>> explore(0.01, 0.05, costs=[1.0, 2.0], observations=[0, 0])
@@ -46,8 +37,9 @@ def explore(share: float, most: float, costs: list[float], observations: list[fl
     if total == 0:  # every other candidate has infinite observations
         return propensities
     probability = most * largest
-    if excess > 0:
-        probability = min(probability, share * lowest / (excess / total))
+    mean_excess = excess / total
+    if mean_excess > 0:  # of costs that differ by next to nothing it may be zero
+        probability = min(probability, share * lowest / mean_excess)
     for index, uncertainty in enumerate(propensities):
         if index != best:
             propensities[index] = probability * uncertainty / total

@@ -277,15 +277,7 @@ class Learned(Policy):
         return fit
 
     def fitted(self, priors: Mapping[str, StepCost], pause: Callable[[], object] = lambda: None) -> FittedModels:
-        """Return models fitted to the statistics; may be called in any thread, as it changes nothing here.
-
-        Parameters
-        ----------
-        priors
-            Prior step cost of each backend, by name.
-        pause
-            Called between the parts of the fit, see `policies.roles.Work`.
-        """
+        """Return models fitted to the statistics; may be called in any thread, as it changes nothing here."""
         buckets = self.statistics.buckets
         acceptance = AcceptanceModel.fit(buckets(ACCEPTANCE), self.settings.calibration, pause)
         pause()

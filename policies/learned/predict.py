@@ -23,35 +23,7 @@ from policies.load import LoadMeter
 
 
 class Prediction:
-    """The predicted performance of a request on one backend.
-
-    Parameters
-    ----------
-    ttft_s
-        Seconds to the first token: waiting, and computing the prompt.
-    decode_s
-        Seconds from the first token to the last.
-    others_s
-        Total delay in seconds of the requests already on the backend, and of later ones whose prefixes are evicted.
-    step_s
-        Seconds per engine step at the present load with this request added.
-    steps
-        Engine steps of the answer.
-    tokens_per_step
-        Tokens per engine step.
-    output_tokens
-        Output tokens per sequence.
-    context_tokens
-        Mean context of a step in tokens.
-    prompt_tokens
-        Prompt tokens to compute: those not in the backend's prefix cache.
-    requests
-        Requests on the backend at present.
-    observations
-        Number of similar requests observed on the backend's arm.
-    prefill_s
-        Seconds to compute the prompt.
-    """
+    """The predicted performance of a request on one backend."""
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -68,18 +40,19 @@ class Prediction:
         observations: float = 0.0,
         prefill_s: float = 0.0,
     ) -> None:
-        self.ttft_s = ttft_s
-        self.decode_s = decode_s
+        self.ttft_s = ttft_s  # seconds to the first token: waiting, and computing the prompt
+        self.decode_s = decode_s  # seconds from the first token to the last
+        # Total delay in seconds of the requests already on the backend, and of later ones whose prefixes are evicted.
         self.others_s = others_s
-        self.step_s = step_s
-        self.steps = steps
-        self.tokens_per_step = tokens_per_step
-        self.output_tokens = output_tokens
-        self.context_tokens = context_tokens
-        self.prompt_tokens = prompt_tokens
-        self.requests = requests
-        self.observations = observations
-        self.prefill_s = prefill_s
+        self.step_s = step_s  # seconds per engine step at the present load with this request added
+        self.steps = steps  # engine steps of the answer
+        self.tokens_per_step = tokens_per_step  # tokens per engine step
+        self.output_tokens = output_tokens  # output tokens per sequence
+        self.context_tokens = context_tokens  # mean context of a step in tokens
+        self.prompt_tokens = prompt_tokens  # prompt tokens to compute: those not in the backend's prefix cache
+        self.requests = requests  # requests on the backend at present
+        self.observations = observations  # number of similar requests observed on the backend's arm
+        self.prefill_s = prefill_s  # seconds to compute the prompt
 
     @property
     def own_s(self) -> float:
@@ -105,24 +78,6 @@ class _Acceptance:
 class Predictor:
     """Evaluates the fitted models for each request; it never blocks, and fits nothing itself.
 
-    Parameters
-    ----------
-    meter
-        Counter of the requests on a backend.
-    calibration
-        Name of the calibration that describes backends without observations.
-
-    Attributes
-    ----------
-    backend_models
-        Model of each backend seen so far, by name.
-    slow
-        Names of the backends whose slowness is above 1.
-    corrections
-        Factors by which the tokens per step that answers of a backend show are multiplied, by name.
-    now_s
-        Time of the next prediction, set by the caller.
-
     Examples
     --------
     >>> from backends.backend import Backend
@@ -137,15 +92,16 @@ class Predictor:
     """
 
     def __init__(self, meter: LoadMeter, calibration: str = DEFAULT_CALIBRATION) -> None:
-        self.meter = meter
-        self.calibration = calibration
+        self.meter = meter  # counter of the requests on a backend
+        self.calibration = calibration  # name of the calibration that describes backends without observations
         self.prefixes = PrefixMemory()
-        self.backend_models: dict[str, BackendModel] = {}
+        self.backend_models: dict[str, BackendModel] = {}  # model of each backend seen so far, by name
         self._fitted = FittedModels(AcceptanceModel(calibration=calibration))
         self._acceptance: dict[Key, dict[str, _Acceptance]] = {}  # by key and backend
-        self.slow: set[str] = set()
+        self.slow: set[str] = set()  # names of the backends whose slowness is above 1
+        # Factors by which the tokens per step that answers of a backend show are multiplied, by name.
         self.corrections: dict[str, float] = {}
-        self.now_s = 0.0
+        self.now_s = 0.0  # time of the next prediction, set by the caller
 
     @property
     def fitted(self) -> FittedModels:

@@ -22,31 +22,18 @@ from policies.learned.settings import Exploration
 
 
 class Memo:
-    """The prediction for a request when it was sent, to be compared with its outcome.
-
-    Parameters
-    ----------
-    mark
-        Mark in the backlog of its backend; None if the request was not sent.
-    compared
-        Whether the request is part of the comparison with `least_loaded`; not if another policy decided.
-    """
+    """The prediction for a request when it was sent, to be compared with its outcome."""
 
     def __init__(self, key: Key, prediction: Prediction, mark: Mark | None, compared: bool) -> None:
         self.key = key
         self.prediction = prediction
-        self.mark = mark
+        self.mark = mark  # mark in the backlog of its backend; None if the request was not sent
+        # Whether the request is part of the comparison with `least_loaded`; not if another policy decided.
         self.compared = compared
 
 
 class Chooser:
-    """Chooses the candidate of the lowest cost, or sometimes another one, to explore or for the guardrail.
-
-    Parameters
-    ----------
-    policy
-        Policy name for the decisions.
-    """
+    """Chooses the candidate of the lowest cost, or sometimes another one, to explore or for the guardrail."""
 
     def __init__(
         self,
@@ -58,7 +45,7 @@ class Chooser:
         exploration: Exploration,
         templates: Templates,
     ) -> None:
-        self._policy = policy
+        self._policy = policy  # policy name for the decisions
         self._predictor = predictor
         self._guardrail = guardrail
         self._outlier_ejection = outlier_ejection
@@ -75,17 +62,7 @@ class Chooser:
         explain: bool,
         send: bool = True,
     ) -> Decision:
-        """Choose a candidate, and add the request to its backlog.
-
-        Parameters
-        ----------
-        rng
-            Source of the random choice of the backend.
-        explain
-            Whether the decision includes the scores of all candidates.
-        send
-            Whether the request is sent there; otherwise nothing but `rng` changes.
-        """
+        """Choose a candidate, and add the request to its backlog."""
         if self._predictor.slow:
             self.update_slowness(now_s)
         ejection = self._outlier_ejection

@@ -43,22 +43,12 @@ class ShadowSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ShadowArm:
-    """An arm that can be replayed.
+    """An arm that can be replayed."""
 
-    Parameters
-    ----------
-    arm
-        Name of the arm, see `policies.learned.models.acceptance.arm_of`.
-    k
-        Maximum tokens drafted per step.
-    config
-        Speculative config of a backend of that arm.
-    """
-
-    arm: str
+    arm: str  # name of the arm, see `policies.learned.models.acceptance.arm_of`
     method: Method
-    k: int
-    config: Mapping[str, Any] = field(default_factory=dict)
+    k: int  # maximum tokens drafted per step
+    config: Mapping[str, Any] = field(default_factory=dict)  # speculative config of a backend of that arm
 
 
 class ShadowBias:
@@ -94,11 +84,6 @@ class ShadowBias:
 def shadow_arms(backends: Iterable[tuple[Method, int, Mapping[str, Any]]]) -> list[ShadowArm]:
     """Return the arms of a pool that can be replayed, each with the config of its first backend.
 
-    Parameters
-    ----------
-    backends
-        Method, drafted tokens (0 if not set) and speculative config of each backend.
-
     Examples
     --------
     >>> [shadow.arm for shadow in shadow_arms([(Method.NGRAM, 5, {}), (Method.EAGLE3, 3, {}), (Method.SUFFIX, 0, {})])]
@@ -118,11 +103,6 @@ def replayed(prompt: Sequence[int], output: Sequence[int], arms: Iterable[Shadow
 
     Suffix decoding is replayed without vLLM's cache of earlier answers.
 
-    Parameters
-    ----------
-    prompt, output
-        Token ids, or other ids that are equal for equal tokens; at least one each.
-
     Examples
     --------
     >>> replayed([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5], [6, 7, 8, 9], [ShadowArm("ngram:5", Method.NGRAM, 5)])
@@ -141,11 +121,6 @@ def replayed(prompt: Sequence[int], output: Sequence[int], arms: Iterable[Shadow
 
 def steps_of(emitted: npt.NDArray[np.int32]) -> int:
     """Return the number of steps of an answer.
-
-    Parameters
-    ----------
-    emitted
-        Tokens emitted by a step that starts at each position, see `backends.drafting.script.Script.emitted`.
 
     Examples
     --------

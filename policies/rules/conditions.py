@@ -49,13 +49,7 @@ class Bounds:
 
     @classmethod
     def parse(cls, value: object) -> Bounds:
-        """Parse a comparison; a bare number means equality.
-
-        Raises
-        ------
-        ValueError
-            If the value is not a comparison, or no number satisfies it.
-        """
+        """Parse a comparison; a bare number means equality."""
         if isinstance(value, Bounds):
             return value
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -117,13 +111,7 @@ class Words:
 
     @classmethod
     def parse(cls, value: object) -> Words:
-        """Parse a word or a list of words.
-
-        Raises
-        ------
-        ValueError
-            If the value is neither text nor a list of texts.
-        """
+        """Parse a word or a list of words."""
         if isinstance(value, Words):
             return value
         words: list[Any] = list(value) if isinstance(value, list | tuple) else [value]

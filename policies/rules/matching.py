@@ -47,11 +47,6 @@ class CompiledCondition:
 class CompiledRule:
     """A rule with its conditions prepared for fast evaluation.
 
-    Attributes
-    ----------
-    features
-        Names of the features that the conditions use.
-
     Examples
     --------
     >>> from policies.features.request import Endpoint
@@ -65,7 +60,7 @@ class CompiledRule:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         conditions = rule.when.conditions()
-        self.features = frozenset(conditions)
+        self.features = frozenset(conditions)  # names of the features that the conditions use
         self._conditions = [CompiledCondition(feature, condition) for feature, condition in conditions.items()]
 
     def __deepcopy__(self, copied: dict[int, object]) -> CompiledRule:
@@ -96,20 +91,7 @@ def least_per_weight(candidates: Sequence[Candidate], counts: Sequence[int]) -> 
 def first_preferred(
     prefer: Sequence[str], candidates: Sequence[Candidate], counts: Sequence[int], bound: float, rng: Random
 ) -> tuple[Candidate | None, float, bool]:
-    """Return the least loaded backend of the first target for which its load is within a bound.
-
-    Parameters
-    ----------
-    prefer
-        Targets of the rule, the best first.
-    bound
-        Maximum requests per unit of weight of the returned backend.
-
-    Returns
-    -------
-    tuple
-        The backend or None, the probability that it was drawn, and whether any target has a candidate.
-    """
+    """Return the least loaded backend of the first target for which its load is within a bound."""
     any_target = False
     for target in prefer:
         name = target.removeprefix(BACKEND) if target.startswith(BACKEND) else ""

@@ -26,25 +26,6 @@ def model_based_replay(
     recorded ones do. The a_j are the calibration's for the method and the kind of text, and fall with temperature. One
     shift of their logits, drawn once per request, gives the observed spread between requests; another, if calibrated,
     follows the length of the answer so far.
-
-    Parameters
-    ----------
-    k
-        Number of tokens drafted per step; 0 for none.
-    temperature
-        Sampling temperature, 0 or more.
-    kind
-        Kind of text, one of `calibration.Kind`; unknown kinds count as chat.
-
-    Returns
-    -------
-    emitted, drafted
-        int32, shape (output_tokens,); see `Script`.
-
-    Raises
-    ------
-    ValueError
-        If the calibration has no acceptance for `method`.
     """
     emitted, drafted = plain_steps(output_tokens)
     if k < 1 or output_tokens < 2:

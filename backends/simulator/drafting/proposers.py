@@ -21,22 +21,6 @@ __all__ = ["Proposer", "Script", "Steps", "SuffixCache", "model_based_replay", "
 class Proposer:
     """The proposer of one replica; with suffix decoding it remembers the replica's earlier answers.
 
-    Parameters
-    ----------
-    method, speculative_config
-        As given to vLLM, with vLLM's defaults.
-    calibration
-        Source of the acceptance of methods with a draft model.
-    seed
-        Seed of the draws of that acceptance.
-    max_model_len
-        Position beyond which nothing is drafted.
-
-    Raises
-    ------
-    ValueError
-        If the configuration is invalid, or the calibration does not include the method.
-
     Examples
     --------
     >>> from backends.calibration.calibration import load_calibration
@@ -56,26 +40,16 @@ class Proposer:
     ) -> None:
         config = speculative_config or {}
         calibration.method(method)
-        self.method = method
+        self.method = method  # as given to vLLM, with vLLM's defaults
         self.k = draft_tokens(method, config)
-        self._calibration = calibration
+        self._calibration = calibration  # source of the acceptance of methods with a draft model
         self._rng = np.random.default_rng(seed)
-        self._max_model_len = max_model_len
+        self._max_model_len = max_model_len  # position beyond which nothing is drafted
         self._lookup = lookup_bounds(config)
         self._suffix = SuffixCache.of(config, max_model_len) if method is Method.SUFFIX else None
 
     def script(self, prompt_ids: Sequence[int], output_ids: Sequence[int], temperature: float, kind: str) -> Script:
-        """Return the script of a request whose answer is `output_ids`.
-
-        Parameters
-        ----------
-        prompt_ids, output_ids
-            Token ids, at least one each.
-        temperature
-            Sampling temperature.
-        kind
-            Kind of text, see `calibration.Kind`; used only by methods with a draft model.
-        """
+        """Return the script of a request whose answer is `output_ids`."""
         emitted, drafted = self._steps(prompt_ids, output_ids, temperature, kind)
         blocks = block_hashes([*prompt_ids, *output_ids])
         return Script(len(prompt_ids), len(output_ids), emitted, drafted, blocks)

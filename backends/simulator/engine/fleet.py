@@ -39,15 +39,6 @@ class Fleet:
     The random draws of a request depend only on `seed` and on its id, not on its replica or on the load. Two policies
     that get the same requests in the same order are therefore compared on the same draws.
 
-    Parameters
-    ----------
-    replicas
-        Idle replicas that belong to no other fleet.
-    seed
-        Seed of the draws for requests without a script.
-    report_every_s
-        Seconds between the load reports of replicas; the default is a gateway's polling interval.
-
     Examples
     --------
     >>> from backends.calibration.calibration import load_calibration
@@ -63,8 +54,8 @@ class Fleet:
     def __init__(self, replicas: Sequence[Replica], seed: int = 0, report_every_s: float = 2.0) -> None:
         if not replicas:
             raise ValueError("a fleet has at least one replica")
-        self.replicas = tuple(replicas)
-        self.seed = seed
+        self.replicas = tuple(replicas)  # idle replicas that belong to no other fleet
+        self.seed = seed  # seed of the draws for requests without a script
         parameters = [replica.parameters for replica in replicas]
         max_k = max(each.k for each in parameters)
         schedules = np.zeros((len(replicas), max(len(each.k_by_batch) for each in parameters)), np.int32)
@@ -96,6 +87,7 @@ class Fleet:
         self._profiles_of: dict[tuple[bytes, str, float], npt.NDArray[np.int64]] = {}
         self._rows_of: dict[DraftProfile, int] = {}
         self._next_id = 0
+        # Seconds between the load reports of replicas; the default is a gateway's polling interval.
         self._report_every_s = report_every_s
         self._next_report_s = -math.inf
         self._profile(DraftProfile())  # profile 0: of requests with a script, where verification does not adapt
@@ -111,24 +103,7 @@ class Fleet:
         temperature: float = 0.0,
         prefix_blocks: Sequence[int] = (),
     ) -> int:
-        """Queue a request without a known text and return its id; its steps are drawn as they are taken.
-
-        Parameters
-        ----------
-        replica
-            Index in the fleet.
-        arrived_s
-            Arrival; not before the time to which the fleet has advanced.
-        kind, temperature
-            What the request's acceptance depends on; the temperature is rounded to two decimals.
-        prefix_blocks
-            As in `Script`; if empty, the request shares nothing with others.
-
-        Raises
-        ------
-        ValueError
-            If the request is longer than `max_model_len`, could never fit into the KV cache, or has no tokens.
-        """
+        """Queue a request without a known text and return its id; its steps are drawn as they are taken."""
         if prompt_tokens < 1 or output_tokens < 1:
             raise ValueError("a request has at least one prompt token and one output token")
         profile = self._profile_for(replica, kind, temperature)
@@ -157,11 +132,6 @@ class Fleet:
         """Begin every step that starts before `until_s`; with infinity, run until all requests have ended.
 
         Later steps are left for the next call, so that requests that arrive at `until_s` can join them.
-
-        Returns
-        -------
-        list of Completion
-            Requests whose last step ended before `until_s`, in order of their ends.
         """
         if until_s < self._next_report_s or math.isinf(until_s):
             return self._advance(until_s)
@@ -190,11 +160,6 @@ class Fleet:
         The fleet's clock is then that of the caller, who calls again when the step has ended. Requests submitted or
         cancelled meanwhile are taken into account then. Requests that finish in a step leave the batch when the next
         one begins.
-
-        Raises
-        ------
-        ValueError
-            If the fleet has more than one replica.
         """
         if len(self.replicas) > 1:
             raise ValueError("only a fleet of one is stepped")
@@ -261,16 +226,6 @@ class Fleet:
         """Return the replica on which the next request delays itself and the requests in flight least.
 
         A request shares steps with those in flight until one of them ends, and each adds seconds to the other's steps.
-
-        Parameters
-        ----------
-        costs
-            Fields of `policies.learned.models.prior.StepCost` for each replica, shape (replicas, 4).
-        steps
-            How many steps the request takes on each replica, shape (replicas,); `EXCLUDED` for a replica that cannot be
-            chosen. `DRAWN` is replaced by the steps of a request queued there without a script.
-        last_steps
-            The step of its replica with which each request in flight ends, indexed by id.
         """
         rows = self._profiles_for(steps == DRAWN, kind, temperature)
         state = self._state
@@ -419,13 +374,7 @@ def _table(records: Sequence[Records]) -> Records:
 
 
 def load_rules(replica: Replica) -> None:
-    """Load the compiled step rules, so that no step waits for them; the first process compiles, the others wait for it.
-
-    Parameters
-    ----------
-    replica
-        Idle replica that belongs to no fleet.
-    """
+    """Load the compiled step rules, so that no step waits for them; of several processes the first compiles."""
     with Path(kernel.__file__).open("rb") as source:
         fcntl.flock(source, fcntl.LOCK_EX)
         fleet = Fleet([replica])

@@ -372,15 +372,6 @@ def _confidence(state: State, request: Record, position: int, chance: float, acc
     """Return the engine's confidence that a draft token is accepted if those before it are.
 
     The engine knows the token's hardness to within a window; see `Acceptance.confidence_window`.
-
-    Parameters
-    ----------
-    position
-        Place of the token in the draft.
-    chance
-        Probability that it is accepted.
-    accepted
-        How many tokens of the draft the script accepts; NONE if the request has no script.
     """
     window = state.profiles[request.profile].window
     if window == 0.0:
@@ -427,13 +418,7 @@ def _profiled_s(replica: Record, tokens: int) -> float:
 def _rank_drafts(
     state: State, replica: Record, batch: npt.NDArray[np.int32], survival: Floats, ranked: Floats
 ) -> tuple[int, int, int]:
-    """Fill in how probably each draft token survives, by request, shape (running, k), and of all in descending order.
-
-    Returns
-    -------
-    count, tokens, emitting
-        Drafts ranked; the other tokens of the step; requests that get a token.
-    """
+    """Fill in how probably each draft token survives, by request, shape (running, k), and of all, descending."""
     count = tokens = emitting = 0
     for column in range(replica.running):
         request = state.requests[batch[column]]
@@ -679,13 +664,7 @@ def advance(  # noqa: PLR0917 -- passing a tuple of arrays to numba takes four t
     accepted_counts: npt.NDArray[np.int64],
     finished: npt.NDArray[np.int32],
 ) -> int:
-    """Begin every step that starts before `until_s`, given the fields of `State`.
-
-    Returns
-    -------
-    int
-        Number of used entries of `finished`: slots of the requests whose last step has ended.
-    """
+    """Begin every step that starts before `until_s`, given the fields of `State`."""
     state = State(
         replicas,
         requests,
@@ -784,13 +763,7 @@ def least_delay(  # noqa: PLR0917 -- see `advance`
     prompt: int,
     output: int,
 ) -> int:
-    """Return the replica with the least delay to the next request and to those in flight; see `Fleet.least_delay`.
-
-    Parameters
-    ----------
-    rows
-        Draft profile of the request on each replica where its steps are drawn, else NONE; shape (replicas,).
-    """
+    """Return the replica with the least delay to the next request and to those in flight; see `Fleet.least_delay`."""
     key = _request_key(seed, request_id)
     context = prompt + output / 2
     best, least_s = 0, np.inf

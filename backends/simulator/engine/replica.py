@@ -16,31 +16,19 @@ from backends.speculation import Method
 
 
 class Completion(NamedTuple):
-    """A completed request.
-
-    Parameters
-    ----------
-    replica
-        Index in the fleet.
-    arrived_s, first_s, ended_s
-        Times of arrival, first token and last token, on the virtual clock.
-    cached_tokens
-        Prompt tokens found in the prefix cache.
-    steps
-        Steps that emitted tokens for it, including the last step of its prefill.
-    drafted, accepted
-        Draft tokens verified and accepted for it.
-    """
+    """A completed request."""
 
     request_id: int
-    replica: int
+    replica: int  # index in the fleet
+    # arrived_s, first_s, ended_s: times of arrival, first token and last token, on the virtual clock.
     arrived_s: float
     first_s: float
     ended_s: float
     prompt_tokens: int
     output_tokens: int
-    cached_tokens: int
-    steps: int
+    cached_tokens: int  # prompt tokens found in the prefix cache
+    steps: int  # steps that emitted tokens for it, including the last step of its prefill
+    # drafted, accepted: draft tokens verified and accepted for it.
     drafted: int
     accepted: int
     preemptions: int
@@ -65,13 +53,6 @@ class Replica:
     """One engine of a fleet, as a policy sees it (a `backends.backend.Candidate`).
 
     `in_flight` is exact, as in a gateway that is alone; `load` is the engine's last report.
-
-    Parameters
-    ----------
-    parameters
-        Limits and step times; taken from the calibration if None.
-    calibration, method, speculative_config
-        Source of the acceptance of requests without a script.
     """
 
     def __init__(
@@ -89,8 +70,10 @@ class Replica:
         self.weight = weight
         self.in_flight = 0
         self.load = EngineLoad()
+        # Limits and step times; taken from the calibration if None.
         self.parameters = parameters or EngineParameters.of(calibration, method, speculative_config)
         self.num_speculative_tokens = self.parameters.k
+        # _calibration, method, _speculative_config: source of the acceptance of requests without a script.
         self._calibration = calibration
         self._config = dict(speculative_config or {})
         adaptive = bool(self._config.get("enable_adaptive_verification"))

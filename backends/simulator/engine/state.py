@@ -141,46 +141,26 @@ NODE = np.dtype([("hash", np.int64), ("users", np.int32), ("before", np.int32), 
 
 
 class State(NamedTuple):
-    """The arrays of a fleet.
+    """The arrays of a fleet."""
 
-    Parameters
-    ----------
-    replicas, requests, profiles, nodes
-        Records; requests by slot, nodes of all replicas one after another.
-    batches
-        Slots of the running requests in order of admission, shape (replicas, largest max_num_seqs).
-    schedules
-        k by batch size, shape (replicas, largest schedule).
-    steps
-        Scripts: `emitted` of a request, followed by `drafted`.
-    blocks
-        Hashes of a request's blocks, followed by a flag for each: 1 if it is shared.
-    index
-        Hash tables of nodes, of all replicas one after another.
-    drafted, accepted
-        Fields of `DraftProfile` for each profile, shape (profiles, k + 1).
-    progress
-        Output positions and logit shifts of each profile, shape (profiles, 2, knots).
-    accepted_counts
-        Drafts by number of accepted tokens, shape (replicas, k + 1).
-    finished
-        Output of an advance: the slots of requests that ended; as long as `requests`.
-    """
-
+    # replicas, requests, profiles, nodes: records; requests by slot, nodes of all replicas one after another.
     replicas: Records
     requests: Records
+    # Slots of the running requests in order of admission, shape (replicas, largest max_num_seqs).
     batches: npt.NDArray[np.int32]
-    schedules: npt.NDArray[np.int32]
-    steps: npt.NDArray[np.int16]
-    blocks: npt.NDArray[np.int64]
+    schedules: npt.NDArray[np.int32]  # k by batch size, shape (replicas, largest schedule)
+    steps: npt.NDArray[np.int16]  # scripts: `emitted` of a request, followed by `drafted`
+    blocks: npt.NDArray[np.int64]  # hashes of a request's blocks, followed by a flag for each: 1 if it is shared
     nodes: Records
+    # Hash tables of nodes, of all replicas one after another.
     index: npt.NDArray[np.int32]  # type: ignore[assignment] # hides the method of tuples, which is not needed
     profiles: Records
+    # drafted, accepted: fields of `DraftProfile` for each profile, shape (profiles, k + 1).
     drafted: Floats
     accepted: Floats
-    progress: Floats
-    accepted_counts: npt.NDArray[np.int64]
-    finished: npt.NDArray[np.int32]
+    progress: Floats  # output positions and logit shifts of each profile, shape (profiles, 2, knots)
+    accepted_counts: npt.NDArray[np.int64]  # drafts by number of accepted tokens, shape (replicas, k + 1)
+    finished: npt.NDArray[np.int32]  # output of an advance: the slots of requests that ended; as long as `requests`
 
 
 def replica_record(parameters: EngineParameters) -> npt.NDArray[Any]:

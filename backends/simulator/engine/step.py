@@ -10,19 +10,14 @@ import numpy.typing as npt
 
 
 class Emission(NamedTuple):
-    """The tokens that one request gets from a step.
-
-    Parameters
-    ----------
-    tokens, drafted
-        Tokens that it gets, and draft tokens scheduled for it; under adaptive verification fewer are verified.
-    sent, left
-        Its output tokens so far, including this step, and those still to come.
-    """
+    """The tokens that one request gets from a step."""
 
     request_id: int
+    # tokens, drafted: tokens that it gets, and draft tokens scheduled for it; under adaptive verification fewer are
+    # verified.
     tokens: int
     drafted: int
+    # sent, left: its output tokens so far, including this step, and those still to come.
     sent: int
     left: int
 
@@ -35,24 +30,14 @@ class Admission(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One iteration. All of it is known when it begins; its tokens exist when it ends.
+    """One iteration. All of it is known when it begins; its tokens exist when it ends."""
 
-    Parameters
-    ----------
-    duration_s
-        Duration in seconds.
-    emissions
-        The requests that get tokens, in order of admission.
-    admitted
-        Requests that joined the batch.
-    k, batch_tokens, context_tokens
-        What determines the duration, with the number of emissions: the tokens drafted for each request, to be verified
-        in the next step, the tokens computed, and the context tokens that they attend to.
-    """
-
-    duration_s: float
-    emissions: list[Emission]
-    admitted: list[Admission]
+    duration_s: float  # duration in seconds
+    emissions: list[Emission]  # the requests that get tokens, in order of admission
+    admitted: list[Admission]  # requests that joined the batch
+    # k, batch_tokens, context_tokens: what determines the duration, with the number of emissions: the tokens drafted
+    # for each request, to be verified in the next step, the tokens computed, and the context tokens that they attend
+    # to.
     k: int
     batch_tokens: int
     context_tokens: int
@@ -60,27 +45,19 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Counters:
-    """Totals of an engine since it was created. A step is counted when it begins.
+    """Totals of an engine since it was created. A step is counted when it begins."""
 
-    Parameters
-    ----------
-    drafts, draft_tokens, accepted_tokens
-        Drafts scheduled (one per request and step), and the tokens drafted and accepted. As in vLLM, tokens that
-        adaptive verification leaves out count as drafted.
-    accepted_at
-        Accepted tokens by position in the draft, shape (max(1, k),).
-    prefix_queries, prefix_hits
-        Prompt tokens looked up and found in the prefix cache.
-    """
-
-    accepted_at: npt.NDArray[np.int64]
+    accepted_at: npt.NDArray[np.int64]  # accepted tokens by position in the draft, shape (max(1, k),)
     steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     finished: int = 0
     preemptions: int = 0
+    # prefix_queries, prefix_hits: prompt tokens looked up and found in the prefix cache.
     prefix_queries: int = 0
     prefix_hits: int = 0
+    # drafts, draft_tokens, accepted_tokens: drafts scheduled (one per request and step), and the tokens drafted and
+    # accepted. As in vLLM, tokens that adaptive verification leaves out count as drafted.
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0

@@ -22,15 +22,6 @@ Floats = npt.NDArray[np.float64]
 class Timeline:
     """What happened to each request, in order of arrival; all arrays have shape (requests,).
 
-    Parameters
-    ----------
-    arrived_s
-        Times of arrival, on the virtual clock.
-    ttft_s, e2e_s
-        Seconds from arrival to the first and to the last token.
-    output_tokens
-        Output tokens, int64.
-
     Examples
     --------
     >>> timeline = Timeline(np.array([0.0]), np.array([0.5]), np.array([2.5]), np.array([41]))
@@ -38,7 +29,8 @@ class Timeline:
     (array([0.05]), 16.4)
     """
 
-    arrived_s: Floats
+    arrived_s: Floats  # times of arrival, on the virtual clock
+    # ttft_s, e2e_s: seconds from arrival to the first and to the last token.
     ttft_s: Floats
     e2e_s: Floats
     output_tokens: npt.NDArray[np.int64]
@@ -61,42 +53,21 @@ class Timeline:
 
 
 class Arrival(NamedTuple):
-    """A request of a trace without texts.
-
-    Parameters
-    ----------
-    kind, temperature
-        What the request's acceptance depends on.
-    prefix_blocks
-        As in `Script`.
-    """
+    """A request of a trace without texts."""
 
     arrived_s: float
     prompt_tokens: int
     output_tokens: int
+    # kind, temperature: what the request's acceptance depends on.
     kind: str = "chat"
     temperature: float = 0.0
-    prefix_blocks: tuple[int, ...] = ()
+    prefix_blocks: tuple[int, ...] = ()  # as in `Script`
 
 
 def run_virtual(
     fleet: Fleet, arrivals: Iterable[tuple[float, Script]], observe: Callable[[Step], None] | None = None
 ) -> Timeline:
     """Play requests that arrive at given times (an open loop) on one replica until all have ended.
-
-    Parameters
-    ----------
-    fleet
-        A new fleet of one, whose ids begin at 0.
-    arrivals
-        Pairs of arrival time in seconds and script, in order of arrival; read as they are needed.
-    observe
-        Called with each step.
-
-    Raises
-    ------
-    ValueError
-        If arrivals are out of order, or the engine refuses a script.
 
     Examples
     --------
@@ -136,18 +107,7 @@ def run_virtual(
 def run_closed_loop(
     fleet: Fleet, scripts: Iterable[Script], concurrency: int, observe: Callable[[Step], None] | None = None
 ) -> Timeline:
-    """Play requests of `concurrency` clients on one replica; each sends its next request when the last one has ended.
-
-    Parameters
-    ----------
-    fleet, observe
-        As for `run_virtual`.
-
-    Raises
-    ------
-    ValueError
-        If `concurrency` is less than 1, or the engine refuses a script.
-    """
+    """Play requests of `concurrency` clients on one replica; each sends its next request when the last has ended."""
     if concurrency < 1:
         raise ValueError(f"a closed loop needs at least one client, not {concurrency}")
     log, coming = _Log(), iter(scripts)
@@ -171,25 +131,7 @@ def run_fleet(
     choose: Callable[[Arrival], int],
     observe: Callable[[Completion], None] | None = None,
 ) -> Timeline:
-    """Play a trace on a fleet until all requests have ended.
-
-    Parameters
-    ----------
-    fleet
-        A new, idle fleet, whose ids begin at 0.
-    arrivals
-        Requests in order of arrival; read as they are needed.
-    choose
-        Function that returns the index of the replica that serves a request. The fleet has advanced to the arrival
-        when it is called.
-    observe
-        Called with each completion, before the next choice.
-
-    Raises
-    ------
-    ValueError
-        If arrivals are out of order, or the engine refuses a request.
-    """
+    """Play a trace on a fleet until all requests have ended."""
     log = _Log()
 
     def record(completions: list[Completion]) -> None:

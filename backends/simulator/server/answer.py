@@ -16,24 +16,16 @@ _FORCED_CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One choice of an answer.
-
-    Parameters
-    ----------
-    lengths
-        For each token, the number of characters of `text` that can be shown once it has been emitted.
-    confidence
-        Probability of each token.
-    finish_reason, stop_reason
-        `stop` or `length`; and the stop string or token that ended the answer, None if the model ended by itself.
-    """
+    """One choice of an answer."""
 
     prompt_ids: list[int]
     ids: list[int]
     text: str
-    lengths: list[int]
-    confidence: list[float]
+    lengths: list[int]  # for each token, the number of characters of `text` that can be shown once it has been emitted
+    confidence: list[float]  # probability of each token
     kind: Kind
+    # finish_reason, stop_reason: `stop` or `length`; and the stop string or token that ended the answer, None if the
+    # model ended by itself.
     finish_reason: str
     stop_reason: str | int | None = None
 
@@ -47,15 +39,7 @@ def sampling(body: SampledBody, index: int) -> Sampling:
 def compose(
     model: TargetModel, prompt_ids: list[int], body: SampledBody, limit: int, index: int, forced: str | None
 ) -> Answer:
-    """Return the content of choice `index` of a request.
-
-    Parameters
-    ----------
-    limit
-        Largest number of tokens.
-    forced
-        Text required by a schema or a tool call; None to let the model write.
-    """
+    """Return the content of choice `index` of a request."""
     if forced is None:
         how = sampling(body, index)
         if body.top_k == 1:

@@ -22,17 +22,11 @@ _PLAIN_REST = b'},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
 
 @dataclass(frozen=True, slots=True)
 class ChatChoices:
-    """The answers to a chat request.
-
-    Parameters
-    ----------
-    tools
-        For each choice, its tool call or None.
-    """
+    """The answers to a chat request."""
 
     body: ChatBody
     answers: Sequence[Answer]
-    tools: Sequence[ToolCall | None]
+    tools: Sequence[ToolCall | None]  # for each choice, its tool call or None
     model: TargetModel
 
     def finish_reason(self, index: int) -> str:

@@ -26,30 +26,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The model of a replica and its limits.
-
-    Parameters
-    ----------
-    names
-        Model names that clients may use; the first is the default.
-    default_temperature
-        Sampling temperature of requests without one.
-    """
+    """The model of a replica and its limits."""
 
     model: TargetModel
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # model names that clients may use; the first is the default
     max_model_len: int
     num_speculative_tokens: int
-    default_temperature: float
+    default_temperature: float  # sampling temperature of requests without one
 
     def name_for(self, asked: str | None) -> str:
-        """Return the model name of an answer.
-
-        Raises
-        ------
-        RequestError
-            If the requested model is not served.
-        """
+        """Return the model name of an answer."""
         if not asked:
             return self.names[0]
         if asked not in self.names:
@@ -60,13 +46,7 @@ class Served:
 
 
 def compose_chat(served: Served, body: ChatBody) -> ChatChoices:
-    """Compose the choices of a chat completion.
-
-    Raises
-    ------
-    RequestError
-        If vLLM would refuse the request.
-    """
+    """Compose the choices of a chat completion."""
     if not body.messages:
         raise RequestError("Cannot apply chat template to an empty conversation. Provide at least one message.")
     if body.top_logprobs and not body.logprobs:
@@ -103,13 +83,7 @@ def compose_chat(served: Served, body: ChatBody) -> ChatChoices:
 
 
 def compose_completion(served: Served, body: CompletionBody) -> CompletionChoices:
-    """Compose the choices of a completion.
-
-    Raises
-    ------
-    RequestError
-        If vLLM would refuse the request.
-    """
+    """Compose the choices of a completion."""
     _check_logprobs(body.logprobs, "logprobs")
     check_sampling(body, speculating=served.num_speculative_tokens > 0)
     answers = []
@@ -145,13 +119,7 @@ def _check_logprobs(asked: int | None, field: str) -> None:
 
 
 def _structured(make: Callable[[], T]) -> T:
-    """Return the result of `make`, which is given the client's arbitrary schema.
-
-    Raises
-    ------
-    RequestError
-        If the schema is invalid.
-    """
+    """Return the result of `make`, which is given the client's arbitrary schema."""
     try:
         return make()
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:

@@ -21,21 +21,14 @@ _UNQUOTED = ":/%#?=@[]!$&'()*+,;"
 class Route:
     """A path with its handler.
 
-    Parameters
-    ----------
-    path
-        The path; a part in braces stands for any segment.
-    methods
-        Accepted methods; HEAD is not one of them unless it is named.
-
     Examples
     --------
     >>> Route("/v1/responses/{response_id}", ("GET",), print).matches("/v1/responses/resp_1")
     True
     """
 
-    path: str
-    methods: tuple[str, ...]
+    path: str  # the path; a part in braces stands for any segment
+    methods: tuple[str, ...]  # accepted methods; HEAD is not one of them unless it is named
     handler: Callable[[Exchange], None]
     _pattern: re.Pattern[str] = field(init=False, repr=False)
 

@@ -20,19 +20,12 @@ class Driver:
 
     Steps are paced against absolute deadlines, so that a late wake-up does not delay the next one. Only if the process
     is more than a quarter of a second behind is the excess given up.
-
-    Parameters
-    ----------
-    replica
-        Idle replica that belongs to no fleet.
-    time_scale
-        Real seconds per second of the engine; 0.1 plays ten times as fast.
     """
 
     def __init__(self, replica: Replica, tallies: Tallies, time_scale: float = 1.0) -> None:
         load_rules(replica)
         self.tallies = tallies
-        self._replica = replica
+        self._replica = replica  # idle replica that belongs to no fleet
         self._fleet = Fleet([replica])
         self._scale = time_scale
         self._origin_s = time.monotonic()

@@ -18,35 +18,20 @@ Handler = Callable[["Exchange"], None]
 
 @dataclass(slots=True)
 class Request:
-    """A complete request.
-
-    Parameters
-    ----------
-    path
-        Decoded, without the query.
-    headers
-        By lower-case name; of repeated headers the last counts.
-    received_s
-        Time of completion, on the event loop's clock.
-    """
+    """A complete request."""
 
     method: str
-    path: str
+    path: str  # decoded, without the query
     query: str
-    headers: dict[str, str]
+    headers: dict[str, str]  # by lower-case name; of repeated headers the last counts
     body: bytes
-    received_s: float
+    received_s: float  # time of completion, on the event loop's clock
 
 
 class Exchange:
     """A request and its answer: either one `respond`, or `start`, any number of `write`s, and `end`.
 
     When the client disconnects, `gone` becomes true and `on_gone` is called; further writes are ignored.
-
-    Attributes
-    ----------
-    status
-        Status of the answer; 0 before it begins.
     """
 
     def __init__(self, reply: HttpReply, body: bytes) -> None:
@@ -57,7 +42,7 @@ class Exchange:
         self.request = Request(head.method, head.path, query, headers, body, now_s)
         self.answer_headers: Headers = []
         self.gone = False
-        self.status = 0
+        self.status = 0  # status of the answer; 0 before it begins
         self.on_gone: Callable[[], object] | None = None
         self.on_finished: Callable[[Exchange], None] | None = None
         reply.source = self
@@ -137,13 +122,7 @@ class Listener:
         reply.whole(status, b"content-type: text/plain\r\n", reason.encode())
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, and return the port (chosen by the system if `port` is 0).
-
-        Raises
-        ------
-        OSError
-            If the port is taken or the host is not a local address.
-        """
+        """Listen, and return the port (chosen by the system if `port` is 0)."""
         connect = cast("Callable[[], asyncio.Protocol]", self._http.connect)
         self._server = await asyncio.get_running_loop().create_server(connect, host, port, backlog=2048)
         bound_port: int = self._server.sockets[0].getsockname()[1]

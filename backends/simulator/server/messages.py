@@ -37,13 +37,7 @@ class MessagesRequest(CountRequest):
 
 
 def read_messages(value: Any) -> ChatBody:
-    """Convert a messages request to a chat completion.
-
-    Raises
-    ------
-    RequestError
-        If the request is malformed.
-    """
+    """Convert a messages request to a chat completion."""
     asked = validate(MessagesRequest, value)
     choice = asked.tool_choice or {}
     named = {"type": "function", "function": {"name": choice.get("name")}}

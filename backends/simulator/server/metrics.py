@@ -146,19 +146,7 @@ class Tallies:
 
 
 class ReplicaMetrics:
-    """The metrics of a replica.
-
-    Parameters
-    ----------
-    load, counters
-        Functions that return the engine's current load and counters.
-    model_name
-        Value of the `model_name` label, which all metrics but those of HTTP have.
-    speculating
-        Whether to include the counters of speculation, which a baseline server does not have.
-    kv_blocks
-        Number of blocks in the KV cache.
-    """
+    """The metrics of a replica."""
 
     def __init__(
         self,
@@ -171,9 +159,10 @@ class ReplicaMetrics:
         kv_blocks: int = 0,
     ) -> None:
         self._tallies = tallies
-        self._load = load
+        self._load = load  # functions that return the engine's current load and counters
         self._engine_counters = counters
         self._labels = {"engine": "0", "model_name": model_name}
+        # Whether to include the counters of speculation, which a baseline server does not have.
         self._speculating = speculating
         self._cache = {
             "engine": "0",

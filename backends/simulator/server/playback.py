@@ -19,30 +19,21 @@ class TokenListener(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Play:
-    """An answer that the engine plays. Times are in seconds on the clock of `time.monotonic`.
+    """An answer that the engine plays. Times are in seconds on the clock of `time.monotonic`."""
 
-    Parameters
-    ----------
-    index
-        Index of the choice in the response.
-    scheduled_s, first_s, last_s
-        When the answer joined the batch, and when its first and its latest tokens were emitted; 0.0 before.
-    cached_tokens
-        Prompt tokens found in the prefix cache.
-    drafted, accepted
-        Draft tokens of each step that had any, and those accepted.
-    """
-
-    index: int
+    index: int  # index of the choice in the response
     answer: Answer
     script: Script
     listener: TokenListener
     arrived_s: float
+    # scheduled_s, first_s, last_s: when the answer joined the batch, and when its first and its latest tokens were
+    # emitted; 0.0 before.
     scheduled_s: float = 0.0
     first_s: float = 0.0
     last_s: float = 0.0
     sent: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    # drafted, accepted: draft tokens of each step that had any, and those accepted.
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
 
@@ -53,13 +44,7 @@ class Play:
 
 
 def request_metrics(plays: Sequence[Play], num_speculative_tokens: int) -> dict[str, Any] | None:
-    """Return the `metrics` of a response; None if it has more than one choice.
-
-    Parameters
-    ----------
-    num_speculative_tokens
-        k; 0 for a baseline, whose `speculative_decoding` is null.
-    """
+    """Return the `metrics` of a response; None if it has more than one choice."""
     if len(plays) != 1:
         return None
     play = plays[0]
@@ -95,17 +80,12 @@ def _speculation(play: Play, k: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a response, summed over its choices.
-
-    Parameters
-    ----------
-    created_cache
-        Prompt tokens newly added to the prefix cache, in full blocks; None for the APIs that do not report them.
-    """
+    """Tokens of a response, summed over its choices."""
 
     prompt: int
     completion: int
     cached: int
+    # Prompt tokens newly added to the prefix cache, in full blocks; None for the APIs that do not report them.
     created_cache: int | None
 
     @classmethod

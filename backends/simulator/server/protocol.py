@@ -16,13 +16,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 class RequestError(Exception):
     """A request that vLLM refuses.
 
-    Parameters
-    ----------
-    kind
-        The error's `type`: `BadRequestError`, `NotFoundError`, `Bad Request`, `Service Unavailable` ...
-    param
-        Name of the invalid field, if it is a single one.
-
     Examples
     --------
     >>> RequestError("top_k is too large", "top_k").body()
@@ -34,7 +27,8 @@ class RequestError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.param = param  # name of the invalid field, if it is a single one
+        # The error's `type`: `BadRequestError`, `NotFoundError`, `Bad Request`, `Service Unavailable` .
         self.kind = kind
         self.code = code
 
@@ -153,13 +147,7 @@ B = TypeVar("B", bound=BaseModel)
 
 
 def read_json(content_type: str, body: bytes) -> Any:
-    """Return the JSON of a request.
-
-    Raises
-    ------
-    RequestError
-        If the content type is not JSON, or the body is not valid JSON.
-    """
+    """Return the JSON of a request."""
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise RequestError(
             "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed", kind="Bad Request"
@@ -180,13 +168,7 @@ def read_json(content_type: str, body: bytes) -> Any:
 
 
 def validate(shape: type[B], value: Any) -> B:
-    """Return the body of a request as `shape`.
-
-    Raises
-    ------
-    RequestError
-        If the body is malformed.
-    """
+    """Return the body of a request as `shape`."""
     try:
         return shape.model_validate(value)
     except ValidationError as error:
@@ -221,13 +203,7 @@ def _shown(value: object) -> object:
 
 
 def check_sampling(body: SampledBody, *, speculating: bool) -> None:
-    """Check the sampling parameters as vLLM does.
-
-    Raises
-    ------
-    RequestError
-        If one is out of range, or is not supported with speculative decoding.
-    """
+    """Check the sampling parameters as vLLM does."""
     if body.stream_options is not None and not body.stream:
         raise RequestError(
             "Stream options can only be defined when `stream=True`. (parameter=stream_options)", "stream_options"
@@ -265,11 +241,6 @@ def check_sampling(body: SampledBody, *, speculating: bool) -> None:
 
 def token_limit(asked: int | None, prompt_tokens: int, max_model_len: int, *, at_least: int = 1) -> int:
     """Return the largest number of tokens of an answer: `asked`, or the rest of the context.
-
-    Raises
-    ------
-    RequestError
-        If `asked` exceeds the context or is less than `at_least`, or if the prompt alone fills the context.
 
     Examples
     --------

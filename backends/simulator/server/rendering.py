@@ -17,23 +17,13 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The identity of an answer.
+    """The identity of an answer."""
 
-    Parameters
-    ----------
-    id
-        Id with its prefix, `chatcmpl-...`.
-    model
-        Model name that the client used.
-    num_speculative_tokens
-        k of the replica; 0 for a baseline.
-    """
-
-    id: str
+    id: str  # id with its prefix, `chatcmpl-...`
     created: int
-    model: str
+    model: str  # model name that the client used
     fingerprint: str
-    num_speculative_tokens: int = 0
+    num_speculative_tokens: int = 0  # k of the replica; 0 for a baseline
 
     def fields(self, kind: str) -> dict[str, Any]:
         """Return the first fields of each object of the answer."""
@@ -95,13 +85,7 @@ def _entry(model: TargetModel, token: int, logprob: float) -> dict[str, Any]:
 def completion_logprobs(
     model: TargetModel, answer: Answer, start: int, end: int, top: int, offset: int
 ) -> dict[str, Any]:
-    """Return the `logprobs` of a completion choice for its tokens from `start` to `end`.
-
-    Parameters
-    ----------
-    offset
-        Position in the choice's text of the first of these tokens.
-    """
+    """Return the `logprobs` of a completion choice for its tokens from `start` to `end`."""
     offsets, logprobs, tokens, tops = [], [], [], []
     strings: Sequence[str]
     for position in range(start, end):

@@ -67,15 +67,7 @@ _NEEDS_KEY: Final = ("/v1", "/v2", "/inference", "/cohere")
 
 
 class Replica:
-    """A simulated replica with its HTTP server. Must be created in a running event loop.
-
-    Parameters
-    ----------
-    model
-        Target model, shared by all replicas of that model.
-    executor
-        Executor with one thread, see `TextService`.
-    """
+    """A simulated replica with its HTTP server. Must be created in a running event loop."""
 
     def __init__(self, settings: ReplicaSettings, model: TargetModel, executor: Executor) -> None:
         self.settings = settings
@@ -133,13 +125,7 @@ class Replica:
         )
 
     async def start(self) -> None:
-        """Listen; sets `port`.
-
-        Raises
-        ------
-        OSError
-            If the address is not available.
-        """
+        """Listen; sets `port`."""
         self.port = await self._listener.start(self.settings.host, self.settings.port)
 
     async def stop(self) -> None:

@@ -49,13 +49,7 @@ class ResponsesBody(ChatBody):
 
 
 def read_responses(value: Any) -> ResponsesBody:
-    """Convert a responses request to a chat completion.
-
-    Raises
-    ------
-    RequestError
-        If the request is malformed.
-    """
+    """Convert a responses request to a chat completion."""
     asked = validate(ResponsesRequest, value)
     functions = [
         {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}}
@@ -82,13 +76,7 @@ def read_responses(value: Any) -> ResponsesBody:
 
 
 def compose_responses(served: Served, body: ResponsesBody) -> ChatChoices:
-    """Compose a response.
-
-    Raises
-    ------
-    RequestError
-        If vLLM would refuse the request: also if it needs an earlier response, or is to run in the background.
-    """
+    """Compose a response."""
     asked = body.asked
     if asked.background:
         raise RequestError(

@@ -49,41 +49,19 @@ C = TypeVar("C", bound=Choices)
 
 @dataclass(frozen=True, slots=True)
 class Api(Generic[B, C]):
-    """One of vLLM's APIs for text.
+    """One of vLLM's APIs for text."""
 
-    Parameters
-    ----------
-    prefix
-        Prefix of answer ids, with the hyphen or underscore.
-    read
-        Function from the request's JSON to its body; may raise `RequestError`, as may `compose`.
-    compose
-        Function from the body to the content of the answers.
-    whole, stream
-        Functions that write an answer in one piece, and step by step.
-    error
-        Function that formats an error.
-    """
-
-    prefix: str
-    read: Callable[[Any], B]
-    compose: Callable[[Served, B], C]
+    prefix: str  # prefix of answer ids, with the hyphen or underscore
+    read: Callable[[Any], B]  # function from the request's JSON to its body; may raise `RequestError`, as may `compose`
+    compose: Callable[[Served, B], C]  # function from the body to the content of the answers
+    # whole, stream: functions that write an answer in one piece, and step by step.
     whole: Callable[[Head, C, Sequence[Play]], dict[str, Any]]
     stream: Callable[[Exchange, Head, C], Renderer]
-    error: Callable[[RequestError], dict[str, Any]] = RequestError.body
+    error: Callable[[RequestError], dict[str, Any]] = RequestError.body  # function that formats an error
 
 
 class TextService:
-    """Handler of the requests for text of one replica.
-
-    Parameters
-    ----------
-    executor
-        Executor with one thread (proposers are stateful), on which answers are composed, so that running streams stay
-        on time.
-    max_queued
-        Largest number of requests waiting for the engine; more are refused. None for no limit.
-    """
+    """Handler of the requests for text of one replica."""
 
     def __init__(
         self,
@@ -98,8 +76,11 @@ class TextService:
         self._served = served
         self._driver = driver
         self._proposer = proposer
+        # Executor with one thread (proposers are stateful), on which answers are composed, so that running streams stay
+        # on time.
         self._executor = executor
         self._fingerprint = fingerprint
+        # Largest number of requests waiting for the engine; more are refused. None for no limit.
         self._max_queued = max_queued
         self._loop = asyncio.get_running_loop()
 

@@ -16,23 +16,6 @@ from backends.speculation import Method
 class ReplicaSettings(BaseModel):
     """Settings of one simulated replica.
 
-    Parameters
-    ----------
-    model
-        Target model; replicas of one model write the same answers to greedy requests.
-    served_model_names
-        Model names that clients may use; the model's own name if empty.
-    port
-        Port to listen on; 0 for one chosen by the system.
-    allowed_origins
-        Origins of web pages that may read the answers, `*` for all; vLLM's `--allowed-origins`.
-    seed
-        Seed of the draws of acceptance under methods with a draft model.
-    time_scale
-        Real seconds per second of the simulated engine: 0.1 runs ten times as fast.
-    max_num_queued_reqs
-        Largest number of waiting requests; more are refused with 503. None for no limit.
-
     Examples
     --------
     >>> settings = ReplicaSettings(name="a", model="llama")
@@ -43,19 +26,22 @@ class ReplicaSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(min_length=1)
-    model: str = Field(min_length=1)
-    served_model_names: tuple[str, ...] = ()
+    model: str = Field(min_length=1)  # target model; replicas of one model write the same answers to greedy requests
+    served_model_names: tuple[str, ...] = ()  # model names that clients may use; the model's own name if empty
     method: Method = Method.BASELINE
     speculative_config: dict[str, Any] = Field(default_factory=dict)
     calibration: str = "llama-3.1-8b-h100"
     host: str = "127.0.0.1"
-    port: int = Field(default=0, ge=0, le=65535)
-    seed: int = 0
+    port: int = Field(default=0, ge=0, le=65535)  # port to listen on; 0 for one chosen by the system
+    seed: int = 0  # seed of the draws of acceptance under methods with a draft model
     api_key: str | None = Field(default=None, repr=False)
+    # Origins of web pages that may read the answers, `*` for all; vLLM's `--allowed-origins`.
     allowed_origins: tuple[str, ...] = ("*",)
     max_model_len: int = Field(default=8192, ge=2)
     max_num_seqs: int | None = Field(default=None, ge=1)
+    # Largest number of waiting requests; more are refused with 503. None for no limit.
     max_num_queued_reqs: int | None = Field(default=None, ge=0)
+    # Real seconds per second of the simulated engine: 0.1 runs ten times as fast.
     time_scale: float = Field(default=1.0, gt=0)
 
     @model_validator(mode="after")
@@ -73,13 +59,7 @@ class ReplicaSettings(BaseModel):
         return self.served_model_names or (self.model,)
 
     def proposer(self) -> Proposer:
-        """Return a new proposer for the replica.
-
-        Raises
-        ------
-        ValueError
-            If the calibration is unknown, or the speculative config is invalid for the method.
-        """
+        """Return a new proposer for the replica."""
         calibration = load_calibration(self.calibration)
         return Proposer(self.method, self.speculative_config, calibration, self.seed, self.max_model_len)
 
@@ -88,13 +68,7 @@ class ReplicaSettings(BaseModel):
         return load_calibration(self.calibration).temperature.default
 
     def engine_parameters(self) -> EngineParameters:
-        """Return the engine's parameters.
-
-        Raises
-        ------
-        ValueError
-            If the calibration is unknown, or does not include the method.
-        """
+        """Return the engine's parameters."""
         return EngineParameters.of(
             load_calibration(self.calibration),
             self.method,

@@ -20,13 +20,6 @@ _ORDERS = 3
 class CorpusModel:
     """The n-gram model of one corpus.
 
-    Parameters
-    ----------
-    ids
-        The corpus as token ids.
-    vocabulary
-        Size of the vocabulary.
-
     Examples
     --------
     >>> model = CorpusModel([1, 2, 3, 1, 2, 4], vocabulary=5)
@@ -35,7 +28,7 @@ class CorpusModel:
     """
 
     def __init__(self, ids: Sequence[int], vocabulary: int) -> None:
-        self.ids = list(ids) or [0]
+        self.ids = list(ids) or [0]  # the corpus as token ids
         self._base = vocabulary
         tokens = np.asarray(self.ids, dtype=np.int64)
         keys = tokens * vocabulary**2
@@ -65,14 +58,7 @@ class CorpusModel:
         return self._places[index]
 
     def jump(self, context: Sequence[int], order: int, random: Random) -> tuple[int, float]:
-        """Choose a position whose context ends like `context`, backing off from `order` tokens to one to none.
-
-        Returns
-        -------
-        tuple
-            The position in `ids`, which is followed by the next token, and the share of positions with this context
-            that continue alike, estimated from up to 16 of them.
-        """
+        """Choose a position whose context ends like `context`, backing off from `order` tokens to one to none."""
         for length in range(min(order, len(context)), 0, -1):
             low, high = self.span(context, length)
             if high > low:
@@ -92,15 +78,7 @@ class CorpusModel:
         return []
 
     def sentence_about(self, topic: Sequence[int], starts: frozenset[int], random: Random) -> int:
-        """Return a position just before a sentence that contains a rare token of `topic`.
-
-        Parameters
-        ----------
-        topic
-            Tokens of the request.
-        starts
-            Tokens after which a sentence or a paragraph begins.
-        """
+        """Return a position just before a sentence that contains a rare token of `topic`."""
         rare = []
         for token in dict.fromkeys(topic):
             low, high = self.span([token], 1)

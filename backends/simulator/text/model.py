@@ -44,13 +44,6 @@ _FOLLOWED_CONFIDENCE = 0.9
 class Sampling:
     """Sampling parameters of one choice.
 
-    Parameters
-    ----------
-    seed
-        Seed of the choice; a random one if None. Ignored by greedy requests (temperature 0).
-    index
-        Index of the choice, where a request asks for `n`.
-
     Examples
     --------
     >>> Sampling(temperature=0.0).spread
@@ -61,8 +54,8 @@ class Sampling:
 
     temperature: float = 1.0
     top_p: float = 1.0
-    seed: int | None = None
-    index: int = 0
+    seed: int | None = None  # seed of the choice; a random one if None. Ignored by greedy requests (temperature 0)
+    index: int = 0  # index of the choice, where a request asks for `n`
 
     @property
     def spread(self) -> float:
@@ -72,22 +65,12 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """A finished text.
+    """A finished text."""
 
-    Parameters
-    ----------
-    ids
-        Output tokens; the last one is the end of the turn if the model stopped by itself.
-    confidence
-        Probability of each token under the model, in (0, 1).
-    stopped
-        Whether the model stopped by itself, rather than at the limit.
-    """
-
-    ids: list[int]
-    confidence: list[float]
+    ids: list[int]  # output tokens; the last one is the end of the turn if the model stopped by itself
+    confidence: list[float]  # probability of each token under the model, in (0, 1)
     kind: Kind
-    stopped: bool
+    stopped: bool  # whether the model stopped by itself, rather than at the limit
 
 
 class TargetModel:
@@ -116,15 +99,7 @@ class TargetModel:
     def write(
         self, prompt_ids: Sequence[int], sampling: Sampling, limit: int, minimum: int = 0, *, endless: bool = False
     ) -> Writing:
-        """Write an answer to `prompt_ids` of at most `limit` tokens.
-
-        Parameters
-        ----------
-        minimum
-            Number of tokens before which the model does not stop.
-        endless
-            Whether to write up to `limit` tokens without stopping (`ignore_eos`).
-        """
+        """Write an answer to `prompt_ids` of at most `limit` tokens."""
         asked = task.understand(self.tokenizer.decode(prompt_ids, special=True))
         random = self.random(prompt_ids, sampling)
         median, _, _ = _STYLES[asked.kind]

@@ -29,13 +29,6 @@ _PLAIN: dict[str, Any] = {"type": "object", "properties": {"answer": {"type": "s
 class SchemaValues:
     """Generator of values for JSON schemas, with words and numbers taken from a text.
 
-    Parameters
-    ----------
-    schema
-        Schema against which `$ref`s are resolved.
-    text
-        Source of the values, which are taken in turn.
-
     Examples
     --------
     >>> schema = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
@@ -45,7 +38,7 @@ class SchemaValues:
 
     def __init__(self, schema: Mapping[str, Any], text: str, random: Random) -> None:
         self._root = schema
-        self._text = text
+        self._text = text  # source of the values, which are taken in turn
         self._random = random
         first = _WORD.search(text)
         names = [word for word in _WORD.findall(text) if word[0].isupper() and (not first or word != first[0])]
@@ -160,16 +153,11 @@ class SchemaValues:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call within the text of an answer.
-
-    Parameters
-    ----------
-    start, end
-        Range of the arguments in `text`.
-    """
+    """A tool call within the text of an answer."""
 
     name: str
     text: str
+    # start, end: range of the arguments in `text`.
     start: int
     end: int
 
@@ -178,15 +166,6 @@ def json_text(
     response_format: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, prompt: str, random: Random
 ) -> str | None:
     """Return the text of a structured output; None if the request asks for none.
-
-    Parameters
-    ----------
-    response_format
-        OpenAI's `response_format`: `json_object` or `json_schema`.
-    outputs
-        vLLM's `structured_outputs`: `json`, `json_object` or `choice` (regexes and grammars are not simulated).
-    prompt
-        Source of the values.
 
     Examples
     --------
@@ -213,14 +192,7 @@ def json_text(
 def tool_call(
     tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any], prompt: str, random: Random
 ) -> ToolCall | None:
-    """Return the model's tool call; None if it answers in words.
-
-    Parameters
-    ----------
-    choice
-        `auto` (a tool is called if the prompt shares a word with it), `required`, or a tool in OpenAI's shape. As
-        vLLM's parsers expect, it determines how the call is written: between tags, as a list, or as arguments alone.
-    """
+    """Return the model's tool call; None if it answers in words."""
     functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), Mapping)]
     if isinstance(choice, Mapping):
         chosen = (choice.get("function") or {}).get("name")

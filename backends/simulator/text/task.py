@@ -10,24 +10,13 @@ from backends.calibration.calibration import Kind
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The recognised task of a prompt.
-
-    Parameters
-    ----------
-    continues
-        Whether the answer continues the prompt instead of answering it.
-    passage
-        Text of the prompt that the answer copies; empty if the answer is written freely.
-    edit_rate
-        Probability per token of the passage that an edit starts there.
-    opening, closing
-        Text around the answer: a code fence.
-    """
+    """The recognised task of a prompt."""
 
     kind: Kind
-    continues: bool = False
-    passage: str = ""
-    edit_rate: float = 0.0
+    continues: bool = False  # whether the answer continues the prompt instead of answering it
+    passage: str = ""  # text of the prompt that the answer copies; empty if the answer is written freely
+    edit_rate: float = 0.0  # probability per token of the passage that an edit starts there
+    # opening, closing: text around the answer: a code fence.
     opening: str = ""
     closing: str = ""
 
@@ -68,11 +57,6 @@ _INSTRUCTION_CHARACTERS = 400
 
 def understand(prompt: str) -> Task:
     r"""Return the task that `prompt` asks for.
-
-    Parameters
-    ----------
-    prompt
-        A ChatML conversation, of which the last user turn counts, or a plain text to continue.
 
     Examples
     --------

@@ -94,15 +94,7 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Return the ids of a conversation in the ChatML template, ready for the assistant's answer.
-
-        Parameters
-        ----------
-        messages
-            As in the chat API: `role` and `content`, a string or a list of parts (parts without text are left out).
-        tools
-            As in the chat API; listed for the model in a system turn of their own.
-        """
+        """Return the ids of a conversation in the ChatML template, ready for the assistant's answer."""
         turns = []
         if tools:
             listed = "\n".join(orjson.dumps(tool).decode() for tool in tools)

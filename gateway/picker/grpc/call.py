@@ -82,23 +82,7 @@ class Line(Protocol):
 
 
 class Call:
-    """A call, as its handler sees it and as its connection does.
-
-    Attributes
-    ----------
-    send_window
-        What the client accepts now.
-    unsent_bytes
-        What waits because the client does not accept it yet.
-    waits_since_s
-        Since when nothing of that could be sent, on the monotonic clock.
-    messages
-        How many messages have been received.
-    is_half_closed
-        Whether the client has no more messages.
-    has_ended
-        Whether nothing more can be sent.
-    """
+    """A call, as its handler sees it and as its connection does."""
 
     __slots__ = (
         "_ending",
@@ -124,7 +108,7 @@ class Call:
         self._line = line
         self.id = stream
         self.handler: Handler | None = None
-        self.send_window = send_window
+        self.send_window = send_window  # what the client accepts now
         self._receive_window = WINDOW_BYTES
         self._prefix = b""  # of a message, as long as it is incomplete
         self._message = bytearray()  # the same, of what follows
@@ -132,12 +116,12 @@ class Call:
         self._unsent: deque[memoryview] | None = None
         self._offset = 0  # in the first of them
         self._ending = b""
-        self.unsent_bytes = 0
-        self.waits_since_s = 0.0
-        self.messages = 0
+        self.unsent_bytes = 0  # what waits because the client does not accept it yet
+        self.waits_since_s = 0.0  # since when nothing of that could be sent, on the monotonic clock
+        self.messages = 0  # how many messages have been received
         self.has_begun = False
-        self.is_half_closed = False
-        self.has_ended = False
+        self.is_half_closed = False  # whether the client has no more messages
+        self.has_ended = False  # whether nothing more can be sent
 
     # Called by the handler
 
@@ -230,18 +214,7 @@ class Call:
     # Called by the connection
 
     def receive(self, data: bytes, at: int, end: int, frame_bytes: int) -> None:
-        """Handle what a frame has of messages.
-
-        Parameters
-        ----------
-        frame_bytes
-            Size of its payload, with its padding.
-
-        Raises
-        ------
-        StreamError
-            If the client has sent more than it was asked for, or many incomplete messages.
-        """
+        """Handle what a frame has of messages."""
         self._receive_window -= frame_bytes
         if self._receive_window < 0:
             raise StreamError(FLOW_CONTROL_ERROR)

@@ -104,17 +104,6 @@ class Connection:
     """A connection, which hands the messages of its calls to their handlers in the call that read them.
 
     It implements `asyncio.Protocol` without inheriting from it, so that mypyc can compile it.
-
-    Attributes
-    ----------
-    send_window
-        What the peer accepts now, over all calls.
-    held_bytes
-        What incomplete messages have.
-    counted_bytes
-        What the server has counted of that.
-    is_slow
-        Whether the peer does not receive what has been written.
     """
 
     __slots__ = (
@@ -166,7 +155,7 @@ class Connection:
         self._last_stream = 0
         self._first_send_window = 65_535
         self._receive_window = CONNECTION_WINDOW_BYTES
-        self.send_window = 65_535
+        self.send_window = 65_535  # what the peer accepts now, over all calls
         self.held_bytes = self.counted_bytes = 0
         self._has_preface = self._has_begun = False
         self._is_reading = self._will_flush = self._is_closing = self.is_slow = False

@@ -53,17 +53,11 @@ _MOST_TEXT: Final = 1024
 
 
 class Http2Error(Exception):
-    """What ends a connection.
-
-    Attributes
-    ----------
-    code
-        Error code of RFC 9113, section 7.
-    """
+    """What ends a connection."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
-        self.code = code
+        self.code = code  # error code of RFC 9113, section 7
         self.text = text
 
 

@@ -23,17 +23,7 @@ _OF_CONNECTIONS: Final = frozenset(
 
 
 class RequestHead:
-    """What a block of header fields says.
-
-    Attributes
-    ----------
-    is_request, is_trailers
-        Whether it is well-formed as the one or the other.
-    path
-        The value of `:path`.
-    is_grpc
-        Whether it is of a POST with a body of gRPC.
-    """
+    """What a block of header fields says."""
 
     __slots__ = ("is_grpc", "is_request", "is_trailers", "path")
 
@@ -45,12 +35,13 @@ class RequestHead:
         is_valid = is_ordered and is_once and _PSEUDO.issuperset(pseudo) and _OF_CONNECTIONS.isdisjoint(values)
         is_valid &= all(_IS_TOKEN(name) and not _IS_NO_VALUE(value) for name, value in fields)
         is_valid &= values.get(b"te", b"trailers") == b"trailers"
-        self.path = pseudo.get(b":path", b"")
+        self.path = pseudo.get(b":path", b"")  # the value of `:path`
+        # is_request, is_trailers: whether it is well-formed as the one or the other.
         self.is_request = is_valid and _REQUIRED.issubset(pseudo) and self.path != b""
         self.is_trailers = is_valid and not pseudo
         kind = values.get(b"content-type", b"")
         is_grpc = kind.startswith(b"application/grpc") and kind[16:17] in {b"", b"+", b";"}
-        self.is_grpc = is_grpc and pseudo.get(b":method") == b"POST"
+        self.is_grpc = is_grpc and pseudo.get(b":method") == b"POST"  # whether it is of a POST with a body of gRPC
 
 
 class HeadReader:
@@ -64,13 +55,7 @@ class HeadReader:
         self._known: dict[bytes, RequestHead] = {}
 
     def read(self, block: bytes) -> RequestHead:
-        """Decode the next block.
-
-        Raises
-        ------
-        Http2Error
-            If it cannot be decoded, or is too large: the tables may be wrong then.
-        """
+        """Decode the next block."""
         head = self._known.get(block)
         if head is not None:
             return head

@@ -30,15 +30,10 @@ _CLOSE_S: Final = 1.0
 
 
 class GrpcServer:
-    """Serves methods of gRPC.
-
-    Parameters
-    ----------
-    methods
-        By path, what returns the handler of a new call.
-    """
+    """Serves methods of gRPC."""
 
     def __init__(self, methods: Mapping[str, Callable[[Call], Handler]]) -> None:
+        # By path, what returns the handler of a new call.
         self._methods = {path.encode(): begin for path, begin in methods.items()}
         self._server: asyncio.Server | None = None
         self._sweep: asyncio.TimerHandle | None = None

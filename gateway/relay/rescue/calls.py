@@ -49,24 +49,14 @@ class Host(Protocol):
 
 
 class Failure:
-    """The failure of a backend in the middle of a stream.
-
-    Parameters
-    ----------
-    backend
-        Its name.
-    message
-        What it did.
-    is_strike
-        Whether that is evidence against it once another backend has completed the stream.
-    """
+    """The failure of a backend in the middle of a stream."""
 
     __slots__ = ("backend", "is_strike", "message")
 
     def __init__(self, backend: str, message: str, *, is_strike: bool) -> None:
-        self.backend = backend
-        self.message = message
-        self.is_strike = is_strike
+        self.backend = backend  # its name
+        self.message = message  # what it did
+        self.is_strike = is_strike  # whether that is evidence against it once another backend has completed the stream
 
 
 class Rescue:
@@ -74,27 +64,14 @@ class Rescue:
 
     First the backend that is to go on decodes the tokens so far. Their text must be the one that the client has, except
     for what its engine withheld. Then it continues them.
-
-    Attributes
-    ----------
-    request
-        The request, with the body to be sent.
-    passed
-        What the client has; None before the first event.
-    failures
-        The backends that failed in the middle of the stream.
-    tokens
-        Tokens of the answer when the first of them failed.
-    is_waiting
-        Whether the backend that is to go on has not sent anything yet.
     """
 
     def __init__(self, request: RescuableRequest, target: bytes) -> None:
-        self.request = request
-        self.passed: PassedStream | None = None
-        self.failures: list[Failure] = []
-        self.tokens = 0
-        self.is_waiting = False
+        self.request = request  # the request, with the body to be sent
+        self.passed: PassedStream | None = None  # what the client has; None before the first event
+        self.failures: list[Failure] = []  # the backends that failed in the middle of the stream
+        self.tokens = 0  # tokens of the answer when the first of them failed
+        self.is_waiting = False  # whether the backend that is to go on has not sent anything yet
         self._target = target
         self._host: Host | None = None
         self._continued: ContinuedStream | None = None

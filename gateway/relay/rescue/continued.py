@@ -27,20 +27,6 @@ def pending_text(text: str, decoded: str, most_chars: int) -> str | None:
     An engine withholds what may be the beginning of a stop string, and a character whose bytes are not complete. It
     leaves out special tokens.
 
-    Parameters
-    ----------
-    text
-        What the client has.
-    decoded
-        Text of the generated tokens, by an engine, with special tokens by name.
-    most_chars
-        How many characters can have been withheld because of stop strings, by engines and at earlier seams.
-
-    Raises
-    ------
-    InexactSeamError
-        If the client has another text.
-
     Examples
     --------
     >>> pending_text("one t", "one<|im_end|> two", 8), pending_text("f", "f\ufffd", 0)
@@ -74,28 +60,11 @@ def reach(stops: list[str]) -> int:
 
 
 class ContinuedStream:
-    """Makes the events of another backend those of the stream that has begun.
-
-    Parameters
-    ----------
-    passed
-        What the client has; grows with what it gets.
-    pending
-        Text of the tokens so far that the client does not have yet.
-
-    Attributes
-    ----------
-    is_done
-        Whether the stream is complete.
-    is_stopped
-        Whether it is, at a stop string that its backend does not see.
-    has_error
-        Whether the backend has ended it with an error.
-    """
+    """Makes the events of another backend those of the stream that has begun."""
 
     def __init__(self, request: RescuableRequest, passed: PassedStream, pending: str = "") -> None:
         self._request = request
-        self._passed = passed
+        self._passed = passed  # what the client has; grows with what it gets
         self._tokens_before = len(passed.ids)
         self._events = EventStream(request.endpoint)
         self._reach = reach(request.stops)
@@ -104,9 +73,9 @@ class ContinuedStream:
         self._held = pending
         self._new_chars = 0
         self._is_at_seam = True
-        self.is_done = False
-        self.is_stopped = False
-        self.has_error = False
+        self.is_done = False  # whether the stream is complete
+        self.is_stopped = False  # whether it is, at a stop string that its backend does not see
+        self.has_error = False  # whether the backend has ended it with an error
 
     def feed(self, data: bytes) -> bytes:
         """Return the events for the client; stops at the end of the stream, and before an error."""

@@ -27,15 +27,7 @@ _OUTCOMES: Final = {"ok": "complete", "cancelled": "cancelled"}
 
 
 class Handover:
-    """Takes a stream from one backend to another; the host of the calls for that.
-
-    Attributes
-    ----------
-    rescue
-        What the client has, and the calls to the backend that goes on.
-    left
-        The paused attempt that the stream is being moved away from, which may still go on with it; None without one.
-    """
+    """Takes a stream from one backend to another; the host of the calls for that."""
 
     def __init__(
         self,
@@ -46,7 +38,8 @@ class Handover:
         observers: Observers,
         rescue: Rescue,
     ) -> None:
-        self.rescue = rescue
+        self.rescue = rescue  # what the client has, and the calls to the backend that goes on
+        # The paused attempt that the stream is being moved away from, which may still go on with it; None without one.
         self.left: Attempt | None = None
         self._relay = relay
         self._inbound = inbound
@@ -64,15 +57,7 @@ class Handover:
         self.rescue.watch(events)
 
     def go_on(self, exchange: Host, message: str, *, is_strike: bool = False, may_return: bool = False) -> bool:
-        """Go on with the stream on another backend; return whether it does.
-
-        Parameters
-        ----------
-        message, is_strike
-            See `Failure`.
-        may_return
-            Whether its backend goes on if no other one can.
-        """
+        """Go on with the stream on another backend; return whether it does."""
         if self.left is not None:
             return self.go_back()
         self._exchange, rescue, model = exchange, self.rescue, self._routed.model

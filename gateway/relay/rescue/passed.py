@@ -25,19 +25,6 @@ _OUTPUT: Final = frozenset({"role", "content"})  # other fields of a delta are r
 class PassedStream:
     r"""The part of a stream that the client has.
 
-    Attributes
-    ----------
-    head
-        The fields that all events have in common: `id`, `object`, `created` and `model`.
-    prompt_ids, ids
-        Ids of the prompt's tokens, and of those generated; complete after `read`.
-    finish_reason
-        Empty before the stream has one.
-    has_usage
-        Whether the usage has been passed on.
-    withheld
-        Events from where the engine gave up the stream: an error, or its abort; empty without one.
-
     Examples
     --------
     >>> passed = PassedStream()
@@ -49,11 +36,14 @@ class PassedStream:
     """
 
     def __init__(self) -> None:
+        # The fields that all events have in common: `id`, `object`, `created` and `model`.
         self.head: dict[str, Any] = {}
+        # prompt_ids, ids: ids of the prompt's tokens, and of those generated; complete after `read`.
         self.prompt_ids = array("I")
         self.ids = array("I")
-        self.finish_reason = ""
-        self.has_usage = False
+        self.finish_reason = ""  # empty before the stream has one
+        self.has_usage = False  # whether the usage has been passed on
+        # Events from where the engine gave up the stream: an error, or its abort; empty without one.
         self.withheld = b""
         self._is_whole = True
         self._has_begun = False

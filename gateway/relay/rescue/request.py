@@ -93,23 +93,7 @@ _DEFAULT_COMPLETION_TOKENS: Final = 16
 
 
 class RescuableRequest:
-    """A streamed request that another backend can go on with.
-
-    Attributes
-    ----------
-    body
-        Body of the request, which also asks for the ids of the tokens.
-    model
-        Name of the model, as the client sent it; None if it sent none.
-    max_tokens
-        Largest number of tokens of the answer; None for the rest of the context.
-    stops
-        Stop strings.
-    includes_stop
-        Whether a stop string is part of the answer.
-    with_usage, with_running_usage
-        Whether the stream ends with its usage, and whether each event has it.
-    """
+    """A streamed request that another backend can go on with."""
 
     __slots__ = (
         "_fields",
@@ -126,12 +110,16 @@ class RescuableRequest:
 
     def __init__(self, endpoint: Endpoint, body: bytes, document: Mapping[str, Any]) -> None:
         self.endpoint = endpoint
+        # Body of the request, which also asks for the ids of the tokens.
         self.body = insert_field(body, b'"return_token_ids":true')
-        self.model = document.get("model")
+        self.model = document.get("model")  # name of the model, as the client sent it; None if it sent none
+        # Largest number of tokens of the answer; None for the rest of the context.
         self.max_tokens = _max_tokens(endpoint, document)
-        self.stops = _stops(document)
+        self.stops = _stops(document)  # stop strings
+        # Whether a stop string is part of the answer.
         self.includes_stop = bool(document.get("include_stop_str_in_output"))
         options = document.get("stream_options") or {}
+        # with_usage, with_running_usage: whether the stream ends with its usage, and whether each event has it.
         self.with_usage = bool(options.get("include_usage"))
         self.with_running_usage = self.with_usage and bool(options.get("continuous_usage_stats"))
         self._min_tokens: int = document.get("min_tokens") or 0

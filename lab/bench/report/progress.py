@@ -79,20 +79,12 @@ class RequestBar:
 
 
 class TerminalWatcher:
-    """Shows a progress bar for each run on a terminal, and prints a line for each finished run.
-
-    Parameters
-    ----------
-    runs
-        Total number of runs.
-    duration_s
-        Maximum seconds of a run; None if only the number of requests limits it.
-    """
+    """Shows a progress bar for each run on a terminal, and prints a line for each finished run."""
 
     def __init__(self, console: Console, runs: int, duration_s: float | None) -> None:
         self._console = console
-        self._runs = runs
-        self._duration_s = duration_s
+        self._runs = runs  # total number of runs
+        self._duration_s = duration_s  # maximum seconds of a run; None if only the number of requests limits it
         self._started = 0
         self._bar = RequestBar(console)
 

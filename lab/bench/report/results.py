@@ -15,18 +15,13 @@ SCHEMA = "speculation-gateway.bench/1"
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Times in milliseconds.
-
-    Parameters
-    ----------
-    quantiles
-        The 0th to the 100th percentile by linear interpolation, shape (101,).
-    """
+    """Times in milliseconds."""
 
     mean: float
     p50: float
     p95: float
     p99: float
+    # The 0th to the 100th percentile by linear interpolation, shape (101,).
     quantiles: tuple[float, ...] = field(repr=False, default=())
 
 
@@ -41,28 +36,16 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Acceptance of drafts in a run.
+    """Acceptance of drafts in a run."""
 
-    Parameters
-    ----------
-    source
-        `answers`: the engine's report in each answer. `counters`: the difference of the engine's `/metrics` before and
-        after the run, which includes requests of other clients. `chunks`: output tokens per chunk, without a rate.
-    rate
-        Accepted over drafted tokens.
-    length
-        Mean accepted tokens + 1 over the steps with a draft: vLLM's acceptance length. From `chunks`, tokens per chunk.
-    tokens_per_step
-        Output tokens over engine steps, including those without a draft.
-    by_position
-        Share of the steps with a draft that accepted it at each position, shape (k,).
-    """
-
+    # `answers`: the engine's report in each answer. `counters`: the difference of the engine's `/metrics` before and
+    # after the run, which includes requests of other clients. `chunks`: output tokens per chunk, without a rate.
     source: str
-    rate: float | None
+    rate: float | None  # accepted over drafted tokens
+    # Mean accepted tokens + 1 over the steps with a draft: vLLM's acceptance length. From `chunks`, tokens per chunk.
     length: float
-    tokens_per_step: float
-    by_position: tuple[float, ...] = ()
+    tokens_per_step: float  # output tokens over engine steps, including those without a draft
+    by_position: tuple[float, ...] = ()  # share of the steps with a draft that accepted it at each position, shape (k,)
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
     steps: int | None = None
@@ -80,59 +63,27 @@ class GeneratorFigures:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The course of a run in equal intervals from its start, shape (intervals,) each.
-
-    Parameters
-    ----------
-    in_flight
-        Requests in flight in the middle of the interval.
-    sent_per_s, output_tokens_per_s
-        Requests sent, and tokens of the answers that ended, per second.
-    """
+    """The course of a run in equal intervals from its start, shape (intervals,) each."""
 
     interval_s: float
-    in_flight: tuple[int, ...]
+    in_flight: tuple[int, ...]  # requests in flight in the middle of the interval
+    # sent_per_s, output_tokens_per_s: requests sent, and tokens of the answers that ended, per second.
     sent_per_s: tuple[float, ...]
     output_tokens_per_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """Speedup over the baseline under the same load and temperature; above 1 is better.
+    """Speedup over the baseline under the same load and temperature; above 1 is better."""
 
-    Parameters
-    ----------
-    baseline
-        Name of the baseline target.
-    output_tokens_per_s
-        Throughput of this run over that of the baseline.
-    tpot_p50
-        Median TPOT of the baseline over that of this run.
-    """
-
-    baseline: str
-    output_tokens_per_s: Interval
-    tpot_p50: Interval | None
+    baseline: str  # name of the baseline target
+    output_tokens_per_s: Interval  # throughput of this run over that of the baseline
+    tpot_p50: Interval | None  # median TPOT of the baseline over that of this run
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One target under one load at one temperature.
-
-    Parameters
-    ----------
-    completed, failed
-        Numbers of requests; all figures are over the completed ones.
-    duration_s
-        Seconds from the start of the run to the end of the last answer.
-    ttft, itl, tpot, e2e
-        Time to the first token, between chunks (one per step), per output token after the first, to the last token;
-        None if no request has one.
-    tokens_counted_by
-        `usage`, or `chunks` if an answer had no usage.
-    timeline
-        None if no request was completed.
-    """
+    """One target under one load at one temperature."""
 
     target: str
     model: str
@@ -141,27 +92,30 @@ class Run:
     simulated: bool
     temperature: float | None
     load: Load
+    # completed, failed: numbers of requests; all figures are over the completed ones.
     completed: int
     failed: int
     failures: tuple[Failures, ...]
     interrupted: bool
-    duration_s: float
+    duration_s: float  # seconds from the start of the run to the end of the last answer
     input_tokens: int
     cached_tokens: int | None
     output_tokens: int
     requests_per_s: float
     output_tokens_per_s: float
     total_tokens_per_s: float
+    # ttft, itl, tpot, e2e: time to the first token, between chunks (one per step), per output token after the first, to
+    # the last token; None if no request has one.
     ttft: Distribution | None
     itl: Distribution | None
     tpot: Distribution | None
     e2e: Distribution | None
     acceptance: Acceptance | None
     tokens_per_chunk: float | None
-    tokens_counted_by: str
+    tokens_counted_by: str  # `usage`, or `chunks` if an answer had no usage
     generator: GeneratorFigures
     notes: tuple[str, ...]
-    timeline: Timeline | None = None
+    timeline: Timeline | None = None  # none if no request was completed
     speedup: Speedup | None = None
 
     @property
@@ -172,29 +126,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Report of a benchmark.
+    """Report of a benchmark."""
 
-    Parameters
-    ----------
-    schema
-        Name and version of this format.
-    created
-        Start time, ISO 8601.
-    command
-        Arguments of the command, without secrets.
-    settings
-        Settings after validation.
-    interrupted
-        Whether the benchmark was stopped early.
-    not_measured
-        Reason for each target that could not be measured.
-    """
-
-    schema: str
+    schema: str  # name and version of this format
     version: str
-    created: str
-    command: tuple[str, ...]
-    settings: dict[str, object]
-    interrupted: bool
+    created: str  # start time, ISO 8601
+    command: tuple[str, ...]  # arguments of the command, without secrets
+    settings: dict[str, object]  # settings after validation
+    interrupted: bool  # whether the benchmark was stopped early
     runs: tuple[Run, ...]
-    not_measured: dict[str, str]
+    not_measured: dict[str, str]  # reason for each target that could not be measured

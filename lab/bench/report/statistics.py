@@ -143,31 +143,15 @@ def _difference(before: EngineMetrics, after: EngineMetrics) -> Drafting:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The requests of one run, as needed for speedups; each array has shape (requests,).
+    """The requests of one run, as needed for speedups; each array has shape (requests,)."""
 
-    Parameters
-    ----------
-    index
-        Index of the prompt, ascending.
-    tokens
-        Output tokens.
-    tpot_s
-        Seconds per output token after the first; NaN for an answer of one token.
-    parts
-        Parts one after another, 1 to 8, each at least as long as the longest request.
-    output_tokens_per_s
-        Throughput of the whole run.
-    closed
-        Whether the loop was closed, so that faster answers lead to more requests.
-    """
-
-    index: npt.NDArray[np.int64]
-    tokens: Floats
+    index: npt.NDArray[np.int64]  # index of the prompt, ascending
+    tokens: Floats  # output tokens
     e2e_s: Floats
-    tpot_s: Floats
-    parts: int
-    output_tokens_per_s: float
-    closed: bool
+    tpot_s: Floats  # seconds per output token after the first; NaN for an answer of one token
+    parts: int  # parts one after another, 1 to 8, each at least as long as the longest request
+    output_tokens_per_s: float  # throughput of the whole run
+    closed: bool  # whether the loop was closed, so that faster answers lead to more requests
 
     @classmethod
     def of(cls, completed: Sequence[Record], output_tokens_per_s: float, *, closed: bool) -> Sample:

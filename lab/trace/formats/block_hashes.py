@@ -49,13 +49,7 @@ class BailianRequests:
         self._first: dict[int, int] = {}
 
     def of(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Return a request with the keys of a record.
-
-        Raises
-        ------
-        ValueError, KeyError
-            If it has no such keys, or values of other types.
-        """
+        """Return a request with the keys of a record."""
         chat, parent = read_count(document["chat_id"]), document.get("parent_chat_id")
         first = self._first[chat] = self._first.get(parent, chat) if isinstance(parent, int) else chat
         if len(self._first) > _MOST_CHATS:

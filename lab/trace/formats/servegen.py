@@ -83,11 +83,6 @@ def read_servegen(path: Path, report: Report) -> Iterator[TraceRecord]:
     Arrivals are a renewal process with the distribution of each window, run at its rate; prompt and answer lengths are
     drawn from the window's frequencies, independently, since only these are published. The draws depend on the name
     of the file alone.
-
-    Raises
-    ------
-    TraceError
-        If the file of the lengths is missing or broken.
     """
     lengths = _lengths(path)
     starts = sorted(lengths)
@@ -119,13 +114,7 @@ def read_servegen(path: Path, report: Report) -> Iterator[TraceRecord]:
 
 
 def _arrivals(rng: np.random.Generator, window: _Window, count: float, left: float) -> tuple[Floats, float]:
-    """Return arrivals in units of expected requests from the window's begin, and what is left until the next one.
-
-    Parameters
-    ----------
-    count
-        Expected requests of the window.
-    """
+    """Return arrivals in units of expected requests from the window's begin, and what is left until the next one."""
     arrivals: list[Floats] = []
     at = left
     while at < count:

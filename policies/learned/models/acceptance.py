@@ -91,13 +91,6 @@ def _possible(buckets: Mapping[Key, Sums]) -> dict[Key, Sums]:
 class AcceptanceModel:
     """A model of the tokens per step.
 
-    Parameters
-    ----------
-    arms
-        Fitted effects of each observed arm.
-    calibration
-        Name of the calibration that describes arms without observations.
-
     Examples
     --------
     >>> from policies.features.request import Endpoint, RequestFeatures
@@ -108,8 +101,8 @@ class AcceptanceModel:
     (1.0, 2.4)
     """
 
-    arms: Mapping[str, Effects] = field(default_factory=dict)
-    calibration: str = DEFAULT_CALIBRATION
+    arms: Mapping[str, Effects] = field(default_factory=dict)  # fitted effects of each observed arm
+    calibration: str = DEFAULT_CALIBRATION  # name of the calibration that describes arms without observations
     _expected: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _depths: dict[tuple[str, str, str], tuple[ExpectedDepth, ...]] = field(default_factory=dict)
     _counts: dict[tuple[str, str, str], float] = field(default_factory=dict)
@@ -197,15 +190,7 @@ class AcceptanceModel:
     def at_max_k(
         self, arm: str, request: Key, levels: Sequence[int], place: Place, per_step: float
     ) -> tuple[float, float]:
-        """Return the tokens per step that an answer would have had at its arm's maximum k, and the weight of that.
-
-        Parameters
-        ----------
-        place
-            Place of its mean k among `levels`.
-        per_step
-            Its tokens per step.
-        """
+        """Return the tokens per step that an answer would have had at its arm's maximum k, and the weight of that."""
         depths = self.depths(arm, request[WORKLOAD], request[TEMPERATURE])
         expected = math.log(between([math.exp(depths[k].log_tokens) for k in levels], place))
         sensitivity = between([depths[k].sensitivity for k in levels], place)

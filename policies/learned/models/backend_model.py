@@ -21,25 +21,16 @@ from policies.learned.shadow_drafting import SHADOWED
 
 @dataclass(slots=True)
 class FittedModels:
-    """The result of a fit; the next fit replaces it as a whole.
-
-    Parameters
-    ----------
-    steps
-        Step costs by backend; a backend that is missing has the calibration's.
-    observed
-        Number of requests that each entry of `steps` was fitted to.
-    templates
-        Templates that the statistics tell apart.
-    levels
-        Step costs by backend and level of its depth, in terms of its maximum k.
-    """
+    """The result of a fit; the next fit replaces it as a whole."""
 
     acceptance: AcceptanceModel = field(default_factory=AcceptanceModel)
     length: LengthModel = field(default_factory=LengthModel)
+    # Step costs by backend; a backend that is missing has the calibration's.
     steps: Mapping[str, StepCost] = field(default_factory=dict)
+    # Number of requests that each entry of `steps` was fitted to.
     observed: Mapping[str, float] = field(default_factory=dict)
-    templates: frozenset[str] = frozenset()
+    templates: frozenset[str] = frozenset()  # templates that the statistics tell apart
+    # Step costs by backend and level of its depth, in terms of its maximum k.
     levels: Mapping[Key, StepCost] = field(default_factory=dict)
 
 
@@ -48,33 +39,6 @@ class BackendModel:
 
     The costs and load figures that every prediction reads are kept as separate attributes: mypyc compiles them to
     native fields, while an attribute of an interpreted object costs as much as five multiplications.
-
-    Attributes
-    ----------
-    prior
-        Step cost from the calibration.
-    cost
-        Fitted step cost, or the prior.
-    depth
-        The k in force by batch size; None where it is always the maximum, for which `prior` and `cost` hold.
-    level_ratios, level_costs
-        Step cost at each level of `depth`, over that at the maximum k, and as fitted.
-    base_s, per_request_s, per_context_token_s, per_prompt_token_s
-        `cost`; with a `depth`, the cost at the batch of the last prediction.
-    observed
-        Number of requests that `cost` was fitted to.
-    spread
-        Standard deviation of log(tokens per step) around its prediction, on the backend's arm.
-    most_per_step
-        Tokens that a step of its arm can give: all that are drafted, and one.
-    has_shadow
-        Whether shadow drafting tells what its method gives on a text.
-    silent
-        Whether its drafter is silent; it then counts as giving one token per step, and as little known.
-    slowness
-        Observed over fitted step time of late, at least 1.
-    load
-        Engine report at the last prediction; `waiting`, `others` and `reported_s` are copied from it.
     """
 
     def __init__(
@@ -89,16 +53,20 @@ class BackendModel:
     ) -> None:
         self.name = name
         self.arm = arm
-        self.most_per_step = most_per_step(arm)
-        self.prior = prior
+        self.most_per_step = most_per_step(arm)  # tokens that a step of its arm can give: all that are drafted, and one
+        self.prior = prior  # step cost from the calibration
+        # The k in force by batch size; None where it is always the maximum, for which `prior` and `cost` hold.
         self.depth = depth
+        # Step cost at each level of `depth`, over that at the maximum k, and as fitted.
         self.level_ratios = [one.over(prior) for one in level_priors]
         self.backlog = Backlog()
         self.prefixes = prefixes
         self.prompt_time = PromptTime()
+        # Whether shadow drafting tells what its method gives on a text.
         self.has_shadow = arm.partition(":")[0] in SHADOWED
+        # Whether its drafter is silent; it then counts as giving one token per step, and as little known.
         self.silent = False
-        self.slowness = 1.0
+        self.slowness = 1.0  # observed over fitted step time of late, at least 1
         self.learn(fitted)
         self.read(_NO_REPORT)
 
@@ -153,13 +121,7 @@ class BackendModel:
         return None if self.depth is None else self.depth.place(batch)
 
     def meet(self, batch: int, by_level: Sequence[float]) -> float:
-        """Set the costs to those of a batch of so many requests, and return the tokens per step of one of them.
-
-        Parameters
-        ----------
-        by_level
-            Its tokens per step at each level of `depth`.
-        """
+        """Set the costs to those of a batch of so many requests, and return the tokens per step of one of them."""
         assert self.depth is not None
         place = self.depth.place(batch)
         self.base_s, self.per_request_s, self.per_context_token_s, self.per_prompt_token_s = self.cost_at(place)
@@ -169,11 +131,6 @@ class BackendModel:
         """Return the seconds that the requests here would need, without another one, for what a step gives them now.
 
         Joining a batch may lower its k, which changes the tokens per step of all others.
-
-        Parameters
-        ----------
-        per_step
-            Tokens per step with the other one, see `meet`.
         """
         assert self.depth is not None
         place = self.depth.place(requests - self.waiting)
@@ -215,13 +172,7 @@ class BackendModel:
         return self.name, str(self.depth.levels[place[0] + (place[1] > 0.5)])
 
     def usual_acceptance(self, key: Key, place: Place | None) -> float | None:
-        """Return the tokens per step of a drafter in order; None if similar requests are not known well enough.
-
-        Parameters
-        ----------
-        place
-            Place of the mean k among the levels of `depth`; None for the maximum k.
-        """
+        """Return the tokens per step of a drafter in order; None if similar requests are not known well enough."""
         model = self.fitted.acceptance
         if model.observations_of_kind(self.arm, key) < _MIN_OBSERVATIONS:
             return None

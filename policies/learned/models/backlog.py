@@ -16,25 +16,13 @@ class Mark:
 
 
 class Share:
-    """The work that one request is expected to add to a backend.
-
-    Parameters
-    ----------
-    steps
-        Engine steps of its answer.
-    context_tokens
-        Mean context of a step: the prompt and half of the answer, in tokens.
-    prompt_tokens
-        Prompt tokens to compute, without cached ones.
-    prefill_s
-        Seconds that computing them takes.
-    """
+    """The work that one request is expected to add to a backend."""
 
     def __init__(self, steps: float, context_tokens: float, prompt_tokens: float, prefill_s: float = 0.0) -> None:
-        self.steps = steps
-        self.context_tokens = context_tokens
-        self.prompt_tokens = prompt_tokens
-        self.prefill_s = prefill_s
+        self.steps = steps  # engine steps of its answer
+        self.context_tokens = context_tokens  # mean context of a step: the prompt and half of the answer, in tokens
+        self.prompt_tokens = prompt_tokens  # prompt tokens to compute, without cached ones
+        self.prefill_s = prefill_s  # seconds that computing them takes
 
 
 @dataclass(slots=True)
@@ -43,16 +31,6 @@ class Backlog:
 
     The number of requests comes from the caller, who also knows those of other gateways. Only the mean work per request
     is taken from the requests sent here, so a request whose end is never reported does no lasting harm.
-
-    Attributes
-    ----------
-    sent
-        Number of requests sent and not yet ended.
-    steps, context_tokens
-        Total steps and mean context expected of those. The mean number of steps also serves as the mean number of steps
-        left: at a random time, a running answer is more likely to be a long one (the inspection paradox).
-    prefill_s
-        Total seconds of computing their prompts.
 
     Examples
     --------
@@ -63,10 +41,13 @@ class Backlog:
     (1.0, 400.0, 300.0)
     """
 
-    sent: int = 0
+    sent: int = 0  # number of requests sent and not yet ended
+    # steps, context_tokens: total steps and mean context expected of those. The mean number of steps also serves as the
+    # mean number of steps left: at a random time, a running answer is more likely to be a long one (the inspection
+    # paradox).
     steps: float = 0.0
     context_tokens: float = 0.0
-    prefill_s: float = 0.0
+    prefill_s: float = 0.0  # total seconds of computing their prompts
     _at_s: float = 0.0
     _requests: int = 0
     _request_s: float = 0.0

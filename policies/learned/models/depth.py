@@ -19,13 +19,6 @@ class Depth:
     Step times and tokens per step are known for each level, and are linear between two: a request that meets both of
     them has some steps of each. Batches vary while a request runs, so the k of a batch is the mean of those around it.
 
-    Attributes
-    ----------
-    levels
-        Values of k in the schedule, ascending; at least two.
-    adaptive
-        Whether k stands for the drafts that are verified, of which engines report nothing.
-
     Examples
     --------
     >>> depth = Depth(DraftSchedule(3, (3,) * 9 + (1,) * 8 + (0,)))
@@ -34,9 +27,10 @@ class Depth:
     """
 
     def __init__(self, schedule: DraftSchedule) -> None:
+        # Whether k stands for the drafts that are verified, of which engines report nothing.
         self.adaptive = schedule.adaptive
         ks = schedule.by_batch
-        self.levels = sorted(set(ks[1:]))
+        self.levels = sorted(set(ks[1:]))  # values of k in the schedule, ascending; at least two
         last = len(ks) - 1
         while last > 1 and ks[last - 1] == ks[last]:
             last -= 1

@@ -23,32 +23,15 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A factor of the model.
+    """A factor of the model."""
 
-    Parameters
-    ----------
-    level
-        Function from a key to its level; an empty string means that the level is unknown.
-    spread
-        Prior standard deviation of the effects of its levels.
-    """
-
-    level: Callable[[Key], str]
-    spread: float
+    level: Callable[[Key], str]  # function from a key to its level; an empty string means that the level is unknown
+    spread: float  # prior standard deviation of the effects of its levels
 
 
 @dataclass(slots=True)
 class Effects:
     """The fitted effects.
-
-    Attributes
-    ----------
-    by_level
-        Effect of each level, by factor.
-    noise
-        Standard deviation of single observations around their prediction.
-    observations
-        Number of observations in the fit.
 
     Examples
     --------
@@ -59,9 +42,9 @@ class Effects:
 
     factors: Sequence[Factor]
     mean: float
-    by_level: Sequence[Mapping[str, float]]
-    noise: float
-    observations: float = 0.0
+    by_level: Sequence[Mapping[str, float]]  # effect of each level, by factor
+    noise: float  # standard deviation of single observations around their prediction
+    observations: float = 0.0  # number of observations in the fit
     _cache: dict[Key, float] = field(default_factory=dict)
 
     def predict(self, key: Key) -> float:
@@ -89,19 +72,6 @@ def fit_effects(
     noise: float,
 ) -> Effects:
     """Return effects fitted to sums of observations.
-
-    Parameters
-    ----------
-    buckets
-        Count, sum and sum of squares of the observations of each key.
-    factors
-        Factors of the model.
-    expected
-        Function from a key to its prior expectation; the model describes the differences from it.
-    mean_spread
-        Prior standard deviation of the mean difference.
-    noise
-        Prior standard deviation of single observations around their prediction.
 
     Examples
     --------

@@ -17,11 +17,6 @@ class PrefixMemory:
     All backends share one table from prefix to holders. A table per backend would exceed the processor's caches, and
     looking into each would take longer than the rest of a prediction.
 
-    Parameters
-    ----------
-    max_prefixes
-        Maximum prefixes per backend.
-
     Examples
     --------
     >>> from policies.features.request import Endpoint
@@ -34,7 +29,7 @@ class PrefixMemory:
     """
 
     def __init__(self, max_prefixes: int = MAX_PREFIXES) -> None:
-        self._max_prefixes = max_prefixes
+        self._max_prefixes = max_prefixes  # maximum prefixes per backend
         self._holders: dict[int, int] = {}  # by prefix; one bit per backend
         self._backends = 0
         self._free_bits: list[int] = []  # of backends that have left
@@ -68,18 +63,11 @@ class BackendPrefixes:
 
     How long an engine caches a prefix depends on its memory and its other clients. So the estimate is scaled by a trust
     factor, learned from the engine's reports of cached tokens.
-
-    Parameters
-    ----------
-    holders
-        The table shared with the other backends.
-    bit
-        Bit of this backend in the table.
     """
 
     def __init__(self, holders: dict[int, int], bit: int, max_prefixes: int) -> None:
-        self._holders = holders
-        self._bit = bit
+        self._holders = holders  # the table shared with the other backends
+        self._bit = bit  # bit of this backend in the table
         self._max_prefixes = max_prefixes
         self._used: OrderedDict[int, int] = OrderedDict()  # tokens beyond the next shorter one; most recently used last
         self._tokens = 0

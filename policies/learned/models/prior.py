@@ -36,27 +36,16 @@ _SIMILAR = {
 class StepCost(NamedTuple):
     """Seconds of one engine step, as a linear function of its load.
 
-    Parameters
-    ----------
-    base_s
-        Seconds with an empty batch.
-    per_request_s
-        Seconds per request in the batch, for verifying and drafting its tokens.
-    per_context_token_s
-        Seconds per context token of those requests.
-    per_prompt_token_s
-        Seconds per prompt token that the step computes.
-
     Examples
     --------
     >>> StepCost(0.008, 1e-4, 2e-7, 3e-5).scaled(2.0).base_s
     0.016
     """
 
-    base_s: float
-    per_request_s: float
-    per_context_token_s: float
-    per_prompt_token_s: float
+    base_s: float  # seconds with an empty batch
+    per_request_s: float  # seconds per request in the batch, for verifying and drafting its tokens
+    per_context_token_s: float  # seconds per context token of those requests
+    per_prompt_token_s: float  # seconds per prompt token that the step computes
 
     def scaled(self, factor: float) -> StepCost:
         """Return the cost of an engine that takes `factor` times as long."""
@@ -73,13 +62,7 @@ class StepCost(NamedTuple):
 
 @cache
 def expected_step(calibration: str, method: Method, k: int, verified_drafts: int | None = None) -> StepCost:
-    """Return the step cost of a method on the calibration's machine.
-
-    Parameters
-    ----------
-    verified_drafts
-        Draft tokens that a step verifies per request; None for all that are drafted.
-    """
+    """Return the step cost of a method on the calibration's machine."""
     known = load_calibration(calibration)
     method = _calibrated(calibration, method) if k else Method.BASELINE
     parameters = EngineParameters.of(known, method, _config(k))
@@ -124,17 +107,10 @@ def expected_tokens_per_step(calibration: str, method: Method, k: int, workload:
 
 
 class ExpectedDepth(NamedTuple):
-    """What is expected of drafting to some depth, up to the maximum k.
+    """What is expected of drafting to some depth, up to the maximum k."""
 
-    Parameters
-    ----------
-    log_tokens
-        Logarithm of the mean tokens per step.
-    sensitivity
-        Its change when that at the maximum k changes by one, if all chances of acceptance change alike.
-    """
-
-    log_tokens: float
+    log_tokens: float  # logarithm of the mean tokens per step
+    # Its change when that at the maximum k changes by one, if all chances of acceptance change alike.
     sensitivity: float
 
 

@@ -73,19 +73,6 @@ def seconds(cost: StepCost, load: Load) -> float:
 def observation(step_s: float, load: Load, prior: StepCost, expected_s: float) -> Sums | None:
     """Return the sums that a request adds to its backend's bucket; None if no engine has such a step time.
 
-    Parameters
-    ----------
-    step_s
-        Mean seconds per step of the request.
-    load
-        Mean load over its lifetime.
-    prior
-        Cost from the calibration, whose scale is fitted to the whole pool.
-    expected_s
-        Predicted seconds per step. Errors that are large beside it have Huber's weights [1]_. They count relative to
-        the calibration's expectation: if they did to this one, wrong observations that lowered it would outweigh all
-        later ones.
-
     References
     ----------
     .. [1] Huber, "Robust Estimation of a Location Parameter", Annals of Mathematical Statistics 35(1), 1964.
@@ -140,15 +127,6 @@ def fit_steps(
     buckets: Mapping[Key, Sums], priors: Mapping[str, StepCost], pause: Callable[[], object] = lambda: None
 ) -> dict[str, StepCost]:
     """Return each backend's step cost: a non-negative ridge regression towards the scaled prior.
-
-    Parameters
-    ----------
-    buckets
-        Sums by (backend,), or by (backend, level) where k depends on the batch.
-    priors
-        Cost from the calibration, by backend; only these backends are fitted.
-    pause
-        Called before each backend.
 
     Examples
     --------

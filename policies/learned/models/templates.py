@@ -25,11 +25,6 @@ MOST: Final = 4096
 class Templates:
     """Which templates were seen more than once.
 
-    Parameters
-    ----------
-    most
-        Maximum templates that are counted, and that are known; the oldest one is dropped for a further one.
-
     Examples
     --------
     >>> from policies.features.request import Endpoint
@@ -39,19 +34,14 @@ class Templates:
     """
 
     def __init__(self, most: int = MOST) -> None:
+        # Maximum templates that are counted, and that are known; the oldest one is dropped for a further one.
         self._most = most
         self._fitted: frozenset[str] = frozenset()
         self._known: dict[str, None] = {}
         self._counted: dict[str, int] = {}
 
     def key(self, request: RequestFeatures, *, counts: bool = True) -> Key:
-        """Return the bucket key of a request, without a template that is not known.
-
-        Parameters
-        ----------
-        counts
-            Whether the request counts towards knowing its template; otherwise nothing changes.
-        """
+        """Return the bucket key of a request, without a template that is not known."""
         key = key_of(request)
         template = request.template
         if not template or template in self._known or template in self._fitted:

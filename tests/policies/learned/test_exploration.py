@@ -47,6 +47,7 @@ def test_there_is_no_exploration_without_alternatives_or_uncertainty() -> None:
 
 def test_zero_costs_do_not_cause_division_by_zero() -> None:
     assert explore(DEFAULT.share, DEFAULT.most, [0.0, 1.0], [0, 0]) == [1.0, 0.0]
+    assert sum(explore(0.5, 1.0, [0.0, 0.0, 5e-324], [math.inf, 0.0, 0.0])) == pytest.approx(1.0)
     free = explore(DEFAULT.share, 0.05, [0.0, 0.0], [0, 0])
     assert sorted(free) == pytest.approx([0.05, 0.95])
 
