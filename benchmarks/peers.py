@@ -26,7 +26,7 @@ from backends.backend import Backend
 from backends.launch.ports import free_port
 from backends.pool import HealthRules, Pool
 from backends.speculation import Method
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from gateway.relay.limits import Limits
 from gateway.routing.keys import Client, Keyring
 from gateway.service.peer_exchange import PeerExchange

@@ -21,7 +21,7 @@ from backends.speculation import Method
 from benchmarks.choose import best_us
 from benchmarks.describe import chat, prose
 from gateway.config.settings import RecorderSettings
-from gateway.http.usage import Usage
+from gateway.dialects.usage import Usage
 from gateway.recorder import Recorder, RequestNotes
 from gateway.recorder.document import PendingRecord, RecordBuilder
 from gateway.recorder.files import TraceFiles

@@ -32,8 +32,8 @@ from benchmarks.overhead.load import chat_body
 from benchmarks.overhead.measure import environment
 from gateway.config.load import load_pool
 from gateway.config.settings import TelemetrySettings
-from gateway.frontend.http import HttpFrontend
 from gateway.recorder import Recorder
+from gateway.relay.frontend import HttpFrontend
 from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
 from gateway.service.replicas import plan

@@ -23,7 +23,7 @@ from gateway.dashboard.pages import Pages
 from gateway.dashboard.recent import POINT_S, RATE_WINDOW_S, WINDOW_S, Recent
 from gateway.dashboard.totals import Series, shared_by_workers, totals_of
 from gateway.dashboard.views import backend_view, model_view, point_of
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from gateway.relay.context import RelayContext
 from gateway.service.assembly import Gateway
 

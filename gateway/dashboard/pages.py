@@ -10,7 +10,7 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from backends import background
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 
 MAX_PAGES = 64
 """Most streams of a gateway process; each holds a connection. Those without a key, of a public dashboard, get half."""

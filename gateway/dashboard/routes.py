@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from gateway.dashboard.dashboard import Dashboard
 from gateway.dashboard.pages import EventStream
 from gateway.dashboard.static_files import load_static_files
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from gateway.service.admin_policy import rules_of
 from gateway.service.assembly import Gateway
 

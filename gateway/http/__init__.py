@@ -1,1 +1,1 @@
-"""Headers, errors, server-sent events and usage, as the APIs define them."""
+"""Heads of requests and answers: their paths, their headers, and which web pages may read them."""

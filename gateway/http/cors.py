@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from gateway.http.headers import Header, lines_of
 
 _METHODS = b"GET, POST"

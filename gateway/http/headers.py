@@ -197,3 +197,16 @@ def gateway_lines(backend: str, method: str, policy: str, reason: str, simulated
     if retried_from:
         headers.append((b"x-gateway-retried-from", retried_from.encode()))
     return lines_of(headers)
+
+
+def request_id_lines(path: str, request_id: bytes) -> bytes:
+    r"""Return the header lines with the id of a request; clients of Anthropic's API read another header.
+
+    Examples
+    --------
+    >>> request_id_lines("/v1/messages", b"r1")
+    b'x-request-id: r1\r\nrequest-id: r1\r\n'
+    """
+    if path.startswith("/v1/messages"):
+        return b"x-request-id: %b\r\nrequest-id: %b\r\n" % (request_id, request_id)
+    return b"x-request-id: %b\r\n" % request_id

@@ -1,11 +1,22 @@
-"""The paths of requests: how they are compared, which ones the gateway answers itself, and which ones it relays."""
+"""The paths of requests: in one form, which ones the gateway answers or relays, and the API of each."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
+from policies.features.request import Endpoint
+
+_OTHER: Final = Endpoint.OTHER  # saves the lookup of the enum member
+_ENDPOINTS: Final = {
+    "/v1/chat/completions": Endpoint.CHAT,
+    "/v1/completions": Endpoint.COMPLETIONS,
+    "/v1/responses": Endpoint.RESPONSES,
+    "/v1/messages": Endpoint.MESSAGES,
+    "/v1/embeddings": Endpoint.EMBEDDINGS,
+}
 _OWN = frozenset({"/health", "/readyz", "/metrics", "/v1/models", "/admin", "/dashboard"})
 _PLAIN = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,=:@-]+)+")
 _MODEL = "/v1/models/"
@@ -61,6 +72,28 @@ def canonical_path(target: bytes) -> str:
     if not _PLAIN.fullmatch(path) or "/./" in (dotted := f"{path}/") or "/../" in dotted:
         return ""
     return "" if b"%2f" in raw.lower() and not path.startswith(_MODEL) else path
+
+
+def endpoint_of(path: str, method: str) -> Endpoint:
+    """Return the API of a request for inference; `Endpoint.OTHER` for all that is only passed through.
+
+    Examples
+    --------
+    >>> endpoint_of("/v1/chat/completions", "POST").name, endpoint_of("/v1/chat/completions", "OPTIONS").name
+    ('CHAT', 'OTHER')
+    """
+    return _ENDPOINTS.get(path, _OTHER) if method == "POST" else _OTHER
+
+
+def format_of(path: str) -> Endpoint:
+    """Return the API whose formats a path uses, whatever is asked of it.
+
+    Examples
+    --------
+    >>> format_of("/v1/messages/count_tokens").name, format_of("/tokenize").name
+    ('MESSAGES', 'OTHER')
+    """
+    return Endpoint.MESSAGES if path.startswith("/v1/messages/") else _ENDPOINTS.get(path, _OTHER)
 
 
 def relayed_target(path: str, target: bytes) -> bytes:

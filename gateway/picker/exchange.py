@@ -7,7 +7,8 @@ from typing import ClassVar, Final, Protocol
 
 from backends.backend import Backend
 from backends.http.client import Call, HeaderList
-from gateway.http.errors import GatewayError, request_id_lines
+from gateway.dialects.errors import GatewayError
+from gateway.http.headers import request_id_lines
 from gateway.picker.destinations import Destinations
 from gateway.relay.attempt import Attempt
 from gateway.relay.context import STOPPING, Inbound, RelayContext, Reply

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import httpx
 
 from backends import background
-from gateway.http.errors import GatewayError, too_large
+from gateway.dialects.errors import GatewayError, too_large
 from gateway.http.headers import Header, headers_of, lines_of
 from gateway.http.paths import canonical_path, is_for_clients
 from gateway.picker import messages
@@ -21,8 +21,8 @@ from gateway.picker.ext_proc_pb2 import HttpBody, ProcessingMode, ProcessingRequ
 from gateway.picker.unfinished import Unfinished
 from gateway.relay.context import Inbound, send_error
 from gateway.relay.errors import gateway_failed
+from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
-from gateway.routing.request_headers import RequestHeaders
 
 if TYPE_CHECKING:
     from gateway.service.assembly import Gateway

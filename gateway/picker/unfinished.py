@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from backends.http.server import SHED_SHARE, ServerLimits
 from gateway.config.settings.server import ServerSettings
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 
 _STALL_S: Final = ServerLimits().stall_s
 _MOST_HELD: Final = attrgetter("held_bytes")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.http.transcript import read_answer
+from gateway.dialects.transcript import read_answer
 from gateway.recorder.candidates import CandidateColumns
 from gateway.recorder.hashes import TextHasher
 from gateway.recorder.notes import RequestNotes

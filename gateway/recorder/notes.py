@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from backends.backend import Backend, EngineLoad
-from gateway.http.transcript import Transcript, read_document
+from gateway.dialects.transcript import Transcript, read_document
 from gateway.relay.observers import EndedExchange, Observer
 from policies.policy import Decision
 

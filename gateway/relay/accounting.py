@@ -8,8 +8,8 @@ from typing import Final, TypeGuard
 from backends.backend import Backend
 from backends.reported import MOST_CONTEXT_TOKENS
 from backends.speculation import Method
-from gateway.http.sse import EventStream
-from gateway.http.usage import Usage, first_usage
+from gateway.dialects.sse import EventStream
+from gateway.dialects.usage import Usage, first_usage
 from gateway.relay.answers import MeteredAnswer, PassThrough
 from gateway.relay.charge import tokens_of
 from gateway.relay.observers import EndedExchange

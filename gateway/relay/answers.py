@@ -12,9 +12,9 @@ from typing import Final
 import orjson
 
 from backends.http.client import HeaderList
+from gateway.dialects.sse import EventStream, engine_error, is_event_stream
+from gateway.dialects.usage import Usage, first_usage, read_other_usage, read_usage
 from gateway.http.headers import is_json, media_type
-from gateway.http.sse import EventStream, engine_error, is_event_stream
-from gateway.http.usage import Usage, first_usage, read_other_usage, read_usage
 from policies.features.request import Endpoint
 
 MAX_HELD_BYTES: Final = 1 << 20

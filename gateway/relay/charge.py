@@ -6,7 +6,7 @@ import math
 import re
 from typing import Final
 
-from gateway.http.usage import Usage
+from gateway.dialects.usage import Usage
 from policies.features.prompt import BYTES_PER_TOKEN
 
 _AUDIO: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})

@@ -1,6 +1,6 @@
 """What exchanges share: the inbound request, the reply to write to, and the state of the gateway process.
 
-The hot path consists of callbacks on one event loop. A frontend (`gateway.frontend`) begins an `Exchange` with a
+The hot path consists of callbacks on one event loop. A frontend (`gateway.relay.frontend`) begins an `Exchange` with a
 `Reply`; the upstream client calls it with the answer; each chunk is passed on in the same call that read it. Nothing on
 this path waits for a file, a scrape or a fit.
 """
@@ -19,15 +19,15 @@ from backends import background
 from backends.backend import Backend
 from backends.http.write_batch import WriteBatch
 from backends.pool import Pool
-from gateway.http.errors import GatewayError, format_of, request_id_lines
-from gateway.http.headers import Header, lines_of
+from gateway.dialects.errors import GatewayError
+from gateway.http.headers import Header, lines_of, request_id_lines
+from gateway.http.paths import format_of
 from gateway.relay.limits import Limits
 from gateway.relay.observers import Follower, Observer
 from gateway.relay.queue import ModelQueue
-from gateway.routing.access import Access
-from gateway.routing.request_headers import RequestHeaders
+from gateway.routing.access import Access, RequestHeaders
+from gateway.routing.large_bodies import Turns
 from gateway.routing.router import Router
-from gateway.routing.turns import Turns
 from gateway.telemetry.metrics import Metrics
 
 _IDS_AT_ONCE: Final = 256

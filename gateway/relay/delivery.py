@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from backends.http.client import HeaderList
-from gateway.http.errors import GatewayError, request_id_lines
-from gateway.http.sse import engine_error
+from gateway.dialects.errors import GatewayError
+from gateway.dialects.sse import engine_error
+from gateway.http.headers import request_id_lines
 from gateway.relay.answers import PassThrough, WholeAnswer, answer_for
 from gateway.relay.attempt import Attempt
 from gateway.relay.context import Inbound, Reply, send_error

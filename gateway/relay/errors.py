@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 
 _STATUSES: Final = {"timeout": 504, "connect": 503, "down": 503, "exhausted": 503}
 _ADVICE: Final = {

@@ -16,9 +16,9 @@ from typing import ClassVar, Final
 
 from backends.backend import Backend, State
 from backends.http.client import Call, UpstreamError
-from gateway.http.asked_usage import asking
-from gateway.http.deadline import EXCEEDED, exceeded
-from gateway.http.errors import GatewayError, endpoint_of
+from gateway.dialects.asked_usage import asking
+from gateway.dialects.errors import EXCEEDED, GatewayError, exceeded
+from gateway.http.paths import endpoint_of
 from gateway.relay.answers import PassThrough
 from gateway.relay.attempt import Attempt, head_for
 from gateway.relay.conclusion import conclude
@@ -27,8 +27,7 @@ from gateway.relay.delivery import Delivery
 from gateway.relay.errors import backend_failed, gateway_failed
 from gateway.relay.evidence import FirstFailure, blame, evidence_of_status, judge_error, request_hash, strike
 from gateway.relay.observers import LocationObserver
-from gateway.relay.priority import rank_of
-from gateway.relay.queue import ModelQueue, Place
+from gateway.relay.queue import ModelQueue, Place, rank_of
 from gateway.relay.reception import Reception
 from gateway.relay.rescue import Handover, count_impossible, handover_for
 from gateway.routing.model import Upstream

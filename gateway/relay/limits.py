@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
 
 QUIET_S: Final = 70.0
@@ -118,7 +118,7 @@ class Limits:
     >>> limits.leave(client, tokens=120)
     >>> limits.enter(client)
     Traceback (most recent call last):
-    gateway.http.errors.GatewayError: Key 'team' is limited to 1 requests per minute: try again in 60 s.
+    gateway.dialects.errors.GatewayError: Key 'team' is limited to 1 requests per minute: try again in 60 s.
     """
 
     def __init__(

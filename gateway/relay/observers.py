@@ -8,8 +8,8 @@ from typing import ClassVar, Protocol
 
 from backends import background
 from backends.backend import Backend
-from gateway.http.sse import EventStream
-from gateway.http.usage import Usage
+from gateway.dialects.sse import EventStream
+from gateway.dialects.usage import Usage
 from gateway.routing.keys import Client
 from gateway.routing.model import Upstream
 from gateway.routing.router import RoutedRequest

@@ -15,11 +15,12 @@ from heapq import heapify, heappop, heappush
 from typing import Final, Protocol
 
 from backends.backend import Backend
-from gateway.http.errors import GatewayError
-from gateway.http.json_body import set_field
-from gateway.routing.arrival_rate import Traffic
+from gateway.dialects.errors import GatewayError
+from gateway.dialects.json_body import set_field
+from gateway.routing.model import Traffic
 
 _LONGEST_RETRY_S = 60.0
+_LARGEST: Final = 2**31 - 1
 
 
 class Waiter(Protocol):
@@ -224,3 +225,18 @@ class ModelQueue:
             if waiter is not None:
                 text = f"The queue of {self.model} is full, and a request of higher priority has come."
                 waiter.end_with_error(self.refusal("evicted", text))
+
+
+def rank_of(key_priority: int, sent: object) -> int:
+    """Return the rank of a request in the queue, by vLLM's convention: lower ones are served first, 0 is the default.
+
+    A request can only lower its rank below that of its key: else all would claim the highest.
+
+    Examples
+    --------
+    >>> rank_of(0, None), rank_of(0, 5), rank_of(10, -20), rank_of(-10, 3)
+    (0, 5, 10, -7)
+    """
+    if isinstance(sent, bool) or not isinstance(sent, int | float) or not math.isfinite(sent):
+        return key_priority
+    return key_priority + int(min(max(sent, 0), _LARGEST - abs(key_priority)))

@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from backends.http.client import AnswerHead, HeaderList, UpstreamError
-from gateway.http.asked_usage import HiddenUsage
+from gateway.dialects.asked_usage import HiddenUsage
 from gateway.http.headers import relative_location
 from gateway.relay.answers import InvalidAnswerError, PassThrough, WholeAnswer
 from gateway.relay.attempt import Attempt

@@ -1,12 +1,15 @@
-"""Access: what is checked of a request's head, before its body is read."""
+"""Access: what is read and checked of a request's head, before its body is read."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
 
+from gateway.dialects.errors import GatewayError
 from gateway.http.cors import Cors, is_preflight
-from gateway.http.errors import GatewayError
-from gateway.http.headers import Header
+from gateway.http.headers import Header, lines_for_backend, positive_number
 from gateway.http.paths import (
     RelayedPaths,
     canonical_path,
@@ -17,10 +20,136 @@ from gateway.http.paths import (
     relayed_target,
 )
 from gateway.routing.keys import UNAUTHENTICATED, Client, Keyring
-from gateway.routing.request_headers import RequestHeaders
+from policies.features.request import RequestFeatures
 
 _READING_POSTS = frozenset({"/admin/explain"})
 _SAFE = frozenset({"GET", "HEAD"})
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingHeaders:
+    """The `x-gateway-*` and SLO headers of a request; empty strings for headers that were not sent.
+
+    Examples
+    --------
+    >>> headers = RoutingHeaders.read({b"x-gateway-method": b"eagle3", b"x-slo-ttft-ms": b"500"})
+    >>> headers.method, headers.slo_ttft_ms, headers.backend
+    ('eagle3', '500', '')
+    """
+
+    model: str = ""
+    backend: str = ""
+    method: str = ""
+    workload: str = ""
+    explore: str = ""
+    slo_ttft_ms: str = ""
+    slo_tpot_ms: str = ""
+
+    @classmethod
+    def read(cls, headers: Mapping[bytes, bytes]) -> RoutingHeaders:
+        """Return the routing headers among headers by lower-case name."""
+        if _NAME_SET.isdisjoint(headers):
+            return NO_ROUTING_HEADERS
+        return cls(*[headers.get(name, b"").decode("latin-1") for name in _NAMES])
+
+    def applied(self, features: RequestFeatures) -> RequestFeatures:
+        """Return the features with exploration and SLOs as the headers set them."""
+        if not (self.explore or self.slo_ttft_ms or self.slo_tpot_ms):
+            return features
+        explore = self.explore.strip().lower() or "yes"
+        if explore not in ("yes", "no"):
+            raise GatewayError(
+                400, f"x-gateway-explore is {self.explore!r}; expected yes or no.", code="invalid_header"
+            )
+        return replace(
+            features,
+            explore=explore == "yes",
+            slo_ttft_s=_bound_s("x-slo-ttft-ms", self.slo_ttft_ms),
+            slo_tpot_s=_bound_s("x-slo-tpot-ms", self.slo_tpot_ms),
+        )
+
+
+def _bound_s(header: str, value: str) -> float | None:
+    if not value:
+        return None
+    bound_ms = positive_number(value)
+    if bound_ms is None:
+        raise GatewayError(
+            400, f"{header} is {value!r}; expected a positive number of milliseconds.", code="invalid_header"
+        )
+    return 1e-3 * bound_ms
+
+
+_NAMES: Final = (
+    b"x-gateway-model",
+    b"x-gateway-backend",
+    b"x-gateway-method",
+    b"x-gateway-workload",
+    b"x-gateway-explore",
+    b"x-slo-ttft-ms",
+    b"x-slo-tpot-ms",
+)
+"""In the order of the fields of `RoutingHeaders`."""
+
+_NAME_SET: Final = frozenset(_NAMES)
+NO_ROUTING_HEADERS: Final = RoutingHeaders()
+
+
+def timeout_s_of(headers: Mapping[bytes, bytes]) -> float:
+    """Return the seconds that a request sets for itself; infinity if it sets none.
+
+    Examples
+    --------
+    >>> timeout_s_of({b"x-request-timeout": b"2.5"}), timeout_s_of({})
+    (2.5, inf)
+    """
+    text = headers.get(b"x-request-timeout")
+    if text is None:
+        return math.inf
+    timeout_s = positive_number(text.decode("latin-1"))
+    if timeout_s is None:
+        shown = text[:40].decode("latin-1")
+        raise GatewayError(
+            400, f"x-request-timeout is {shown!r}; expected a positive number of seconds.", code="invalid_header"
+        )
+    return timeout_s
+
+
+# Not frozen: a frozen dataclass sets each field by a call, which is too slow for each request.
+@dataclass(slots=True)
+class RequestHeaders:
+    """The parsed head of a request; reused while the requests of a connection have equal heads."""
+
+    method: str
+    client: Client
+    routing_headers: RoutingHeaders
+    request_id: bytes  # the client's request id; empty if it sent none
+    # lines, key_lines: header lines for the backend, and separately those with the client's API key.
+    lines: bytes
+    key_lines: bytes
+    # path, target: the canonical path, and with the query as it is sent on: what was judged is what the backend gets.
+    path: str
+    target: bytes
+    answer_lines: bytes  # header lines that every answer gets: those of CORS
+    timeout_s: float  # seconds that the request may take, as it says itself; infinity if it does not
+
+    @classmethod
+    def read(
+        cls,
+        method: str,
+        client: Client,
+        path: str,
+        target: bytes,
+        headers: list[Header],
+        by_name: Mapping[bytes, bytes],
+        answer_lines: bytes,
+    ) -> RequestHeaders:
+        """Return the parsed head of a request whose client and path have been checked."""
+        timeout_s = timeout_s_of(by_name)
+        lines, key_lines = lines_for_backend(headers)
+        request_id = by_name.get(b"x-request-id", b"")
+        routing_headers = RoutingHeaders.read(by_name)
+        return cls(method, client, routing_headers, request_id, lines, key_lines, path, target, answer_lines, timeout_s)
 
 
 class Access:

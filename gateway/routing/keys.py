@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Keyring:
     'team'
     >>> keyring.identify({b"x-api-key": b"sk-2"})
     Traceback (most recent call last):
-    gateway.http.errors.GatewayError: This gateway does not know the API key.
+    gateway.dialects.errors.GatewayError: This gateway does not know the API key.
     """
 
     def __init__(self, clients: Sequence[tuple[bytes, Client]], admin: bytes | None = None) -> None:

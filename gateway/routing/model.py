@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from backends.backend import Backend, EngineChange
 from backends.http.client import Address, AnswerHead, Call, HeaderList, Receiver, WholeReceiver
-from gateway.http.asked_usage import StreamHabits
+from gateway.dialects.asked_usage import StreamHabits
 from gateway.http.cors import without_cors
 from gateway.http.headers import gateway_lines, is_json, lines_for_client, media_type
-from gateway.routing.arrival_rate import Traffic
-from gateway.routing.retry_budget import RetryBudget
 from gateway.telemetry.fallback import Fallback
 from gateway.telemetry.metrics import BackendMetrics
 from policies.policy import Decision, Outcome, Policy
@@ -120,6 +119,88 @@ class Upstream:
             if not retried_from:
                 self._choice_lines[policy, reason] = lines
         return lines
+
+
+class Traffic:
+    """The load of one model in this gateway process.
+
+    Examples
+    --------
+    >>> traffic = Traffic(window_s=10.0)
+    >>> for second in range(60):
+    ...     traffic.arrive(float(second))
+    >>> round(traffic.qps(60.0), 2)
+    0.95
+    """
+
+    __slots__ = ("_at_s", "_rate", "_window_s", "arrived", "in_flight")
+
+    def __init__(self, window_s: float = 10.0) -> None:
+        self._window_s = window_s  # time constant of the arrival rate, in seconds
+        self._rate = 0.0
+        self._at_s = 0.0
+        self.in_flight = 0
+        self.arrived = 0  # requests that have arrived
+
+    def arrive(self, now_s: float) -> None:
+        """Count an arrival."""
+        self._rate = self.qps(now_s) + 1.0 / self._window_s
+        self._at_s = now_s
+        self.arrived += 1
+
+    def qps(self, now_s: float) -> float:
+        """Return the exponentially weighted arrivals per second, an unbiased estimate of a Poisson rate."""
+        return self._rate * math.exp((self._at_s - now_s) / self._window_s) if self._rate else 0.0
+
+
+_SHARE: Final = 0.2
+"""Retries per request in the long run."""
+_PER_S: Final = 1.0
+"""Retries per second that are allowed besides, for a model with little traffic."""
+_RESERVE: Final = 10.0
+"""What can be saved up beyond the requests in flight."""
+
+
+class RetryBudget:
+    """How many more requests of a model may be sent a second time.
+
+    Each request adds a fifth of a retry and each second one, as in Finagle's budgets [1]_. As many can be saved up as
+    there are requests in flight, and ten more: all requests of a replica that dies may be retried.
+
+    References
+    ----------
+    .. [1] Finagle, `com.twitter.finagle.service.RetryBudget`.
+
+    Examples
+    --------
+    >>> traffic = Traffic()
+    >>> budget = RetryBudget(traffic)
+    >>> [budget.take(0.0) for _ in range(11)].count(True), budget.take(0.5), budget.take(1.0)
+    (10, False, True)
+    >>> for _ in range(10):
+    ...     traffic.arrive(1.0)
+    >>> [budget.take(1.0) for _ in range(3)]
+    [True, True, False]
+    """
+
+    __slots__ = ("_arrived", "_at_s", "_level", "_traffic")
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._level = math.inf
+        self._arrived = 0
+        self._at_s = 0.0
+
+    def take(self, now_s: float) -> bool:
+        """Take one retry from the budget; return whether there was one left."""
+        traffic = self._traffic
+        earned = _SHARE * (traffic.arrived - self._arrived) + _PER_S * (now_s - self._at_s)
+        self._level = min(self._level + earned, _RESERVE + traffic.in_flight)
+        self._arrived, self._at_s = traffic.arrived, now_s
+        if self._level < 1.0:
+            return False
+        self._level -= 1.0
+        return True
 
 
 @dataclass(slots=True)

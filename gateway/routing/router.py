@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
@@ -13,11 +13,12 @@ from backends.backend import Backend, State
 from backends.pool import Pool
 from backends.recovery import TRIAL
 from backends.speculation import Method
-from gateway.http.asked_usage import StreamHabits, options_to_ask
-from gateway.http.errors import GatewayError, endpoint_of
-from gateway.http.headers import positive_number
-from gateway.http.json_cost import check_cost
+from gateway.dialects.asked_usage import StreamHabits, options_to_ask
+from gateway.dialects.errors import GatewayError
+from gateway.http.paths import endpoint_of
+from gateway.routing.access import NO_ROUTING_HEADERS, RoutingHeaders
 from gateway.routing.keys import UNAUTHENTICATED, Client
+from gateway.routing.large_bodies import check_cost
 from gateway.routing.model import Model
 from gateway.routing.sticky import ResponseLocations
 from policies.features.prompt import Prompt, read_prompt
@@ -34,75 +35,6 @@ _COMPLETIONS: Final = Endpoint.COMPLETIONS
 _SHOWN_CHARS: Final = 100
 """Of what a client sent as a model's name, in the error about it."""
 _WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # a body of theirs has no meaning: RFC 9110, section 9.3
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingHeaders:
-    """The `x-gateway-*` and SLO headers of a request; empty strings for headers that were not sent.
-
-    Examples
-    --------
-    >>> headers = RoutingHeaders.read({b"x-gateway-method": b"eagle3", b"x-slo-ttft-ms": b"500"})
-    >>> headers.method, headers.slo_ttft_ms, headers.backend
-    ('eagle3', '500', '')
-    """
-
-    model: str = ""
-    backend: str = ""
-    method: str = ""
-    workload: str = ""
-    explore: str = ""
-    slo_ttft_ms: str = ""
-    slo_tpot_ms: str = ""
-
-    @classmethod
-    def read(cls, headers: Mapping[bytes, bytes]) -> RoutingHeaders:
-        """Return the routing headers among headers by lower-case name."""
-        if _NAME_SET.isdisjoint(headers):
-            return _NO_ROUTING_HEADERS
-        return cls(*[headers.get(name, b"").decode("latin-1") for name in _NAMES])
-
-    def applied(self, features: RequestFeatures) -> RequestFeatures:
-        """Return the features with exploration and SLOs as the headers set them."""
-        if not (self.explore or self.slo_ttft_ms or self.slo_tpot_ms):
-            return features
-        explore = self.explore.strip().lower() or "yes"
-        if explore not in ("yes", "no"):
-            raise GatewayError(
-                400, f"x-gateway-explore is {self.explore!r}; expected yes or no.", code="invalid_header"
-            )
-        return replace(
-            features,
-            explore=explore == "yes",
-            slo_ttft_s=_bound_s("x-slo-ttft-ms", self.slo_ttft_ms),
-            slo_tpot_s=_bound_s("x-slo-tpot-ms", self.slo_tpot_ms),
-        )
-
-
-def _bound_s(header: str, value: str) -> float | None:
-    if not value:
-        return None
-    bound_ms = positive_number(value)
-    if bound_ms is None:
-        raise GatewayError(
-            400, f"{header} is {value!r}; expected a positive number of milliseconds.", code="invalid_header"
-        )
-    return 1e-3 * bound_ms
-
-
-_NAMES: Final = (
-    b"x-gateway-model",
-    b"x-gateway-backend",
-    b"x-gateway-method",
-    b"x-gateway-workload",
-    b"x-gateway-explore",
-    b"x-slo-ttft-ms",
-    b"x-slo-tpot-ms",
-)
-"""In the order of the fields of `RoutingHeaders`."""
-
-_NAME_SET: Final = frozenset(_NAMES)
-_NO_ROUTING_HEADERS: Final = RoutingHeaders()
 
 
 class DeferredFeatures:
@@ -187,7 +119,7 @@ class Router:
         self._pool = pool
         self._recovery = pool.recovery
         self._keep_prompt_bytes = keep_prompt_bytes  # size of the largest body whose prompt is kept for the recorder
-        # Most that the values of a body may count to, as `gateway.http.json_cost` counts them.
+        # Most that the values of a body may count to, as `gateway.routing.large_bodies` counts them.
         self._most_values = most_values
         self.locations = ResponseLocations()  # the backends that hold stored responses
         self.with_queue: frozenset[str] = frozenset()  # names of the models with a queue
@@ -220,7 +152,7 @@ class Router:
         usage_options = options_to_ask(document, body) if may_ask else None
         if (
             not (whole or policy.reads_requests)
-            and routing_headers is _NO_ROUTING_HEADERS
+            and routing_headers is NO_ROUTING_HEADERS
             and client.slo_ttft_s is client.slo_tpot_s is None
         ):
             deferred = DeferredFeatures(endpoint, body, traffic.qps(now_s), traffic.in_flight)

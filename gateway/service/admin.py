@@ -15,10 +15,10 @@ from pydantic import BaseModel
 
 from backends.backend import Backend, State
 from gateway.advice.live import Advice
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from gateway.reload.reloader import ReloadError
+from gateway.routing.access import RoutingHeaders
 from gateway.routing.keys import ANONYMOUS
-from gateway.routing.router import RoutingHeaders
 from gateway.service.admin_policy import add_policy_routes
 from gateway.service.assembly import Gateway
 from gateway.service.worker_messages import WorkerMessages

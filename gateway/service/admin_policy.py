@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict
 
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from gateway.service.assembly import Gateway
 from gateway.service.policy_versions import PolicyVersions
 

@@ -20,9 +20,9 @@ from backends.speculation import Method
 from gateway import __version__
 from gateway.advice.live import Advice
 from gateway.dashboard.routes import add_dashboard
-from gateway.http.errors import GatewayError, format_of, request_id_lines
-from gateway.http.headers import Header, headers_of, lines_of
-from gateway.http.paths import canonical_path, is_admin
+from gateway.dialects.errors import GatewayError
+from gateway.http.headers import Header, headers_of, lines_of, request_id_lines
+from gateway.http.paths import canonical_path, format_of, is_admin
 from gateway.routing.access import Access
 from gateway.routing.keys import Client
 from gateway.routing.model import Model

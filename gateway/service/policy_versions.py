@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from backends.backend import Candidate
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from gateway.routing.model import Model
 from gateway.state import Conflict, Document, Documents, StateError
 from policies.distill.distill import NothingLearnedError

@@ -21,7 +21,7 @@ from backends import background
 from backends.http.request_head import HeadLimits
 from backends.http.server import HttpServer, ServerConnection, ServerLimits
 from gateway.config.settings.server import ServerSettings
-from gateway.frontend.http import HttpFrontend
+from gateway.relay.frontend import HttpFrontend
 from gateway.service.app import OwnPaths, create_app
 from gateway.service.assembly import Gateway
 from gateway.service.worker_messages import WorkerMessages

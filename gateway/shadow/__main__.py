@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from backends.speculation import Method
-from gateway.http.transcript import read_answer
+from gateway.dialects.transcript import read_answer
 from gateway.telemetry.log_format import place_of
 from policies.features.prompt import read_prompt
 from policies.features.request import Endpoint

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from random import getrandbits, random
 
 from gateway.config.settings import TelemetrySettings
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from gateway.relay.context import Inbound, Refused
 from gateway.relay.observers import EndedExchange, Times
 from gateway.telemetry.metrics import Metrics

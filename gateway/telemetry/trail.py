@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from random import getrandbits
 
 from backends.backend import Backend
-from gateway.http.errors import endpoint_of
+from gateway.http.paths import endpoint_of
 from gateway.relay.context import Inbound
 from gateway.relay.observers import EndedExchange, Observer, Times
 from gateway.telemetry.traceparent import TraceParent, with_parent

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from gateway.http.usage import Usage, read_usage
+from gateway.dialects.usage import Usage, read_usage
 
 _DETAIL_CHARACTERS = 300
 

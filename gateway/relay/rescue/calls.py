@@ -7,9 +7,9 @@ from typing import Final, Protocol
 import orjson
 
 from backends.http.client import HeaderList, UpstreamError
+from gateway.dialects.sse import EventStream
+from gateway.dialects.usage import Usage
 from gateway.http.headers import media_type
-from gateway.http.sse import EventStream
-from gateway.http.usage import Usage
 from gateway.relay.rescue.continued import ContinuedStream, InexactSeamError, pending_text, reach
 from gateway.relay.rescue.passed import PassedStream
 from gateway.relay.rescue.request import COMPLETIONS_TARGET, RescuableRequest, rescuable

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.http.sse import EventStream
+from gateway.dialects.sse import EventStream
 from gateway.relay.rescue.passed import PassedStream
 from gateway.relay.rescue.request import RescuableRequest
 from policies.features.request import Endpoint

@@ -9,8 +9,8 @@ from typing import Final
 
 from backends.backend import Backend
 from backends.http.client import UpstreamError
-from gateway.http.errors import GatewayError
-from gateway.http.sse import EventStream, engine_error
+from gateway.dialects.errors import GatewayError
+from gateway.dialects.sse import EventStream, engine_error
 from gateway.relay.attempt import Attempt, head_for
 from gateway.relay.context import Inbound, RelayContext
 from gateway.relay.evidence import OVERLOADED, strike

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.http.sse import engine_error
+from gateway.dialects.sse import engine_error
 
 MAX_CHARS: Final = 1 << 20
 """Length of the longest text that is kept; a longer stream is not rescued."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.http.json_body import insert_field
+from gateway.dialects.json_body import insert_field
 from policies.features.request import Endpoint
 
 COMPLETIONS_TARGET: Final = b"/v1/completions"

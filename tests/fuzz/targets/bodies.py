@@ -12,10 +12,11 @@ from dataclasses import fields
 from backends.backend import Backend, State
 from backends.pool import HealthRules, Pool
 from backends.speculation import Method
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
+from gateway.routing.access import RoutingHeaders
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.model import Model
-from gateway.routing.router import RoutedRequest, Router, RoutingHeaders
+from gateway.routing.router import RoutedRequest, Router
 from policies.features.request import RequestFeatures
 from policies.policy import policies
 from tests.fuzz.documents import document

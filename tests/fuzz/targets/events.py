@@ -5,9 +5,9 @@ The first byte is the seed of the cuts, with two bits for the endpoint. The rest
 
 from __future__ import annotations
 
-from gateway.http.sse import EventStream, engine_error, is_event_stream
-from gateway.http.transcript import read_answer
-from gateway.http.usage import read_usage
+from gateway.dialects.sse import EventStream, engine_error, is_event_stream
+from gateway.dialects.transcript import read_answer
+from gateway.dialects.usage import read_usage
 from policies.features.request import Endpoint
 from tests.fuzz.held import held_bytes
 from tests.fuzz.wire import cut

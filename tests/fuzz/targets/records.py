@@ -16,15 +16,16 @@ from backends.backend import Backend
 from backends.http.client import Address, UpstreamClient
 from backends.pool import HealthRules, Pool
 from backends.speculation import Method
-from gateway.http.errors import GatewayError
-from gateway.http.usage import read_usage
+from gateway.dialects.errors import GatewayError
+from gateway.dialects.usage import read_usage
 from gateway.recorder.document import PendingRecord, RecordBuilder
 from gateway.recorder.hashes import TextHasher
 from gateway.recorder.notes import RequestNotes
 from gateway.relay.observers import EndedExchange, Times
+from gateway.routing.access import RoutingHeaders
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.model import Model, Upstream
-from gateway.routing.router import Router, RoutingHeaders
+from gateway.routing.router import Router
 from gateway.telemetry.metrics import Metrics
 from lab.trace.read import read_trace
 from policies.policy import CandidateScores, Decision, Outcome, policies

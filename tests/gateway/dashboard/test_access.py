@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from tests.gateway.conftest import MODEL, Running, Start
 from tests.gateway.dashboard.conftest import ADMIN, EVENTS, SNAPSHOT
 

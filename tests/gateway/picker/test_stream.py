@@ -8,7 +8,7 @@ import time
 import pytest
 
 from backends.backend import State
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from gateway.picker.ext_proc_pb2 import ProcessingRequest
 from gateway.picker.stream import ProtocolError
 from gateway.relay.context import STOPPING

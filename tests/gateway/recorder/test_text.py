@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from backends.drafting.ngram import ngram_replay
-from gateway.http.transcript import read_answer
+from gateway.dialects.transcript import read_answer
 from gateway.recorder import hashes as hashes_module
 from gateway.recorder.hashes import TextHasher
 from gateway.recorder.units import cut

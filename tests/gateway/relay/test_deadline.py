@@ -8,7 +8,7 @@ import pytest
 
 from backends.backend import State
 from backends.http.client import UpstreamError
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from tests.gateway.relay.test_attempts import (
     ANSWER,
     DONE,

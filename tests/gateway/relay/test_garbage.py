@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.gateway.conftest import MODEL, Running, Start
-from tests.gateway.frontend.test_frontends import Raw, post
+from tests.gateway.relay.test_frontends import Raw, post
 from tests.support.upstream import Wire, delta, well
 
 OURS = ("gateway.", "backends.", "policies.", "httptools.", "uvicorn.", "uvloop.")

@@ -13,8 +13,8 @@ from backends.http.client import AnswerHead, UpstreamError
 from backends.probe import ProbeResult
 from backends.speculation import Method
 from gateway.config.settings import PoolSettings
+from gateway.dialects.json_body import set_field
 from gateway.http.headers import Header
-from gateway.http.json_body import set_field
 from gateway.http.paths import RelayedPaths
 from gateway.relay.exchange import Exchange
 from gateway.relay.queue import ModelQueue, QueueBounds

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from gateway.relay.limits import KeyUse, Limits
 from gateway.routing.keys import Client
 

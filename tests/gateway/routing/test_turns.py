@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 
-from gateway.routing.turns import Turns
+from gateway.routing.large_bodies import Turns
 from tests.support.waiting import eventually
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from backends.backend import EngineLoad, State
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from gateway.relay.limits import KeyUse, Limits
 from gateway.routing.keys import Keyring
 from gateway.service.peers import SILENT_S

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from gateway.recorder import RequestNotes
 from gateway.relay.observers import EndedExchange
-from gateway.routing.router import RoutedRequest, RoutingHeaders
+from gateway.routing.access import RoutingHeaders
+from gateway.routing.router import RoutedRequest
 from policies.features.request import Endpoint, RequestFeatures
 from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
 

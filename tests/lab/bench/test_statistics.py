@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from backends.engine_metrics import EngineMetrics
-from gateway.http.usage import Usage
+from gateway.dialects.usage import Usage
 from lab.bench.record import Drafting, Record
 from lab.bench.report.statistics import Sample, acceptance, compare, distribution, failures, inter_token_s, timeline
 from lab.statistics import Interval

@@ -10,7 +10,7 @@ import pytest
 
 from backends.http import server
 from tests.gateway.conftest import MODEL, Start
-from tests.gateway.frontend.test_frontends import Raw, post
+from tests.gateway.relay.test_frontends import Raw, post
 from tests.support.upstream import Wire, answer, delta, well
 
 SHORT = json.dumps({"model": MODEL, "messages": []}).encode()

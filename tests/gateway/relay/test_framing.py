@@ -8,7 +8,7 @@ import pytest
 
 from backends.http import server
 from tests.gateway.conftest import Running, Start
-from tests.gateway.frontend.test_frontends import BODY, Raw, post
+from tests.gateway.relay.test_frontends import BODY, Raw, post
 from tests.support.upstream import Wire, answer
 from tests.support.waiting import TIMEOUT_S
 

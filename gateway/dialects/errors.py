@@ -1,4 +1,4 @@
-"""The APIs that clients speak: their paths and their error formats."""
+"""The errors that the gateway answers with, in the formats of both APIs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,6 @@ import orjson
 from backends.http.request_head import body_too_large
 from policies.features.request import Endpoint
 
-_OTHER: Final = Endpoint.OTHER  # saves the lookup of the enum member
-_ENDPOINTS: Final = {
-    "/v1/chat/completions": Endpoint.CHAT,
-    "/v1/completions": Endpoint.COMPLETIONS,
-    "/v1/responses": Endpoint.RESPONSES,
-    "/v1/messages": Endpoint.MESSAGES,
-    "/v1/embeddings": Endpoint.EMBEDDINGS,
-}
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -33,39 +25,8 @@ _TYPES = {
 }
 
 
-def endpoint_of(path: str, method: str) -> Endpoint:
-    """Return the API of a request for inference; `Endpoint.OTHER` for all that is only passed through.
-
-    Examples
-    --------
-    >>> endpoint_of("/v1/chat/completions", "POST").name, endpoint_of("/v1/chat/completions", "OPTIONS").name
-    ('CHAT', 'OTHER')
-    """
-    return _ENDPOINTS.get(path, _OTHER) if method == "POST" else _OTHER
-
-
-def format_of(path: str) -> Endpoint:
-    """Return the API whose formats a path uses, whatever is asked of it.
-
-    Examples
-    --------
-    >>> format_of("/v1/messages/count_tokens").name, format_of("/tokenize").name
-    ('MESSAGES', 'OTHER')
-    """
-    return Endpoint.MESSAGES if path.startswith("/v1/messages/") else _ENDPOINTS.get(path, _OTHER)
-
-
-def request_id_lines(path: str, request_id: bytes) -> bytes:
-    r"""Return the header lines with the id of a request; clients of Anthropic's API read another header.
-
-    Examples
-    --------
-    >>> request_id_lines("/v1/messages", b"r1")
-    b'x-request-id: r1\r\nrequest-id: r1\r\n'
-    """
-    if path.startswith("/v1/messages"):
-        return b"x-request-id: %b\r\nrequest-id: %b\r\n" % (request_id, request_id)
-    return b"x-request-id: %b\r\n" % request_id
+EXCEEDED: Final = "deadline_exceeded"
+"""The code of the error of a request whose time is over."""
 
 
 class GatewayError(Exception):
@@ -126,3 +87,13 @@ class GatewayError(Exception):
 def too_large(limit_bytes: int) -> GatewayError:
     """Return the error for a body over the limit, as the HTTP server words it."""
     return GatewayError(413, body_too_large(limit_bytes).reason, code="body_too_large")
+
+
+def exceeded(timeout_s: float) -> GatewayError:
+    """Return the error for a request whose time is over."""
+    return GatewayError(
+        504,
+        f"The answer was not complete within the {timeout_s:g} s that x-request-timeout or the pool file allows. "
+        "Allow more time, or ask for less.",
+        code=EXCEEDED,
+    )

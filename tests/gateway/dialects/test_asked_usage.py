@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.http.asked_usage import HiddenUsage, StreamHabits, asking, options_to_ask
+from gateway.dialects.asked_usage import HiddenUsage, StreamHabits, asking, options_to_ask
 
 LAST = b'data: {"id":"x","choices":[{"index":0,"delta":{"content":"b"},"finish_reason":"stop"}]}\n\n'
 MARKED = LAST.replace(b"}]}\n\n", b'}],"system_fingerprint":"v1"}\n\n')

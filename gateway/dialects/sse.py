@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import orjson
 
-from gateway.http.asked_usage import HiddenUsage
+from gateway.dialects.asked_usage import HiddenUsage
 from policies.features.request import Endpoint
 
 _HOLD_LIMIT_BYTES = 1 << 20

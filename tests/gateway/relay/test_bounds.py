@@ -11,7 +11,7 @@ import pytest
 
 from backends.http import server
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Start
-from tests.gateway.frontend.test_frontends import BODY, Raw, post
+from tests.gateway.relay.test_frontends import BODY, Raw, post
 from tests.support.upstream import Wire, answer, well
 from tests.support.waiting import TIMEOUT_S, eventually, stays
 

@@ -9,12 +9,11 @@ from starlette.types import ASGIApp, Message, Scope
 
 from backends import background
 from backends.http.server import HttpReply
-from gateway.http.errors import GatewayError
+from gateway.dialects.errors import GatewayError
 from gateway.http.headers import lines_of
 from gateway.relay.context import Inbound, RelayContext, send_error
 from gateway.relay.exchange import Exchange
-from gateway.routing.access import Access
-from gateway.routing.request_headers import RequestHeaders
+from gateway.routing.access import Access, RequestHeaders
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.sse import EventStream, engine_error, is_event_stream
+from gateway.dialects.sse import EventStream, engine_error, is_event_stream
 from policies.features.request import Endpoint
 from tests.support.upstream import delta
 

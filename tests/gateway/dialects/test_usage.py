@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.usage import Usage, read_usage
+from gateway.dialects.usage import Usage, read_usage
 
 SPECULATION = {"num_draft_tokens": 30, "num_accepted_draft_tokens": 60, "num_spec_steps": 20}
 CHAT = {

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.http import json_cost
-from gateway.http.errors import GatewayError
-from gateway.http.json_cost import check_cost
+from gateway.dialects.errors import GatewayError
+from gateway.routing import large_bodies
+from gateway.routing.large_bodies import check_cost
 
 _TEXTS = ("", "a, [b]: {c}", '"', "\\", '\\"', "\\\\", 'x\\"\\\\', "é,[", "\n")
 
@@ -40,7 +40,7 @@ def _counted(value: Any) -> int:
 def test_it_counts_what_is_outside_strings_wherever_a_piece_ends(
     piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_cost, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(large_bodies, "_PIECE_BYTES", piece_bytes)
     rng = random.Random(piece_bytes)
     for _ in range(300):
         document = {"a": _random(rng, 4)}

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.http.json_body import insert_field, set_field
+from gateway.dialects.json_body import insert_field, set_field
 
 _OPTIONS: Final[dict[str, object]] = {"include_usage": True}
 _FIELD: Final = b'"stream_options":{"include_usage":true}'

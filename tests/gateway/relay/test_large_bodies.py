@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from gateway.routing.turns import Turns
+from gateway.routing.large_bodies import Turns
 from tests.gateway.conftest import MODEL, Start
-from tests.gateway.frontend.test_frontends import Raw, post
+from tests.gateway.relay.test_frontends import Raw, post
 from tests.support.upstream import Wire
 from tests.support.waiting import eventually
 
