@@ -17,7 +17,7 @@ from backends.backend import Backend, EngineLoad, State
 from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned import predict as predict_module
-from policies.learned.models.buckets import key_of
+from policies.learned.models.keys import key_of
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Decision, Outcome
 

@@ -18,10 +18,9 @@ import orjson
 
 from backends.backend import Backend, State
 from backends.speculation import Method
-from policies.features.code_share import code_share
-from policies.features.overlap import overlap_of_text
 from policies.features.prompt import TAIL_CHARS
 from policies.features.request import Endpoint, describe
+from policies.features.tail import code_share, overlap_of_text
 from policies.policy import policies
 
 _WORD = re.compile(r"\w+|[^\w\s]")

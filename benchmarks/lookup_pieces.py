@@ -3,7 +3,7 @@
 FILE has one JSON object per line with `prompt`, `output` and `kind` (gzipped or not); answers that no model wrote
 (`output_model` says "reference") and those under 40 characters are left out. T is a vocabulary of mistral_common
 (`tekken_240911.json`, 131,072 tokens), which must be installed, so run this with the Python of a vLLM. For each n-gram
-or suffix arm, prints the tokens per step on pieces (`policies.features.words`) over those on tokens as a geometric
+or suffix arm, prints the tokens per step on pieces over those on tokens as a geometric
 mean, its standard deviation in logarithms between requests, that of the tokens per step themselves, and the rank
 correlation of the two.
 """
@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.speculation import Method
-from policies.features.words import piece_ids
-from policies.learned.shadow_drafting import ShadowArm, replayed
+from policies.learned.shadow_drafting import ShadowArm, piece_ids, replayed
 
 ARMS = (
     ShadowArm("suffix", Method.SUFFIX, 24),

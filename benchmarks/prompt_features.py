@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.describe import by_compression, by_words
-from policies.features.code_share import code_share
-from policies.features.overlap import overlap_of_text
 from policies.features.prompt import TAIL_CHARS
+from policies.features.tail import code_share, overlap_of_text
 
 _PIECE = re.compile(r"\s?\w{1,5}|\s?[^\w\s]|\s+")  # about as long as tokens
 _DRAFTED = 5

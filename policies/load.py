@@ -112,3 +112,13 @@ def weights_of(candidates: Sequence[Candidate]) -> list[float]:
     """Return the candidates' weights, or equal weights if all are zero."""
     weights = [max(0.0, candidate.weight) for candidate in candidates]
     return weights if any(weights) else [1.0] * len(weights)
+
+
+def draw(propensities: list[float], rng: Random) -> int:
+    """Return an index drawn with the given probabilities."""
+    remaining = rng.random()
+    for index, propensity in enumerate(propensities):
+        remaining -= propensity
+        if remaining < 0:
+            return index
+    return propensities.index(max(propensities))  # reached by rounding errors only

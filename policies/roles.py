@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from backends.backend import Candidate, EngineChange
 from policies.decision import Assessment, Decision, Outcome
@@ -15,9 +15,6 @@ from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.shadow_drafting import ShadowSettings
 from policies.policy import Policy
 from policies.statistics import Statistics
-
-if TYPE_CHECKING:
-    from policies.distill.report import Distilled
 
 Work = Callable[..., object]
 """Background work. It takes a function without arguments, which it calls at points where it may be interrupted."""
@@ -129,15 +126,6 @@ class Freezable(Protocol):
     guardrail: Guardrail
     outlier_ejection: OutlierEjection
     drafters: SilentDrafters
-
-
-@runtime_checkable
-class Distillable(Protocol):
-    """Can be written as rules; while `pinned` is set, that policy decides, and this one only learns."""
-
-    pinned: Policy | None
-
-    def distill(self, candidates: Sequence[Candidate]) -> Distilled: ...  # noqa: D102
 
 
 def assess(policy: Policy, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:

@@ -35,8 +35,8 @@ from benchmarks.routing.scenes import SCENES, Stage, break_later
 from lab.replay.simulate import learned_rows, replay, set_learned
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
-from policies.balancing.load_policy import LoadSettings
 from policies.learned.policy import LearnedSettings
+from policies.load_policy import LoadSettings
 from policies.policy import Policy
 from policies.roles import Stateful
 from policies.rules.policy import Thresholds, ThresholdSettings

@@ -26,7 +26,7 @@ from benchmarks.routing.scenes import Stage
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import replay
 from policies.balancing.least_loaded import LeastLoaded
-from policies.balancing.load_policy import LoadSettings
+from policies.load_policy import LoadSettings
 from policies.rules.policy import Thresholds, ThresholdSettings
 
 Prompt = tuple[int, ...]

@@ -28,8 +28,8 @@ from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, Ground, Task, draw
 from lab.replay.simulate import ReplicaSpec, replay
 from lab.schedule.replicas import from_requests, schedule_replica
 from policies.balancing.least_loaded import LeastLoaded
-from policies.balancing.load_policy import LoadSettings
 from policies.learned.policy import Learned, LearnedSettings
+from policies.load_policy import LoadSettings
 from policies.policy import Policy
 
 REFERENCE = {"8B": "b/n/s/e", "70B": "70B"}

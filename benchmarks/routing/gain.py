@@ -25,11 +25,11 @@ from benchmarks.routing.peers import Greedy
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import learned_rows, replay, set_learned
 from policies.balancing.least_loaded import LeastLoaded
-from policies.balancing.load_policy import LoadSettings
 from policies.balancing.power_of_two import PowerOfTwo
+from policies.build import Guarded
 from policies.features.request import RequestFeatures
-from policies.guarded.policy import Guarded
 from policies.learned.policy import Learned, LearnedSettings
+from policies.load_policy import LoadSettings
 from policies.policy import Decision, GuardrailSettings, Policy
 from policies.rules.policy import Thresholds, ThresholdSettings
 from policies.statistics import Row

@@ -18,12 +18,10 @@ from policies.guarded.silent_drafters import Learned as Observation
 from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.models.acceptance import ACCEPTANCE, AcceptanceModel
 from policies.learned.models.backend_model import BackendModel, FittedModels
-from policies.learned.models.buckets import OVERLAP, PROMPT, SHAPE, TEMPERATURE, TEMPLATE, TURNS, Key
+from policies.learned.models.keys import OVERLAP, PROMPT, SHAPE, TEMPERATURE, TEMPLATE, TURNS, Key, Templates
 from policies.learned.models.length import LengthModel
 from policies.learned.models.prefix_memory import PrefixMemory
-from policies.learned.models.prior import ExpectedDepth
-from policies.learned.models.prompt_time import PromptTime
-from policies.learned.models.templates import Templates
+from policies.learned.models.step_time import PromptTime
 from policies.learned.policy import Learned, LearnedSettings
 
 FLAT = 2.0
@@ -33,19 +31,10 @@ FLAT = 2.0
 class Flat(AcceptanceModel):
     """Expects the same of all methods, kinds of work and temperatures, as long as nothing is observed."""
 
-    def depths(self, arm: str, workload: str, temperature_bin: str) -> tuple[ExpectedDepth, ...]:
+    def depths(self, arm: str, workload: str, temperature_bin: str) -> tuple[float, ...]:
         """Return the calibration's depths, with other tokens per step at the last."""
         *lower, last = super().depths(arm, "chat", "0")
-        return (*lower, last if not lower else last._replace(log_tokens=math.log(FLAT)))
-
-
-class Insensitive(AcceptanceModel):
-    """Takes what an answer has beyond expectation as the same at every k."""
-
-    def depths(self, arm: str, workload: str, temperature_bin: str) -> tuple[ExpectedDepth, ...]:
-        """Return the calibration's depths, with a sensitivity of one wherever anything is drafted."""
-        first, *others = super().depths(arm, workload, temperature_bin)
-        return (first, *(one._replace(sensitivity=1.0) for one in others))
+        return (*lower, last if not lower else math.log(FLAT))
 
 
 class Blind(Templates):
@@ -194,7 +183,6 @@ PARTS: dict[str, Part] = {
     "outlier ejection and slowness": Part(change=lambda one: setattr(one, "outlier_ejection", Steady())),
     "silent drafters": Part(change=lambda one: setattr(one, "drafters", Unwatched())),
     "k by batch size": Part(change=_take_k_as_fixed),
-    "sensitivity by depth": Part(change=_expect(Insensitive)),
     "prefix memory": Part(change=lambda one: setattr(one.predictor, "prefixes", NoPrefixes())),
     "time of prompts": Part(change=_of_backends(lambda model: setattr(model, "prompt_time", Unlearned()))),
 }

@@ -15,11 +15,11 @@ from benchmarks.routing.peers import Greedy, LatencyRegression
 from lab.replay.simulate import replay, set_learned
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
-from policies.balancing.load_policy import LoadSettings
 from policies.balancing.round_robin import RoundRobin
 from policies.balancing.static import Static, StaticSettings
 from policies.learned.policy import Learned, LearnedSettings
 from policies.learned.settings import Objective
+from policies.load_policy import LoadSettings
 from policies.policy import Policy, PolicySettings
 from policies.rules.policy import Thresholds, ThresholdSettings
 

@@ -37,9 +37,9 @@ from lab.replay.table import RequestTable, request_table
 from lab.trace import TraceRecord, read_trace
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
-from policies.balancing.load_policy import LoadSettings
 from policies.features.request import RequestFeatures
 from policies.learned.policy import Learned, LearnedSettings
+from policies.load_policy import LoadSettings
 from policies.policy import Policy
 from policies.split import part_of
 

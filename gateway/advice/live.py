@@ -16,7 +16,7 @@ from gateway.advice.evidence import BackendEvidence, Contradiction, ModelEvidenc
 from gateway.advice.gather import add_learned, positions_of
 from gateway.advice.settings import calibration_of, evidence_of
 from gateway.service.assembly import Gateway
-from policies.guarded.policy import learned_of
+from policies.build import learned_of
 
 KEPT_S: Final = 15.0
 

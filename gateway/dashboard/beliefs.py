@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import orjson
 
 from backends.backend import Backend
-from policies.guarded.policy import learned_of
+from policies.build import learned_of
 from policies.learned.belief import belief_of
 from policies.learned.policy import Learned
 from policies.policy import Policy

@@ -11,8 +11,8 @@ from gateway.dashboard.document import Accuracy, CandidateView, DecisionView, En
 from gateway.dashboard.sampled import SampledExchange
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.routing.router import RoutedRequest
+from policies.build import predicted_s
 from policies.features.request import Endpoint, RequestFeatures
-from policies.guarded.policy import predicted_s
 from policies.policy import CandidateScores, Decision
 from policies.roles import Scoring, assess
 

@@ -22,11 +22,12 @@ from gateway.dashboard.document import (
 from gateway.dashboard.recent import Measured
 from gateway.service.assembly import Gateway
 from gateway.service.policy_versions import PolicyVersions
+from policies.build import learned_of
 from policies.guarded.guardrail import CONFIDENCE, Guardrail
-from policies.guarded.policy import learned_of
 from policies.learned.belief import present_step_s
+from policies.learned.policy import Learned
 from policies.policy import Policy
-from policies.roles import Distillable, Freezable
+from policies.roles import Freezable
 
 
 def backend_view(
@@ -109,7 +110,7 @@ def model_view(
     model, versions, queue = gateway.models[name], gateway.policy_versions.get(name), gateway.relay.queues.get(name)
     policy = model.policy
     gain = gain_of(policy.guardrail) if isinstance(policy, Freezable) else None
-    rules = rules_of(versions) if versions is not None and isinstance(policy, Distillable) else None
+    rules = rules_of(versions) if versions is not None and isinstance(policy, Learned) else None
     decides = policy.name if rules is None or rules.pinned is None else f"rules, version {rules.pinned}"
     return ModelView(
         name,

@@ -36,7 +36,7 @@ from gateway.state.location import open_live, open_store
 from gateway.state.store import ERRORS
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.reporter import Reporter, reporter_for
-from policies.guarded.policy import build
+from policies.build import build
 from policies.learned.shadow_drafting import shadow_arms
 from policies.policy import Policy
 from policies.roles import Heir, Scoring, ShadowLearner, Stateful

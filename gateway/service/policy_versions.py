@@ -22,10 +22,11 @@ from backends.backend import Candidate
 from gateway.dialects.errors import GatewayError
 from gateway.routing.model import Model
 from gateway.state import Conflict, Document, Documents, StateError
-from policies.distill.distill import NothingLearnedError
+from policies.distill.distill import NothingLearnedError, distill
 from policies.distill.report import Distilled
 from policies.guarded.guardrail import CONFIDENCE
-from policies.roles import Distillable, Freezable
+from policies.learned.policy import Learned
+from policies.roles import Freezable
 from policies.rules.policy import Thresholds, ThresholdSettings
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Pin(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersions:
-    """Rules, pins and guardrail of one model; only a policy that is `Distillable` has rules and pins."""
+    """Rules, pins and guardrail of one model; only `learned` has rules and pins."""
 
     name: str
     policy: Freezable
@@ -61,7 +62,7 @@ class PolicyVersions:
 
     def follow(self) -> None:
         """Apply the documents now and whenever they change; called before the gateway starts."""
-        if isinstance(self.policy, Distillable):
+        if isinstance(self.policy, Learned):
             self.documents.watch(self._pin_name, partial(self._apply, self.policy))
         self.documents.watch(self._thaw_name, lambda document: self.policy.guardrail.thaw())
 
@@ -101,14 +102,14 @@ class PolicyVersions:
     async def distill(self, candidates: list[Candidate]) -> tuple[Distilled, Document]:
         """Distil rules from the policy and store them as the next version, without pinning it."""
         try:
-            distilled = await asyncio.to_thread(self._distillable().distill, candidates)
+            distilled = await asyncio.to_thread(distill, self._learned(), candidates)
         except NothingLearnedError as error:
             raise GatewayError(409, f"Rules for {self.name} cannot be distilled: {error}.") from None
         return distilled, await self._put(self._rules_name, distilled.text)
 
     async def set_pin(self, version: int | None) -> Pin:
         """Pin a version of the rules, or None for the policy itself."""
-        self._distillable()
+        self._learned()
         current = self.pin()
         if current.version == version:
             what = "nothing" if version is None else f"version {version}"
@@ -165,7 +166,7 @@ class PolicyVersions:
         except StateError as error:
             raise GatewayError(503, f"Not done, because it cannot be stored: {error}.") from None
 
-    def _apply(self, policy: Distillable, document: Document) -> None:
+    def _apply(self, policy: Learned, document: Document) -> None:
         try:
             pin = Pin.model_validate_json(document.text)
             pinned = None if pin.version is None else Thresholds(settings_of(pin.rules))
@@ -175,8 +176,8 @@ class PolicyVersions:
         policy.pinned = pinned
         log.warning("%s: %s decides", self.name, self.policy.name if pinned is None else f"version {pin.version}")
 
-    def _distillable(self) -> Distillable:
-        if isinstance(self.policy, Distillable):
+    def _learned(self) -> Learned:
+        if isinstance(self.policy, Learned):
             return self.policy
         raise GatewayError(409, f"{self.name} has the policy `{self.policy.name}`; only `learned` has rules and pins.")
 

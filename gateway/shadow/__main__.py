@@ -21,8 +21,7 @@ from gateway.dialects.transcript import read_answer
 from gateway.telemetry.log_format import place_of
 from policies.features.prompt import read_prompt
 from policies.features.request import Endpoint
-from policies.features.words import piece_ids
-from policies.learned.shadow_drafting import ShadowArm, replayed
+from policies.learned.shadow_drafting import ShadowArm, piece_ids, replayed
 
 _MIN_TOKENS = 8
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from backends.backend import Candidate
 from gateway.telemetry.metrics import Metrics
 from policies.balancing.least_loaded import LeastLoaded
-from policies.balancing.load_policy import LoadSettings
 from policies.features.request import RequestFeatures
+from policies.load_policy import LoadSettings
 from policies.policy import Decision
 
 log = logging.getLogger(__name__)

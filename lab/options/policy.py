@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from backends.validation import UsageError, issues_of
 from gateway.config.settings import ModelSettings, PolicyReference
 from gateway.config.yaml import read_yaml
-from policies.guarded.policy import build
+from policies.build import build
 from policies.policy import Policy, PolicySettings
 
 

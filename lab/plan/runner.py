@@ -14,7 +14,7 @@ from lab.plan.mixes import Kind, Mix
 from lab.plan.traffic import Windows, group_of
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import Replayed, ReplicaSpec, replay
-from policies.guarded.policy import build
+from policies.build import build
 from policies.policy import PolicySettings
 from policies.roles import Learner
 

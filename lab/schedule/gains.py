@@ -13,7 +13,7 @@ from lab.options.policy import policy_reference, with_seed
 from lab.replay.simulate import Floats, Replayed, ReplicaSpec, replay
 from lab.replay.table import RequestTable
 from lab.statistics import Interval, of_replications
-from policies.guarded.policy import build
+from policies.build import build
 from policies.policy import PolicySettings
 
 LOADS: Final = (0.25, 0.5, 0.75, 0.95, 1.1, 1.3)

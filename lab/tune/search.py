@@ -25,7 +25,7 @@ from lab.replay.request import ReplayRequest
 from lab.replay.simulate import Replayed, ReplicaSpec, replay
 from lab.replay.table import RequestTable
 from lab.tune.knobs import Knob, Scoring, knobs, rounded, with_values
-from policies.guarded.policy import build
+from policies.build import build
 from policies.policy import PolicySettings
 from policies.rules.policy import ThresholdSettings
 

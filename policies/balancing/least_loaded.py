@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from random import Random
 
 from backends.backend import Candidate
-from policies.balancing.load_policy import LoadPolicy
 from policies.features.request import RequestFeatures
+from policies.load_policy import LoadPolicy
 from policies.policy import Decision, register
 
 
@@ -18,7 +18,7 @@ class LeastLoaded(LoadPolicy):
     Examples
     --------
     >>> from backends.backend import Backend
-    >>> from policies.balancing.load_policy import LoadSettings
+    >>> from policies.load_policy import LoadSettings
     >>> from backends.speculation import Method
     >>> from policies.features.request import ANY_REQUEST
     >>> pool = [Backend(name, "llama", Method.NGRAM, "http://127.0.0.1:8001") for name in ("a", "b")]

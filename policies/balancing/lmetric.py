@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from random import Random
 
 from backends.backend import Candidate
-from policies.balancing.load_policy import LoadPolicy, LoadSettings
 from policies.decision import Outcome
 from policies.features.request import RequestFeatures
 from policies.learned.models.prefix_memory import BackendPrefixes, PrefixMemory
 from policies.load import per_weight
+from policies.load_policy import LoadPolicy, LoadSettings
 from policies.policy import Assessment, Decision, register
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from random import Random
 
 from backends.backend import Candidate
-from policies.balancing.load_policy import LoadPolicy
 from policies.features.request import RequestFeatures
+from policies.load_policy import LoadPolicy
 from policies.policy import Decision, register
 
 

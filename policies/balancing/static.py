@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 
 from backends.backend import Candidate
 from backends.speculation import Method
-from policies.balancing.load_policy import LoadPolicy, LoadSettings
 from policies.features.request import RequestFeatures
+from policies.load_policy import LoadPolicy, LoadSettings
 from policies.policy import Assessment, Decision, SettingsPath, register
 
 

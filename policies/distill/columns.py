@@ -7,9 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policies.features.request import WORKLOAD
-from policies.learned.models import buckets
-from policies.learned.models.buckets import Key
+from policies.features.request import WORKLOAD_NAME
+from policies.learned.models.keys import (
+    LIMIT,
+    LIMITS,
+    OVERLAP,
+    OVERLAPS,
+    PROMPT,
+    PROMPT_TOKENS,
+    SHAPE,
+    TEMPERATURE,
+    TEMPERATURES,
+    TEMPLATE,
+    TURNS,
+    WORKLOAD,
+    Key,
+)
 
 _MIN_SHARE = 0.01
 """Minimum share of the requests for a word to get a column."""
@@ -40,23 +53,23 @@ def columns_of(keys: Sequence[Key]) -> list[Column]:
     >>> columns[0].feature, columns[0].conditions[0], columns[-1].feature, columns[-1].conditions
     ('temperature', '< 0.05', 'workload', ('code',))
     """
-    limits = _bins("max_tokens", "limit", buckets.LIMITS)
+    limits = _bins("max_tokens", "limit", LIMITS)
     columns = [
-        _bins("temperature", "temp", buckets.TEMPERATURES),
-        _bins("overlap", "overlap", buckets.OVERLAPS),
-        _bins("prompt_tokens", "prompt", buckets.PROMPT_TOKENS),
+        _bins("temperature", "temp", TEMPERATURES),
+        _bins("overlap", "overlap", OVERLAPS),
+        _bins("prompt_tokens", "prompt", PROMPT_TOKENS),
         Column("max_tokens", (*limits.conditions, ">= 0"), (*limits.labels, "limited")),
         Column("turns", ("< 2",), ("first-turn",)),
         Column("structured", (True,), ("structured",)),
         Column("code_share", ("> 0.3",), ("code",)),
     ]
-    for feature, index in (("workload", buckets.WORKLOAD), ("template", buckets.TEMPLATE)):
+    for feature, index in (("workload", WORKLOAD), ("template", TEMPLATE)):
         counts: Counter[str] = Counter()
         for key in keys:
             counts[key[index]] += 1
         for word, count in counts.most_common(_MAX_WORDS):
-            if WORKLOAD.fullmatch(word) and count >= _MIN_SHARE * len(keys):
-                label = word.replace(".", "-") if index == buckets.WORKLOAD else f"template-{word}"
+            if WORKLOAD_NAME.fullmatch(word) and count >= _MIN_SHARE * len(keys):
+                label = word.replace(".", "-") if index == WORKLOAD else f"template-{word}"
                 columns.append(Column(feature, (word,), (label,)))
     return columns
 
@@ -64,16 +77,16 @@ def columns_of(keys: Sequence[Key]) -> list[Column]:
 def row_of(columns: Sequence[Column], key: Key) -> list[float]:
     """Return the values of a request key in the columns."""
     row = [
-        float(key[buckets.TEMPERATURE]),
-        float(key[buckets.OVERLAP]),
-        float(key[buckets.PROMPT]),
-        float(key[buckets.LIMIT] or len(buckets.LIMITS) + 1),
-        float(key[buckets.TURNS] != "first"),
-        float(key[buckets.SHAPE] != "structured"),
-        float(key[buckets.SHAPE] != "code"),
+        float(key[TEMPERATURE]),
+        float(key[OVERLAP]),
+        float(key[PROMPT]),
+        float(key[LIMIT] or len(LIMITS) + 1),
+        float(key[TURNS] != "first"),
+        float(key[SHAPE] != "structured"),
+        float(key[SHAPE] != "code"),
     ]
     return row + [
-        float(key[buckets.WORKLOAD if column.feature == "workload" else buckets.TEMPLATE] != column.conditions[0])
+        float(key[WORKLOAD if column.feature == "workload" else TEMPLATE] != column.conditions[0])
         for column in columns[len(row) :]
     ]
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from backends.backend import Candidate
 from policies.balancing.least_loaded import LeastLoaded
-from policies.balancing.load_policy import LoadSettings
 from policies.distill.columns import columns_of, row_of
 from policies.distill.fluid import Job
 from policies.distill.fluid_choice import FluidChoice, SituationLog, Situations
@@ -29,6 +28,7 @@ from policies.learned.models.length import LENGTH
 from policies.learned.policy import Learned
 from policies.learned.predict import Predictor
 from policies.load import LoadMeter
+from policies.load_policy import LoadSettings
 from policies.rules.policy import Thresholds, ThresholdSettings
 from policies.rules.rule import BACKEND, Rule
 

@@ -14,7 +14,7 @@ from backends.backend import Candidate, EngineLoad
 from backends.draft_schedule import DraftSchedule
 from backends.speculation import Method
 from policies.features.request import RequestFeatures
-from policies.learned.models.buckets import Key
+from policies.learned.models.keys import Key
 from policies.learned.models.prior import StepCost
 from policies.learned.predict import Predictor
 

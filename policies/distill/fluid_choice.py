@@ -14,7 +14,7 @@ from policies.distill.fluid import FluidBackend, Job, Kind, fluid_pool, play
 from policies.features.request import RequestFeatures
 from policies.learned.cost import Cost
 from policies.learned.models.backend_model import FittedModels
-from policies.learned.models.buckets import TEMPLATE, WORKLOAD, Key
+from policies.learned.models.keys import TEMPLATE, WORKLOAD, Key
 from policies.learned.predict import Prediction, Predictor
 from policies.load import LoadMeter
 from policies.policy import Policy

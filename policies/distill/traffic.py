@@ -13,8 +13,8 @@ from statistics import median
 from backends.backend import Candidate
 from policies.distill.fluid import Job, Kind, fluid_pool
 from policies.features.request import Endpoint, RequestFeatures
-from policies.learned.models import buckets
-from policies.learned.models.buckets import Key
+from policies.learned.models import keys
+from policies.learned.models.keys import Key
 from policies.learned.models.length import NOISE
 from policies.learned.predict import Predictor
 
@@ -111,20 +111,20 @@ def representative(key: Key, rng: Random) -> RequestFeatures:
     >>> request.workload, 64 <= request.prompt_tokens < 128, request.max_tokens
     ('code', True, None)
     """
-    shape, limit = key[buckets.SHAPE], key[buckets.LIMIT]
+    shape, limit = key[keys.SHAPE], key[keys.LIMIT]
     return RequestFeatures(
         "",
         Endpoint.CHAT,
-        temperature=_within((0.0, *buckets.TEMPERATURES, 1.5), int(key[buckets.TEMPERATURE]), rng),
-        overlap=_within((0.0, *buckets.OVERLAPS, 0.9), int(key[buckets.OVERLAP]), rng),
+        temperature=_within((0.0, *keys.TEMPERATURES, 1.5), int(key[keys.TEMPERATURE]), rng),
+        overlap=_within((0.0, *keys.OVERLAPS, 0.9), int(key[keys.OVERLAP]), rng),
         code_share=0.6 if shape == "code" else 0.0,
-        prompt_tokens=int(_within((8, *buckets.PROMPT_TOKENS, 65536), int(key[buckets.PROMPT]), rng)),
-        max_tokens=int(_within((8, *buckets.LIMITS, 8192), int(limit), rng)) if limit else None,
-        template=key[buckets.TEMPLATE],
-        turns=1 if key[buckets.TURNS] == "first" else 3,
+        prompt_tokens=int(_within((8, *keys.PROMPT_TOKENS, 65536), int(key[keys.PROMPT]), rng)),
+        max_tokens=int(_within((8, *keys.LIMITS, 8192), int(limit), rng)) if limit else None,
+        template=key[keys.TEMPLATE],
+        turns=1 if key[keys.TURNS] == "first" else 3,
         structured=shape == "structured",
-        restricted=shape == buckets.RESTRICTED,
-        workload=key[buckets.WORKLOAD],
+        restricted=shape == keys.RESTRICTED,
+        workload=key[keys.WORKLOAD],
     )
 
 

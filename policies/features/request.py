@@ -9,10 +9,15 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
-from policies.features import template
-from policies.features.code_share import code_share
-from policies.features.overlap import overlap_of_ids, overlap_of_text
-from policies.features.prompt import Prompt, prefix_hashes, read_prompt
+from policies.features.prompt import (
+    Prompt,
+    prefix_hashes,
+    read_prompt,
+    template_of_prompt,
+    template_of_system_prompt,
+    template_of_token_ids,
+)
+from policies.features.tail import code_share, overlap_of_ids, overlap_of_text
 
 MIN_P_EPSILON: Final = 1e-5
 """vLLM's `_SAMPLING_EPS`: a `min_p` up to this counts as none, so a speculating server accepts it."""
@@ -23,7 +28,7 @@ TEXT_FEATURES: Final = frozenset({"overlap", "code_share", "template", "prefix"}
 COMPLETIONS_MAX_TOKENS: Final = 16
 """Default `max_tokens` of the completions API, in vLLM as at OpenAI."""
 
-WORKLOAD: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
+WORKLOAD_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 """Valid workload names."""
 
 _TOOL_FORCED: Final = ("required", "function", "any", "tool")
@@ -294,10 +299,10 @@ def _overlap(prompt: Prompt, tail: str) -> float:
 
 def _template(prompt: Prompt) -> str:
     if prompt.system:
-        return template.of_system_prompt(prompt.system[0])
+        return template_of_system_prompt(prompt.system[0])
     if prompt.pieces:
-        return template.of_prompt(prompt.pieces[0])
-    return template.of_token_ids(prompt.ids)
+        return template_of_prompt(prompt.pieces[0])
+    return template_of_token_ids(prompt.ids)
 
 
 def _max_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int | None:
@@ -363,7 +368,7 @@ def _tool_choice(choice: object) -> object:
 
 def _declared(workload: str) -> str:
     name = workload.strip().lower()
-    return name if WORKLOAD.fullmatch(name) else ""
+    return name if WORKLOAD_NAME.fullmatch(name) else ""
 
 
 def _number(value: object) -> float | None:

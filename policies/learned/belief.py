@@ -14,7 +14,7 @@ from backends.speculation import Method
 from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE, ARM, BACKEND
 from policies.learned.models.backend_model import BackendModel
-from policies.learned.models.buckets import PROMPT, PROMPT_TOKENS, TEMPERATURE, TEMPERATURES, TEMPLATE, WORKLOAD, Key
+from policies.learned.models.keys import PROMPT, PROMPT_TOKENS, TEMPERATURE, TEMPERATURES, TEMPLATE, WORKLOAD, Key
 from policies.learned.models.length import TYPICAL_TOKENS
 from policies.learned.models.prior import StepCost, expected_step
 from policies.learned.models.step_time import STEPS

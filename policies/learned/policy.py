@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from random import Random
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from backends.backend import Candidate, EngineChange
 from backends.calibration.calibration import calibration_names
-from policies.balancing.load_policy import LoadSettings
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.guarded.guardrail import Guardrail
 from policies.guarded.outlier_ejection import OutlierEjection
@@ -22,22 +20,20 @@ from policies.learned.cost import Cost, cost_of
 from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE, BACKEND, AcceptanceModel
 from policies.learned.models.backend_model import FittedModels
+from policies.learned.models.keys import Templates, fitted_templates
 from policies.learned.models.length import LENGTH, LengthModel
 from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost
 from policies.learned.models.step_time import STEPS
-from policies.learned.models.templates import Templates, fitted_templates
 from policies.learned.predict import Predictor
 from policies.learned.select import Chooser
 from policies.learned.settings import Exploration, Objective
 from policies.learned.shadow_drafting import ShadowBias, ShadowSettings
 from policies.learned.update import Observer
 from policies.load import LoadMeter
+from policies.load_policy import LoadSettings
 from policies.policy import Assessment, Decision, GuardrailSettings, Outcome, Policy, PolicySettings, register
 from policies.roles import Stateful, Work, assess, preview
 from policies.statistics import Statistics
-
-if TYPE_CHECKING:
-    from policies.distill.report import Distilled
 
 
 class Slo(BaseModel):
@@ -243,12 +239,6 @@ class Learned(Policy):
             self.predictor.learn(self._pending)
             self.templates.learn(self._pending.templates)
             self._pending = None
-
-    def distill(self, candidates: Sequence[Candidate]) -> Distilled:
-        """Return rules for what was learned."""
-        from policies.distill.distill import distill  # which imports this module
-
-        return distill(self, candidates)
 
     def observe(self, outcome: Outcome) -> None:
         """Add an outcome to the statistics, and compare it with its prediction."""

@@ -13,10 +13,9 @@ from backends.backend import Candidate
 from backends.draft_schedule import DraftSchedule, effective_k
 from policies.features.request import RequestFeatures
 from policies.learned.models.acceptance import AcceptanceModel, arm_of
-from policies.learned.models.backend_model import BackendModel, FittedModels
-from policies.learned.models.backlog import Share
-from policies.learned.models.buckets import Key
+from policies.learned.models.backend_model import BackendModel, FittedModels, Share
 from policies.learned.models.depth import Depth
+from policies.learned.models.keys import Key
 from policies.learned.models.prefix_memory import PrefixMemory
 from policies.learned.models.prior import DEFAULT_CALIBRATION, adaptive_schedule, expected_step
 from policies.load import LoadMeter
@@ -83,7 +82,7 @@ class Predictor:
     >>> from backends.backend import Backend
     >>> from backends.speculation import Method
     >>> from policies.features.request import Endpoint
-    >>> from policies.learned.models.buckets import key_of
+    >>> from policies.learned.models.keys import key_of
     >>> pool = [Backend(name, "llama", Method(name), "http://127.0.0.1:8001") for name in ("baseline", "eagle3")]
     >>> request = RequestFeatures("llama", Endpoint.CHAT, prompt_tokens=200)
     >>> baseline, eagle3 = Predictor(LoadMeter()).predict(request, key_of(request), pool)

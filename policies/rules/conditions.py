@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from backends.validation import Issue, did_you_mean, error_of
-from policies.features.request import WORKLOAD, Endpoint
+from policies.features.request import WORKLOAD_NAME, Endpoint
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _COMPARISON = rf"(?:>=|<=|==?|>|<)\s*{_NUMBER}"
@@ -156,7 +156,7 @@ _SHARES = frozenset({"overlap", "code_share"})
 _COUNTS_FROM_ONE = frozenset({"n", "turns"})
 _WORDS = {
     "template": (re.compile(r"[0-9a-f]{8}"), "a template is eight hex digits, as shown by /admin/explain"),
-    "workload": (WORKLOAD, "a workload has at most 40 characters: lower-case letters, digits, '.', '_' and '-'"),
+    "workload": (WORKLOAD_NAME, "a workload has at most 40 characters: lower-case letters, digits, '.', '_' and '-'"),
     "endpoint": (re.compile("|".join(Endpoint)), f"the endpoints are {', '.join(Endpoint)}"),
 }
 

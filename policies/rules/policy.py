@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.backend import Candidate
 from backends.validation import Issue, error_of
-from policies.balancing.load_policy import LoadPolicy, LoadSettings
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.load import draw_least, per_weight
+from policies.load_policy import LoadPolicy, LoadSettings
 from policies.policy import Assessment, Decision, SettingsPath, register
 from policies.rules.matching import CompiledRule, first_match, first_preferred, least_per_weight
 from policies.rules.rule import BACKEND, NO_RULE, NONE_PREFERRED, SPILLED, Rule, default_rules, is_target

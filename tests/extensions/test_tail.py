@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.features.code_share import _CODE_LINE, share_by_expression
-from policies.features.overlap import WINDOW_BYTES, share_by_sorting
+from policies.features.tail import _CODE_LINE, WINDOW_BYTES, share_by_expression, share_by_sorting
 
 WORDS = ["def", *re.findall(r"[a-zA-Z]+", _CODE_LINE.pattern.partition("(?:def")[2].partition(")")[0])]
 SIGNS = [

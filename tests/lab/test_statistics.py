@@ -15,7 +15,7 @@ from lab.replay.simulate import Replayed, ReplicaSpec, replay
 from lab.replay.table import RequestTable, request_table
 from lab.statistics import REPLICATIONS, Interval, of_replications, of_units, summary
 from lab.trace import TraceRecord
-from policies.guarded.policy import build
+from policies.build import build
 from policies.policy import policies
 
 CALIBRATION = "llama-3.1-8b-h100"

@@ -10,7 +10,6 @@ from backends.backend import Backend, EngineLoad, State
 from backends.speculation import Method
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
-from policies.balancing.load_policy import LoadSettings
 from policies.balancing.power_of_two import PowerOfTwo
 from policies.balancing.random import RandomChoice, RandomSettings
 from policies.balancing.round_robin import RoundRobin
@@ -18,6 +17,7 @@ from policies.balancing.static import Static, StaticSettings
 from policies.decision import Outcome
 from policies.features.request import Endpoint, RequestFeatures
 from policies.load import LoadMeter
+from policies.load_policy import LoadSettings
 from policies.policy import Policy, PolicySettings
 
 REQUEST = RequestFeatures(model="m", endpoint=Endpoint.CHAT)

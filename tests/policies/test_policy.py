@@ -57,20 +57,6 @@ def test_the_built_in_policies_are_registered() -> None:
     assert list(known) == sorted(known)
 
 
-def test_each_policy_chooses_a_candidate_with_a_fixed_reason_and_a_propensity() -> None:
-    pool = [Backend(method, "m", method, "http://127.0.0.1:1") for method in (Method.NGRAM, Method.SUFFIX)]
-    request = RequestFeatures(model="m", endpoint=Endpoint.CHAT)
-    for name, policy in policies().items():
-        built = policy(policy.Settings.model_validate({"method": "suffix"} if name == "static" else {}))
-        for candidates in (pool, pool[:1]):
-            decision = built.choose(request, candidates)
-            assert decision.backend in {candidate.name for candidate in candidates}
-            assert decision.policy == name
-            assert decision.reason.replace("_", "").replace("-", "").isalnum()
-            assert 0.0 < decision.propensity <= 1.0
-            assert len(assess(built, request, candidates)) == len(candidates)
-
-
 def test_two_policies_cannot_share_a_name() -> None:
     taken = policies()["round_robin"]
     with pytest.raises(ValueError, match="two policies are called 'round_robin'"):

@@ -10,21 +10,20 @@ from typing import Final
 from backends.backend import Candidate
 from backends.draft_schedule import effective_k
 from backends.speculation import Method
-from policies.learned.models.buckets import (
+from policies.learned.models.depth import Place, between
+from policies.learned.models.keys import (
     OVERLAP,
     PROMPT,
     RESTRICTED,
     SHAPE,
     TEMPERATURE,
     TEMPLATE,
-    TURNS,
     WORKLOAD,
     Key,
     without_template,
 )
-from policies.learned.models.depth import Place, between
 from policies.learned.models.mixed_effects import Effects, Factor, fit_effects
-from policies.learned.models.prior import DEFAULT_CALIBRATION, ExpectedDepth, expected_by_k
+from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_by_k
 from policies.statistics import Sums, Table
 
 ACCEPTANCE: Final = Table("acceptance", 3, half_life_s=7200.0, overflow=without_template)
@@ -42,11 +41,9 @@ FACTORS: Final = (
     Factor(lambda key: key[BACKEND], 0.1),
     Factor(lambda key: key[_REQUEST + WORKLOAD], 0.3),
     Factor(lambda key: key[_REQUEST + TEMPERATURE], 0.2),
-    Factor(lambda key: key[_REQUEST + SHAPE], 0.15),
     Factor(lambda key: RESTRICTED if key[_REQUEST + SHAPE] == RESTRICTED else "", 0.6),  # they show nothing of others
     Factor(lambda key: key[_REQUEST + OVERLAP], 0.1),
     Factor(lambda key: key[_REQUEST + PROMPT], 0.07),
-    Factor(lambda key: key[_REQUEST + TURNS], 0.05),
     Factor(lambda key: key[_REQUEST + TEMPLATE] and key[_REQUEST + WORKLOAD] + "/" + key[_REQUEST + TEMPLATE], 0.2),
 )
 
@@ -94,7 +91,7 @@ class AcceptanceModel:
     Examples
     --------
     >>> from policies.features.request import Endpoint, RequestFeatures
-    >>> from policies.learned.models.buckets import key_of
+    >>> from policies.learned.models.keys import key_of
     >>> key = key_of(RequestFeatures("llama", Endpoint.CHAT, temperature=0.0))
     >>> model = AcceptanceModel()
     >>> model.tokens_per_step("baseline:0", "a", key), round(model.tokens_per_step("eagle3:3", "b", key), 1)
@@ -104,7 +101,7 @@ class AcceptanceModel:
     arms: Mapping[str, Effects] = field(default_factory=dict)  # fitted effects of each observed arm
     calibration: str = DEFAULT_CALIBRATION  # name of the calibration that describes arms without observations
     _expected: dict[tuple[str, str, str], float] = field(default_factory=dict)
-    _depths: dict[tuple[str, str, str], tuple[ExpectedDepth, ...]] = field(default_factory=dict)
+    _depths: dict[tuple[str, str, str], tuple[float, ...]] = field(default_factory=dict)
     _counts: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _kinds: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
@@ -163,11 +160,11 @@ class AcceptanceModel:
         cached = (arm, workload, temperature_bin)
         value = self._expected.get(cached)
         if value is None:
-            value = self._expected[cached] = self.depths(arm, workload, temperature_bin)[-1].log_tokens
+            value = self._expected[cached] = self.depths(arm, workload, temperature_bin)[-1]
         return value
 
-    def depths(self, arm: str, workload: str, temperature_bin: str) -> tuple[ExpectedDepth, ...]:
-        """Return what the calibration expects of each depth up to the arm's k."""
+    def depths(self, arm: str, workload: str, temperature_bin: str) -> tuple[float, ...]:
+        """Return the calibration's log(tokens per step) at each k up to the arm's."""
         cached = (arm, workload, temperature_bin)
         value = self._depths.get(cached)
         if value is None:
@@ -180,24 +177,24 @@ class AcceptanceModel:
     def by_level(self, arm: str, backend: str, request: Key, levels: Sequence[int]) -> list[float]:
         """Return the expected tokens per step of a backend for a request key at each k of `levels`, at least 1.
 
-        An arm is learned at its maximum k. What a request has there beyond the calibration's expectation, it has at
-        other depths in proportion to their sensitivity.
+        An arm is learned at its maximum k. What a request has there beyond the calibration's expectation, it has
+        wherever anything is drafted.
         """
         depths = self.depths(arm, request[WORKLOAD], request[TEMPERATURE])
-        beyond = math.log(self.tokens_per_step(arm, backend, request)) - depths[-1].log_tokens
-        return [math.exp(max(0.0, depths[k].log_tokens + depths[k].sensitivity * beyond)) for k in levels]
+        beyond = math.log(self.tokens_per_step(arm, backend, request)) - depths[-1]
+        return [math.exp(max(0.0, depths[k] + beyond)) if k else 1.0 for k in levels]
 
     def at_max_k(
         self, arm: str, request: Key, levels: Sequence[int], place: Place, per_step: float
     ) -> tuple[float, float]:
         """Return the tokens per step that an answer would have had at its arm's maximum k, and the weight of that."""
         depths = self.depths(arm, request[WORKLOAD], request[TEMPERATURE])
-        expected = math.log(between([math.exp(depths[k].log_tokens) for k in levels], place))
-        sensitivity = between([depths[k].sensitivity for k in levels], place)
-        if sensitivity < _LEAST_SENSITIVITY:
+        drafted = between([1.0 if k else 0.0 for k in levels], place)
+        if drafted < _LEAST_DRAFTED:
             return 1.0, 0.0
-        log = depths[-1].log_tokens + (math.log(max(1.0, per_step)) - expected) / sensitivity
-        return math.exp(min(max(0.0, log), math.log(len(depths)))), sensitivity
+        expected = math.log(between([math.exp(depths[k]) for k in levels], place))
+        log = depths[-1] + (math.log(max(1.0, per_step)) - expected) / drafted
+        return math.exp(min(max(0.0, log), math.log(len(depths)))), drafted
 
 
 def _group(arm: str, request: Key) -> tuple[str, str, str]:
@@ -208,12 +205,12 @@ def _kind(arm: str, request: Key) -> tuple[str, str, str]:
     return arm, request[WORKLOAD], request[TEMPERATURE]
 
 
-_LEAST_SENSITIVITY: Final = 0.1
-"""Below that, an answer says next to nothing of acceptance: its steps had hardly any drafts."""
+_LEAST_DRAFTED: Final = 0.1
+"""Share of an answer's steps with drafts below which it says next to nothing of acceptance."""
 _METHODS: Final = frozenset(Method)
 _MOST_DIGITS: Final = 4
 _BASELINE: Final = f"{Method.BASELINE.value}:0"
 _BIN_CENTRES: Final = (0.0, 0.2, 0.5, 0.75, 0.95, 1.2)
-"""Temperature that represents each bin of `buckets.TEMPERATURES`."""
+"""Temperature that represents each bin of `keys.TEMPERATURES`."""
 _HOTTEST: Final = "5"
 """The last of these bins."""

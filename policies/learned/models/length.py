@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from policies.features.request import RequestFeatures
-from policies.learned.models.buckets import LIMIT, PROMPT, SHAPE, TEMPLATE, TURNS, WORKLOAD, Key, without_template
+from policies.learned.models.keys import LIMIT, PROMPT, TEMPLATE, WORKLOAD, Key, without_template
 from policies.learned.models.mixed_effects import Effects, Factor, fit_effects
 from policies.statistics import Sums, Table
 
@@ -26,9 +26,7 @@ NOISE: Final = 0.7
 FACTORS: Final = (
     Factor(lambda key: key[WORKLOAD], 0.6),
     Factor(lambda key: key[LIMIT], 0.4),
-    Factor(lambda key: key[SHAPE], 0.2),
     Factor(lambda key: key[PROMPT], 0.2),
-    Factor(lambda key: key[TURNS], 0.1),
     Factor(lambda key: key[TEMPLATE] and key[WORKLOAD] + "/" + key[TEMPLATE], 0.5),
     # The effect of prompt length depends on the task: a rewritten text grows with the prompt, a summary hardly.
     Factor(lambda key: f"{key[WORKLOAD]}/{key[TEMPLATE]}/{key[PROMPT]}", 0.3),
@@ -42,7 +40,7 @@ class LengthModel:
     Examples
     --------
     >>> from policies.features.request import Endpoint
-    >>> from policies.learned.models.buckets import key_of
+    >>> from policies.learned.models.keys import key_of
     >>> request = RequestFeatures("llama", Endpoint.CHAT, max_tokens=50)
     >>> LengthModel().tokens(request, key_of(request))
     50.0

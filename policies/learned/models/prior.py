@@ -89,7 +89,7 @@ def adaptive_schedule(calibration: str, method: Method, drafts: DraftSchedule) -
     It verifies those for which it expects the most tokens per second, by step times that it measured at its start. Here
     all requests of a batch have the same number, in chat at temperature 0.
     """
-    tokens = [math.exp(one.log_tokens) for one in expected_by_k(calibration, method, drafts.k, Kind.CHAT, 0.0)]
+    tokens = [math.exp(log) for log in expected_by_k(calibration, method, drafts.k, Kind.CHAT, 0.0)]
     costs = [expected_step(calibration, method, drafts.k, verified) for verified in range(drafts.k + 1)]
     best = []
     for batch in range(load_calibration(calibration).scheduler.max_num_seqs + 1):
@@ -103,28 +103,14 @@ def adaptive_schedule(calibration: str, method: Method, drafts: DraftSchedule) -
 
 def expected_tokens_per_step(calibration: str, method: Method, k: int, workload: str, temperature: float) -> float:
     """Return the mean tokens per step of a method, for a workload in `Kind` (any other counts as chat)."""
-    return math.exp(expected_by_k(calibration, method, k, workload, temperature)[-1].log_tokens)
-
-
-class ExpectedDepth(NamedTuple):
-    """What is expected of drafting to some depth, up to the maximum k."""
-
-    log_tokens: float  # logarithm of the mean tokens per step
-    # Its change when that at the maximum k changes by one, if all chances of acceptance change alike.
-    sensitivity: float
+    return math.exp(expected_by_k(calibration, method, k, workload, temperature)[-1])
 
 
 @cache
-def expected_by_k(
-    calibration: str, method: Method, k: int, workload: str, temperature: float
-) -> tuple[ExpectedDepth, ...]:
-    """Return what is expected of each depth from 0 to `k`, for a workload in `Kind` (any other counts as chat).
-
-    With a chance s_j that at least j drafts are accepted, tokens per step are 1 + s_1 + ... + s_k; if all conditional
-    chances grow by the same small factor, s_j grows j times as much.
-    """
+def expected_by_k(calibration: str, method: Method, k: int, workload: str, temperature: float) -> tuple[float, ...]:
+    """Return the logarithm of the mean tokens per step at each k from 0 to `k`, see `expected_tokens_per_step`."""
     if k == 0 or method is Method.BASELINE:
-        return (ExpectedDepth(0.0, 1.0),)
+        return (0.0,)
     known = load_calibration(calibration)
     method = _calibrated(calibration, method)
     kind = workload if workload in set(Kind) else Kind.CHAT
@@ -132,8 +118,7 @@ def expected_by_k(
     accepted = np.array(profile.accepted)
     survival = accepted if profile.drafted else np.cumprod(accepted * profile.factor)
     tokens = 1.0 + np.concatenate([[0.0], np.cumsum(survival)])
-    growth = np.concatenate([[0.0], np.cumsum(survival * np.arange(1, len(survival) + 1))]) / tokens
-    return tuple(map(ExpectedDepth, np.log(tokens).tolist(), (growth / max(1e-9, growth[-1])).tolist()))
+    return tuple(np.log(tokens).tolist())
 
 
 def _drafted_per_step(profile: DraftProfile, k: int) -> float:

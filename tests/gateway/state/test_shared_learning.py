@@ -14,7 +14,7 @@ from gateway.state.ledger import Ledger
 from gateway.state.store import Store
 from lab.replay.simulate import outcome_of
 from policies.learned.models.backend_model import FittedModels
-from policies.learned.models.buckets import key_of
+from policies.learned.models.keys import key_of
 from policies.learned.policy import Learned, LearnedSettings
 from tests.gateway.state.conftest import Stores
 from tests.support.simulated import Call, calls, replicas

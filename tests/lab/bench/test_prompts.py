@@ -13,7 +13,7 @@ from lab.bench.datasets import read_dataset, token_counter
 from lab.bench.prompts import KINDS, Prompt, RequestFormat, TokenScale, synthetic_text
 from lab.bench.settings import BenchSettings, read_settings
 from lab.bench.workload import Load, Workload
-from policies.features.overlap import overlap_of_text
+from policies.features.tail import overlap_of_text
 
 
 @pytest.mark.parametrize("kind", KINDS)

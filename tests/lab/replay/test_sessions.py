@@ -11,7 +11,7 @@ from lab.replay.simulate import Replayed, ReplicaSpec, replay
 from lab.replay.table import request_table
 from lab.trace import TraceRecord, read_trace
 from policies.balancing.least_loaded import LeastLoaded
-from policies.balancing.load_policy import LoadSettings
+from policies.load_policy import LoadSettings
 from tests.support.paths import DATA
 
 SESSION = DATA / "made_up" / "weka.json"

@@ -15,7 +15,7 @@ from lab.replay.simulate import Replayed, ReplicaSpec
 from lab.trace import TraceRecord
 from lab.tune.knobs import Goal, Scoring, knobs, with_values
 from lab.tune.search import BUDGET, PlayAll, Schedule, Search, Task, Window, WindowRunner
-from policies.balancing.load_policy import LoadSettings
+from policies.load_policy import LoadSettings
 from policies.rules.policy import ThresholdSettings
 
 CALIBRATION = "llama-3.1-8b-h100"

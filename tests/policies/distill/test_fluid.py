@@ -13,18 +13,18 @@ import pytest
 from backends.backend import Backend
 from backends.speculation import Method
 from policies.balancing.least_loaded import LeastLoaded
-from policies.balancing.load_policy import LoadSettings
 from policies.distill.fluid import FluidBackend, Job, Kind, fluid_pool, play
 from policies.distill.fluid_choice import FluidChoice, SituationLog
 from policies.distill.traffic import LikelyTraffic, Mix, representative
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.cost import cost_of
 from policies.learned.models.backend_model import FittedModels
-from policies.learned.models.buckets import LIMIT, key_of
+from policies.learned.models.keys import LIMIT, key_of
 from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost
 from policies.learned.predict import Predictor
 from policies.learned.settings import Objective
 from policies.load import LoadMeter
+from policies.load_policy import LoadSettings
 
 
 def pool() -> list[Backend]:

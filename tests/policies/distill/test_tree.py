@@ -15,7 +15,7 @@ from policies.distill.fluid_choice import Floats, Situations
 from policies.distill.tree import Group, _name, grow, unique_names
 from policies.distill.weights import fit_weights
 from policies.features.request import Endpoint, RequestFeatures
-from policies.learned.models.buckets import LIMITS, Key, key_of
+from policies.learned.models.keys import LIMITS, Key, key_of
 from policies.rules.policy import Thresholds, ThresholdSettings
 
 METHODS = ("baseline", "ngram", "suffix", "eagle3")

@@ -11,7 +11,7 @@ from backends.backend import Backend
 from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.belief import MOST_GROUPS, belief_of, present_step_s
-from policies.learned.models.buckets import key_of
+from policies.learned.models.keys import key_of
 from policies.learned.policy import Learned, LearnedSettings
 from tests.support.simulated import CALIBRATION, calls, fit, play, replicas
 

@@ -13,7 +13,7 @@ from backends.speculation import Method
 from policies.decision import Decision, Outcome
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models.acceptance import ACCEPTANCE
-from policies.learned.models.buckets import key_of
+from policies.learned.models.keys import key_of
 from policies.learned.models.length import LENGTH
 from policies.learned.models.step_time import STEPS
 from policies.learned.policy import Learned, LearnedSettings

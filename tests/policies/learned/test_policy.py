@@ -12,13 +12,13 @@ from pydantic import ValidationError
 from backends.backend import Backend, EngineChange, EngineLoad
 from backends.speculation import Method
 from policies.balancing.least_loaded import LeastLoaded
-from policies.balancing.load_policy import LoadSettings
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models import step_time
-from policies.learned.models.buckets import key_of
+from policies.learned.models.keys import key_of
 from policies.learned.policy import Learned, LearnedSettings, Slo
 from policies.learned.settings import Exploration
 from policies.learned.shadow_drafting import ShadowBias
+from policies.load_policy import LoadSettings
 from policies.policy import Decision, GuardrailSettings, Outcome
 from policies.statistics import Row
 from tests.support.simulated import FOUR, calls, fit, play, replicas, slowed

@@ -12,9 +12,8 @@ from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.cost import Cost, cost_of
 from policies.learned.models.acceptance import AcceptanceModel
-from policies.learned.models.backend_model import FittedModels
-from policies.learned.models.backlog import Share
-from policies.learned.models.buckets import key_of
+from policies.learned.models.backend_model import FittedModels, Share
+from policies.learned.models.keys import key_of
 from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost, expected_step
 from policies.learned.predict import Prediction, Predictor
 from policies.learned.settings import Objective

@@ -11,7 +11,7 @@ from backends.calibration.calibration import load_calibration
 from backends.simulator.engine.replica import Replica
 from backends.speculation import Method
 from policies.learned.models import step_time
-from policies.learned.models.buckets import key_of
+from policies.learned.models.keys import key_of
 from policies.learned.policy import Learned, LearnedSettings
 from tests.support.simulated import calls, fit, play
 from tests.support.step_time import step_s

@@ -11,7 +11,7 @@ from backends.backend import Backend
 from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models.acceptance import AcceptanceModel, arm_of
-from policies.learned.models.buckets import TEMPLATE, Key, key_of, without_template
+from policies.learned.models.keys import TEMPLATE, Key, key_of, without_template
 from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_tokens_per_step
 from policies.statistics import Sums
 

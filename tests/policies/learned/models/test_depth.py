@@ -10,8 +10,8 @@ from backends.draft_schedule import DraftSchedule, draft_schedule
 from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models.acceptance import AcceptanceModel
-from policies.learned.models.buckets import key_of
 from policies.learned.models.depth import Depth, between
+from policies.learned.models.keys import key_of
 from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_by_k, expected_tokens_per_step
 
 CONFIG = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 48, 3], [49, 96, 1], [97, 999, 0]]}
@@ -52,33 +52,18 @@ def test_a_schedule_that_grows_with_the_batch_is_followed_too() -> None:
 def test_expected_depths_agree_with_arms_of_that_k(method: Method) -> None:
     depths = expected_by_k(DEFAULT_CALIBRATION, method, 5, "code", 0.0)
     tokens = [expected_tokens_per_step(DEFAULT_CALIBRATION, method, k, "code", 0.0) for k in range(6)]
-    assert [math.exp(one.log_tokens) for one in depths] == pytest.approx(tokens, rel=0.02)
-    sensitivity = [one.sensitivity for one in depths]
-    assert sensitivity == sorted(sensitivity)
-    assert (sensitivity[0], sensitivity[-1]) == (0.0, 1.0)
-
-
-def test_sensitivity_is_the_change_with_acceptance() -> None:
-    """A chance of 0.7 for each draft grows by a hundredth of itself."""
-
-    def log_tokens(rate: float, k: int) -> float:
-        return math.log(sum(rate**j for j in range(k + 1)))
-
-    change = [log_tokens(0.707, k) - log_tokens(0.7, k) for k in range(4)]
-    survival = [0.7, 0.49, 0.343]
-    growth = [sum((j + 1) * survival[j] for j in range(k)) / (1 + sum(survival[:k])) for k in range(4)]
-    assert [one / growth[-1] for one in growth] == pytest.approx([one / change[-1] for one in change], abs=0.01)
+    assert [math.exp(log) for log in depths] == pytest.approx(tokens, rel=0.02)
 
 
 def test_what_is_learned_at_one_depth_holds_at_another() -> None:
     """Requests with a tenth more tokens per step than expected at k = 3, which ran at k = 1."""
     levels = [0, 1, 3]
     depths = expected_by_k(DEFAULT_CALIBRATION, Method.EAGLE3, 3, "chat", 0.0)
-    seen = math.exp(depths[1].log_tokens + 0.1 * depths[1].sensitivity)
+    seen = math.exp(depths[1] + 0.1)
     model = AcceptanceModel()
     at_most, weight = model.at_max_k("eagle3:3", KEY, levels, (1, 0.0), seen)
-    assert math.log(at_most) == pytest.approx(depths[3].log_tokens + 0.1)
-    assert weight == depths[1].sensitivity
+    assert math.log(at_most) == pytest.approx(depths[3] + 0.1)
+    assert weight == 1.0
     log = math.log(at_most)
     sums = (1000.0, 1000 * log, 1000 * log**2)
     fitted = AcceptanceModel.fit({("eagle3:3", "e", *KEY): sums}, DEFAULT_CALIBRATION)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from policies.features.request import Endpoint, RequestFeatures
-from policies.learned.models.buckets import key_of
+from policies.learned.models.keys import key_of
 from policies.learned.models.length import TYPICAL_TOKENS, LengthModel
 from policies.statistics import Sums
 

@@ -11,7 +11,7 @@ from backends.speculation import Method
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec, replay
 from policies.features.request import Endpoint, RequestFeatures
-from policies.learned.models.prompt_time import PromptTime
+from policies.learned.models.step_time import PromptTime
 from policies.learned.policy import Learned, LearnedSettings
 
 MACHINE = "llama-3.1-70b-4xh100"

@@ -10,8 +10,7 @@ import pytest
 from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method
 from policies.balancing.least_loaded import LeastLoaded
-from policies.balancing.load_policy import LoadSettings
-from policies.learned.models.buckets import Key
+from policies.learned.models.keys import Key
 from policies.learned.models.prior import StepCost
 from policies.learned.models.step_time import (
     STEPS,
@@ -24,6 +23,7 @@ from policies.learned.models.step_time import (
     terms,
 )
 from policies.learned.policy import Learned, LearnedSettings
+from policies.load_policy import LoadSettings
 from policies.roles import Stateful
 from policies.statistics import Row, Statistics, Sums
 from tests.support.simulated import calls, fit, play, replicas

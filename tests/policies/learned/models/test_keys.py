@@ -5,9 +5,8 @@ from __future__ import annotations
 from backends.backend import Backend
 from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures, describe
-from policies.learned.models.buckets import TEMPLATE
+from policies.learned.models.keys import REQUESTS, TEMPLATE, Templates
 from policies.learned.models.length import LENGTH
-from policies.learned.models.templates import REQUESTS, Templates
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Outcome
 from tests.support.simulated import fit

@@ -17,10 +17,9 @@ from policies.guarded.guardrail import Guardrail, kind_of, work_of
 from policies.guarded.outlier_ejection import OutlierEjection
 from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.policy import Learned, LearnedSettings
-from policies.learned.propensity import draw
 from policies.learned.select import Memo
 from policies.learned.shadow_drafting import ShadowSettings
-from policies.load import STALE_AFTER_S, LoadMeter, lowest_propensities
+from policies.load import STALE_AFTER_S, LoadMeter, draw, lowest_propensities
 from policies.policy import Choose, GuardrailSettings, Policy, PolicySettings, policies
 from policies.roles import (
     Clocked,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.features.overlap import WINDOW_BYTES, overlap_of_ids, overlap_of_text
+from policies.features.tail import WINDOW_BYTES, overlap_of_ids, overlap_of_text
 
 
 def counted(units: Sequence[object], length: int) -> float:

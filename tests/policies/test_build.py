@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from backends.backend import Backend, Candidate, EngineChange
+from policies.build import Guarded, build
 from policies.features.request import Endpoint, RequestFeatures
-from policies.guarded.policy import Guarded, build
 from policies.guarded.silent_drafters import REST_S
 from policies.policy import Decision, Outcome, Policy, PolicySettings, policies
 from policies.roles import Freezable, Learner, Maintained, Stateful

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.learned.models.backlog import Backlog, Share
+from policies.learned.models.backend_model import Backlog, Share
 
 SHORT, LONG = Share(10.0, 100.0, 50.0), Share(90.0, 900.0, 4000.0)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.learned.exploration import explore
+from policies.learned.select import explore
 from policies.learned.settings import Exploration
 
 DEFAULT = Exploration()

@@ -1,0 +1,59 @@
+"""Every policy passes the checks, and each check finds a policy that breaks it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.checks import check_policy
+from policies.policy import policies
+from tests.support.installed_policy import installed
+
+GUARDED = {"guardrail": {"share": 0.3, "block_s": 5}, "outlier_ejection": True}
+NEEDED: dict[str, dict[str, Any]] = {"static": {"method": "ngram"}}
+EXPLORING = {"objective": "goodput", "exploration": {"share": 0.1, "most": 0.3}}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("settings", [{}, GUARDED], ids=["plain", "guarded"])
+@pytest.mark.parametrize("name", sorted(policies()))
+def test_every_policy_keeps_what_the_gateway_relies_on(name: str, settings: dict[str, Any], seed: int) -> None:
+    check_policy(name, NEEDED.get(name, {}) | settings, seed)
+
+
+def test_learned_keeps_it_while_it_explores_for_goodput() -> None:
+    check_policy("learned", GUARDED | EXPLORING)
+
+
+BROKEN = '''
+from dataclasses import replace
+from policies.balancing.least_loaded import LeastLoaded
+from policies.policy import Decision, register
+
+
+@register
+class Broken(LeastLoaded):
+    """A policy that breaks a rule."""
+
+    name = "broken"
+
+    def choose(self, request, candidates, rng=None):
+        return {broken}
+'''
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ('Decision("elsewhere", self.name, "lost")', "elsewhere is no candidate"),
+        ('Decision(candidates[0].name, self.name, "first", propensity=0.0)', "the propensity is 0.0"),
+        ('Decision(candidates[0].name, self.name, f"of {len(candidates)}")', "policy='broken', reason='of "),
+        ('Decision(candidates[int(self.rng.random() * len(candidates))].name, self.name, "drawn")', "but foretold"),
+    ],
+)
+def test_a_policy_that_breaks_a_rule_is_found(tmp_path: Path, broken: str, message: str) -> None:
+    with installed(tmp_path, "broken", BROKEN.format(broken=broken), "broken"):
+        with pytest.raises(AssertionError, match=message):
+            check_policy("broken")
