@@ -1,4 +1,4 @@
-"""One run of an engine under a reaper process, so that none of its processes outlives the gateway."""
+"""One run of an engine, in a process group that ends with the engine and with the gateway."""
 
 from __future__ import annotations
 
@@ -7,88 +7,73 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from asyncio.subprocess import Process
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from backends.launch import reaper
+GROUP_END_S = 5.0
+"""Seconds that the other processes of an engine may take to end after its first one; then they are killed."""
 
-REAPER_END_S = 10.0
-"""Seconds that a reaper may take to kill and reap an engine."""
+_POLL_S = 0.02
+_KILL_GROUP = 'read _; kill -s KILL -- "-$1"'
+"""Shell command that kills a process group once nothing holds its input open: the gateway has ended."""
 
 
 class EngineProcess:
-    """A running command and all its descendants."""
+    """A running command, the first process of its group."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log_path: Path) -> None:
+    def __init__(self, engine: Process, watcher: Process) -> None:
+        self.pid = engine.pid
+        self._engine = engine
+        self._watcher = watcher  # ends the group if this process ends in whatever way
+
+    @classmethod
+    async def start(cls, argv: Sequence[str], env: Mapping[str, str], log_path: Path) -> EngineProcess:
+        """Start a command; its output is appended to a file."""
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
-            control, self._control = os.pipe()
-            self._report, report = os.pipe()
-            try:
-                self._reaper = subprocess.Popen(  # noqa: S603 -- the operator's own command, from the pool file
-                    [sys.executable, "-I", "-S", reaper.__file__, str(report), *argv],
-                    stdin=control,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **env},
-                    pass_fds=(report,),
-                    start_new_session=True,
-                )
-            except OSError:
-                os.close(self._control)
-                os.close(self._report)
-                raise
-            finally:
-                os.close(control)
-                os.close(report)
+            engine = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **env},
+                start_new_session=True,
+            )
+        watch = ["/bin/sh", "-c", _KILL_GROUP, "sh", str(engine.pid)]
+        return cls(engine, await asyncio.create_subprocess_exec(*watch, stdin=subprocess.PIPE, start_new_session=True))
 
-    async def follow(self, on_start: Callable[[int], None]) -> int | None:
-        """Wait until all processes of the engine have ended; may be called once."""
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._report, "rb", buffering=0)
-        )
-        pid: int | None = None
-        try:
-            if line := await reader.readline():
-                pid = int(line)
-                on_start(pid)
-                status = await reader.readline()
-                return int(status) if status else None
-            return await asyncio.to_thread(self._reaper.wait)  # the engine could not be started; the log says why
-        finally:
-            transport.close()
-            self.kill()
-            await asyncio.shield(asyncio.to_thread(self._end_reaper, pid))
+    async def wait(self) -> int:
+        """Wait until the engine and the processes of its group have ended; return its exit status."""
+        status = await self._engine.wait()
+        await self._end_group()
+        self._watcher.kill()
+        await self._watcher.wait()
+        return status
 
     def terminate(self) -> None:
-        """Ask the engine to end, with SIGTERM to its first process."""
-        if self._control >= 0:
-            with contextlib.suppress(BrokenPipeError):
-                os.write(self._control, reaper.TERMINATE)
+        """Ask the engine to end."""
+        with contextlib.suppress(ProcessLookupError):
+            self._engine.terminate()
 
     def kill(self) -> None:
-        """Kill the engine and all its descendants."""
-        if self._control >= 0:
-            os.close(self._control)
-            self._control = -1
+        """Kill the engine; `wait` ends the others."""
+        with contextlib.suppress(ProcessLookupError):
+            self._engine.kill()
 
-    def _end_reaper(self, pid: int | None) -> None:
-        """Wait for the reaper to end; if it was killed or hangs, kill the engine's process group."""
-        try:
-            died = self._reaper.wait(REAPER_END_S) < 0
-        except subprocess.TimeoutExpired:
-            died = True
-        if died:
-            with contextlib.suppress(ProcessLookupError):
-                if pid is not None:
-                    os.killpg(pid, signal.SIGKILL)
-            self._reaper.kill()
-            self._reaper.wait()
+    async def _end_group(self) -> None:
+        """End what the engine has left in its group: by SIGTERM first, as some remove shared memory then."""
+        end_s = time.monotonic() + GROUP_END_S
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGTERM)
+            while time.monotonic() < end_s:
+                await asyncio.sleep(_POLL_S)
+                os.killpg(self.pid, 0)
+            os.killpg(self.pid, signal.SIGKILL)
 
 
-def describe_exit(status: int | None) -> str:
+def describe_exit(status: int) -> str:
     """Return an exit status in words.
 
     Examples
@@ -96,8 +81,4 @@ def describe_exit(status: int | None) -> str:
     >>> describe_exit(-9), describe_exit(3)
     ('killed by SIGKILL', 'exit status 3')
     """
-    if status is None:
-        return "killed together with its reaper"
-    if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
-    return f"exit status {status}"
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

@@ -75,7 +75,6 @@ class LaunchStatus:
     state: LaunchState
     restarts: int  # number of restarts
     last_exit: str | None  # how it last ended, in words; None if it never ended
-    since_s: float  # seconds since it entered `state`
 
 
 class _Engine:
@@ -88,15 +87,14 @@ class _Engine:
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
-        self._pid: int | None = None
         self._state = LaunchState.STOPPED
         self._since_s = time.monotonic()
         self._restarts = 0
         self._last_exit: str | None = None
 
     def status(self) -> LaunchStatus:
-        since_s = time.monotonic() - self._since_s
-        return LaunchStatus(self.spec.name, self._pid, self._state, self._restarts, self._last_exit, since_s)
+        pid = None if self._process is None else self._process.pid
+        return LaunchStatus(self.spec.name, pid, self._state, self._restarts, self._last_exit)
 
     def describe(self) -> str:
         """Return its state and the last lines of its log."""
@@ -147,17 +145,18 @@ class _Engine:
                 return f"port {address.port} is in use by another process", 0.0
         self._state, self._since_s = LaunchState.STARTING, time.monotonic()
         try:
-            self._process = EngineProcess(self.spec.argv, self.spec.env, self.spec.log_path)
+            process = self._process = await EngineProcess.start(self.spec.argv, self.spec.env, self.spec.log_path)
         except OSError as error:
             return str(error), 0.0
-        end = background.start("engines", self._process.follow(self._on_start), raises=Exception)
+        self._on_event(self.spec.name, f"started as process {process.pid}, logging to {self.spec.log_path}")
+        end = background.start("engines", process.wait(), raises=Exception)
         health = background.start("engines", _until_healthy(self.spec.health_urls), raises=Exception)
         try:
             await asyncio.wait({end, health}, timeout=self.spec.startup_timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if end.done():
                 return describe_exit(await end), 0.0
             if not health.done():
-                self._process.kill()
+                process.kill()
                 await end
                 return f"killed because it was not ready after {self.spec.startup_timeout_s:g} s", 0.0
             await health
@@ -167,13 +166,9 @@ class _Engine:
         finally:
             self.ready.clear()
             health.cancel()
-            self._process.kill()
+            process.kill()
             await asyncio.wait({end, health})
-            self._process = self._pid = None
-
-    def _on_start(self, pid: int) -> None:
-        self._pid = pid
-        self._on_event(self.spec.name, f"started as process {pid}, logging to {self.spec.log_path}")
+            self._process = None
 
     def _enter(self, state: LaunchState, text: str) -> None:
         self._state, self._since_s = state, time.monotonic()
@@ -217,7 +212,7 @@ def check_command(spec: LaunchSpec) -> None:
 class Launcher:
     """Supervisor of engines: starts them, restarts those that end, and stops them.
 
-    Engines and all their descendants also end when this process is killed.
+    The process groups of the engines also end when this process is killed.
     """
 
     def __init__(self, specs: Sequence[LaunchSpec], on_event: Callable[[str, str], None] | None = None) -> None:

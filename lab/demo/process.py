@@ -49,8 +49,8 @@ async def running_gateway(port: int) -> AsyncIterator[DemoGateway]:
         log = Path(folder) / "gateway.log"
         config = str(resources.files("lab.demo") / "pool.yaml")
         command = [sys.executable, "-m", "gateway", "--config", config, "--port", str(port)]
-        process = EngineProcess(command, {"DEMO_FOLDER": folder, "DEMO_ADMIN_KEY": gateway.key}, log)
-        ended = background.start("lab", process.follow(lambda pid: None), raises=Exception)
+        process = await EngineProcess.start(command, {"DEMO_FOLDER": folder, "DEMO_ADMIN_KEY": gateway.key}, log)
+        ended = background.start("lab", process.wait(), raises=Exception)
         try:
             await _started(gateway, log, ended)
             yield gateway
@@ -61,7 +61,7 @@ async def running_gateway(port: int) -> AsyncIterator[DemoGateway]:
             await ended
 
 
-async def _started(gateway: DemoGateway, log: Path, ended: asyncio.Future[int | None]) -> None:
+async def _started(gateway: DemoGateway, log: Path, ended: asyncio.Future[int]) -> None:
     async with asyncio.timeout(_START_S):
         while not gateway.url:
             if ended.done():

@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from backends.launch.process import REAPER_END_S
+from backends.launch.process import GROUP_END_S
 from backends.launch.supervisor import LaunchSpec
 from gateway import __version__
 from gateway.service.workers import _GRACE_S as WORKER_GRACE_S
@@ -168,7 +168,7 @@ def test_a_picker_is_where_the_inference_pool_says(chart: helm.Chart, name: str)
 def test_kubernetes_waits_for_draining(chart: helm.Chart, name: str) -> None:
     spec = pod(render(chart, values_of(name))["Deployment", "pool-speculation-gateway"])
     values = chart.merge_values(values_of(name))
-    launched_s = LaunchSpec("", (), (), {}, Path()).shutdown_timeout_s + REAPER_END_S
+    launched_s = LaunchSpec("", (), (), {}, Path()).shutdown_timeout_s + GROUP_END_S
     needed_s = values["preStopSeconds"] + values["drainSeconds"] + WORKER_GRACE_S + launched_s
     assert spec["terminationGracePeriodSeconds"] >= needed_s
 

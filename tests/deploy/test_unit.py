@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from backends.launch.process import REAPER_END_S
+from backends.launch.process import GROUP_END_S
 from backends.launch.supervisor import LaunchSpec
 from gateway.config.load import load_pool
 from gateway.service.workers import _GRACE_S as WORKER_GRACE_S
@@ -43,6 +43,6 @@ def test_its_paths_are_those_of_the_readme() -> None:
 
 def test_systemd_waits_for_draining_and_signals_only_the_main_process() -> None:
     drain_s = max(load_pool(path).server.drain_s for path in (ROOT / "config").glob("pool*.yaml"))
-    launched_s = LaunchSpec("", (), (), {}, Path()).shutdown_timeout_s + REAPER_END_S
+    launched_s = LaunchSpec("", (), (), {}, Path()).shutdown_timeout_s + GROUP_END_S
     assert float(value("TimeoutStopSec")) >= drain_s + WORKER_GRACE_S + launched_s
     assert value("KillMode") == "mixed"

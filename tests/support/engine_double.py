@@ -20,7 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--ignore-term", action="store_true")
-    parser.add_argument("--family", action="store_true", help="start a child, and an orphan in its own session")
+    parser.add_argument("--family", action="store_true", help="start a child, and leave an orphan")
     parser.add_argument("--fail", action="store_true", help="exit at once with status 3")
     parser.add_argument("--share", metavar="NAME", help="create shared memory of this name")
     options = parser.parse_args()
@@ -34,7 +34,7 @@ def main() -> None:
     if options.family:
         sleep = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
         subprocess.Popen(sleep)
-        orphan = f"import subprocess; subprocess.Popen({sleep!r}, start_new_session=True)"
+        orphan = f"import subprocess; subprocess.Popen({sleep!r})"
         subprocess.run([sys.executable, "-c", orphan], check=True)
     if options.share:
         shared = SharedMemory(options.share, create=True, size=4096)

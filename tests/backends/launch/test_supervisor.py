@@ -41,7 +41,7 @@ class Bench:
         )
 
     def processes(self) -> set[int]:
-        """Return the ids of all running processes of this bench's engines, including reapers."""
+        """Return the ids of all running processes of this bench's engines, including those that watch."""
         pids = set()
         for folder in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ async def test_an_engine_that_dies_is_restarted_without_its_descendants(bench: B
     async with bench.running(bench.spec("--family")) as launcher:
         await launcher.wait_ready(10)
         first, family = pid_of(launcher), bench.processes()
-        assert len(family) == 4  # the reaper, the engine, its child and its orphan
+        assert len(family) == 3  # the engine, its child and its orphan
         os.kill(first, signal.SIGKILL)
         await eventually(lambda: only(launcher).state is LaunchState.BACKOFF)
         assert not family & bench.processes()
@@ -127,17 +127,6 @@ async def test_an_engine_that_ignores_sigterm_is_killed_with_its_descendants(ben
     assert 0.4 < time.monotonic() - started < 20
     assert only(launcher).last_exit == "killed by SIGKILL"
     assert not bench.processes()
-
-
-async def test_the_engine_dies_with_its_reaper(bench: Bench) -> None:
-    async with bench.running(bench.spec()) as launcher:
-        await launcher.wait_ready(10)
-        engine = pid_of(launcher)
-        [reaper] = bench.processes() - {engine}
-        os.kill(reaper, signal.SIGKILL)
-        await eventually(lambda: only(launcher).state is LaunchState.BACKOFF)
-        assert not bench.processes()
-        assert only(launcher).last_exit == "killed together with its reaper"
 
 
 def is_shared(name: str) -> bool:
@@ -222,7 +211,7 @@ async def test_no_process_survives_when_the_gateway_is_killed(bench: Bench) -> N
     )
     assert gateway.stdout is not None
     assert await asyncio.wait_for(gateway.stdout.readline(), 20) == b"ready\n"
-    assert len(bench.processes()) == 4
+    assert len(bench.processes()) == 3
     gateway.kill()
     await gateway.wait()
     await eventually(lambda: not bench.processes())
