@@ -17,15 +17,15 @@ class LiveExchange:
     """Writes the report of this process, and reads those of the others."""
 
     def __init__(self, url: str, prefix: str, writer: str) -> None:
-        self._connection = RedisConnection(url, prefix)
+        self._connection = RedisConnection(url)
         self.location = self._connection.location
-        self._key = f"{self._connection.prefix}:live"
+        self._key = f"{prefix}:live"
         self._writer = writer.encode()  # unique name of this process
         self._last: dict[bytes, bytes] = {}
 
     def exchange(self, report: bytes, gone: Collection[str]) -> list[bytes]:
         """Return the reports of others that changed since the last call."""
-        with self._connection.translate_errors(), self._connection.client().pipeline(transaction=False) as pipeline:
+        with self._connection.translate_errors(), self._connection.client.pipeline(transaction=False) as pipeline:
             if report:
                 pipeline.hset(self._key, self._writer, report)
                 pipeline.expire(self._key, _EXPIRE_S)
@@ -40,5 +40,5 @@ class LiveExchange:
     def leave(self) -> None:
         """Remove the own report; raise `StateError` if Redis fails."""
         with self._connection.translate_errors():
-            self._connection.client().hdel(self._key, self._writer)
-        self._connection.close()
+            self._connection.client.hdel(self._key, self._writer)
+        self._connection.client.close()

@@ -22,16 +22,16 @@ class RedisStore:
     kind = "redis"
 
     def __init__(self, url: str, prefix: str) -> None:
-        self._connection = RedisConnection(url, prefix)
+        self._connection = RedisConnection(url)
         self.location = self._connection.location
-        self._prefix = self._connection.prefix  # prefix of all its keys
+        self._prefix = prefix  # of all its keys
         self._index = f"{self._prefix}:index"
 
     def stamps(self) -> dict[str, str]:
         """See `Store.stamps`."""
         now_s = time.time()
         with self._connection.translate_errors():
-            client = self._connection.client()
+            client = self._connection.client
             fields = {name.decode(): value.split() for name, value in client.hgetall(self._index).items()}
             expired = [name for name, (_, end_s) in fields.items() if 0.0 < float(end_s) <= now_s]
             if expired:
@@ -41,13 +41,13 @@ class RedisStore:
     def read(self, names: Collection[str]) -> dict[str, Entry]:
         """See `Store.read`."""
         with self._connection.translate_errors():
-            values = self._connection.client().mget([self._key(name) for name in names]) if names else []
+            values = self._connection.client.mget([self._key(name) for name in names]) if names else []
         return {name: _entry(value) for name, value in zip(names, values, strict=True) if value is not None}
 
     def commit(self, expected: Mapping[str, str], changes: Mapping[str, Entry | None]) -> bool:
         """See `Store.commit`."""
         keys = [self._key(name) for name in expected]
-        with self._connection.translate_errors(), self._connection.client().pipeline() as pipeline:
+        with self._connection.translate_errors(), self._connection.client.pipeline() as pipeline:
             pipeline.watch(*keys)
             held = [_entry(value or b" ").stamp for value in pipeline.mget(keys)]
             if held != [*expected.values()]:
@@ -74,7 +74,7 @@ class RedisStore:
 
     def close(self) -> None:
         """See `Store.close`."""
-        self._connection.close()
+        self._connection.client.close()
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}:{name}"

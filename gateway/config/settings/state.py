@@ -22,9 +22,9 @@ def _known_redis_url(url: SecretStr | None) -> SecretStr | None:
         return None
     if find_spec("redis") is None:
         raise ValueError("needs the package redis: pip install 'speculation-gateway[redis]'")
-    from gateway.state.redis_client import redis_address
+    from gateway.state.redis_client import without_credentials
 
-    redis_address(url.get_secret_value())
+    without_credentials(url.get_secret_value())
     return url
 
 
@@ -36,11 +36,8 @@ class StateSettings(Settings):
     file
         SQLite file on a local disk. Null, without `redis`, uses one file per pool file in the user's state folder.
     redis
-        `redis://[user:password@]host[:port][/database]`, or `unix:///path/to.sock`;
-        `redis+sentinel://[user:password@]host[:port],.../MASTER[/database]` with the addresses of Sentinels;
-        `redis+cluster://[user:password@]host[:port],...` with some nodes of a Redis Cluster.
-        With `rediss` instead of `redis`, by TLS. After `?` options of redis-py's connections, such as
-        `ssl_ca_certs=/etc/ssl/redis-ca.pem`; for Sentinels with a password, `sentinel_username`, `sentinel_password`.
+        `redis://[user:password@]host[:port][/database]`, `rediss://...` for TLS, or `unix:///path/to.sock`. After `?`
+        options of redis-py's connections, such as `ssl_ca_certs=/etc/ssl/redis-ca.pem`.
     prefix
         Prefix of the gateway's keys in Redis; gateways of the same pool need the same one.
     """
