@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from backends.validation import UsageError
@@ -15,33 +12,20 @@ from gateway.advice.evidence import ModelEvidence
 from gateway.advice.settings import calibration_of
 from lab.advise.evidence import evidence_from
 from lab.advise.mix import mix_findings
+from lab.advise.options import AdviseOptions
 from lab.replay.command import served_model
-from lab.trace import BrokenLines, TraceRecord, read_trace
-
-
-@dataclass(frozen=True, slots=True)
-class AdviseOptions:
-    """Options of the command line; see `gateway advise --help`."""
-
-    trace: tuple[Path, ...]
-    config: Path
-    model: str | None = None
-    calibration: str | None = None
-    limit: int | None = None
-    trace_format: str | None = None
-    strict: bool = False
+from lab.trace import TraceRecord
 
 
 def from_trace(options: AdviseOptions) -> dict[str, Any]:
     """Return the advice for the model of a trace, as `/admin/advice` has it."""
-    broken = BrokenLines(lambda text: print(text, file=sys.stderr))
+    if options.config is None:
+        raise UsageError("--config: a trace needs the pool file that served it")
     try:
         name, served = served_model(options.config, options.model)
 
         def read() -> Iterator[TraceRecord]:
-            kind, files = options.trace_format, list(options.trace)
-            records = read_trace(files, format=kind, strict=options.strict, report=broken, in_order=True)
-            return islice(records, options.limit)
+            return islice(options.records(in_order=True), options.limit)
 
         evidence, used = evidence_from(read(), name, served, options.calibration)
         known = options.calibration or next(

@@ -2,48 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from gateway.cli.extras import require
-from gateway.cli.policy import DEFAULT_URL, Admin, AdminKey, Url
-from lab.cli.options import CalibrationOfAll, JsonFile, Limit, PoolModel, Strict, TraceFormat
+from gateway.cli.policy import Admin
+from lab.advise.options import AdviseOptions
+from lab.options.command import command
 
 
-def advise(
-    trace: Annotated[
-        list[Path] | None, typer.Argument(help="Traces in any format, instead of a running gateway.")
-    ] = None,
-    *,
-    config: Annotated[Path | None, typer.Option(help="Pool file that served the trace.")] = None,
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = "",
-    model: PoolModel = None,
-    calibration: CalibrationOfAll = None,
-    limit: Limit = None,
-    trace_format: TraceFormat = None,
-    strict: Strict = False,
-    json: JsonFile = None,
-) -> None:
+@command
+def advise(options: AdviseOptions) -> None:
     """Recommend changes to a pool (k, methods, flags, memory), each with its expected gain and the lines to edit."""
-    if trace:
+    if options.trace:
         require("lab", "scipy")
-        from lab.advise.command import AdviseOptions, from_trace
+        from lab.advise.command import from_trace
 
-        if config is None:
-            raise typer.BadParameter("a trace needs the pool file that served it", param_hint="--config")
-        models = from_trace(AdviseOptions(tuple(trace), config, model, calibration, limit, trace_format, strict))
+        models = from_trace(options)
     else:
-        models = Admin(url, admin_key, None).get("/admin/advice")["models"]
-        if model is not None and model not in models:
-            raise typer.BadParameter(f"no such model; there are: {', '.join(models)}", param_hint="--model")
-        models = {name: advised for name, advised in models.items() if model in (None, name)}
-    if json is not None:
+        models = Admin(options.url, options.admin_key, None).get("/admin/advice")["models"]
+        if options.model is not None:
+            if options.model not in models:
+                raise typer.BadParameter(f"no such model; there are: {', '.join(models)}", param_hint="--model")
+            models = {options.model: models[options.model]}
+    if options.json_file is not None:
         import orjson
 
-        json.write_bytes(orjson.dumps({"models": models}, option=orjson.OPT_INDENT_2))
+        options.json_file.write_bytes(orjson.dumps({"models": models}, option=orjson.OPT_INDENT_2))
     typer.echo("\n\n".join(_text(name, advised) for name, advised in models.items()))
 
 

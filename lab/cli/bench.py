@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lab.cli.options import ApiKey, IgnoreEos, JsonFile, Timeout
+from lab.options.shared import ApiKey, IgnoreEos, JsonFile, Timeout
 
 
 def bench(

@@ -10,36 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from backends.validation import UsageError
 from gateway.cli.extras import require
 from gateway.cli.group import CommandGroup
+from lab.options.shared import JsonFile, Strict, TraceFormat
 
 if TYPE_CHECKING:
     from lab.trace import BrokenLines, TraceRecord
-
-
-class Format(StrEnum):
-    """The names of `lab.trace.FORMATS`."""
-
-    GATEWAY = "gateway"
-    AZURE = "azure"
-    BURSTGPT = "burstgpt"
-    MOONCAKE = "mooncake"
-    BAILIAN = "bailian"
-    WEKA = "weka"
-    SERVEGEN = "servegen"
-    SHAREGPT = "sharegpt"
-    VLLM = "vllm"
-
-
-class OutFormat(StrEnum):
-    """The names of `lab.trace.WRITTEN_FORMATS`."""
-
-    GATEWAY = "gateway"
-    AZURE = "azure"
-    BURSTGPT = "burstgpt"
-    MOONCAKE = "mooncake"
-    SHAREGPT = "sharegpt"
-    VLLM = "vllm"
 
 
 class Group(StrEnum):
@@ -57,12 +34,13 @@ class TextLeft(StrEnum):
     HASHES = "hashes"
 
 
+_OWN_FORMAT = "gateway"
+
 TraceArgument = Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file, or folder of trace files.")]
 OutArgument = Annotated[
     Path, typer.Argument(metavar="OUT", help="Output file, compressed if it ends in .zst or .gz; - for stdout.")
 ]
-FormatOption = Annotated[Format | None, typer.Option("--format", help="Format of TRACE.  [default: detected]")]
-StrictOption = Annotated[bool, typer.Option("--strict", help="Reject a trace with a broken line.")]
+OutFormat = Annotated[str, typer.Option("--to", help="Format of OUT.")]
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -76,9 +54,9 @@ app = typer.Typer(
 def show(
     trace: TraceArgument,
     *,
-    format: FormatOption = None,
-    strict: StrictOption = False,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write the figures to.")] = None,
+    trace_format: TraceFormat = None,
+    strict: Strict = False,
+    json: JsonFile = None,
 ) -> None:
     """Summarize a trace: number, lengths, times, kinds and acceptance of its requests."""
     with _broken_lines() as broken:
@@ -86,7 +64,7 @@ def show(
         from lab.trace.show import print_summary
         from lab.trace.statistics import summarize
 
-        summary = summarize(_read(trace, format, broken, strict=strict), trace_files(trace), broken)
+        summary = summarize(_read(trace, trace_format, broken, strict=strict), trace_files(trace), broken)
         print_summary(summary)
         if json is not None:
             import orjson
@@ -99,18 +77,18 @@ def convert(
     trace: TraceArgument,
     out: OutArgument,
     *,
-    to: Annotated[OutFormat, typer.Option(help="Format of OUT.")] = OutFormat.GATEWAY,
-    format: FormatOption = None,
+    to: OutFormat = _OWN_FORMAT,
+    trace_format: TraceFormat = None,
     in_order: Annotated[bool, typer.Option("--in-order", help="Sort requests by arrival.")] = False,
     model: Annotated[str, typer.Option(help="Model for requests without one.")] = "",
     workload: Annotated[str, typer.Option(help="Workload for requests without one.")] = "",
-    strict: StrictOption = False,
+    strict: Strict = False,
 ) -> None:
     """Convert a trace to another format, or merge several files into one."""
     with _broken_lines() as broken:
         from lab.trace.edits import fill_missing
 
-        records = _read(trace, format, broken, strict=strict, in_order=in_order)
+        records = _read(trace, trace_format, broken, strict=strict, in_order=in_order)
         _write(trace, out, fill_missing(records, model, workload), to)
 
 
@@ -128,9 +106,9 @@ def sample(
         float | None, typer.Option(metavar="S", help="End (exclusive), in seconds after the first arrival.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed; the same seed takes the same sample.")] = 0,
-    to: Annotated[OutFormat, typer.Option(help="Format of OUT.")] = OutFormat.GATEWAY,
-    format: FormatOption = None,
-    strict: StrictOption = False,
+    to: OutFormat = _OWN_FORMAT,
+    trace_format: TraceFormat = None,
+    strict: Strict = False,
 ) -> None:
     """Take a part of a trace: a share, a number of requests, or a window of time."""
     with _broken_lines() as broken:
@@ -144,8 +122,8 @@ def sample(
         # The trace may have to be read twice, but broken lines are reported once.
         records = sample_records(
             part,
-            lambda: _read(trace, format, quiet, strict=strict),
-            _read(trace, format, broken, strict=strict),
+            lambda: _read(trace, trace_format, quiet, strict=strict),
+            _read(trace, trace_format, broken, strict=strict),
         )
         _write(trace, out, records, to)
 
@@ -163,8 +141,8 @@ def anonymize(
     keep_time: Annotated[
         bool, typer.Option("--keep-time", help="Keep arrival times instead of shifting the first to 0.")
     ] = False,
-    format: FormatOption = None,
-    strict: StrictOption = False,
+    trace_format: TraceFormat = None,
+    strict: Strict = False,
 ) -> None:
     """Remove from a trace what identifies people: texts, ids, key names, sessions, templates and the date."""
     with _broken_lines() as broken:
@@ -172,10 +150,10 @@ def anonymize(
         from lab.trace.edits import Anonymizer, first_arrival
 
         quiet = BrokenLines(lambda _: None)
-        begun_at = None if keep_time else first_arrival(_read(trace, format, quiet, strict=strict))
+        begun_at = None if keep_time else first_arrival(_read(trace, trace_format, quiet, strict=strict))
         anonymizer = Anonymizer(salt, begun_at, with_hashes=text is TextLeft.HASHES, ngram=ngram)
-        records = _read(trace, format, broken, strict=strict)
-        _write(trace, out, map(anonymizer.anonymized, records), OutFormat.GATEWAY)
+        records = _read(trace, trace_format, broken, strict=strict)
+        _write(trace, out, map(anonymizer.anonymized, records), _OWN_FORMAT)
 
 
 @contextmanager
@@ -185,27 +163,30 @@ def _broken_lines() -> Iterator[BrokenLines]:
     from lab.trace import BrokenLines
 
     broken = BrokenLines(lambda line: typer.echo(line, err=True))
-    yield broken
+    try:
+        yield broken
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     if broken.count > BrokenLines.SHOWN:
         typer.echo(f"{broken.count} broken lines skipped.", err=True)
 
 
 def _read(
-    trace: Path, kind: Format | None, broken: BrokenLines, *, strict: bool, in_order: bool = False
+    trace: Path, kind: str | None, broken: BrokenLines, *, strict: bool, in_order: bool = False
 ) -> Iterator[TraceRecord]:
     from lab.trace import read_trace
 
-    return read_trace(trace, format=kind and kind.value, strict=strict, in_order=in_order, report=broken)
+    return read_trace(trace, format=kind, strict=strict, in_order=in_order, report=broken)
 
 
-def _write(trace: Path, out: Path, records: Iterator[TraceRecord], to: OutFormat) -> None:
+def _write(trace: Path, out: Path, records: Iterator[TraceRecord], to: str) -> None:
     from lab.trace import TraceError, trace_files, write_trace
 
     if str(out) == "-":
         out = Path("/dev/stdout")
     elif out.exists() and any(out.samefile(file) for file in trace_files(trace)):
         raise TraceError(f"{out}: is being read; choose another output file")
-    written, left_out = write_trace(out, records, to.value)
+    written, left_out = write_trace(out, records, to)
     typer.echo(f"{written} requests written to {out}", err=True)
     if left_out:
-        typer.echo(f"{left_out} left out: they lack fields that {to.value} requires (docs/trace.md)", err=True)
+        typer.echo(f"{left_out} left out: they lack fields that {to} requires (docs/trace.md)", err=True)

@@ -16,28 +16,25 @@ from backends.validation import UsageError
 from lab.bench.report.statistics import failures
 from lab.live.endpoints import live_endpoints
 from lab.live.run import failed, replayed
-from lab.live.session import LiveOptions, Outcome, Session
+from lab.live.session import Outcome, Session
 from lab.options.slo import slo_bounds
 from lab.replay.comparison import Traits, intervals, ratios, reference_of
 from lab.replay.figures import figures_console, figures_tables
+from lab.replay.options import ReplayOptions
 from lab.replay.pace import paced
 from lab.replay.page import Rows, replay_page
-from lab.trace import BrokenLines, read_trace
 
 _FAILED = 1
 _INTERRUPTED = 130
 
 
-def run_live(options: LiveOptions) -> int:
+def run_live(options: ReplayOptions) -> int:
     """Send a trace to each endpoint with the options of the command line."""
-    broken = BrokenLines(lambda text: print(text, file=sys.stderr))
     try:
         slo = slo_bounds(options.slo)
-        endpoints = live_endpoints(options.urls, options.policies, options.model, options.api_key)
-        records = read_trace(
-            list(options.trace), format=options.trace_format, strict=options.strict, in_order=True, report=broken
-        )
-        timed = paced(islice(records, options.limit), options.rate, options.speed, options.seed or 0)
+        endpoints = live_endpoints(options.live, options.policies, options.model, options.api_key)
+        records = islice(options.records(in_order=True), options.limit)
+        timed = paced(records, options.rate, options.speed, options.seed or 0)
         session = Session(options, endpoints, timed)
         outcomes = uvloop.run(session.run())
     except (ValueError, OSError) as error:

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -24,32 +23,10 @@ from lab.live.endpoints import EndpointInfo, LiveEndpoint, inspect_endpoint
 from lab.live.requests import LiveRequests, api_of
 from lab.live.run import LiveRun, failed, replayed
 from lab.replay.figures import figures_of
+from lab.replay.options import ReplayOptions
 from lab.trace import TraceRecord
 
 _TOKEN_TOLERANCE = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class LiveOptions:
-    """Options of the command line; see `gateway replay --help`."""
-
-    trace: tuple[Path, ...]
-    urls: tuple[str, ...]
-    policies: tuple[str, ...] = ()
-    model: str | None = None
-    rate: float | None = None
-    speed: float = 1.0
-    limit: int | None = None
-    warmup: int = 0
-    seed: int | None = None
-    slo: str | None = None
-    api_key: str | None = None
-    timeout_s: float = 600.0
-    ignore_eos: bool = False
-    trace_format: str | None = None
-    strict: bool = False
-    json_file: Path | None = None
-    report: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +71,7 @@ class Session:
     """Sends a trace to one endpoint after the other, so that they do not compete for the machine."""
 
     def __init__(
-        self, options: LiveOptions, endpoints: Sequence[LiveEndpoint], timed: Sequence[tuple[float, TraceRecord]]
+        self, options: ReplayOptions, endpoints: Sequence[LiveEndpoint], timed: Sequence[tuple[float, TraceRecord]]
     ) -> None:
         self._options = options
         self._endpoints = endpoints

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -21,50 +19,20 @@ from gateway.service.default_temperature import assumed_temperature
 from lab.options.policy import policy_reference
 from lab.options.slo import slo_bounds
 from lab.plan.mixes import USUAL, calibration_on, machine_of
+from lab.plan.options import PlanOptions
 from lab.plan.output import Served, helm_values, pool_file
 from lab.plan.page import plan_page
 from lab.plan.planning import Options, Planned, Replica, plan_windows
 from lab.plan.result import Objective
 from lab.plan.show import document, plan_console, show, with_progress
 from lab.plan.traffic import sample
-from lab.trace import BrokenLines, read_trace
 
 _NOTHING_FITS = 1
 _POLICY = "learned"
 
 
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """Options of the command line; see `gateway plan --help`."""
-
-    trace: tuple[Path, ...]
-    replicas: int
-    gpus: tuple[str, ...] = ()
-    config: Path | None = None
-    calibration: str | None = None
-    policy: str | None = None
-    methods: tuple[str, ...] = ()
-    schedules: bool = True
-    slo: str | None = None
-    rate: float | None = None
-    speed: float = 1.0
-    limit: int | None = None
-    budget: int = 200
-    seeds: int = 2
-    jobs: int | None = None
-    ray: str | None = None
-    trace_format: str | None = None
-    strict: bool = False
-    json_file: Path | None = None
-    report: Path | None = None
-    out: Path | None = None
-    simulate: bool = False
-    helm_values: Path | None = None
-
-
 def run_plan(options: PlanOptions) -> int:
     """Plan with the options of the command line."""
-    broken = BrokenLines(lambda text: print(text, file=sys.stderr))
     try:
         objective = Objective(slo_bounds(options.slo))
         pool, model = _pool(options.config)
@@ -81,14 +49,7 @@ def run_plan(options: PlanOptions) -> int:
             watch=with_progress,
         )
         traffic = sample(
-            read_trace(
-                list(options.trace),
-                format=options.trace_format,
-                strict=options.strict,
-                in_order=True,
-                report=broken,
-                outcomes=False,
-            ),
+            options.records(in_order=True, outcomes=False),
             options.replicas,
             base.scheduler.max_model_len,
             assumed_temperature(pool) if pool is not None else VLLM_DEFAULT,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,57 +14,34 @@ from backends.validation import UsageError
 from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings, SimulateSettings
 from gateway.service.default_temperature import assumed_temperature
+from lab.options.shared import PacedOptions
 from lab.options.slo import slo_bounds
 from lab.replay.figures import figures_console, figures_of, figures_tables, mean_of
 from lab.replay.learned_file import read_learned, write_learned
+from lab.replay.options import ReplayOptions
 from lab.replay.pace import arrivals
 from lab.replay.page import Rows, replay_page
 from lab.replay.play import ORACLE, PolicyRunner, chosen_policies, compare, play_all
 from lab.replay.simulate import Replayed, ReplicaSpec
 from lab.replay.table import RequestTable, request_table
-from lab.statistics import REPLICATIONS
-from lab.trace import BrokenLines, read_trace
 from policies.learned.models.prior import DEFAULT_CALIBRATION
 from policies.policy import Policy
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayOptions:
-    """Options of the command line; see `gateway replay --help`."""
-
-    trace: tuple[Path, ...]
-    config: Path
-    policies: tuple[str, ...] = ()
-    model: str | None = None
-    rate: float | None = None
-    speed: float = 1.0
-    copies: int = 1
-    limit: int | None = None
-    warmup: int = 0
-    seed: int = 0
-    slo: str | None = None
-    regret: bool = False
-    calibration: str | None = None
-    state: Path | None = None
-    trace_format: str | None = None
-    strict: bool = False
-    json_file: Path | None = None
-    report: Path | None = None
-    replications: int = REPLICATIONS
 
 
 def run_replay(options: ReplayOptions) -> int:
     """Replay a trace with the options of the command line."""
     try:
+        if options.config is None:
+            raise UsageError("--config: give a pool to simulate, or --live URL")
         if options.replications == 1:
             raise UsageError("--replications 1: an interval takes at least 2; 0 makes none")
-        slo = slo_bounds(options.slo)
+        slo, seed = slo_bounds(options.slo), options.seed or 0
         name, served = served_model(options.config, options.model)
         pool = pool_of(served, options.calibration)
-        policies = chosen_policies(options.policies, served, options.seed)
+        policies = chosen_policies(options.policies, served, seed)
         kept = read_learned(options.state) if options.state is not None and options.state.exists() else {}
-        with requests_of(options, served) as requests:
-            runner = PolicyRunner(tuple(pool), requests, options.policies, served, kept, options.seed, options.warmup)
+        with requests_of(options, served, seed, copies=options.copies, warmup=options.warmup) as requests:
+            runner = PolicyRunner(tuple(pool), requests, options.policies, served, kept, seed, options.warmup)
             played, learned = play_all(runner, policies | ({ORACLE: None} if options.regret else {}))
             traits = requests.traits
             shown = {title: played[title] for title in policies}
@@ -109,7 +84,7 @@ def _document(
         "model": model,
         "requests": len(first.e2e_s) + first.errors,
         "warmup": options.warmup,
-        "seed": options.seed,
+        "seed": options.seed or 0,
         "slo": slo,
         "clairvoyant_mean_e2e_s": best_s,
         "policies": {
@@ -154,19 +129,18 @@ def pool_of(served: ModelSettings, calibration: str | None) -> list[ReplicaSpec]
 
 
 @contextmanager
-def requests_of(options: ReplayOptions, served: ModelSettings) -> Iterator[RequestTable]:
-    """Yield the requests of a trace with their arrival times; print broken lines on standard error."""
-    broken = BrokenLines(lambda text: print(text, file=sys.stderr))
-    records = read_trace(
-        list(options.trace), format=options.trace_format, strict=options.strict, report=broken, outcomes=False
-    )
+def requests_of(
+    options: PacedOptions, served: ModelSettings, seed: int, *, copies: int = 1, warmup: int = 0
+) -> Iterator[RequestTable]:
+    """Yield the requests of a trace with their arrival times."""
+    records = options.records(outcomes=False)
     with request_table(records, assumed_temperature(served)) as table:
         requests = table[: options.limit]
-        if requests and len(requests) <= options.warmup:
-            raise UsageError(f"the trace has {len(requests)} requests; --warmup {options.warmup} leaves none to count")
+        if requests and len(requests) <= warmup:
+            raise UsageError(f"the trace has {len(requests)} requests; --warmup {warmup} leaves none to count")
         if not requests.order.is_open:
-            yield requests.in_sessions(options.rate, options.speed, options.copies, options.seed)
+            yield requests.in_sessions(options.rate, options.speed, copies, seed)
             return
-        if options.copies > 1:
+        if copies > 1:
             raise UsageError("--copies needs a trace of sessions with think times")
-        yield requests.paced(arrivals(requests.arrived_at, options.rate, options.speed, options.seed))
+        yield requests.paced(arrivals(requests.arrived_at, options.rate, options.speed, seed))

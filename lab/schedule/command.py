@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -19,10 +18,11 @@ from backends.calibration.calibration import load_calibration
 from backends.speculation import SpeculativeConfig
 from backends.validation import UsageError
 from gateway.advice.finding import LEAST_GAIN, flag_value
+from gateway.cli.policy import Admin
 from gateway.config.settings import ModelSettings
 from lab.options.policy import policy_reference
 from lab.parallel import all_cores
-from lab.replay.command import ReplayOptions, pool_of, requests_of, served_model
+from lab.replay.command import pool_of, requests_of, served_model
 from lab.replay.simulate import ReplicaSpec
 from lab.replay.table import RequestTable
 from lab.schedule.drafts import Drafts
@@ -30,6 +30,7 @@ from lab.schedule.edit import with_speculation
 from lab.schedule.gains import LoadGain, Runner, capacity, gains
 from lab.schedule.replicas import Measured, ScheduledReplica, from_requests, schedule_replica
 from lab.statistics import REPLICATIONS
+from lab.tune.options import TuneOptions
 
 _MOST_REQUESTS = 4000
 """Requests that are simulated at each load and with each seed."""
@@ -41,39 +42,27 @@ _SHOWN = (1, 8, 32, 128)
 """Batch sizes at which the gain in tokens per second is shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleOptions:
-    """Options of the command line; see `gateway tune --help`."""
-
-    replay: ReplayOptions
-    out: Path
-    policy: str | None = None
-    part: float = 0.6
-    # Function that returns `/admin/pool` of a running gateway, instead of a trace.
-    live: Callable[[], Any] | None = None
-
-
-def run_schedule(options: ScheduleOptions) -> int:
+def run_schedule(options: TuneOptions) -> int:
     """Find schedules with the options of the command line."""
-    given = options.replay
     at_loads: list[LoadGain] = []
     try:
-        model, served = served_model(given.config, given.model)
-        pool = pool_of(served, given.calibration)
-        if options.live is not None:
-            replicas = _schedules(pool, served, _from_gateway(options.live(), model))
+        model, served = served_model(options.config, options.model)
+        pool = pool_of(served, options.calibration)
+        if options.live:
+            running = Admin(options.url, options.admin_key, None).get("/admin/pool")
+            replicas = _schedules(pool, served, _from_gateway(running, model))
         else:
-            with requests_of(given, served) as requests:
+            with requests_of(replace(options, rate=1.0, speed=1.0), served, options.seed) as requests:
                 cut = round(options.part * len(requests))
                 if not 0 < cut < len(requests):
                     raise UsageError(f"the trace has {len(requests)} requests: too few to choose on one part of it")
                 replicas = _schedules(pool, served, from_requests(requests[:cut]))
                 at_loads = _gains(options, served, replicas, requests[cut : cut + _MOST_REQUESTS])
         changes = {one.spec.name: one.values for one in replicas if one.values is not None}
-        text = with_speculation(given.config.read_text(encoding="utf-8"), model, changes)
+        text = with_speculation(options.config.read_text(encoding="utf-8"), model, changes)
         options.out.write_text(text, encoding="utf-8")
-        if given.json_file is not None:
-            given.json_file.write_bytes(orjson.dumps(_document(replicas, at_loads), option=orjson.OPT_INDENT_2))
+        if options.json_file is not None:
+            options.json_file.write_bytes(orjson.dumps(_document(replicas, at_loads), option=orjson.OPT_INDENT_2))
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     _print(replicas, at_loads)
@@ -122,7 +111,7 @@ def _from_gateway(described: Any, model: str) -> Callable[[ReplicaSpec], Measure
 
 
 def _gains(
-    options: ScheduleOptions, served: ModelSettings, replicas: Sequence[ScheduledReplica], requests: RequestTable
+    options: TuneOptions, served: ModelSettings, replicas: Sequence[ScheduledReplica], requests: RequestTable
 ) -> list[LoadGain]:
     if all(one.values is None for one in replicas):
         return []
@@ -131,7 +120,7 @@ def _gains(
     runner = Runner(pools, requests, reference.name, reference.settings)
     jobs = 1 if runner.rounds * len(requests) <= _MIN_PARALLEL_REQUESTS else None
     with all_cores(runner, jobs) as play_all:
-        return gains(play_all, len(pools), capacity(play_all), options.replay.seed, REPLICATIONS)
+        return gains(play_all, len(pools), capacity(play_all), options.seed, REPLICATIONS)
 
 
 def _verdict(at_loads: Sequence[LoadGain]) -> str:

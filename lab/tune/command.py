@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +19,12 @@ from gateway.config.settings import ModelSettings
 from lab.options.policy import policy_reference
 from lab.options.slo import slo_bounds
 from lab.parallel import all_cores
-from lab.replay.command import ReplayOptions, pool_of, requests_of, served_model
+from lab.replay.command import pool_of, requests_of, served_model
 from lab.replay.figures import figures_of
 from lab.statistics import REPLICATIONS, of_replications
 from lab.tune.knobs import Goal, Scoring
-from lab.tune.search import BUDGET, Search, SearchResult, Task, Window, WindowRunner
+from lab.tune.options import TuneOptions
+from lab.tune.search import Search, SearchResult, Task, Window, WindowRunner
 from policies.rules.policy import ThresholdSettings
 
 _MIN_PARALLEL_REQUESTS = 100_000  # fewer are simulated before other processes would have started
@@ -36,33 +35,19 @@ _WHAT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TuneOptions:
-    """Options of the command line; see `gateway tune --help`."""
-
-    replay: ReplayOptions
-    out: Path
-    policy: str | None = None
-    objective: str = Goal.MEAN.value
-    trials: int = 100
-    part: float = 0.6
-    budget: int = BUDGET
-
-
 def run_tune(options: TuneOptions) -> int:
     """Tune with the options of the command line."""
-    given = options.replay
     try:
-        goal, slo = _goal(options), slo_bounds(given.slo)
-        model, served = served_model(given.config, given.model)
+        goal, slo = _goal(options), slo_bounds(options.slo)
+        model, served = served_model(options.config, options.model)
         present = _present(options.policy, served)
-        pool, scoring = pool_of(served, given.calibration), Scoring(goal, slo)
-        with requests_of(given, served) as requests:
+        pool, scoring = pool_of(served, options.calibration), Scoring(goal, slo)
+        with requests_of(options, served, options.seed) as requests:
             cut = _cut(len(requests), options.part)
             rest = Window(cut, len(requests))
             jobs = 1 if options.trials * cut <= _MIN_PARALLEL_REQUESTS else None
-            with all_cores(WindowRunner(pool, requests, given.seed), jobs) as play_all:
-                result = _search(Search(play_all, scoring, cut, options.trials, given.seed, options.budget), present)
+            with all_cores(WindowRunner(pool, requests, options.seed), jobs) as play_all:
+                result = _search(Search(play_all, scoring, cut, options.trials, options.seed, options.budget), present)
                 by_load = policy_reference("least_loaded", served).settings
                 compared = {
                     "tuned": Task("thresholds", result.settings, rest),
@@ -85,7 +70,7 @@ def run_tune(options: TuneOptions) -> int:
         figures = {
             name: {"score": scores[name], **figures_of(one, backends, slo, None)} for name, one in played.items()
         }
-        if given.json_file is not None:
+        if options.json_file is not None:
             document = {
                 "model": model,
                 "objective": goal.value,
@@ -95,7 +80,7 @@ def run_tune(options: TuneOptions) -> int:
                 "verified_requests": result.verified,
                 "held_out": figures,
             }
-            given.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+            options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     _print(figures, goal, lines)
@@ -106,7 +91,7 @@ def _goal(options: TuneOptions) -> Goal:
     if options.objective not in set(Goal):
         raise UsageError(f"--objective {options.objective}: unknown; the objectives are {', '.join(Goal)}")
     goal = Goal(options.objective)
-    if goal is Goal.GOODPUT and options.replay.slo is None:
+    if goal is Goal.GOODPUT and options.slo is None:
         raise UsageError("--objective goodput needs bounds: --slo ttft=0.5,tpot=0.02,e2e=10, in seconds")
     return goal
 

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from gateway.cli.app import app
 from gateway.recorder.hashes import TextHasher
-from lab.cli.trace import Format, OutFormat
 from lab.trace import FORMATS, WRITTEN_FORMATS, TraceRecord, read_trace, write_trace
 from lab.trace.statistics import mean_acceptance_length
 from tests.support.paths import DATA, DOCS
@@ -62,9 +61,10 @@ def read(path: Path) -> list[TraceRecord]:
     return list(read_trace(path, strict=True))
 
 
-def test_the_command_offers_all_formats() -> None:
-    assert {one.value for one in Format} == set(FORMATS)
-    assert {one.value for one in OutFormat} == set(WRITTEN_FORMATS)
+def test_an_unknown_format_is_refused_with_the_known_ones(trace: Path, tmp_path: Path) -> None:
+    for option, known in (("--format", FORMATS), ("--to", WRITTEN_FORMATS)):
+        _, error = run("convert", trace, tmp_path / "out.jsonl", option, "csv", status=2)
+        assert f"unknown format 'csv'; the formats are {', '.join(known)}" in error
 
 
 def test_show_summarizes_a_trace(trace: Path, tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""Commands made from a dataclass of options, so that each option is written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from inspect import Parameter, Signature
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import typer
+
+Options = TypeVar("Options")
+
+
+def command(run: Callable[[Options], int | None]) -> Callable[..., None]:
+    """Return the typer command of a function of a dataclass; it exits with the status that the function returns.
+
+    The fields are annotated like parameters of a typer command; `tuple[T, ...]` is an option that may be repeated.
+    """
+    [options, *_] = get_type_hints(run).values()
+    hints = get_type_hints(options, include_extras=True)
+    own = fields(options)
+
+    def main(**given: Any) -> None:
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        raise typer.Exit(run(options(**{field.name: _value(field, values[field.name]) for field in own})) or 0)
+
+    main.__doc__ = run.__doc__
+    main.__signature__ = Signature(  # type: ignore[attr-defined]
+        [
+            Parameter(
+                field.name, Parameter.KEYWORD_ONLY, annotation=_listed(hints[field.name]), default=_default(field)
+            )
+            for field in own
+        ]
+    )
+    main.__annotations__ = {}
+    return main
+
+
+def _listed(hint: Any) -> Any:
+    """Return an annotation for typer, which knows repeated options as lists."""
+    if get_origin(hint) is not Annotated:
+        return hint
+    kind, *details = get_args(hint)
+    if get_origin(kind) is tuple:
+        kind = list[get_args(kind)[0]] | None  # type: ignore[misc]
+    return Annotated[kind, *details]
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default is MISSING:
+        return Parameter.empty
+    return None if field.default == () else field.default
+
+
+def _value(field: Field[Any], given: Any) -> Any:
+    return () if given is None and field.default == () else given

@@ -1,0 +1,107 @@
+"""Options that several commands share, and the trace that they name."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from backends.validation import UsageError
+from gateway.cli.completion import calibrations, models
+
+if TYPE_CHECKING:
+    from lab.trace import TraceRecord
+
+
+def above_zero(value: float | None) -> float | None:
+    """Check that an option is a finite number above 0; typer's `min` accepts NaN."""
+    if value is not None and not 0 < value < math.inf:
+        raise typer.BadParameter(f"{value:g}: give a number above 0")
+    return value
+
+
+def writable(path: Path | None) -> Path | None:
+    """Check that an output file can be written, before any work is done."""
+    if path is None:
+        return None
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise typer.BadParameter(f"{path}: its folder does not exist")
+    if path.is_dir():
+        raise typer.BadParameter(f"{path}: is a folder; give a file")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise typer.BadParameter(f"{path}: no permission to write")
+    return path
+
+
+TraceFormat = Annotated[str | None, typer.Option("--format", help="Format of the trace.  [default: detected]")]
+Strict = Annotated[bool, typer.Option("--strict", help="Reject a trace with a broken line.")]
+PoolModel = Annotated[str | None, typer.Option(autocompletion=models, help="Model, for a pool with several.")]
+CalibrationOfAll = Annotated[
+    str | None,
+    typer.Option(
+        autocompletion=calibrations, help="Calibration of all replicas' step times.  [default: as in the pool file]"
+    ),
+]
+Slo = Annotated[
+    str | None, typer.Option(metavar="ttft=S,tpot=S,e2e=S", help="Latency bounds in seconds that define goodput.")
+]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", callback=writable, help="File to write all figures to.")
+]
+ReportFile = Annotated[
+    Path | None, typer.Option(metavar="FILE.html", callback=writable, help="File to write an HTML report to.")
+]
+ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key for endpoints given by URL.")]
+Timeout = Annotated[
+    float,
+    typer.Option("--timeout", metavar="S", callback=above_zero, help="Seconds after which a request counts as failed."),
+]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Generate up to the length limit (vLLM).")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """The trace of a command, and how much of it is used."""
+
+    trace: Annotated[tuple[Path, ...], typer.Argument(help="Traces in any format: files, or folders of them.")]
+    trace_format: TraceFormat = None
+    strict: Strict = False
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests to use.")] = None
+
+    def records(self, *, in_order: bool = False, outcomes: bool = True) -> Iterator[TraceRecord]:
+        """Yield all records as `lab.trace.read_trace` does; broken lines are printed on standard error."""
+        from lab.trace import BrokenLines, read_trace
+
+        return read_trace(
+            list(self.trace),
+            format=self.trace_format,
+            strict=self.strict,
+            in_order=in_order,
+            report=BrokenLines(lambda text: print(text, file=sys.stderr)),
+            outcomes=outcomes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacedOptions(TraceOptions):
+    """The trace of a command that plays it, and how fast."""
+
+    rate: Annotated[
+        float | None,
+        typer.Option(metavar="R", callback=above_zero, help="Mean requests per second; the trace's pattern is kept."),
+    ] = None
+    speed: Annotated[
+        float, typer.Option(metavar="S", callback=above_zero, help="Speed-up of the trace's arrivals.")
+    ] = 1.0
+
+    def __post_init__(self) -> None:
+        """Check that only one of rate and speed is given."""
+        if self.rate is not None and self.speed != 1.0:
+            raise UsageError("--rate: cannot be combined with --speed; give one of the two")

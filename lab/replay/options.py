@@ -1,0 +1,81 @@
+"""Options of `gateway replay`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.cli.completion import models, policies
+from lab.options.shared import (
+    ApiKey,
+    CalibrationOfAll,
+    IgnoreEos,
+    JsonFile,
+    PacedOptions,
+    ReportFile,
+    Slo,
+    Timeout,
+    writable,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions(PacedOptions):
+    """Options of the command line."""
+
+    config: Annotated[
+        Path | None, typer.Option(help="Pool file with the replicas to simulate and policy settings.")
+    ] = None
+    live: Annotated[
+        tuple[str, ...],
+        typer.Option(metavar="[NAME=]URL", help="Endpoint to send the trace to instead; repeatable."),
+    ] = ()
+    policies: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--policy",
+            metavar="NAME|FILE.yaml|{...}",
+            autocompletion=policies,
+            help="Policy to replay; repeatable. `oracle` knows lengths and acceptance.  [default: the pool's]",
+        ),
+    ] = ()
+    model: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=models,
+            help="Model, for a pool with several; with --live, model to request.  [default: the request's; the first]",
+        ),
+    ] = None
+    copies: Annotated[
+        int, typer.Option(min=1, help="How often each session with think times is played, with prefixes of its own.")
+    ] = 1
+    warmup: Annotated[int, typer.Option(min=0, help="Number of first requests to leave out of the figures.")] = 0
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Random seed; a simulated replay is reproducible.  [default: 0; texts of --live vary]"),
+    ] = None
+    slo: Slo = None
+    regret: Annotated[
+        bool, typer.Option("--regret", help="Also replay `oracle`, and show each policy's mean time relative to it.")
+    ] = False
+    calibration: CalibrationOfAll = None
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", callback=writable, help="Learned state: read if the file exists, written at the end."
+        ),
+    ] = None
+    api_key: ApiKey = None
+    timeout_s: Timeout = 600.0
+    ignore_eos: IgnoreEos = False
+    json_file: JsonFile = None
+    report: ReportFile = None
+    replications: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Replays of other traffic like the trace, for the intervals of --report; 0: no intervals."
+        ),
+    ] = 6

@@ -1,0 +1,57 @@
+"""Options of `gateway tune`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.cli.policy import DEFAULT_URL, AdminKey, Url
+from lab.options.shared import CalibrationOfAll, JsonFile, PacedOptions, PoolModel, Slo, writable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions(PacedOptions):
+    """Options of the command line."""
+
+    trace: Annotated[
+        tuple[Path, ...],
+        typer.Argument(help="Traces in any format: files, or folders of them.", show_default=False),
+    ] = ()
+    config: Annotated[Path, typer.Option(help="Pool file with the replicas to simulate and the present rules.")]
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE.yaml", callback=writable, help="File to write to: rules, or the pool file with --schedule."
+        ),
+    ]
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.yaml|{...}", help="Rules to start from.  [default: the pool's; the default rules]"),
+    ] = None
+    objective: Annotated[
+        str,
+        typer.Option(
+            metavar="mean|p99|goodput", help="What to optimize: mean or p99 of the time to finish, or goodput."
+        ),
+    ] = "mean"
+    slo: Slo = None
+    trials: Annotated[int, typer.Option(min=1, help="Number of settings to try.")] = 100
+    part: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the trace to tune on, from its start.")] = 0.6
+    model: PoolModel = None
+    budget: Annotated[int, typer.Option(min=1, help="Approximate number of requests to simulate in the search.")] = (
+        6_000_000
+    )
+    seed: Annotated[int, typer.Option(help="Seed of the search and the simulation.")] = 0
+    calibration: CalibrationOfAll = None
+    json_file: JsonFile = None
+    schedule: Annotated[
+        bool, typer.Option("--schedule", help="Instead of rules, find k by batch size for each replica.")
+    ] = False
+    live: Annotated[
+        bool, typer.Option("--live", help="With --schedule: from a running gateway instead of a trace.")
+    ] = False
+    url: Url = DEFAULT_URL
+    admin_key: AdminKey = ""
