@@ -23,8 +23,8 @@ from backends.calibration.draft_profile import DraftProfile
 from backends.calibration.parameters import EngineParameters
 from backends.simulator.engine.fleet import Fleet, Replica
 from backends.speculation import Method
+from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.replay.request import ReplayRequest, replay_request
-from lab.schedule import Drafts, best_schedule, drafts_of, mean_context_tokens
 from lab.trace import TraceRecord
 
 Floats = npt.NDArray[np.float64]
@@ -116,14 +116,14 @@ def recorded(case: Case, count: int, seed: int) -> list[ReplayRequest]:
     ]
 
 
-def counted(case: Case, count: int, seed: int) -> Drafts:
-    """Return the acceptance that an engine counts."""
+def counted(case: Case, count: int, seed: int) -> tuple[float, ...]:
+    """Return the tokens per step that an engine counts."""
     fleet = engine(case, LONGEST_K, 16, seed)
     for prompt, output in lengths(count, seed):
         fleet.submit(0, prompt, output, 0.0)
     fleet.advance(math.inf)
     counters = fleet.counters()
-    return Drafts.counted(counters.drafts, counters.accepted_at.tolist())
+    return tuple(np.cumsum([1.0, *(counters.accepted_at / counters.drafts)]).round(12).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def measure(case: Case, requests: int, seed: int, batches: Sequence[int] = BATCH
     others = recorded(case, requests, seed + 1)
     calibration, config = load_calibration(case.calibration), {"num_speculative_tokens": LONGEST_K}
     known = {
-        "trace": drafts_of(calibration, case.method, config, others),
+        "trace": tokens_per_step(calibration, case.method, config, others),
         "counters": counted(case, requests, seed + 1),
     }
     results = {}

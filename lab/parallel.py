@@ -1,20 +1,16 @@
-"""Run tasks on all cores of this machine, or on a Ray cluster."""
+"""Run tasks on all cores of this machine."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from backends.validation import UsageError
-
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_CONNECT_TIMEOUT_S = 5.0
 _PROGRESS_EVERY_S = 0.25
 _THREAD_COUNT_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -89,42 +85,6 @@ def _single_threaded_children() -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextmanager
-def ray_cluster(work: Callable[[Task], Result], address: str) -> Iterator[Callable[[Sequence[Task]], list[Result]]]:
-    """Yield a function like that of `all_cores` that runs on a Ray cluster; its machines need this package."""
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise UsageError("--ray needs Ray: pip install 'speculation-gateway[ray]'") from None
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    if address == "local":
-        options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    else:
-        _check_reachable(address)
-    try:
-        ray.init(address=address, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise UsageError(f"--ray {address}: {error}") from None
-    try:
-        shared = ray.put(work)
-        do = ray.remote(_apply)
-        yield lambda tasks: list(ray.get([do.remote(shared, task) for task in tasks]))
-    finally:
-        ray.shutdown()
-
-
-def _check_reachable(address: str) -> None:
-    """Raise if nothing listens at a cluster's address; Ray itself would retry for minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdigit():
-        return  # `auto`
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        raise UsageError(f"--ray {address}: no answer: {error.strerror or error}") from None
-
-
 def _start_worker(work: Callable[[Any], Any], done: Any) -> None:
     def add(count: int) -> None:
         with done.get_lock():
@@ -136,7 +96,3 @@ def _start_worker(work: Callable[[Any], Any], done: Any) -> None:
 
 def _run_task(task: Any) -> Any:
     return _work[0](task)
-
-
-def _apply(work: Callable[[Any], Any], task: Any) -> Any:
-    return work(task)

@@ -15,6 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -23,10 +24,12 @@ from typing import NamedTuple
 
 from scipy.stats import t as student
 
-from backends.calibration.batch_schedule import TOLERANCE
+from backends.calibration.batch_schedule import SCHEDULE_KEY
+from backends.calibration.calibration import load_calibration
 from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, Ground, Task, drawn, ground_of, timed
+from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
+from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec, replay
-from lab.schedule.replicas import from_requests, schedule_replica
 from policies.balancing.least_loaded import LeastLoaded
 from policies.learned.policy import Learned, LearnedSettings
 from policies.load_policy import LoadSettings
@@ -35,6 +38,7 @@ from policies.policy import Policy
 REFERENCE = {"8B": "b/n/s/e", "70B": "70B"}
 """The pool whose capacity the rates are shares of, by target."""
 
+LONGEST_K = 8
 LOADS = (0.25, 0.5, 0.75, 0.95, 1.1, 1.3)
 MIXES = ("even", "code")
 
@@ -73,13 +77,25 @@ def specs_of(ground: Ground, target: str, mix: str, fleet: str) -> list[ReplicaS
     """Return the replicas of a fleet; schedules are made for the mix, on the requests that are not reported."""
     calibration, members = POOLS[REFERENCE[target]]
     by_letter = dict(zip("bnse", members, strict=True))
-    others = from_requests(drawn(ground.others, mix, COUNTED, Random(0)))
+    others = drawn(ground.others, mix, COUNTED, Random(0))
     specs = []
     for number, letter in enumerate(FLEETS[fleet]):
         method, config = by_letter[letter.lower()]
         spec = ReplicaSpec(f"{method.value}-{number}", method, config, calibration)
-        specs.append(schedule_replica(spec, others, None, TOLERANCE).scheduled if letter.isupper() else spec)
+        specs.append(scheduled(spec, others) if letter.isupper() else spec)
     return specs
+
+
+def scheduled(spec: ReplicaSpec, requests: Sequence[ReplayRequest]) -> ReplicaSpec:
+    """Return a replica that drafts as many tokens as are best for the batch size on some requests."""
+    calibration, config = load_calibration(spec.calibration), {**spec.config, "num_speculative_tokens": LONGEST_K}
+    per_step = tokens_per_step(calibration, spec.method, config, requests)
+    batch, context = calibration.scheduler.max_num_seqs, mean_context_tokens(requests)
+    ranges = best_schedule(calibration, spec.method, config, per_step, context, batch)
+    if not ranges:
+        return spec
+    config |= {"num_speculative_tokens": max(k for *_, k in ranges), SCHEDULE_KEY: [list(one) for one in ranges]}
+    return replace(spec, config=config)
 
 
 def play(ground: Ground, run: Run) -> Means:

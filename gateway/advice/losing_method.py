@@ -1,7 +1,7 @@
 """Rule: a method that loses on nearly all traffic against no speculation at all.
 
 Two drafting methods are not compared: which of them a pool needs depends on all of its replicas, so only a simulation
-of the whole pool tells (`lab.advise.mix`).
+of the whole pool tells (`gateway plan`).
 """
 
 from __future__ import annotations

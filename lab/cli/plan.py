@@ -9,7 +9,7 @@ from lab.plan.options import PlanOptions
 
 @command
 def plan(options: PlanOptions) -> int:
-    """Find the mix of replicas that serves a trace best and fits into memory, and say why. Exits 1 if none fits."""
+    """Find the mix of replicas that serves a trace best and fits into memory. Exits 1 if none fits."""
     require("lab", "numba")
     from lab.plan.command import run_plan
 

@@ -9,8 +9,6 @@ import orjson
 
 from backends.calibration.calibration import Calibration, calibration_names, load_calibration
 from backends.default_temperature import VLLM_DEFAULT
-from backends.memory.catalogue import gpu
-from backends.memory.estimate import Machine
 from backends.speculation import Method, serve_config
 from backends.validation import UsageError
 from gateway.config.load import load_pool
@@ -18,13 +16,13 @@ from gateway.config.settings import ModelSettings
 from gateway.service.default_temperature import assumed_temperature
 from lab.options.policy import policy_reference
 from lab.options.slo import slo_bounds
+from lab.plan.catalogue import gpu
 from lab.plan.mixes import USUAL, calibration_on, machine_of
 from lab.plan.options import PlanOptions
-from lab.plan.output import Served, helm_values, pool_file
-from lab.plan.page import plan_page
-from lab.plan.planning import Options, Planned, Replica, plan_windows
+from lab.plan.output import helm_values, pool_file
+from lab.plan.planning import Options, Replica, plan_windows
 from lab.plan.result import Objective
-from lab.plan.show import document, plan_console, show, with_progress
+from lab.plan.show import document, show, with_progress
 from lab.plan.traffic import sample
 
 _NOTHING_FITS = 1
@@ -37,19 +35,21 @@ def run_plan(options: PlanOptions) -> int:
         objective = Objective(slo_bounds(options.slo))
         pool, model = _pool(options.config)
         base = _calibration(options, pool)
-        reference = policy_reference(options.policy or (None if pool else _POLICY), pool)
+        calibration = base if options.gpu is None else calibration_on(base, options.gpu.lower())
         how = Options(
+            calibration,
+            machine_of(calibration, None if options.gpu is None else gpu(options.gpu)),
+            options.replicas,
+            policy_reference(options.policy or (None if pool else _POLICY), pool),
+            model or calibration.target,
+            _present(pool),
             _methods(options.methods),
-            options.schedules,
-            budget=options.budget,
-            seeds=options.seeds,
-            jobs=options.jobs,
-            ray=options.ray,
-            objective=objective,
-            watch=with_progress,
+            options.budget,
+            options.jobs,
+            objective,
         )
         traffic = sample(
-            options.records(in_order=True, outcomes=False),
+            options.records(outcomes=False),
             options.replicas,
             base.scheduler.max_model_len,
             assumed_temperature(pool) if pool is not None else VLLM_DEFAULT,
@@ -57,20 +57,20 @@ def run_plan(options: PlanOptions) -> int:
             rate=options.rate,
             speed=options.speed,
         )
-        planned = [
-            plan_windows(traffic.windows, calibration, options.replicas, _present(pool), reference, how, machine)
-            for calibration, machine in _machines(base, options.gpus)
-        ]
+        planned = plan_windows(traffic.windows, how, with_progress)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    settings = reference.settings.model_dump(mode="json", exclude_unset=True)
-    served = Served(model or "", {"name": reference.name, **settings})
-    console = plan_console()
-    console.print(str(traffic))
-    for one in planned:
-        show(console, one, objective, options.replicas, served)
-    _write(options, planned, objective, served, str(traffic))
-    return 0 if any(one.plan is not None for one in planned) else _NOTHING_FITS
+    show(planned, objective, str(traffic))
+    if options.json_file is not None:
+        described = orjson.dumps(document(planned, objective), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        options.json_file.write_bytes(described)
+    if planned.plan is None:
+        return _NOTHING_FITS
+    if options.out is not None:
+        options.out.write_text(pool_file(planned, simulated=options.simulate), encoding="utf-8")
+    if options.helm_values is not None:
+        options.helm_values.write_text(helm_values(planned), encoding="utf-8")
+    return 0
 
 
 def _pool(config: Path | None) -> tuple[ModelSettings | None, str | None]:
@@ -90,16 +90,6 @@ def _calibration(options: PlanOptions, pool: ModelSettings | None) -> Calibratio
     if not simulated:
         raise UsageError(f"--calibration: name the target model and GPU; there are {', '.join(calibration_names())}")
     return load_calibration(simulated[0])
-
-
-def _machines(base: Calibration, gpus: Sequence[str]) -> list[tuple[Calibration, Machine]]:
-    if not gpus:
-        return [(base, machine_of(base))]
-    machines = []
-    for name in gpus:
-        calibration = calibration_on(base, name.lower())
-        machines.append((calibration, machine_of(calibration, gpu(name))))
-    return machines
 
 
 def _present(pool: ModelSettings | None) -> list[Replica]:
@@ -124,21 +114,3 @@ def _methods(methods: Sequence[str]) -> list[tuple[Method, Sequence[int]]]:
             raise UsageError(f"--method {text}: write k as {name}=2,3,5") from None
         parsed.append((method, ks))
     return parsed
-
-
-def _write(
-    options: PlanOptions, planned: Sequence[Planned], objective: Objective, served: Served, sampled: str
-) -> None:
-    """Write the files that were asked for; pool file and Helm values are those of the first plan that fits."""
-    if options.json_file is not None:
-        plans = {"plans": [document(one, objective) for one in planned]}
-        options.json_file.write_bytes(orjson.dumps(plans, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    if options.report is not None:
-        trace = ", ".join(path.name for path in options.trace)
-        facts = [f"{trace}: {sampled}", f"{options.replicas} replicas, routed by {served.policy['name']}"]
-        options.report.write_text(plan_page(planned, objective, facts, served), encoding="utf-8")
-    first = next((one for one in planned if one.plan is not None), None)
-    if first is not None and options.out is not None:
-        options.out.write_text(pool_file(first, served, simulated=options.simulate), encoding="utf-8")
-    if first is not None and options.helm_values is not None:
-        options.helm_values.write_text(helm_values(first, served), encoding="utf-8")

@@ -12,7 +12,6 @@ from lab.plan.result import Floats, JudgedMix, Objective
 from lab.plan.runner import RunAll, Task
 from lab.plan.search import Found, Split
 from lab.replay.simulate import Replayed
-from lab.report.distributions import ecdf
 from lab.statistics import Interval, of_units
 
 Played = Mapping[Mix, Sequence[Replayed]]
@@ -61,8 +60,6 @@ def _judged(mix: Mix, chosen: Mix, played: Played, seeds: int, objective: Object
         objective.value(other),
         None if mix == chosen else loss_of(own, other, seeds, objective),
         float(np.mean(worse)),
-        tuple(objective.value(other[start : start + seeds]) for start in range(0, len(other), seeds)),
-        {metric: ecdf(values) for metric, values in times.items()},
     )
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from math import comb
 from typing import Any
 
+from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED
 from backends.calibration.calibration import Calibration, calibration_names, load_calibration
 from backends.draft_schedule import draft_tokens
-from backends.memory.catalogue import Draft, Gpu, draft, gpu, target
-from backends.memory.estimate import Fit, Footprint, Machine, fit, footprint
 from backends.speculation import Method
+from lab.plan.catalogue import Draft, Gpu, draft, gpu, target
+from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
+from lab.plan.memory import Fit, Footprint, Machine, fit, footprint
+from lab.replay.request import ReplayRequest
 
 Mix = tuple[int, ...]
 """Index of the kind of each replica, ascending."""
@@ -29,10 +32,9 @@ USUAL: tuple[tuple[Method, tuple[int, ...]], ...] = (
 )
 """Methods and k to try by default; for heads and n-gram drafting, k from 2 to 5 was found to be best."""
 
-_WITHOUT_DRAFT_MODEL = frozenset({Method.BASELINE, Method.NGRAM, Method.SUFFIX})
+_WITHOUT_DRAFT = frozenset({Method.BASELINE, Method.NGRAM, Method.SUFFIX})  # no weights on the GPU besides the target's
 _NGRAM_MAX = 4
-_SCHEDULE = "num_speculative_tokens_per_batch_size"
-_OWN = ("method", "num_speculative_tokens", "model", _SCHEDULE)
+_OWN = ("method", "num_speculative_tokens", "model", SCHEDULE_KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Kind:
         elif self.draft:
             config["model"] = self.draft
         if self.schedule:
-            config[_SCHEDULE] = [list(each) for each in self.schedule]
+            config[SCHEDULE_KEY] = [list(each) for each in self.schedule]
         return config | dict(self.extra)
 
 
@@ -81,14 +83,12 @@ def machine_of(calibration: Calibration, on: Gpu | None = None) -> Machine:
     count = re.match(r"(\d+)", calibration.hardware)
     parallel = int(count[1]) if count else 1
     memory = calibration.memory
-    if on is None:
-        own = Gpu(
-            title=calibration.hardware.partition(",")[0].removeprefix(f"{parallel}x "),
-            memory_mib=round(memory.gpu_gib / parallel * 1024),
-            source=memory.source,
-        )
-        return Machine(own, parallel, memory.utilization, memory.reserved_gib / parallel)
-    return Machine(on, parallel, memory.utilization, memory.reserved_gib / parallel)
+    own = Gpu(
+        title=calibration.hardware.partition(",")[0].removeprefix(f"{parallel}x "),
+        memory_mib=round(memory.gpu_gib / parallel * 1024),
+        source=memory.source,
+    )
+    return Machine(on or own, parallel, memory.utilization, memory.reserved_gib / parallel)
 
 
 def calibration_on(like: Calibration, name: str) -> Calibration:
@@ -119,26 +119,31 @@ def kinds(
 
     Methods without a published acceptance or draft for this target are left out.
     """
-    of = target(calibration.target)
     result = []
     for method, numbers in methods:
         entry = calibration.methods.get(method)
-        if entry is None or not (method in _WITHOUT_DRAFT_MODEL or entry.acceptance):
+        drafted = draft(calibration.target, method)
+        if entry is None or not (method in _WITHOUT_DRAFT or (entry.acceptance and drafted is not None)):
             continue
-        for k in numbers:
-            draft_spec = draft(of, method, k) if of is not None else None
-            published = isinstance(draft_spec, Draft) and draft_spec.source != "shape" and bool(draft_spec.names)
-            if method not in _WITHOUT_DRAFT_MODEL and not published:
-                continue
-            if of is not None:
-                memory_use = footprint(of, draft_spec)
-            else:
-                memory = calibration.memory
-                memory_use = Footprint(
-                    memory.weights_gib, memory.kv_kib_per_token, entry.weights_gib, entry.kv_kib_per_token
-                )
-            name = draft_spec.names[0] if draft_spec is not None else ""
-            result.append(Kind(method, k, name, fit(memory_use, machine, max_model_len=max_model_len + k)))
+        memory, name = _footprint(calibration, method, drafted), "" if drafted is None else drafted.names[0]
+        result += [Kind(method, k, name, fit(memory, machine, max_model_len=max_model_len + k)) for k in numbers]
+    return result
+
+
+def with_schedules(kinds: Sequence[Kind], calibration: Calibration, requests: Sequence[ReplayRequest]) -> list[Kind]:
+    """Return kinds and, for each method that may gain by it, one more whose k follows the batch size.
+
+    Its schedule is the best one for these requests with drafts of up to the largest k of the method.
+    """
+    result = list(kinds)
+    context_tokens = mean_context_tokens(requests)
+    for method in dict.fromkeys(kind.method for kind in kinds if kind.method in SCHEDULED):
+        longest = max((kind for kind in kinds if kind.method is method), key=lambda kind: kind.k)
+        per_step = tokens_per_step(calibration, method, longest.config, requests)
+        batch = calibration.scheduler.max_num_seqs
+        schedule = best_schedule(calibration, method, longest.config, per_step, context_tokens, batch)
+        if schedule:
+            result.append(replace(longest, k=max(k for *_, k in schedule), schedule=tuple(schedule)))
     return result
 
 
@@ -147,17 +152,18 @@ def kind_of(method: Method, config: Mapping[str, Any], calibration: Calibration,
     calibration.method(method)
     k = draft_tokens(method, config)
     extra = {key: value for key, value in config.items() if key not in _OWN}
-    schedule = tuple((first, last, tokens) for first, last, tokens in config.get(_SCHEDULE) or ())
+    schedule = tuple((first, last, tokens) for first, last, tokens in config.get(SCHEDULE_KEY) or ())
+    memory = _footprint(calibration, method, draft(calibration.target, method))
+    return Kind(method, k, str(config.get("model", "")), fit(memory, machine), tuple(sorted(extra.items())), schedule)
+
+
+def _footprint(calibration: Calibration, method: Method, drafted: Draft | None) -> Footprint:
+    """Return the memory of a replica by the shapes of its models, or as the calibration has it if one is unknown."""
     of = target(calibration.target)
+    if of is not None and (drafted is not None or method in _WITHOUT_DRAFT):
+        return footprint(of, drafted)
     entry, memory = calibration.methods[method], calibration.memory
-    draft_spec = draft(of, method, k) if of is not None else None
-    if of is not None and (draft_spec is not None or method in _WITHOUT_DRAFT_MODEL):
-        memory_use = footprint(of, draft_spec)
-    else:
-        memory_use = Footprint(memory.weights_gib, memory.kv_kib_per_token, entry.weights_gib, entry.kv_kib_per_token)
-    return Kind(
-        method, k, str(config.get("model", "")), fit(memory_use, machine), tuple(sorted(extra.items())), schedule
-    )
+    return Footprint(memory.weights_gib, memory.kv_kib_per_token, entry.weights_gib, entry.kv_kib_per_token)
 
 
 def mixes(methods: Mapping[int, Method], replicas: int) -> Iterator[Mix]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.completion import calibrations, policies
-from lab.options.shared import JsonFile, PacedOptions, ReportFile, writable
+from lab.options.shared import JsonFile, PacedOptions, writable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,10 +17,7 @@ class PlanOptions(PacedOptions):
     """Options of the command line."""
 
     replicas: Annotated[int, typer.Option(min=1, help="Number of replicas to plan.")]
-    gpus: Annotated[
-        tuple[str, ...],
-        typer.Option("--gpu", help="GPU to plan for, such as h200; repeatable.  [default: the calibration's]"),
-    ] = ()
+    gpu: Annotated[str | None, typer.Option(help="GPU to plan for, such as h200.  [default: the calibration's]")] = None
     config: Annotated[Path | None, typer.Option(help="Pool file with the present mix and policy.")] = None
     calibration: Annotated[
         str | None,
@@ -41,7 +38,6 @@ class PlanOptions(PacedOptions):
         tuple[str, ...],
         typer.Option("--method", metavar="METHOD[=K,K...]", help="Method to try, with its k; repeatable."),
     ] = ()
-    schedules: Annotated[bool, typer.Option(help="Also try k by batch size.")] = True
     slo: Annotated[
         str | None,
         typer.Option(metavar="ttft=S,tpot=S,e2e=S", help="Maximize the requests that keep these bounds, in seconds."),
@@ -51,13 +47,8 @@ class PlanOptions(PacedOptions):
         typer.Option(min=1, help="Requests to play, in windows spread evenly over the trace.  [default: about 9,500]"),
     ] = None
     budget: Annotated[int, typer.Option(min=1, help="Approximate number of mixes to try.")] = 200
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds in the final comparison.")] = 2
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes.  [default: one per core]")] = None
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Address of a Ray cluster to run on; `local` starts one.")
-    ] = None
     json_file: JsonFile = None
-    report: ReportFile = None
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", callback=writable, help="Pool file to write the plan to.")
     ] = None

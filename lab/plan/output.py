@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from backends.launch.vllm_command import vllm_serve_argv
-from backends.memory.estimate import Machine
 from lab.plan.mixes import Kind
 from lab.plan.planning import Planned
 
@@ -19,37 +16,28 @@ _FIRST_PORT = 8001
 _GPUS = "nvidia.com/gpu"
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """How the replicas are served."""
-
-    model: str  # model name for clients; the target's if empty
-    policy: Mapping[str, Any]  # content of `policy:` in a pool file
-
-
-def pool_file(planned: Planned, served: Served, *, simulated: bool) -> str:
+def pool_file(planned: Planned, *, simulated: bool) -> str:
     """Return a pool file with the planned replicas, which the gateway starts itself."""
-    target, machine, max_model_len = planned.calibration.target, planned.machine, planned.max_model_len
+    calibration = planned.calibration
     backends: dict[str, Any] = {}
     for name, kind, gpus in _named(planned):
         backend: dict[str, Any] = {"method": kind.method.value}
         config = kind.config
         if simulated:
-            backend["simulate"] = {"calibration": planned.calibration.name, "max_model_len": max_model_len}
+            backend["simulate"] = {"calibration": calibration.name, "max_model_len": planned.max_model_len}
             config.pop("model", None)
         else:
-            flags = _flags(machine, max_model_len)
-            backend["serve"] = {"model": target, "flags": flags, "env": {"CUDA_VISIBLE_DEVICES": gpus}}
+            env = {"CUDA_VISIBLE_DEVICES": gpus}
+            backend["serve"] = {"model": calibration.target, "flags": _flags(planned), "env": env}
         if config:
             backend["speculative_config"] = config
         backends[name] = backend
-    document = {"models": {served.model or target: {"policy": dict(served.policy), "backends": backends}}}
+    document = {"models": {planned.model: {"policy": dict(planned.policy), "backends": backends}}}
     return "# yaml-language-server: $schema=pool.schema.json\n# Made by `gateway plan`.\n" + _yaml(document)
 
 
-def helm_values(planned: Planned, served: Served) -> str:
+def helm_values(planned: Planned) -> str:
     """Return values of the chart deploy/helm/speculation-gateway, with a Deployment for each kind of the plan."""
-    target, machine = planned.calibration.target, planned.machine
     replicas: dict[str, Any] = {}
     for kind in planned.replicas:
         entry = replicas.setdefault(kind.name, {"method": kind.method.value, "count": 0})
@@ -57,31 +45,31 @@ def helm_values(planned: Planned, served: Served) -> str:
         if kind.config:
             entry["speculativeConfig"] = kind.config
     document = {
-        "pool": {"models": {served.model or target: {"policy": dict(served.policy)}}},
+        "pool": {"models": {planned.model: {"policy": dict(planned.policy)}}},
         "replicaDefaults": {
-            "model": served.model or target,
-            "target": target,
-            "args": _flags(machine, planned.max_model_len),
-            "resources": {"limits": {_GPUS: machine.tensor_parallel}},
+            "model": planned.model,
+            "target": planned.calibration.target,
+            "args": _flags(planned),
+            "resources": {"limits": {_GPUS: planned.machine.tensor_parallel}},
         },
         "replicas": replicas,
     }
     return "# Made by `gateway plan`, for the chart deploy/helm/speculation-gateway.\n" + _yaml(document)
 
 
-def serve_commands(planned: Planned, served: Served) -> list[str]:
+def serve_commands(planned: Planned) -> list[str]:
     """Return one shell line for each replica."""
-    target, lines = planned.calibration.target, []
+    lines = []
     for number, (_, kind, gpus) in enumerate(_named(planned)):
         argv = vllm_serve_argv(
             command=("vllm", "serve"),
-            model=target,
-            served_names=(served.model or target,),
+            model=planned.calibration.target,
+            served_names=(planned.model,),
             host="0.0.0.0",
             port=_FIRST_PORT + number,
             method=kind.method,
             speculative_config=kind.config,
-            flags=_flags(planned.machine, planned.max_model_len),
+            flags=_flags(planned),
         )
         lines.append(f"CUDA_VISIBLE_DEVICES={gpus} {shlex.join(argv)}")
     return lines
@@ -99,9 +87,10 @@ def _named(planned: Planned) -> list[tuple[str, Kind, str]]:
     return named
 
 
-def _flags(machine: Machine, max_model_len: int) -> list[str]:
+def _flags(planned: Planned) -> list[str]:
     """Return the memory options of `vllm serve`."""
-    options = ["--max-model-len", str(max_model_len), "--gpu-memory-utilization", f"{machine.utilization:g}"]
+    machine = planned.machine
+    options = ["--max-model-len", str(planned.max_model_len), "--gpu-memory-utilization", f"{machine.utilization:g}"]
     return options + (["--tensor-parallel-size", str(machine.tensor_parallel)] if machine.tensor_parallel > 1 else [])
 
 

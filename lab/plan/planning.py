@@ -1,42 +1,42 @@
-"""Plan a mix for requests: the kinds that fit, the search, the judgement and the reason; prints nothing."""
+"""Plan a mix for requests: the kinds that fit, the search and the judgement; prints nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from backends.calibration.calibration import Calibration
-from backends.memory.estimate import Machine
 from backends.speculation import Method
 from gateway.config.settings import PolicyReference
 from lab.options.policy import with_seed
-from lab.parallel import all_cores, ray_cluster
-from lab.plan.explain import Rivals, explain
+from lab.parallel import all_cores
 from lab.plan.judge import choose, judged, play
-from lab.plan.mixes import USUAL, Kind, Mix, kind_of, kinds, machine_of
+from lab.plan.memory import Machine
+from lab.plan.mixes import USUAL, Kind, Mix, kind_of, kinds, with_schedules
 from lab.plan.result import Objective, Plan
 from lab.plan.runner import MixRunner, RunAll
-from lab.plan.schedules import with_schedules
 from lab.plan.search import Split, find_mixes
 from lab.plan.traffic import Windows
 
 Replica = tuple[Method, Mapping[str, Any]]
 """Method and speculative config of a replica."""
 
+_SEEDS = 2  # of the judgement
 _ROUNDED_TO = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan for one GPU type."""
+    """A plan, and how its replicas are served."""
 
     calibration: Calibration
     machine: Machine
     max_model_len: int  # context in tokens that the replicas need
     plan: Plan | None  # none if no kind of replica fits
     kinds: tuple[Kind, ...]  # all kinds, also those that do not fit; mixes are indices of these
+    model: str  # name for clients
+    policy: Mapping[str, Any]  # content of `policy:` in a pool file
 
     @property
     def replicas(self) -> tuple[Kind, ...]:
@@ -46,79 +46,63 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to plan."""
+    """What to plan."""
 
+    calibration: Calibration
+    machine: Machine
+    replicas: int
+    policy: PolicyReference
+    model: str
+    present: Sequence[Replica] = ()
     methods: Sequence[tuple[Method, Sequence[int]]] = USUAL  # methods to try, with their k
-    schedules: bool = True  # whether methods that draft with a model are also tried with k by batch size
     budget: int = 200  # approximate number of mixes to try
-    seeds: int = 2  # number of seeds in the judgement
-    # jobs, ray: processes, or the address of a Ray cluster; None for one process per core, 1 for this process.
-    jobs: int | None = None
-    ray: str | None = None
+    jobs: int | None = None  # processes; None for one per core, 1 for this process
     objective: Objective = field(default_factory=Objective)
-    watch: Callable[[RunAll], RunAll] | None = None  # wraps the function that runs tasks, to show progress
-
-    def run(self, runner: MixRunner) -> AbstractContextManager[RunAll]:
-        """Return a context with a function that runs tasks."""
-        return ray_cluster(runner, self.ray) if self.ray is not None else all_cores(runner, self.jobs)
 
 
-def plan_windows(
-    windows: Windows,
-    calibration: Calibration,
-    replicas: int,
-    present: Sequence[Replica],
-    policy: PolicyReference,
-    options: Options,
-    machine: Machine | None = None,
-) -> Planned:
-    """Find the mix that serves windows of traffic best."""
-    machine = machine or machine_of(calibration)
+def plan_windows(windows: Windows, options: Options, watch: Callable[[RunAll], RunAll]) -> Planned:
+    """Find the mix that serves windows of traffic best; `watch` wraps the function that runs tasks."""
+    calibration, machine, policy = options.calibration, options.machine, options.policy
     longest = max(request.prompt_tokens + request.output_tokens for window in windows for request in window)
     known = kinds(calibration, machine, longest, options.methods)
     if not known:
         names = ", ".join(method for method, _ in options.methods)
         raise ValueError(f"no acceptance and draft of {names} are published for {calibration.target}")
-    if options.schedules:
-        known = with_schedules(known, calibration, [request for window in windows for request in window])
-    present_mix = _present(present, calibration, machine, known)
+    known = with_schedules(known, calibration, [request for window in windows for request in window])
+    present = _present(options, known)
     usable = [index for index, kind in enumerate(known) if kind.fit.fits]  # those of the present replicas too
-    if not usable:
-        return Planned(calibration, machine, longest, None, tuple(known))
-    runner = MixRunner(calibration.name, tuple(known), policy.name, with_seed(policy.settings, 0), windows)
-    with options.run(runner) as run_all:
-        watched = run_all if options.watch is None else options.watch(run_all)
-        plan = _plan(runner, usable, replicas, watched, present_mix, options)
-    room = min(known[index].fit.tokens - known[index].k for index in plan.chosen)
-    rounded = -(-longest // _ROUNDED_TO) * _ROUNDED_TO
-    return Planned(calibration, machine, min(rounded, room, calibration.scheduler.max_model_len), plan, tuple(known))
+    plan, max_model_len = None, longest
+    if usable:
+        runner = MixRunner(calibration.name, tuple(known), policy.name, with_seed(policy.settings, 0), windows)
+        with all_cores(runner, options.jobs) as run_all:
+            plan = _plan(runner, usable, watch(run_all), present, options)
+        room = min(known[index].fit.tokens - known[index].k for index in plan.chosen)
+        rounded = -(-longest // _ROUNDED_TO) * _ROUNDED_TO
+        max_model_len = min(rounded, room, calibration.scheduler.max_model_len)
+    settings = policy.settings.model_dump(mode="json", exclude_unset=True)
+    named = {"name": policy.name, **settings}
+    return Planned(calibration, machine, max_model_len, plan, tuple(known), options.model, named)
 
 
-def _plan(
-    runner: MixRunner, usable: Sequence[int], replicas: int, run_all: RunAll, present: Mix | None, options: Options
-) -> Plan:
-    split, objective, seeds = Split.of(len(runner.windows)), options.objective, options.seeds
+def _plan(runner: MixRunner, usable: Sequence[int], run_all: RunAll, present: Mix | None, options: Options) -> Plan:
+    split, objective = Split.of(len(runner.windows)), options.objective
     found = find_mixes(
-        runner.kinds, usable, replicas, split, run_all, objective, present=present, budget=options.budget
+        runner.kinds, usable, options.replicas, split, run_all, objective, present=present, budget=options.budget
     )
-    played = play(found.finalists, split, seeds, run_all)
-    chosen = choose(found, played, seeds, objective)
+    played = play(found.finalists, split, _SEEDS, run_all)
+    chosen = choose(found, played, _SEEDS, objective)
     ranked = sorted(found.finalists, key=lambda mix: objective.cost(played[mix]))
     alike = chosen if len(set(chosen)) == 1 else next(mix for mix in ranked if len(set(mix)) == 1)
     mixed = chosen if len(set(chosen)) > 1 else next((mix for mix in ranked if len(set(mix)) > 1), None)
-    rival = mixed if chosen == alike else alike
-    reason = None
-    if rival is not None:
-        reason = explain(Rivals(chosen, rival, split, run_all, objective), played, seeds, runner.windows)
-    results = tuple(judged(chosen, played, seeds, objective))
-    return Plan(runner.kinds, chosen, results, alike, mixed, present, found.tried, found.possible, reason)
+    results = tuple(judged(chosen, played, _SEEDS, objective))
+    return Plan(runner.kinds, chosen, results, alike, mixed, present, found.tried, found.possible)
 
 
-def _present(replicas: Sequence[Replica], calibration: Calibration, machine: Machine, known: list[Kind]) -> Mix | None:
+def _present(options: Options, known: list[Kind]) -> Mix | None:
     """Return the present mix, adding its kinds to `known`."""
     mix = []
-    for method, config in replicas:
-        kind = kind_of(method, config, calibration, machine)
+    for method, config in options.present:
+        kind = kind_of(method, config, options.calibration, options.machine)
         same = [index for index, other in enumerate(known) if _same(other, kind)]
         if not same:
             known.append(kind)

@@ -54,58 +54,6 @@ class JudgedMix:
     # itself, with too few requests, and if requests were not served.
     loss: Interval | None
     worse_in: float  # share of windows and seeds in which this mix is worse than the chosen one
-    by_window: tuple[float, ...]  # `value` by window, over the seeds, shape (windows,)
-    # By `e2e_s`, `ttft_s` and `tpot_s`: points as of `lab.report.distributions.ecdf`, in seconds.
-    distributions: Mapping[str, Sequence[tuple[float, float]]]
-
-    @property
-    def gain(self) -> Interval | None:
-        """Share of this mix's mean time to finish that the chosen mix saves, where that is the objective."""
-        loss = self.loss
-        return None if loss is None else Interval(*(each / (1 + each) for each in (loss.value, loss.low, loss.high)))
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A group of requests, as in `lab.plan.traffic.group_of`, on the windows that were judged."""
-
-    name: str
-    # requests_share, tokens_share: share of the requests and of the output tokens, 0 to 1.
-    requests_share: float
-    tokens_share: float
-    lost: float  # the part of the rival's loss that comes from these requests; with all groups the whole of it
-    served: Mapping[int, float]  # by kind: share of these requests that the plan sends to its replicas of this kind
-    # By kind: output tokens for each step after the prefill, on replicas all of that kind.
-    tokens_per_step: Mapping[int, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Shift:
-    """Traffic with another share of one group, in which the plan was played against its rival."""
-
-    group: str
-    share: float  # share of the requests that are of this group
-    loss: Interval  # the rival's loss as in `JudgedMix`; below nought where it is the better one
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Shares of a group between which the rival becomes the better one: with `still` not yet, with `then` it is."""
-
-    group: str
-    present: float
-    still: float
-    then: float
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why the plan is better than its rival, the best mix of several methods or the best with all replicas alike."""
-
-    rival: Mix
-    groups: tuple[Group, ...]  # the largest groups of requests, the one on which the rival loses most first
-    shifts: tuple[Shift, ...]  # traffic of each group alone, and without the first one
-    turns: tuple[Turn, ...]  # where the choice would change, the nearest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +73,6 @@ class Plan:
     # tried, possible: number of mixes tried, and of all mixes.
     tried: int
     possible: int
-    reason: Reason | None = None  # none if there is no rival
 
     def label(self, mix: Mix) -> str:
         """Return what a mix is, such as `the plan, best of one kind`; empty for one that is nothing of note."""

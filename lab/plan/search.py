@@ -51,9 +51,7 @@ class Found:
     """The mixes to judge: the best of the search first."""
 
     finalists: tuple[Mix, ...]
-    # alike, mixed: the best mix with all replicas alike, and the best one of several methods; None if none was tried.
-    alike: Mix
-    mixed: Mix | None
+    alike: Mix  # the best with all replicas alike
     tried: int
     possible: int
 
@@ -99,7 +97,7 @@ def find_mixes(
     members = {index for mix in (ranked[0], mixed or ()) for index in mix}
     compared = [*ranked[:_FINALISTS], *of_method.values(), *((index,) * replicas for index in sorted(members))]
     compared += [mix for mix in (mixed, present) if mix is not None]
-    return Found(tuple(dict.fromkeys(compared)), alike[0], mixed, len(tried.quick), possible)
+    return Found(tuple(dict.fromkeys(compared)), alike[0], len(tried.quick), possible)
 
 
 class _Tried:

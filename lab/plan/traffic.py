@@ -1,21 +1,19 @@
-"""Windows of traffic, spread evenly over requests of any number, and the groups that requests belong to."""
+"""Windows of traffic, spread evenly over a trace of any length."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 
 from lab.replay.pace import arrivals
-from lab.replay.request import ReplayRequest, replay_request
+from lab.replay.request import ReplayRequest
+from lab.replay.table import Floats, RequestTable, request_table
 from lab.trace import TraceRecord
-from policies.features.request import Endpoint, RequestFeatures
-
-Item = TypeVar("Item")
+from policies.features.request import Endpoint
 
 Windows = tuple[tuple[ReplayRequest, ...], ...]
 """Windows in order of time, each with its requests in order of arrival; the clock goes on from one to the next."""
@@ -28,7 +26,6 @@ SHORTEST, PER_REPLICA = 500, 125
 
 _FEWEST = 7
 _PAUSE_S = 10.0
-_CODE = 0.3  # share of code from which the text of a request is called code
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,36 +54,34 @@ def sample(
     rate: float | None = None,
     speed: float = 1.0,
 ) -> Traffic:
-    """Take windows of a trace; memory does not grow with its length."""
+    """Take windows of a trace in any order; memory grows with its number of requests, not with their texts."""
     left_out = 0
-    first_s = last_s = math.nan
 
-    def fitting() -> Iterable[TraceRecord]:
-        nonlocal left_out, first_s, last_s
+    def fitting() -> Iterator[TraceRecord]:
+        nonlocal left_out
         for record in records:
             size = record.prompt_tokens + max(1, record.output_tokens or 1)
             if record.endpoint == Endpoint.OTHER or size > max_model_len:
                 left_out += 1
-                continue
-            if record.arrived_at is not None:
-                first_s = record.arrived_at if math.isnan(first_s) else first_s
-                last_s = record.arrived_at
-            yield record
+            else:
+                yield record
 
-    windows, count = evenly(fitting(), *_size(replicas, limit))
-    has_times = windows[0][0].arrived_at is not None and last_s > first_s
-    if rate is not None and has_times:
-        speed = rate * (last_s - first_s) / count
-    prepared = []
-    for number, window in enumerate(windows):
-        if has_times:
-            times = np.array([record.arrived_at for record in window], np.float64)
-            at_s = (times - times[0]) / speed
-        else:
-            at_s = arrivals(np.full(len(window), math.nan), rate, speed, seed=number)
-        pairs = zip(window, at_s.tolist(), strict=True)
-        prepared.append([replay_request(record, arrived_s, temperature) for record, arrived_s in pairs])
-    return Traffic(one_after_another(prepared), count, left_out)
+    with request_table(fitting(), temperature) as table:
+        count = len(table)
+        parts = evenly(count, *_size(replicas, limit))
+        windows = [_placed(table[part], table.arrived_at, rate, speed, at) for at, part in enumerate(parts)]
+    return Traffic(one_after_another(windows), count, left_out)
+
+
+def _placed(window: RequestTable, trace_s: Floats, rate: float | None, speed: float, seed: int) -> list[ReplayRequest]:
+    """Return the requests of a window of a trace with its arrival times, at the rate of the whole trace or another."""
+    span_s = trace_s[-1] - trace_s[0]
+    if span_s > 0:
+        speed = speed if rate is None else rate * span_s / len(trace_s)
+        at_s = (window.arrived_at - window.arrived_at[0]) / speed
+    else:
+        at_s = arrivals(np.full(len(window), math.nan), rate, speed, seed)
+    return list(window.paced(at_s))
 
 
 def _size(replicas: int, limit: int | None) -> tuple[int, int]:
@@ -98,39 +93,21 @@ def _size(replicas: int, limit: int | None) -> tuple[int, int]:
     return length, max(1, min(WINDOWS, limit // length))
 
 
-def evenly(requests: Iterable[Item], length: int, most: int = WINDOWS) -> tuple[list[list[Item]], int]:
-    """Return up to `most` windows of `length` requests at nearly equal distances, and the number of all requests.
-
-    At most four times as many windows are held: whenever there are more, every second one is dropped, and from then on
-    only half as many are taken. Few requests are cut into equal windows.
+def evenly(count: int, length: int, most: int = WINDOWS) -> list[slice]:
+    """Return up to `most` windows of `length` requests at equal distances; few requests are cut into equal windows.
 
     Examples
     --------
-    >>> windows, count = evenly(range(100_000), 500)
-    >>> len(windows), count, [window[0] for window in windows][:4]
-    (19, 100000, [0, 6000, 10000, 16000])
+    >>> [window.start for window in evenly(100_000, 500)][:4]
+    [0, 5528, 11056, 16583]
     """
-    windows: list[list[Item]] = []
-    stride, count = 1, 0
-    for count, request in enumerate(requests, 1):
-        number, at = divmod(count - 1, length)
-        if number % stride:
-            continue
-        if at == 0:
-            if len(windows) == 4 * most:
-                windows, stride = windows[::2], 2 * stride
-            windows.append([])
-        windows[-1].append(request)
     if count < 2 * _FEWEST:
         raise ValueError(f"{count} requests are too few to plan on")
     if count < most * length:
-        held = [request for window in windows for request in window]
-        cuts = np.linspace(0, count, max(_FEWEST, count // length) + 1).astype(int)
-        return [held[start:end] for start, end in pairwise(cuts)], count
-    if len(windows[-1]) < length:
-        windows.pop()
-    taken = np.linspace(0, len(windows) - 1, min(most, len(windows))).round().astype(int)
-    return [windows[index] for index in taken], count
+        cuts = np.linspace(0, count, max(_FEWEST, count // length) + 1).astype(int).tolist()
+        return [slice(start, end) for start, end in pairwise(cuts)]
+    starts = np.linspace(0, count - length, most).round().astype(int).tolist()
+    return [slice(start, start + length) for start in starts]
 
 
 def one_after_another(windows: Sequence[Sequence[ReplayRequest]]) -> Windows:
@@ -141,17 +118,3 @@ def one_after_another(windows: Sequence[Sequence[ReplayRequest]]) -> Windows:
         placed.append(tuple(replace(request, arrived_s=request.arrived_s + shift_s) for request in window))
         next_s = placed[-1][-1].arrived_s + _PAUSE_S
     return tuple(placed)
-
-
-def group_of(features: RequestFeatures) -> str:
-    """Return the group of a request: its declared workload, else whether its text is code.
-
-    Examples
-    --------
-    >>> from policies.features.request import ANY_REQUEST
-    >>> group_of(ANY_REQUEST)
-    'undeclared text'
-    """
-    if features.workload:
-        return features.workload
-    return "undeclared code" if features.code_share >= _CODE else "undeclared text"

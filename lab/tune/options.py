@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.policy import DEFAULT_URL, AdminKey, Url
 from lab.options.shared import CalibrationOfAll, JsonFile, PacedOptions, PoolModel, Slo, writable
 
 
@@ -16,16 +15,10 @@ from lab.options.shared import CalibrationOfAll, JsonFile, PacedOptions, PoolMod
 class TuneOptions(PacedOptions):
     """Options of the command line."""
 
-    trace: Annotated[
-        tuple[Path, ...],
-        typer.Argument(help="Traces in any format: files, or folders of them.", show_default=False),
-    ] = ()
     config: Annotated[Path, typer.Option(help="Pool file with the replicas to simulate and the present rules.")]
     out: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE.yaml", callback=writable, help="File to write to: rules, or the pool file with --schedule."
-        ),
+        typer.Option(metavar="FILE.yaml", callback=writable, help="File to write the rules to."),
     ]
     policy: Annotated[
         str | None,
@@ -47,11 +40,3 @@ class TuneOptions(PacedOptions):
     seed: Annotated[int, typer.Option(help="Seed of the search and the simulation.")] = 0
     calibration: CalibrationOfAll = None
     json_file: JsonFile = None
-    schedule: Annotated[
-        bool, typer.Option("--schedule", help="Instead of rules, find k by batch size for each replica.")
-    ] = False
-    live: Annotated[
-        bool, typer.Option("--live", help="With --schedule: from a running gateway instead of a trace.")
-    ] = False
-    url: Url = DEFAULT_URL
-    admin_key: AdminKey = ""

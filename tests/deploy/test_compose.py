@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from backends.launch.vllm_command import vllm_serve_argv
-from backends.memory.catalogue import draft, gpu, target
-from backends.memory.estimate import Machine, fit, footprint
 from backends.speculation import Method
 from gateway.config.load import load_pool
+from lab.plan.catalogue import draft, gpu, target
+from lab.plan.memory import Machine, fit, footprint
 from tests.support.deploy_tools import DEPLOY, ROOT, run, vllm_options
 
 COMPOSE = DEPLOY / "compose.yaml"
@@ -157,7 +157,7 @@ def test_they_fit_on_it_together(services: dict[str, Any]) -> None:
             (utilization,), (longest,) = options["--gpu-memory-utilization"], options["--max-model-len"]
             served = target(words[2])
             assert served
-            drafted = draft(served, Method(config["method"])) if "model" in config else None
+            drafted = draft(words[2], Method(config["method"])) if "model" in config else None
             assert drafted is None or config["model"] in drafted.names
             memory = footprint(served, drafted)
             found = fit(memory, Machine(gpu("h100"), utilization=float(utilization)))

@@ -12,7 +12,7 @@ import yaml
 from backends.calibration.calibration import load_calibration
 from backends.speculation import Method
 from lab.plan.mixes import kinds, machine_of
-from lab.plan.output import Served, helm_values
+from lab.plan.output import helm_values
 from lab.plan.planning import Planned
 from lab.plan.result import Plan
 from tests.support.helm_chart import CHART, container, of_kind, render
@@ -29,13 +29,13 @@ def _planned(calibration_name: str) -> Planned:
     ]
     chosen = (0, *((1,) * 2), *((2,) if len(known) > 2 else ()))
     plan = Plan(tuple(known), chosen, (), (0,) * len(chosen), chosen, None, 1, 1)
-    return Planned(calibration, machine, 4096, plan, tuple(known))
+    return Planned(calibration, machine, 4096, plan, tuple(known), "llama", {"name": "learned"})
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("llama-3.1-8b-h100", 1), ("llama-3.1-70b-4xh100", 4)])
 def test_the_chart_takes_the_values_of_a_plan(chart: helm.Chart, name: str, gpus: int) -> None:
     planned = _planned(name)
-    values = yaml.safe_load(helm_values(planned, Served("llama", {"name": "learned"})))
+    values = yaml.safe_load(helm_values(planned))
     report = helm.lint(CHART, values, strict=True)
     assert report["errors"] == []
 
@@ -58,7 +58,7 @@ def test_the_chart_takes_the_values_of_a_plan(chart: helm.Chart, name: str, gpus
 
 def test_the_schema_refuses_values_that_no_plan_writes(chart: helm.Chart) -> None:
     """So that the test above can fail."""
-    values = yaml.safe_load(helm_values(_planned("llama-3.1-8b-h100"), Served("llama", {"name": "learned"})))
+    values = yaml.safe_load(helm_values(_planned("llama-3.1-8b-h100")))
     values["replicas"]["draft-model-k5-by-batch-size"] = values["replicas"].pop("suffix")
     with pytest.raises(Exception, match="draft-model-k5-by-batch-size"):
         render(chart, values)

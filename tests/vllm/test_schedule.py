@@ -1,21 +1,19 @@
-"""The real vLLM takes the schedules that `gateway tune --schedule` writes, and reads them as the simulator does."""
+"""The real vLLM takes the schedules that `gateway plan` writes, and reads them as the simulator does."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import pytest
 
-from backends.calibration.batch_schedule import SCHEDULED
+from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED
 from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method, SpeculativeConfig, method_issues
-from lab.replay.simulate import ReplicaSpec
-from lab.schedule.drafts import Drafts
-from lab.schedule.replicas import Measured, schedule_replica
+from lab.plan.drafts import best_schedule
 from tests.support.paths import ROOT
 
 PYTHON = ROOT / ".venv-vllm/bin/python"
@@ -50,20 +48,20 @@ print("ANSWER" + json.dumps([read(config, longest) for config in configs]))
 """
 
 
-def measured(accepted: tuple[float, ...], _: ReplicaSpec) -> Measured:
-    return Measured(Drafts(accepted), 500.0)
-
-
 def written() -> list[tuple[str, Method, dict[str, Any]]]:
     """Return what is written for each machine, method and acceptance, as calibration, method and config."""
     configs = []
     for name in CALIBRATIONS:
         for method in sorted(SCHEDULED):
             for accepted in ACCEPTED.values():
-                spec = ReplicaSpec("a", method, {"num_speculative_tokens": len(accepted)}, name)
-                one = schedule_replica(spec, partial(measured, accepted), LONGEST_BATCH, 0.01)
-                if one.values is not None and len(one.ranges) > 1:
-                    configs.append((name, method, dict(one.values)))
+                config: dict[str, Any] = {"num_speculative_tokens": len(accepted)}
+                per_step = tuple(accumulate((1.0, *accepted)))
+                ranges = best_schedule(
+                    load_calibration(name), method, config, per_step, 500.0, LONGEST_BATCH, tolerance=0.01
+                )
+                if ranges:
+                    config[SCHEDULE_KEY] = [list(one) for one in ranges]
+                    configs.append((name, method, config))
     return configs
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from backends.calibration.calibration import load_calibration
-from backends.memory.catalogue import gpu
-from backends.memory.estimate import Machine
 from backends.speculation import Method
+from lab.plan.catalogue import gpu
 from lab.plan.judge import choose, judged, play
-from lab.plan.mixes import Kind, calibration_on, count_mixes, kind_of, kinds, machine_of, mixes, neighbours, title
+from lab.plan.memory import Machine
+from lab.plan.mixes import Kind, Mix, calibration_on, count_mixes, kind_of, kinds, machine_of, mixes, neighbours, title
 from lab.plan.result import Objective
 from lab.plan.runner import MixRunner, Task
 from lab.plan.search import Found, Split, find_mixes
@@ -66,6 +66,11 @@ def _task(mix: tuple[int, ...], window: int, seed: int) -> Task:
 
 
 def test_every_mix_is_generated_once() -> None:
+    several = {0: Method.BASELINE, 1: Method.EAGLE3, 2: Method.EAGLE3, 3: Method.NGRAM, 4: Method.NGRAM}
+    generated = list(mixes(several, 4))
+    assert len(generated) == count_mixes(several, 4)
+    assert not any({1, 2} <= set(mix) or {3, 4} <= set(mix) for mix in generated)  # one k of each method
+    assert (2, 2, 2, 2) in set(neighbours((1, 1, 1, 1), several))
     methods = dict(enumerate([Method.BASELINE, Method.NGRAM, Method.SUFFIX, Method.EAGLE3]))
     generated = list(mixes(methods, 3))
     assert len(generated) == len(set(generated)) == count_mixes(methods, 3) == 20
@@ -74,14 +79,6 @@ def test_every_mix_is_generated_once() -> None:
     assert set(neighbours((0, 0, 2), methods)) == {
         (0, 1, 2), (1, 1, 2), (0, 2, 2), (2, 2, 2), (0, 0, 0), (0, 0, 1)
     }  # fmt: skip
-
-
-def test_a_mix_has_one_k_of_each_method() -> None:
-    methods = {0: Method.BASELINE, 1: Method.EAGLE3, 2: Method.EAGLE3, 3: Method.NGRAM, 4: Method.NGRAM}
-    generated = list(mixes(methods, 4))
-    assert len(generated) == count_mixes(methods, 4)
-    assert not any({1, 2} <= set(mix) or {3, 4} <= set(mix) for mix in generated)
-    assert (2, 2, 2, 2) in set(neighbours((1, 1, 1, 1), methods))
 
 
 def test_kinds_need_a_known_speed_and_draft() -> None:
@@ -96,15 +93,9 @@ def test_kinds_need_a_known_speed_and_draft() -> None:
     assert known[0].config == {}
     assert known[1].config == {"num_speculative_tokens": 3, "prompt_lookup_max": 4}
     assert title((0, 3, 3), known) == "1x baseline, 2x suffix"
+    assert not any(kind.fit.fits for kind in kinds(H100, Machine(gpu("l4")), 131_072))
     # MTP's acceptance is not published for this target
     assert kinds(H100, machine_of(H100), 8192, [(Method.MTP, (1,))]) == []
-
-
-def test_kinds_that_do_not_fit_have_a_reason() -> None:
-    small = Machine(gpu("l4"))
-    known = kinds(H100, small, 131_072)
-    assert not any(kind.fit.fits for kind in known)
-    assert "less than one request" in known[0].fit.reason
 
 
 def test_another_gpu_needs_its_own_step_times() -> None:
@@ -152,26 +143,6 @@ def test_recorded_acceptance_has_precedence_over_the_calibration() -> None:
     assert worst > 1.3 * drawn
 
 
-def test_a_learning_policy_observes_outcomes_during_the_replay() -> None:
-    entry = policies()["learned"]
-    seen: list[int] = []
-
-    class Watched(entry):  # type: ignore[misc, valid-type]
-        def observe(self, outcome):  # type: ignore[no-untyped-def]
-            super().observe(outcome)
-            seen.append(self.statistics.observations)
-
-    from policies import policy as contract
-
-    contract._REGISTRY["watched"] = Watched
-    try:
-        settings = entry.Settings.model_validate({"seed": 1})
-        MixRunner(CALIBRATION, tuple(_kinds()), "watched", settings, (_requests(40, 0.3),))(_task((3, 6), 0, 0))
-    finally:
-        del contract._REGISTRY["watched"]
-    assert seen[-1] > 40
-
-
 def test_requests_that_need_a_baseline_get_one_into_the_mix() -> None:
     known = _kinds()
     parts = tuple(
@@ -213,8 +184,6 @@ def test_few_mixes_are_all_tried_and_the_best_is_chosen() -> None:
     assert present.loss is not None
     assert 0 < present.loss.low < present.loss.value < present.loss.high
     assert present.loss.value == pytest.approx(present.e2e_s / results[0].e2e_s - 1)
-    assert present.gain is not None
-    assert present.gain.value == pytest.approx(1 - results[0].e2e_s / present.e2e_s)
     assert present.worse_in == 1.0
 
 
@@ -237,13 +206,14 @@ def test_the_search_finds_the_best_mix_without_trying_all() -> None:
         _kinds(), range(8), 6, Split((), (0,), (1,)), _each(_made_up()), Objective(), budget=150
     )  # fmt: skip
     assert found.tried < 300 < found.possible
-    assert found.finalists[0] == found.mixed == (2, 2, 2, 3, 3, 3)
+    assert found.finalists[0] == (2, 2, 2, 3, 3, 3)
     assert len(set(found.alike)) == 1
 
 
 def test_all_replicas_alike_are_preferred_unless_a_mix_is_shown_to_be_better() -> None:
-    alike, mixed = (3, 3), (2, 3)
-    found = Found((mixed, alike), alike, mixed, 2, 3)
+    alike: Mix = (3, 3)
+    mixed: Mix = (2, 3)
+    found = Found((mixed, alike), alike, 2, 3)
     times = np.random.default_rng(0).lognormal(0, 0.2, 800)
 
     def chosen(worse: float) -> tuple[int, ...]:

@@ -1,19 +1,16 @@
-"""Windows of traffic, and the same windows with other shares of a group."""
+"""Windows of traffic, and kinds whose k follows the batch size."""
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import pytest
 
 from backends.calibration.calibration import load_calibration
 from backends.speculation import Method
 from backends.validation import UsageError
-from lab.plan.mixes import kinds, machine_of
-from lab.plan.runner import reshared
-from lab.plan.schedules import with_schedules
-from lab.plan.traffic import WINDOWS, evenly, group_of, sample
+from lab.plan.mixes import kinds, machine_of, with_schedules
+from lab.plan.traffic import WINDOWS, evenly, sample
 from lab.replay.request import ReplayRequest, replay_request
 from lab.trace import TraceRecord
 
@@ -28,25 +25,17 @@ def _requests(count: int) -> list[ReplayRequest]:
     return [replay_request(_record(number), 0.1 * number, 0.0) for number in range(count)]
 
 
-@pytest.mark.parametrize("count", [9_500, 9_501, 40_000, 123_457, 300_000])
+@pytest.mark.parametrize("count", [14, 800, 9_499, 9_500, 40_000, 300_000])
 def test_windows_are_spread_evenly_over_traces_of_any_length(count: int) -> None:
-    windows, counted = evenly(range(count), 500)
-    assert counted == count
-    assert len(windows) == WINDOWS
-    assert all(window == list(range(window[0], window[0] + len(window))) for window in windows)
-    starts = [window[0] for window in windows]
-    assert starts[0] == 0
-    assert starts[-1] > count - 2 * count / WINDOWS
-    gaps = [later - earlier for earlier, later in pairwise(starts)]
-    assert max(gaps) <= 2 * min(gaps)
-
-
-def test_few_requests_are_cut_into_windows_of_equal_size() -> None:
-    windows, _ = evenly(range(800), 500)
-    assert list(chain.from_iterable(windows)) == list(range(800))
-    assert [len(window) for window in windows] == [114, 114, 114, 115, 114, 114, 115]
-    with pytest.raises(ValueError, match="5 requests are too few"):
-        evenly(range(5), 500)
+    windows = [range(count)[part] for part in evenly(count, 500)]
+    assert (windows[0].start, windows[-1].stop) == (0, count)
+    gaps = [later.start - earlier.start for earlier, later in pairwise(windows)]
+    assert max(gaps) <= min(gaps) + 1
+    if count < 500 * WINDOWS:  # all of them
+        assert all(later.start == earlier.stop for earlier, later in pairwise(windows))
+    else:
+        assert {len(window) for window in windows} == {500}
+        assert len(windows) == WINDOWS
 
 
 def test_a_sample_keeps_the_times_within_windows_on_one_clock() -> None:
@@ -66,23 +55,12 @@ def test_what_the_target_cannot_serve_is_left_out_and_counted() -> None:
     traffic = sample([*records, _record(100, output_tokens=9000)], 4, 8192, 1.0, limit=28)
     assert (traffic.requests, traffic.left_out) == (90, 11)
     assert sum(map(len, traffic.windows)) == 28
+    with pytest.raises(ValueError, match="5 requests are too few"):
+        sample(map(_record, range(5)), 4, 8192, 1.0)
     with pytest.raises(UsageError, match="no arrival times; give --rate"):
         sample([_record(number, arrived_at=None) for number in range(60)], 4, 8192, 1.0)
     placed = sample([_record(number, arrived_at=None) for number in range(60)], 4, 8192, 1.0, rate=5.0)
     assert placed.windows[-1][-1].arrived_s - placed.windows[0][0].arrived_s > 5
-
-
-@pytest.mark.parametrize("share", [0.0, 0.25, 0.6, 1.0])
-def test_a_window_gets_another_share_of_a_group_at_the_same_times(share: float) -> None:
-    windows = sample(map(_record, range(1600)), 4, 131_072, 0.0).windows
-    changed = reshared(windows, 1, "chat", share)
-    assert [one.arrived_s for one in changed] == [one.arrived_s for one in windows[1]]
-    counts = Counter(group_of(one.features) for one in changed)
-    assert counts["chat"] == round(share * len(changed))
-    if share < 1.0:
-        assert counts["code"] > 0
-        assert counts["math"] > 0
-    assert changed == reshared(windows, 1, "chat", share)
 
 
 def test_methods_that_draft_with_a_model_are_also_tried_with_k_by_batch_size() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from backends.calibration.calibration import load_calibration
 from backends.speculation import Method
+from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.replay.request import ReplayRequest, replay_request
-from lab.schedule import Drafts, best_schedule, drafts_of, mean_context_tokens
 from lab.trace import TraceRecord
 
 H100 = load_calibration("llama-3.1-8b-h100")
@@ -20,15 +20,14 @@ def requests(count: int = 50, **fields: object) -> list[ReplayRequest]:
 
 
 def test_recorded_steps_are_counted_as_they_would_be_taken() -> None:
-    drafts = drafts_of(H100, Method.EAGLE3, K5, requests(acceptance={"eagle3": [1, 4, 1]}))
+    per_step = tokens_per_step(H100, Method.EAGLE3, K5, requests(acceptance={"eagle3": [1, 4, 1]}))
     # The recording repeats 4, 1 from position 1 on: a step of two or of four tokens lands on a 4, one of three on a 1.
-    assert drafts.tokens_per_step == pytest.approx((1.0, 2.0, 2.0, 4.0, 4.0, 4.0), rel=0.03)
+    assert per_step == pytest.approx((1.0, 2.0, 2.0, 4.0, 4.0, 4.0), rel=0.03)
 
 
 def test_unrecorded_requests_are_drawn_by_kind_and_temperature() -> None:
     code, chat, hot = (
-        drafts_of(H100, Method.EAGLE3, K5, requests(400, workload=kind)).tokens_per_step
-        for kind in ("code", "chat", "")
+        tokens_per_step(H100, Method.EAGLE3, K5, requests(400, workload=kind)) for kind in ("code", "chat", "")
     )
     assert all(one > other for one, other in zip(code[1:], chat[1:], strict=True))
     assert hot == chat  # an unknown kind counts as chat
@@ -41,15 +40,14 @@ def test_context_is_that_of_a_request_half_way() -> None:
 
 
 def test_methods_whose_drafts_cost_nothing_have_no_schedule() -> None:
-    drafts = Drafts((0.5, 0.3, 0.2))
     for method in (Method.NGRAM, Method.SUFFIX, Method.MEDUSA, Method.DSPARK):
-        assert best_schedule(H100, method, {"num_speculative_tokens": 3}, drafts, 500.0, 256) == []
+        assert best_schedule(H100, method, {"num_speculative_tokens": 3}, (1.0, 1.5, 1.8, 2.0), 500.0, 256) == []
 
 
 def test_the_better_the_acceptance_the_longer_the_drafts() -> None:
     poor, good = (
-        best_schedule(H100, Method.EAGLE3, K5, Drafts(accepted), 300.0, 256)
-        for accepted in ((0.6, 0.35, 0.2, 0.1, 0.06), (0.8, 0.65, 0.5, 0.4, 0.35))
+        best_schedule(H100, Method.EAGLE3, K5, per_step, 300.0, 256)
+        for per_step in ((1.0, 1.6, 1.95, 2.15, 2.25, 2.31), (1.0, 1.8, 2.45, 2.95, 3.35, 3.7))
     )
     assert poor[0][2] < good[0][2]
     assert [k for _, _, k in poor] == sorted((k for _, _, k in poor), reverse=True)
@@ -57,4 +55,4 @@ def test_the_better_the_acceptance_the_longer_the_drafts() -> None:
 
 def test_no_requests_are_refused() -> None:
     with pytest.raises(ValueError, match="no requests"):
-        drafts_of(H100, Method.EAGLE3, K5, [])
+        tokens_per_step(H100, Method.EAGLE3, K5, [])

@@ -1,15 +1,16 @@
-"""Acceptance of a method's drafts on the requests of a trace, or as an engine counted it."""
+"""Acceptance of a method's drafts on the requests of a trace, and the schedule of k by batch size that suits them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED, TOLERANCE, Range, goodput, ranges_of
 from backends.calibration.calibration import Calibration
+from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import draft_tokens
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.speculation import Method
@@ -19,49 +20,13 @@ MOST_REQUESTS: Final = 400
 """Requests that are looked at, spread evenly over those given."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drafts:
-    """Acceptance of the drafts of one method on given traffic.
-
-    Examples
-    --------
-    >>> Drafts((0.7, 0.4)).tokens_per_step
-    (1.0, 1.7, 2.1)
-    """
-
-    # `accepted[j]` is the tokens that a draft of j + 1 tokens adds to a step over one of j tokens: the share of steps
-    # in which at least j + 1 drafts are accepted; shape (k,).
-    accepted: tuple[float, ...]
-
-    @property
-    def k(self) -> int:
-        """The longest draft whose acceptance is known."""
-        return len(self.accepted)
-
-    @property
-    def tokens_per_step(self) -> tuple[float, ...]:
-        """Mean tokens per step with drafts of 0, 1, ..., k tokens, shape (k + 1,)."""
-        return tuple(float(tokens) for tokens in np.cumsum([1.0, *self.accepted]).round(12))
-
-    @classmethod
-    def counted(cls, drafts: int, accepted_per_position: Sequence[int]) -> Drafts:
-        """Return what an engine counted.
-
-        Examples
-        --------
-        >>> Drafts.counted(10, [7, 4]).accepted
-        (0.7, 0.4)
-        """
-        return cls(tuple(count / drafts for count in accepted_per_position))
-
-
-def drafts_of(
+def tokens_per_step(
     calibration: Calibration, method: Method, config: Mapping[str, Any], requests: Sequence[ReplayRequest]
-) -> Drafts:
-    """Return the acceptance of a method on requests, for drafts of up to `num_speculative_tokens`.
+) -> tuple[float, ...]:
+    """Return the mean tokens per step of a method on requests with drafts of 0, 1, ..., k tokens, shape (k + 1,).
 
-    Steps that the trace records, or that its texts determine, are counted as they would be taken with each k. For
-    other requests they are drawn from the calibration, by kind of text and temperature.
+    k is `num_speculative_tokens`. Steps that the trace records, or that its texts determine, are counted as they would
+    be taken with each k. For other requests they are drawn from the calibration, by kind of text and temperature.
     """
     if not len(requests):
         raise ValueError("there are no requests to take the acceptance from")
@@ -73,7 +38,7 @@ def drafts_of(
         tokens += len(emitted) - 1
         steps += [_steps(emitted, longest + 1) for longest in range(k + 1)]
     per_step = np.maximum.accumulate(tokens / np.maximum(1, steps))
-    return Drafts(tuple(np.diff(per_step).tolist()))
+    return tuple(np.cumsum([1.0, *np.diff(per_step)]).round(12).tolist())
 
 
 def mean_context_tokens(requests: Sequence[ReplayRequest]) -> float:
@@ -113,3 +78,33 @@ def _steps(emitted: Sequence[int], most: int) -> int:
         position += min(emitted[position], most)
         steps += 1
     return steps
+
+
+def best_schedule(
+    calibration: Calibration,
+    method: Method,
+    config: Mapping[str, Any],
+    tokens_per_step: Sequence[float],
+    context_tokens: float,
+    longest_batch: int,
+    *,
+    tolerance: float = TOLERANCE,
+) -> list[Range]:
+    """Return the ranges `(first, last, k)` of batch sizes with the most tokens per second, as vLLM takes them.
+
+    Empty if one k is as good at every batch size, and for methods that gain nothing by a schedule.
+
+    Examples
+    --------
+    >>> from backends.calibration.calibration import load_calibration
+    >>> calibration, config = load_calibration("llama-3.1-8b-h100"), {"num_speculative_tokens": 5}
+    >>> best_schedule(calibration, Method.EAGLE3, config, (1.0, 1.7, 2.2, 2.55, 2.8, 2.98), 300.0, 256)
+    [(1, 15, 4), (16, 65, 3), (66, 256, 2)]
+    """
+    if method not in SCHEDULED:
+        return []
+    fixed = {key: value for key, value in config.items() if key != SCHEDULE_KEY}
+    parameters = EngineParameters.of(calibration, method, fixed)
+    per_step = tokens_per_step[: parameters.k + 1]
+    ranges = ranges_of(goodput(parameters, per_step, context_tokens, longest_batch), tolerance)
+    return ranges if len(ranges) > 1 else []

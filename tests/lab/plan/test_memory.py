@@ -7,9 +7,9 @@ import csv
 import pytest
 
 from backends.calibration.calibration import load_calibration
-from backends.memory.catalogue import catalogue, draft, gpu, target
-from backends.memory.estimate import Footprint, Machine, fit, footprint, kv_kib_per_token, kv_room, weights_gib
 from backends.speculation import Method
+from lab.plan.catalogue import catalogue, draft, gpu, target
+from lab.plan.memory import Footprint, Machine, fit, footprint, kv_room
 from tests.support.paths import ROOT
 
 FACTS = ROOT.parent / "shared" / "facts"
@@ -47,7 +47,7 @@ def _digits(value: float, as_published: str) -> str:
 def test_memory_equals_the_published_figures(of: str, method: str, with_draft: str, gib: str, kib: str) -> None:
     own_target = target(of)
     assert own_target is not None
-    own_draft = draft(own_target, Method(method))
+    own_draft = draft(of, Method(method))
     assert own_draft == (catalogue().drafts[with_draft] if with_draft else None)
     held = footprint(own_target, own_draft)
     assert _digits(held.weights_gib, gib) == gib
@@ -79,47 +79,12 @@ def test_shapes_equal_the_published_ones() -> None:
         assert abs(shape.parameters / 1e9 - float(printed)) <= 10.0 ** -len(printed.partition(".")[2])
 
 
-def test_parameters_counted_from_layers_equal_the_published_ones() -> None:
-    for short, entry in catalogue().drafts.items():
-        if entry.method not in (Method.EAGLE, Method.EAGLE3):
-            continue
-        of = catalogue().targets[entry.targets[0]]
-        unknown = of.model_copy(update={"names": ("some/other",)})
-        counted = draft(unknown, entry.method)
-        assert counted is not None
-        assert (counted.parameters, counted.layers) == (entry.parameters, entry.layers), short
-
-
-def test_medusa_has_a_head_per_position_and_no_kv_cache() -> None:
-    of = target("meta-llama/llama-3.1-8b-instruct")
-    assert of is not None
-    three, five = draft(of, Method.MEDUSA, 3), draft(of, Method.MEDUSA, 5)
-    assert three is not None
-    assert five is not None
-    assert five.parameters * 3 == three.parameters * 5
-    assert kv_kib_per_token(three) == 0
-
-
-def test_a_draft_of_unknown_size_is_none() -> None:
-    of = target("qwen3-30b-a3b")
-    assert of is not None
-    assert draft(of, Method.DSPARK) is None
-    assert draft(of.model_copy(update={"names": ("some/other",)}), Method.DRAFT_MODEL) is None
+def test_what_is_unknown_is_none_or_an_error() -> None:
+    assert draft("qwen3-30b-a3b", Method.DSPARK) is None
+    assert draft("no/such-model", Method.EAGLE3) is None
     assert target("no/such-model") is None
     with pytest.raises(ValueError, match=r"no such GPU: 'h10'; .*h100"):
         gpu("h10")
-
-
-def test_smaller_dtypes_take_less_memory() -> None:
-    of = target("llama-3.1-8b")
-    head = catalogue().drafts["eagle3-llama3.1-instruct-8b"]
-    assert of is not None
-    held = footprint(of, head, dtype="fp8", draft_dtype="bf16", kv_dtype="fp8")
-    assert held.target_gib == weights_gib(of) / 2
-    assert held.draft_gib == weights_gib(head)
-    assert held.kv_kib_per_token == 66
-    with pytest.raises(ValueError, match="no such dtype: 'int3'"):
-        footprint(of, dtype="int3")
 
 
 @pytest.mark.parametrize("method", [Method.BASELINE, Method.EAGLE, Method.EAGLE3, Method.DRAFT_MODEL])
@@ -127,7 +92,7 @@ def test_the_kv_cache_equals_that_of_the_calibration(method: Method) -> None:
     calibration = load_calibration("llama-3.1-8b-h100")
     of = target(calibration.target)
     assert of is not None
-    held = footprint(of, draft(of, method))
+    held = footprint(of, draft(calibration.target, method))
     memory = calibration.memory
     machine = Machine(gpu("h100"), utilization=memory.utilization, reserved_gib=memory.reserved_gib)
     _, tokens = kv_room(held, machine)
@@ -159,10 +124,7 @@ def test_a_replica_that_does_not_fit_has_a_reason() -> None:
     assert not single.fits
     assert single.tokens == 0
     assert single.kv_gib == pytest.approx(79.65 * 0.9 - 3 - 131.42, abs=0.01)
-    assert (
-        single.reason
-        == "131.42 GiB of weights do not fit on 1x H100 80GB HBM3: 62.7 GiB short; 2 of them would be enough"
-    )
+    assert single.reason == "131.42 GiB of weights do not fit on 1x H100 80GB HBM3: 62.7 GiB short"
     assert fit(footprint(seventy), Machine(gpu("h100"), 2)).kv_gib > 0
 
     short = fit(footprint(eight), Machine(gpu("l4")), max_model_len=131_072)
@@ -175,24 +137,8 @@ def test_a_replica_that_does_not_fit_has_a_reason() -> None:
 def test_a_draft_above_its_share_does_not_fit() -> None:
     machine = Machine(gpu("l40s"))
     memory = machine.gpu.memory_gib
-    plain = Footprint(15.0, 128.0)
     within = fit(Footprint(15.0, 128.0, draft_gib=0.149 * memory, draft_kv_kib=32), machine)
     over = fit(Footprint(15.0, 128.0, draft_gib=0.151 * memory, draft_kv_kib=32), machine)
     assert within.fits
     assert not over.fits
     assert "15% of 1x L40S 48GB" in over.reason
-    _, tokens = kv_room(plain, machine)
-    assert within.tokens_lost == pytest.approx(1 - within.tokens / tokens)
-    assert "fewer than without the draft" in within.reason
-
-
-def test_a_target_that_would_fit_without_its_draft_is_reported() -> None:
-    reason = fit(Footprint(30.0, 128.0, draft_gib=10.0), Machine(gpu("l40s"))).reason
-    assert reason.endswith("; the target alone would fit")
-
-
-def test_invalid_machines_are_refused() -> None:
-    with pytest.raises(ValueError, match="needs at least one GPU"):
-        Machine(gpu("h100"), tensor_parallel=0)
-    with pytest.raises(ValueError, match="utilization"):
-        Machine(gpu("h100"), utilization=1.2)
