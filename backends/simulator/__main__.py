@@ -8,48 +8,64 @@ Exit status: 2 if the document is invalid (the errors are on stderr), 1 if a por
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import signal
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import uvicorn
 import uvloop
 from pydantic import ValidationError
+from starlette.types import Receive, Scope, Send
 
 from backends.simulator.server.replica import Replica
 from backends.simulator.server.settings import SimulatorSettings
 from backends.simulator.text import model as text
 
 _GARBAGE_THRESHOLD = 20_000  # objects; reference counting frees nearly all garbage, so collections can be rare
-_SWITCH_INTERVAL_S = 0.0005  # the event loop must get the GIL back quickly from the threads that compose answers
+_SWITCH_INTERVAL_S = 0.0005  # the event loop must get the GIL back quickly from the thread that composes answers
 
 
 async def serve(settings: SimulatorSettings) -> None:
     """Host the replicas until SIGTERM or SIGINT."""
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
     models = {name: text.load(name) for name in {replica.model for replica in settings.replicas}}
     executor = ThreadPoolExecutor(1, "requests")
-    replicas = [Replica(each, models[each.model], executor) for each in settings.replicas]
-    try:
-        for replica in replicas:
-            await replica.start()
-        ready = [{"name": each.settings.name, "url": f"http://{each.settings.host}:{each.port}"} for each in replicas]
-        sys.stdout.write(json.dumps({"ready": ready}) + "\n")
-        sys.stdout.flush()
-        # Exclude the long-lived objects from garbage collection, whose pauses would delay the streams.
-        gc.freeze()
-        gc.set_threshold(_GARBAGE_THRESHOLD)
-        await stopping.wait()
-    finally:
-        for replica in replicas:
-            await replica.stop()
-        executor.shutdown(cancel_futures=True)
+    hosted = [Replica(each, models[each.model], executor) for each in settings.replicas]
+    sockets = [socket.create_server((each.host, each.port), backlog=2048) for each in settings.replicas]
+    ports = [int(each.getsockname()[1]) for each in sockets]
+    replicas = dict(zip(ports, hosted, strict=True))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await replicas[scope["server"][1]](scope, receive, send)
+
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            headers=[("server", "simulated-vllm"), ("x-simulated", "true")],
+            timeout_graceful_shutdown=1,
+        )
+    )
+    ready = [
+        {"name": each.name, "url": f"http://{each.host}:{port}"}
+        for port, each in zip(ports, settings.replicas, strict=True)
+    ]
+    sys.stdout.write(json.dumps({"ready": ready}) + "\n")
+    sys.stdout.flush()
+    # Exclude the long-lived objects from garbage collection, whose pauses would delay the streams.
+    gc.freeze()
+    gc.set_threshold(_GARBAGE_THRESHOLD)
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn handles them, and raises them again when it has ended
+        signal.signal(number, signal.SIG_IGN)
+    await server.serve(sockets)
+    executor.shutdown(cancel_futures=True)
 
 
 def main() -> int:

@@ -4,15 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from backends.backend import EngineLoad
 from backends.drafting.script import Script
 from backends.simulator.engine.fleet import Counters, Fleet, Replica, Step, load_rules
-from backends.simulator.server.answer import Answer
+from backends.simulator.server.compose import Answer
 from backends.simulator.server.metrics import Tallies
-from backends.simulator.server.playback import Play, TokenListener
 
 _MAX_LAG_S = 0.25
+
+
+@dataclass(slots=True, eq=False)
+class Play:
+    """An answer that the engine plays. Times are in seconds on the clock of `time.monotonic`; 0.0 before."""
+
+    index: int  # index of the choice in the response
+    answer: Answer
+    emit: Callable[[Emitted], object]  # called with the tokens of each step
+    arrived_s: float
+    scheduled_s: float = 0.0  # when it joined the batch
+    first_s: float = 0.0  # when its first token was emitted
+    last_s: float = 0.0  # when its latest token was emitted
+    sent: int = 0
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    drafted: list[int] = field(default_factory=list)  # draft tokens of each step that had any
+    accepted: list[int] = field(default_factory=list)  # those of them that were accepted
+
+
+class Emitted(NamedTuple):
+    """The output tokens from `start` to `end` of an answer, which one step has emitted."""
+
+    play: Play
+    start: int
+    end: int
+
+    @property
+    def text(self) -> str:
+        """Their text, see `Answer.shown`."""
+        return self.play.answer.shown(self.start, self.end)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the answer ends with them."""
+        return self.end == len(self.play.answer.ids)
 
 
 class Driver:
@@ -34,7 +71,7 @@ class Driver:
         self._ids: dict[Play, int] = {}
         self._ends_s = 0.0  # end of the current step, on the engine's clock
         self._step: Step | None = None
-        self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._is_running = False
 
     def load(self) -> EngineLoad:
         """Return the engine's current load."""
@@ -45,19 +82,20 @@ class Driver:
         return self._fleet.counters()
 
     def play(
-        self, index: int, answer: Answer, script: Script, listener: TokenListener, temperature: float = 0.0
+        self, index: int, answer: Answer, script: Script, emit: Callable[[Emitted], object], temperature: float = 0.0
     ) -> Play:
         """Submit an answer to the engine; it joins the next step that has room for it."""
         now_s = time.monotonic()
-        play = Play(index, answer, script, listener, arrived_s=now_s)
+        play = Play(index, answer, emit, arrived_s=now_s)
         arrived_s = self._engine_time(now_s)
         request = self._fleet.submit_script(0, script, arrived_s, kind=answer.kind, temperature=temperature)
         self._plays[request] = play
         self._ids[play] = request
-        if self._timer is None:
+        if not self._is_running:
             # Start later in this turn of the loop, so that requests that arrive together share the step.
+            self._is_running = True
             self._ends_s = self._engine_time(now_s)
-            self._timer = self._loop.call_soon(self._tick)
+            self._loop.call_soon(self._tick)
         return play
 
     def cancel(self, play: Play) -> None:
@@ -66,32 +104,19 @@ class Driver:
         if request is not None:
             del self._plays[request]
             self._fleet.cancel(request)
-            self.tallies.finished["abort"] += 1
-
-    def close(self) -> None:
-        """Stop the engine."""
-        if self._timer is not None:
-            self._timer.cancel()
+            self.tallies.finished["abort"].inc()
 
     def _engine_time(self, clock_s: float) -> float:
         return (clock_s - self._origin_s) / self._scale
 
     def _tick(self) -> None:
         now_s = time.monotonic()
-        step, self._step = self._step, None
-        try:
-            if step is not None:
-                self._deliver(step, now_s)
-                due_s = self._origin_s + self._ends_s * self._scale
-                self.tallies.step_lateness.observe(max(0.0, time.monotonic() - due_s))
-        finally:  # an error in one client's answer must not stop the others
-            self._begin(now_s)
-
-    def _begin(self, now_s: float) -> None:
+        if self._step is not None:
+            self._deliver(self._step, now_s)
         begins_s = max(self._ends_s, self._engine_time(now_s - _MAX_LAG_S))
         self._step = self._fleet.step(begins_s)
         if self._step is None:
-            self._timer = None
+            self._is_running = False
             return
         for request_id, cached_tokens in self._step.admitted:
             admitted = self._plays[request_id]
@@ -100,20 +125,17 @@ class Driver:
                 admitted.cached_tokens = cached_tokens
         self._ends_s = begins_s + self._step.duration_s
         delay_s = self._origin_s + self._ends_s * self._scale - time.monotonic()
-        self._timer = self._loop.call_later(delay_s, self._tick) if delay_s > 0 else self._loop.call_soon(self._tick)
+        self._loop.call_later(max(0.0, delay_s), self._tick)
 
     def _deliver(self, step: Step, now_s: float) -> None:
         tallies = self.tallies
-        generated = prefilled = 0
         for request_id, tokens, drafted, end, _left in step.emissions:
             play = self._plays.get(request_id)
             if play is None:
                 continue  # cancelled while the step ran
             start = play.sent
-            generated += tokens
             play.sent = end
             if start == 0:
-                prefilled += len(play.answer.prompt_ids)
                 play.first_s = now_s
                 tallies.time_to_first_token.observe(now_s - play.arrived_s)
             else:
@@ -122,24 +144,36 @@ class Driver:
                     play.drafted.append(drafted)
                     play.accepted.append(tokens - 1)
             play.last_s = now_s
-            if play.finished:
+            emitted = Emitted(play, start, end)
+            if emitted.is_last:
                 del self._plays[self._ids.pop(play)]
-                self._count(play)
-            play.listener.on_tokens(play, start, end)
-        tallies.iteration_tokens.observe(prefilled + generated)
+                tallies.finished["length" if play.answer.finish_reason == "length" else "stop"].inc()
+                tallies.e2e_latency.observe(now_s - play.arrived_s)
+            play.emit(emitted)
 
-    def _count(self, play: Play) -> None:
-        """Count a finished play."""
-        tallies, answer = self.tallies, play.answer
-        tallies.finished[answer.finish_reason] += 1
-        tallies.request_prompt_tokens.observe(len(answer.prompt_ids))
-        tallies.request_generation_tokens.observe(len(answer.ids))
-        tallies.request_max_generation_tokens.observe(len(answer.ids))
-        tallies.request_prefill_tokens.observe(len(answer.prompt_ids) - play.cached_tokens)
-        tallies.e2e_latency.observe(play.last_s - play.arrived_s)
-        tallies.queue_time.observe(max(0.0, play.scheduled_s - play.arrived_s))
-        tallies.inference_time.observe(play.last_s - play.scheduled_s)
-        tallies.prefill_time.observe(play.first_s - play.scheduled_s)
-        tallies.decode_time.observe(play.last_s - play.first_s)
-        if len(answer.ids) > 1:
-            tallies.time_per_output_token.observe((play.last_s - play.first_s) / (len(answer.ids) - 1))
+
+class Generation:
+    """The answers to a request while the engine plays them."""
+
+    def __init__(
+        self, driver: Driver, answers: Sequence[Answer], scripts: Sequence[Script], temperature: float
+    ) -> None:
+        self._driver = driver
+        self._emitted: asyncio.Queue[Emitted] = asyncio.Queue()
+        self.plays = [
+            driver.play(index, answer, script, self._emitted.put_nowait, temperature)
+            for index, (answer, script) in enumerate(zip(answers, scripts, strict=True))
+        ]
+
+    async def steps(self) -> AsyncIterator[Emitted]:
+        """Yield what the engine emits, until all answers are complete."""
+        missing = len(self.plays)
+        while missing:
+            emitted = await self._emitted.get()
+            missing -= emitted.is_last
+            yield emitted
+
+    def cancel(self) -> None:
+        """Remove from the engine what is left there."""
+        for play in self.plays:
+            self._driver.cancel(play)

@@ -1,33 +1,59 @@
-"""Parts common to the answers of all APIs: identity, server-sent events, log probabilities."""
+"""Parts common to the answers of all APIs: identity, events, usage and the `metrics` of a request."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
+from uuid import uuid4
 
 import orjson
 
-from backends.simulator.server.answer import Answer
-from backends.simulator.text.model import TargetModel
+from backends.simulator.server.compose import Answer
+from backends.simulator.server.driver import Emitted, Play
+from backends.simulator.server.protocol import TextBody
 
 DONE = b"data: [DONE]\n\n"
 
+B = TypeVar("B", bound=TextBody)
+
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """The identity of an answer."""
+class Reply(Generic[B]):
+    """What the answer to a request is made of."""
 
+    body: B
+    answers: Sequence[Answer]
     id: str  # id with its prefix, `chatcmpl-...`
     created: int
     model: str  # model name that the client used
     fingerprint: str
-    num_speculative_tokens: int = 0  # k of the replica; 0 for a baseline
+    num_speculative_tokens: int  # k of the replica; 0 for a baseline
 
     def fields(self, kind: str) -> dict[str, Any]:
         """Return the first fields of each object of the answer."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def end_of(self, plays: Sequence[Play]) -> dict[str, Any]:
+        """Return the last fields: usage, fingerprint, and the `metrics`, which exist for a single choice."""
+        fields = {"usage": usage(plays), "system_fingerprint": self.fingerprint}
+        return fields | ({"metrics": _metrics(plays[0], self.num_speculative_tokens)} if len(plays) == 1 else {})
+
+    def end_of_stream(self, kind: str, plays: Sequence[Play]) -> bytes:
+        """Return the last events of a stream of OpenAI's older APIs."""
+        if not self.body.wants_usage:
+            return DONE
+        return event(self.fields(kind) | {"choices": []} | self.end_of(plays)) + DONE
+
+
+class Renderer(Protocol):
+    """Writer of a stream."""
+
+    def step(self, emitted: Emitted) -> bytes:
+        """Return the events of one step."""
+
+    def end(self, plays: Sequence[Play]) -> bytes:
+        """Return the last events, once all choices are complete."""
 
 
 def event(value: Any, name: str | None = None) -> bytes:
@@ -42,59 +68,46 @@ def event(value: Any, name: str | None = None) -> bytes:
     return data if name is None else b"event: %b\n%b" % (name.encode(), data)
 
 
-def spaced_event(value: Any) -> bytes:
-    """Return a server-sent event in the format of vLLM's errors, with spaces after commas and colons."""
-    import json
-
-    return f"data: {json.dumps(value)}\n\n".encode()
+def tool_call_id() -> str:
+    """Return a new tool call id in vLLM's form."""
+    return f"chatcmpl-tool-{uuid4().hex[:16]}"
 
 
-def alternatives(model: TargetModel, answer: Answer, position: int, limit: int) -> list[tuple[int, float]]:
-    """Return the most likely tokens at a position with their log probabilities, the chosen one included, best first."""
-    chosen, confidence = answer.ids[position], answer.confidence[position]
-    if limit < 1:
-        return [(chosen, math.log(confidence))]
-    before = answer.ids[max(0, position - 3) : position] or answer.prompt_ids[-3:]
-    candidates = model.alternatives(before, answer.kind, limit + 1)
-    left = 1.0 - confidence
-    rated = [(token, math.log(max(1e-9, left * share))) for token, share in candidates if token != chosen][:limit]
-    rated.append((chosen, math.log(confidence)))
-    rated.sort(key=lambda each: -each[1])
-    if len(rated) > limit and rated[-1][0] != chosen:
-        rated.pop()
-    return rated
+def usage(plays: Sequence[Play]) -> dict[str, Any]:
+    """Return the usage of a response; a prompt shared by several choices counts once."""
+    prompts = {id(play.answer.prompt_ids): play for play in plays}
+    prompt = sum(len(play.answer.prompt_ids) for play in prompts.values())
+    completion = sum(play.sent for play in plays)
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": sum(play.cached_tokens for play in prompts.values())},
+    }
 
 
-def chat_logprobs(model: TargetModel, answer: Answer, start: int, end: int, top: int) -> dict[str, Any]:
-    """Return the `logprobs` of a chat choice for its tokens from `start` to `end`."""
-    content = []
-    for position in range(start, end):
-        rated = alternatives(model, answer, position, top)
-        entries = [_entry(model, token, logprob) for token, logprob in rated]
-        chosen = next(entry for entry, (token, _) in zip(entries, rated, strict=True) if token == answer.ids[position])
-        content.append({**chosen, "top_logprobs": entries[:top]})
-    return {"content": content}
+def _metrics(play: Play, k: int) -> dict[str, Any]:
+    decode_s, total_s = play.last_s - play.first_s, play.last_s - play.arrived_s
+    metrics: dict[str, Any] = {
+        "time_to_first_token_ms": (play.first_s - play.arrived_s) * 1e3,
+        "generation_time_ms": decode_s * 1e3,
+        "queue_time_ms": max(0.0, play.scheduled_s - play.arrived_s) * 1e3,
+        "mean_itl_ms": decode_s * 1e3 / max(1, play.sent - 1),
+        "tokens_per_second": play.sent / total_s if total_s > 0 else 0.0,
+    }
+    return metrics | ({"speculative_decoding": _speculation(play, k)} if k else {})
 
 
-def _entry(model: TargetModel, token: int, logprob: float) -> dict[str, Any]:
-    text = model.tokenizer.string(token)
-    raw = model.tokenizer.bytes_of(token) or text.encode()
-    return {"token": text, "logprob": logprob, "bytes": list(raw)}
-
-
-def completion_logprobs(
-    model: TargetModel, answer: Answer, start: int, end: int, top: int, offset: int
-) -> dict[str, Any]:
-    """Return the `logprobs` of a completion choice for its tokens from `start` to `end`."""
-    offsets, logprobs, tokens, tops = [], [], [], []
-    strings: Sequence[str]
-    for position in range(start, end):
-        rated = dict(alternatives(model, answer, position, top))
-        token = answer.ids[position]
-        offsets.append(offset)
-        tokens.append(model.tokenizer.string(token))
-        logprobs.append(rated[token])
-        strings = [model.tokenizer.string(other) for other in rated]
-        tops.append(dict(zip(strings, rated.values(), strict=True)))
-        offset = offset + len(tokens[-1])
-    return {"text_offset": offsets, "token_logprobs": logprobs, "tokens": tokens, "top_logprobs": tops}
+def _speculation(play: Play, k: int) -> dict[str, Any]:
+    steps, accepted, drafted = len(play.drafted), sum(play.accepted), sum(play.drafted)
+    return {
+        "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "acceptance_histogram": [play.accepted.count(length) for length in range(k + 1)],
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": k,
+        "per_step_accepted": play.accepted,
+        "per_step_drafted": play.drafted,
+    }

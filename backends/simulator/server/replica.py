@@ -1,267 +1,253 @@
-"""One simulated replica: vLLM's HTTP API in front of an engine in real time."""
+"""One simulated replica: vLLM's HTTP API in front of an engine in real time, as an ASGI application."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from json import JSONDecodeError
+from typing import Any, Final, Generic, TypeVar
 from uuid import uuid4
 
-import orjson
+from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from backends.calibration.calibration import load_calibration
+from backends.drafting.script import Script
 from backends.simulator.engine.replica import Replica as EngineReplica
 from backends.simulator.server.chat import ChatStream, chat_body
 from backends.simulator.server.completions import CompletionStream, completion_body
-from backends.simulator.server.composing import Served, compose_chat, compose_completion
-from backends.simulator.server.dispatch import CrossOrigin, Route, Routes
-from backends.simulator.server.driver import Driver
-from backends.simulator.server.http import Exchange, Listener, Request
-from backends.simulator.server.messages import (
-    CountRequest,
-    MessagesStream,
-    conversation,
-    functions,
-    messages_body,
-    messages_error,
-    read_messages,
-)
-from backends.simulator.server.metrics import ReplicaMetrics, Tallies, page
+from backends.simulator.server.compose import Answer, Served, compose_chat, compose_completion
+from backends.simulator.server.driver import Driver, Generation, Play
+from backends.simulator.server.messages import CountBody, MessagesStream, messages_body, read_messages
+from backends.simulator.server.metrics import EngineCollector, Tallies, page
 from backends.simulator.server.protocol import (
     Body,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     RequestError,
+    TextBody,
     TokenizeBody,
-    read_json,
-    validate,
 )
-from backends.simulator.server.responses import (
-    ResponsesStream,
-    compose_responses,
-    not_stored,
-    read_responses,
-    responses_body,
-)
-from backends.simulator.server.service import Api, TextService, reader
+from backends.simulator.server.rendering import Renderer, Reply
+from backends.simulator.server.responses import ResponsesStream, read_responses, responses_body
 from backends.simulator.server.settings import ReplicaSettings
 from backends.simulator.text.model import TargetModel
 
-VERSION = "0.32.0+simulated"
+VERSION: Final = "0.32.0+simulated"
 
 B = TypeVar("B", bound=Body)
-
-CHAT = Api("chatcmpl-", reader(ChatBody), compose_chat, chat_body, ChatStream)
-COMPLETIONS = Api("cmpl-", reader(CompletionBody), compose_completion, completion_body, CompletionStream)
-RESPONSES = Api("resp_", read_responses, compose_responses, responses_body, ResponsesStream)
-MESSAGES = Api("chatcmpl-", read_messages, compose_chat, messages_body, MessagesStream, messages_error)
+T = TypeVar("T", bound=TextBody)
 
 
-_NEEDS_KEY: Final = ("/v1", "/v2", "/inference", "/cohere")
-"""Beginnings of the paths that need the API key, as in vLLM."""
+@dataclass(frozen=True, slots=True)
+class Api(Generic[T]):
+    """One of vLLM's APIs for text."""
+
+    prefix: str  # prefix of answer ids, with the hyphen or underscore
+    read: Callable[[Any], T]
+    compose: Callable[[Served, T], list[Answer]]
+    whole: Callable[[Reply[T], Sequence[Play]], dict[str, Any]]  # writes an answer in one piece
+    stream: Callable[[Reply[T]], Renderer]  # writes it step by step
+
+
+CHAT = Api("chatcmpl-", ChatBody.model_validate, compose_chat, chat_body, ChatStream)
+COMPLETIONS = Api("cmpl-", CompletionBody.model_validate, compose_completion, completion_body, CompletionStream)
+RESPONSES = Api("resp_", read_responses, compose_chat, responses_body, ResponsesStream)
+MESSAGES = Api("chatcmpl-", read_messages, compose_chat, messages_body, MessagesStream)
 
 
 class Replica:
-    """A simulated replica with its HTTP server. Must be created in a running event loop."""
+    """A simulated replica. Must be created in a running event loop."""
 
     def __init__(self, settings: ReplicaSettings, model: TargetModel, executor: Executor) -> None:
-        self.settings = settings
-        self.port = settings.port
-        parameters = settings.engine_parameters()
-        calibration = load_calibration(settings.calibration)
+        self._settings = settings
+        parameters, calibration = settings.engine_parameters(), load_calibration(settings.calibration)
         engine = EngineReplica(
             settings.name, calibration, settings.method, settings.speculative_config, parameters=parameters
         )
-        self._tallies = Tallies(settings.max_model_len)
-        self._driver = Driver(engine, self._tallies, settings.time_scale)
-        self._metrics = ReplicaMetrics(
-            self._tallies,
-            self._driver.load,
-            self._driver.counters,
-            settings.names[0],
-            speculating=parameters.k > 0,
-            kv_blocks=parameters.kv_blocks,
+        self._registry = CollectorRegistry()
+        name = settings.names[0]
+        self._driver = Driver(engine, Tallies(name, self._registry), settings.time_scale)
+        self._registry.register(
+            EngineCollector(
+                self._driver.load,
+                self._driver.counters,
+                name,
+                speculating=parameters.k > 0,
+                kv_blocks=parameters.kv_blocks,
+            )
         )
-        self._served = Served(
-            model, settings.names, settings.max_model_len, parameters.k, settings.default_temperature()
-        )
+        temperature = calibration.temperature.default
+        self._served = Served(model, settings.names, settings.max_model_len, parameters.k, temperature)
+        self._proposer = settings.proposer()
+        # Has one thread (proposers are stateful), on which answers are composed, so that running streams stay on time.
+        self._executor = executor
         self._started_s = int(time.time())
-        self._loop = asyncio.get_running_loop()
-        self._service = TextService(
-            self._served,
-            self._driver,
-            settings.proposer(),
-            executor,
-            f"vllm-{VERSION}-{settings.method}",
-            settings.max_num_queued_reqs,
-        )
-        self._listener = Listener(self._handle)
-        self._cross_origin = CrossOrigin(settings.allowed_origins)
-        handle, get, post = self._service.handle, ("GET",), ("POST",)
-        self._routes = Routes(
-            (
-                Route("/health", get, _healthy),
-                Route("/ping", ("GET", "POST"), _healthy),
-                Route("/version", get, partial(_json, {"version": VERSION})),
-                Route("/load", get, lambda exchange: _json({"server_load": self._service.in_flight}, exchange)),
-                Route("/metrics", get, self._page),
-                Route("/v1/models", get, self._models),
-                Route("/tokenize", post, self._tokenize),
-                Route("/detokenize", post, self._detokenize),
-                Route("/v1/chat/completions", post, partial(handle, CHAT)),
-                Route("/v1/completions", post, partial(handle, COMPLETIONS)),
-                Route("/v1/responses", post, partial(handle, RESPONSES)),
-                Route("/v1/responses/{response_id}", get, _response_not_found),
-                Route("/v1/responses/{response_id}/cancel", post, _response_not_found),
-                Route("/v1/messages", post, partial(handle, MESSAGES)),
-                Route("/v1/messages/count_tokens", post, self._count_tokens),
-                Route("/invocations", post, self._invocations),
-            )
+        self._app = Starlette(
+            routes=[
+                Route("/health", _healthy),
+                Route("/version", _version),
+                Route("/metrics", self._metrics),
+                Route("/v1/models", self._models),
+                Route("/tokenize", self._tokenize, methods=["POST"]),
+                Route("/detokenize", self._detokenize, methods=["POST"]),
+                Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]),
+                Route("/v1/chat/completions", partial(self._answer, CHAT), methods=["POST"]),
+                Route("/v1/completions", partial(self._answer, COMPLETIONS), methods=["POST"]),
+                Route("/v1/responses", partial(self._answer, RESPONSES), methods=["POST"]),
+                Route("/v1/messages", partial(self._answer, MESSAGES), methods=["POST"]),
+            ],
+            exception_handlers={
+                RequestError: _refused,
+                ValidationError: _invalid,
+                JSONDecodeError: _invalid,
+                UnicodeDecodeError: _invalid,
+            },
         )
 
-    async def start(self) -> None:
-        """Listen; sets `port`."""
-        self.port = await self._listener.start(self.settings.host, self.settings.port)
-
-    async def stop(self) -> None:
-        """Stop at once; open connections are aborted."""
-        self._driver.close()
-        await self._listener.stop()
-
-    def _handle(self, exchange: Exchange) -> None:
-        request = exchange.request
-        request_id = request.headers.get("x-request-id") or uuid4().hex
-        exchange.answer_headers += [("x-request-id", request_id), ("x-simulated", "true")]
-        if not self._authorized(request):
-            _json({"error": "Unauthorized"}, exchange, 401)
-            return
-        if self._cross_origin.is_preflight(exchange):
-            self._cross_origin.answer_preflight(exchange)
-            return
-        exchange.answer_headers += self._cross_origin.headers(request.headers.get("origin"))
-        route = self._routes.find(exchange)
-        if route is not None:
-            exchange.on_finished = partial(self._count, route)
-            try:
-                route.handler(exchange)
-            except RequestError as error:
-                _json(error.body(), exchange, error.code)
-
-    def _authorized(self, request: Request) -> bool:
-        """Return whether a request needs no API key or has the right one."""
-        key = self.settings.api_key
-        if key is None or request.method == "OPTIONS" or not request.path.startswith(_NEEDS_KEY):
-            return True
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(token.encode(), key.encode())
-
-    def _count(self, route: Route, exchange: Exchange) -> None:
-        request = exchange.request
-        duration_s = self._loop.time() - request.received_s
-        self._tallies.count_http(route.path, request.method, exchange.status, duration_s)
-
-    def _page(self, exchange: Exchange) -> None:
-        writing = self._loop.run_in_executor(None, page, self._metrics.families())
-        content_type = "text/plain; version=0.0.4; charset=utf-8"
-        writing.add_done_callback(lambda written: exchange.respond(200, written.result(), content_type))
-
-    def _models(self, exchange: Exchange) -> None:
-        entries = [
-            {
-                "id": name,
-                "object": "model",
-                "created": self._started_s,
-                "owned_by": "vllm",
-                "root": self.settings.model,
-                "parent": None,
-                "max_model_len": self.settings.max_model_len,
-                "permission": [_permission(self._started_s)],
-            }
-            for name in self._served.names
-        ]
-        _json({"object": "list", "data": entries}, exchange)
-
-    def _tokenize(self, exchange: Exchange) -> None:
-        body = self._read(exchange, TokenizeBody)
-        tokenizer = self._served.model.tokenizer
-        if body.messages is not None:
-            ids = tokenizer.chat_prompt(
-                body.messages, body.tools or (), add_generation_prompt=body.add_generation_prompt
-            )
-        elif body.prompt is not None:
-            ids = tokenizer.encode(body.prompt)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; those below `/v1` need the API key, as in vLLM."""
+        key, given = self._settings.api_key, Headers(scope=scope).get("authorization", "")
+        if key is None or not scope["path"].startswith("/v1") or _is_key(given, key):
+            await self._app(scope, receive, send)
         else:
-            raise RequestError("Either prompt or messages must be given.", "prompt")
-        strings = [tokenizer.string(token) for token in ids] if body.return_token_strs else None
-        limit = self.settings.max_model_len
-        _json({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings}, exchange)
+            await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
 
-    def _detokenize(self, exchange: Exchange) -> None:
-        body = self._read(exchange, DetokenizeBody)
-        tokenizer = self._served.model.tokenizer
-        for token in body.tokens:
-            if not 0 <= token < len(tokenizer):
-                raise RequestError(f"Token id {token} is out of vocabulary")
-        _json({"prompt": tokenizer.decode(body.tokens, special=True)}, exchange)
+    async def _answer(self, api: Api[T], request: Request) -> Response:
+        """Answer a request for text."""
+        body = api.read(await request.json())
+        model = self._served.name_for(body.model)
+        if self._served.num_speculative_tokens and (body.logit_bias or body.min_p):
+            raise RequestError(
+                "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
+            )
+        loop, temperature = asyncio.get_running_loop(), self._served.temperature(body)
+        answers, scripts = await loop.run_in_executor(self._executor, self._compose, api, body, temperature)
+        reply = Reply(
+            body,
+            answers,
+            api.prefix + (request.headers.get("x-request-id") or uuid4().hex),
+            int(time.time()),
+            model,
+            f"vllm-{VERSION}-{self._settings.method}",
+            self._served.num_speculative_tokens,
+        )
+        return _Played(api, reply, partial(Generation, self._driver, answers, scripts, temperature))
 
-    def _count_tokens(self, exchange: Exchange) -> None:
-        body = self._read(exchange, CountRequest)
-        count = len(self._served.model.tokenizer.chat_prompt(conversation(body), functions(body) or ()))
-        _json({"input_tokens": count, "context_management": {"original_input_tokens": count}}, exchange)
+    def _compose(self, api: Api[T], body: T, temperature: float) -> tuple[list[Answer], list[Script]]:
+        answers = api.compose(self._served, body)
+        return answers, [self._proposer.script(each.prompt_ids, each.ids, temperature, each.kind) for each in answers]
 
-    def _invocations(self, exchange: Exchange) -> None:
-        """Answer a request of SageMaker, which is a chat completion if it can be one, else a completion."""
-        value = read_json(exchange.request.headers.get("content-type", ""), exchange.request.body)
-        asked = value if isinstance(value, dict) else {}
-        with contextlib.suppress(RequestError):
-            CHAT.read(value)
-            self._service.handle(CHAT, exchange)
-            return
-        with contextlib.suppress(RequestError):
-            COMPLETIONS.read(value)
-            if asked.get("prompt") is not None:
-                self._service.handle(COMPLETIONS, exchange)
-                return
-        raise RequestError(
-            "Cannot find suitable handler for request. Expected one of: ['ChatCompletionRequest', 'CompletionRequest']"
+    async def _metrics(self, _: Request) -> Response:
+        return Response(page(self._registry), media_type="text/plain; version=0.0.4")
+
+    async def _models(self, _: Request) -> Response:
+        fields = {"object": "model", "created": self._started_s, "owned_by": "vllm", "root": self._settings.model}
+        fields["max_model_len"] = self._settings.max_model_len
+        return JSONResponse({"object": "list", "data": [{"id": name, **fields} for name in self._served.names]})
+
+    async def _tokenize(self, request: Request) -> Response:
+        body, tokenizer = await self._read(request, TokenizeBody), self._served.model.tokenizer
+        ids = tokenizer.encode(body.prompt) if body.messages is None else tokenizer.chat_prompt(body.messages)
+        return JSONResponse({"count": len(ids), "max_model_len": self._settings.max_model_len, "tokens": ids})
+
+    async def _detokenize(self, request: Request) -> Response:
+        body = await self._read(request, DetokenizeBody)
+        return JSONResponse(
+            {"prompt": self._served.model.tokenizer.decode(self._served.known(body.tokens), special=True)}
         )
 
-    def _read(self, exchange: Exchange, shape: type[B]) -> B:
-        request = exchange.request
-        body = validate(shape, read_json(request.headers.get("content-type", ""), request.body))
+    async def _count_tokens(self, request: Request) -> Response:
+        body = await self._read(request, CountBody)
+        prompt = self._served.model.tokenizer.chat_prompt(body.conversation(), body.functions())
+        return JSONResponse({"input_tokens": len(prompt)})
+
+    async def _read(self, request: Request, shape: type[B]) -> B:
+        body = shape.model_validate(await request.json())
         self._served.name_for(body.model)
         return body
 
 
-def _response_not_found(exchange: Exchange) -> None:
-    raise not_stored(exchange.request.path.split("/")[3])
+class _Played(Response):
+    """An answer that the engine plays until it is complete, or until its client leaves."""
+
+    def __init__(self, api: Api[T], reply: Reply[T], start: Callable[[], Generation]) -> None:
+        self._api = api
+        self._reply = reply
+        self._start = start
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer."""
+        generation = self._start()
+        sending = asyncio.create_task(self._send(generation, scope, receive, send))
+        leaving = asyncio.create_task(_gone(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            sending.cancel()
+            leaving.cancel()
+            generation.cancel()
+
+    async def _send(self, generation: Generation, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._reply.body.stream:
+            async for _ in generation.steps():
+                pass
+            await JSONResponse(self._api.whole(self._reply, generation.plays))(scope, receive, send)
+            return
+        head = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        renderer = self._api.stream(self._reply)
+        async for emitted in generation.steps():
+            events = renderer.step(emitted)
+            if events:
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+        await send({"type": "http.response.body", "body": renderer.end(generation.plays)})
 
 
-def _healthy(exchange: Exchange) -> None:
-    exchange.respond(200, b"", None)
+async def _gone(receive: Receive) -> None:
+    """Wait until the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
-def _json(value: Any, exchange: Exchange, status: int = 200) -> None:
-    exchange.respond(status, orjson.dumps(value))
+def _is_key(given: str, key: str) -> bool:
+    scheme, _, token = given.partition(" ")
+    return scheme.lower() == "bearer" and hmac.compare_digest(token.encode(), key.encode())
 
 
-def _permission(created: int) -> dict[str, Any]:
-    return {
-        "id": f"modelperm-{uuid4().hex[:16]}",
-        "object": "model_permission",
-        "created": created,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": True,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
-    }
+async def _healthy(_: Request) -> Response:
+    return Response()
+
+
+async def _version(_: Request) -> Response:
+    return JSONResponse({"version": VERSION})
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return JSONResponse(error.body(), error.code)
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    """Answer a body that is no JSON, or not that of a request."""
+    message, param = str(error), None
+    if isinstance(error, ValidationError):
+        wrong = error.errors(include_url=False)
+        places = [".".join(map(str, each["loc"])) for each in wrong]
+        message = "; ".join(f"{place}: {each['msg']}" for place, each in zip(places, wrong, strict=True))
+        param = places[0]
+    return JSONResponse(RequestError(message, param).body(), 400)

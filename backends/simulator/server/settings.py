@@ -35,12 +35,7 @@ class ReplicaSettings(BaseModel):
     port: int = Field(default=0, ge=0, le=65535)  # port to listen on; 0 for one chosen by the system
     seed: int = 0  # seed of the draws of acceptance under methods with a draft model
     api_key: str | None = Field(default=None, repr=False)
-    # Origins of web pages that may read the answers, `*` for all; vLLM's `--allowed-origins`.
-    allowed_origins: tuple[str, ...] = ("*",)
     max_model_len: int = Field(default=8192, ge=2)
-    max_num_seqs: int | None = Field(default=None, ge=1)
-    # Largest number of waiting requests; more are refused with 503. None for no limit.
-    max_num_queued_reqs: int | None = Field(default=None, ge=0)
     # Real seconds per second of the simulated engine: 0.1 runs ten times as fast.
     time_scale: float = Field(default=1.0, gt=0)
 
@@ -63,17 +58,12 @@ class ReplicaSettings(BaseModel):
         calibration = load_calibration(self.calibration)
         return Proposer(self.method, self.speculative_config, calibration, self.seed, self.max_model_len)
 
-    def default_temperature(self) -> float:
-        """Return the sampling temperature of requests without one."""
-        return load_calibration(self.calibration).temperature.default
-
     def engine_parameters(self) -> EngineParameters:
         """Return the engine's parameters."""
         return EngineParameters.of(
             load_calibration(self.calibration),
             self.method,
             self.speculative_config,
-            max_num_seqs=self.max_num_seqs,
             max_model_len=self.max_model_len,
         )
 
@@ -84,13 +74,3 @@ class SimulatorSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     replicas: tuple[ReplicaSettings, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _distinct(self) -> Self:
-        names = [replica.name for replica in self.replicas]
-        if len(set(names)) < len(names):
-            raise ValueError("two replicas have the same name")
-        ports = [(replica.host, replica.port) for replica in self.replicas if replica.port]
-        if len(set(ports)) < len(ports):
-            raise ValueError("two replicas listen on the same port")
-        return self

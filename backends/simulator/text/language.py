@@ -8,7 +8,6 @@ random the text is.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
@@ -22,9 +21,8 @@ class CorpusModel:
 
     Examples
     --------
-    >>> model = CorpusModel([1, 2, 3, 1, 2, 4], vocabulary=5)
-    >>> model.continuations([1, 2], limit=2)
-    [(3, 0.5), (4, 0.5)]
+    >>> CorpusModel([1, 2, 3, 1, 2, 4], vocabulary=5).jump([2, 3], 2, Random(0))
+    2
     """
 
     def __init__(self, ids: Sequence[int], vocabulary: int) -> None:
@@ -37,7 +35,6 @@ class CorpusModel:
         order = np.argsort(keys[:-1], kind="stable")  # the last position has no continuation
         self._places: list[int] = order.tolist()
         self._keys: list[int] = keys[order].tolist()
-        self._following: list[int] = tokens[order + 1].tolist()  # the token after each position
         firsts = np.arange(vocabulary + 1, dtype=np.int64) * vocabulary**2
         self._firsts: list[int] = np.searchsorted(keys[order], firsts).tolist()  # start of each token's positions
 
@@ -53,29 +50,13 @@ class CorpusModel:
         begin = bisect_left(self._keys, low, first, end)
         return begin, bisect_left(self._keys, low + width, begin, end)
 
-    def place(self, index: int) -> int:
-        """Return the position in `ids` at an index of the context order."""
-        return self._places[index]
-
-    def jump(self, context: Sequence[int], order: int, random: Random) -> tuple[int, float]:
+    def jump(self, context: Sequence[int], order: int, random: Random) -> int:
         """Choose a position whose context ends like `context`, backing off from `order` tokens to one to none."""
         for length in range(min(order, len(context)), 0, -1):
             low, high = self.span(context, length)
             if high > low:
-                index = low + int(random.random() * (high - low))
-                sample = self._following[low : high : max(1, (high - low) // 16)]
-                return self._places[index], sample.count(self._following[index]) / len(sample)
-        return int(random.random() * (len(self.ids) - 1)), 1 / self._base
-
-    def continuations(self, context: Sequence[int], limit: int) -> list[tuple[int, float]]:
-        """Return at most `limit` of the most frequent tokens after `context` with their shares, most frequent first."""
-        for length in range(min(_ORDERS, len(context)), 0, -1):
-            low, high = self.span(context, length)
-            if high - low >= limit or (length == 1 and high > low):
-                counts = Counter(self._following[low : min(high, low + 256)])
-                total = counts.total()
-                return [(token, count / total) for token, count in counts.most_common(limit)]
-        return []
+                return self._places[low + int(random.random() * (high - low))]
+        return int(random.random() * (len(self.ids) - 1))
 
     def sentence_about(self, topic: Sequence[int], starts: frozenset[int], random: Random) -> int:
         """Return a position just before a sentence that contains a rare token of `topic`."""

@@ -36,8 +36,6 @@ _STYLES: dict[Kind, tuple[int, float, float]] = {
     Kind.RAG: (120, 0.15, 8.0),
 }
 _LENGTH_SPREAD = 0.5  # standard deviation of the logarithm of the length
-_COPIED_CONFIDENCE = 0.97
-_FOLLOWED_CONFIDENCE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,6 @@ class Writing:
     """A finished text."""
 
     ids: list[int]  # output tokens; the last one is the end of the turn if the model stopped by itself
-    confidence: list[float]  # probability of each token under the model, in (0, 1)
     kind: Kind
     stopped: bool  # whether the model stopped by itself, rather than at the limit
 
@@ -96,9 +93,7 @@ class TargetModel:
             token for token in range(len(tokens)) if tokens.string(token).endswith((".", "\n\n", ":\n", ".\n"))
         )
 
-    def write(
-        self, prompt_ids: Sequence[int], sampling: Sampling, limit: int, minimum: int = 0, *, endless: bool = False
-    ) -> Writing:
+    def write(self, prompt_ids: Sequence[int], sampling: Sampling, limit: int, *, endless: bool = False) -> Writing:
         """Write an answer to `prompt_ids` of at most `limit` tokens."""
         asked = task.understand(self.tokenizer.decode(prompt_ids, special=True))
         random = self.random(prompt_ids, sampling)
@@ -112,19 +107,16 @@ class TargetModel:
         else:
             draft.write_freely(min(limit, length), continuing=asked.continues)
         draft.append(closing)
-        draft.write_freely(limit if endless else min(limit, minimum))
+        if endless:
+            draft.write_freely(limit)
         stopped = not endless and len(draft) < limit
         if stopped:
             draft.append([END_OF_TURN])
-        return Writing(draft.ids, draft.confidence, asked.kind, stopped)
+        return Writing(draft.ids, asked.kind, stopped)
 
     def corpus_for(self, kind: Kind) -> CorpusModel:
         """Return the corpus that answers of a kind resemble."""
         return self._code if kind is Kind.CODE else self._prose
-
-    def alternatives(self, context: Sequence[int], kind: Kind, limit: int) -> list[tuple[int, float]]:
-        """Return at most `limit` tokens that could follow `context` with their shares in the corpus."""
-        return self.corpus_for(kind).continuations(context, limit)
 
     def random(self, prompt_ids: Sequence[int], sampling: Sampling) -> Random:
         """Return the random generator of a choice; equal requests get equal ones, if greedy or seeded."""
@@ -147,7 +139,6 @@ class _Draft:
     def __init__(
         self, model: TargetModel, prompt_ids: Sequence[int], kind: Kind, spread: float, random: Random, limit: int
     ) -> None:
-        self.confidence: list[float] = []
         self.limit = limit
         self._model = model
         self._corpus = model.corpus_for(kind)
@@ -170,12 +161,11 @@ class _Draft:
         return self._history[self._prompt_length :]
 
     def __len__(self) -> int:
-        return len(self.confidence)
+        return len(self._history) - self._prompt_length
 
-    def _add(self, token: int, confidence: float) -> None:
+    def _add(self, token: int) -> None:
         self._history.append(token)
         self._followed.append(token)
-        self.confidence.append(confidence)
 
     def _last_seen(self) -> int | None:
         """Return where the last two tokens occurred before."""
@@ -189,20 +179,20 @@ class _Draft:
     def append(self, tokens: Sequence[int]) -> None:
         """Write `tokens` as they are."""
         for token in tokens[: max(0, self.limit - len(self))]:
-            self._add(token, _FOLLOWED_CONFIDENCE)
+            self._add(token)
 
     def copy(self, source: Sequence[int], edit_rate: float) -> None:
         """Write `source`; at each token a small edit starts with probability `edit_rate`."""
         random, position = self._random, 0
         while position < len(source) and len(self) < self.limit:
             if edit_rate and random.random() < edit_rate:
-                place, share = self._corpus.jump(self._followed[-3:], 2, random)
+                place = self._corpus.jump(self._followed[-3:], 2, random)
                 for offset in range(1 + int(random.random() * 3)):
                     if len(self) < self.limit and place + 1 + offset < len(self._corpus.ids):
-                        self._add(self._corpus.ids[place + 1 + offset], min(0.9, 0.1 + share * 0.5))
+                        self._add(self._corpus.ids[place + 1 + offset])
                 position += int(random.random() * 4)  # tokens that the edit replaces; none for an insertion
             else:
-                self._add(source[position], _COPIED_CONFIDENCE)
+                self._add(source[position])
                 position += 1
 
     def write_freely(self, until: int, *, continuing: bool = False) -> None:
@@ -211,25 +201,21 @@ class _Draft:
         if len(self) >= until:
             return
         if continuing:
-            place, _ = self._corpus.jump(self._followed[-3:], 3, random)
+            place = self._corpus.jump(self._followed[-3:], 3, random)
         else:
             place = self._corpus.sentence_about(self._history[-200:], self._model.starts, random)
         while not continuing and not len(self) and place < last - 1 and corpus_ids[place + 1] in self._model.blank:
             place += 1
         quiet = 0  # tokens before the next phrase may be reused, so that the text does not loop
-        history, followed, confidence, own_words = self._history, self._followed, self.confidence, self._own_words
+        history, followed, own_words = self._history, self._followed, self._own_words
         draw, stays, take_up_rate = random.random, 1.0 - self._jump_rate, self._take_up_rate
-        while len(confidence) < until:
+        while len(self) < until:
             roll = draw()
             if quiet <= 0 and roll < take_up_rate and len(history) > 1:
                 place, quiet = self._take_up(place)
                 continue
             if place >= last or roll > stays:
-                place, share = self._corpus.jump(followed[-3:], self._jump_order, random)
-                place = min(place, last - 1)
-                confidence.append(min(0.95, 0.05 + 0.6 * share))
-            else:
-                confidence.append(_FOLLOWED_CONFIDENCE)
+                place = min(self._corpus.jump(followed[-3:], self._jump_order, random), last - 1)
             place += 1
             followed.append(corpus_ids[place])
             history.append(own_words(corpus_ids[place]))
@@ -248,9 +234,8 @@ class _Draft:
         for token in self._history[start + 1 : start + 1 + run]:
             if len(self) >= self.limit or token <= END_OF_TURN:
                 break
-            self._add(token, _COPIED_CONFIDENCE)
-        resumed, _ = self._corpus.jump(self._followed[-3:], 2, self._random)
-        return resumed, run + 4
+            self._add(token)
+        return self._corpus.jump(self._followed[-3:], 2, self._random), run + 4
 
 
 def _slips(edit_rate: float, spread: float) -> float:

@@ -67,7 +67,7 @@ def _compiled() -> None:
 
 @pytest.fixture(scope="session")
 def simulator() -> Iterator[Simulator]:
-    """Replicas of one model: four methods, a slow one, one with an API key, and one with a short queue."""
+    """Replicas of one model: four methods, a slow one, and one with an API key."""
     running = start(
         {"name": "plain"},
         {"name": "lookup", **NGRAM},
@@ -75,9 +75,6 @@ def simulator() -> Iterator[Simulator]:
         {"name": "adaptive", **ADAPTIVE},
         {"name": "slow", **NGRAM, "time_scale": 5.0},
         {"name": "locked", "api_key": "s3cret", "served_model_names": ["alias", "other"]},
-        {"name": "own pages", "allowed_origins": ["https://page.example"]},
-        {"name": "other pages", "allowed_origins": ["https://other.example"]},
-        {"name": "full", "time_scale": 5.0, "max_num_seqs": 1, "max_num_queued_reqs": 1},
     )
     yield running
     assert running.stop() == 0

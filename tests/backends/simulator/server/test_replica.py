@@ -1,4 +1,4 @@
-"""Answers have the fields of vLLM 0.32, in its order."""
+"""A simulated replica answers in vLLM's formats, whole and streamed, and stops when a client leaves."""
 
 from __future__ import annotations
 
@@ -8,41 +8,27 @@ from typing import Any
 import httpx
 import pytest
 
+from backends.engine_metrics import EngineMetrics, read_metrics
+from tests.support.waiting import eventually_blocking
+
 MODEL = "llama-3.1-8b"
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
+    *("/v1/chat/completions", "/v1/completions"),
+    *("/v1/responses", "/v1/messages"),
+)
 CODE = "\n".join(
-    f"def step_{index}(value):\n    return value * {index} + step_{index + 1}(value)\n" for index in range(9)
+    f"def step_{index}(value):\n    return value * {index} + step_{index + 1}(value)" for index in range(9)
 )
 REPEAT = [{"role": "user", "content": f"Repeat this code exactly:\n```python\n{CODE}\n```"}]
 HELLO = [{"role": "user", "content": "Hello, who are you?"}]
-
-CHAT_KEYS = [
-    *("id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage", "prompt_logprobs"),
-    *("prompt_token_ids", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics"),
-]
-CHAT_CHOICE_KEYS = [
-    *("index", "message", "logprobs", "finish_reason", "stop_reason", "token_ids", "routed_experts"),
-]
-MESSAGE_KEYS = ["role", "content", "refusal", "annotations", "audio", "function_call", "reasoning"]
-COMPLETION_KEYS = [
-    *("id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage"),
-    *("kv_transfer_params", "ec_transfer_params", "metrics"),
-]
-COMPLETION_CHOICE_KEYS = [
-    *("index", "text", "logprobs", "finish_reason", "stop_reason", "token_ids", "prompt_logprobs"),
-    *("prompt_token_ids", "routed_experts"),
-]
-USAGE_KEYS = [
-    *("prompt_tokens", "total_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details"),
-]
-CACHE_KEYS = ["cached_tokens", "created_cache_tokens", "multimodal_tokens"]
-METRICS_KEYS = [
-    *("time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second"),
-    "speculative_decoding",
-]
-SPECULATION_KEYS = [
-    *("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps"),
-    *("num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens", "per_step_accepted", "per_step_drafted"),
-]
+WEATHER = [{"role": "user", "content": "What is the weather in Oslo, in celsius?"}]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "unit": {"type": "string", "enum": ["celsius", "kelvin"]}},
+}
+FUNCTION = {"name": "get_weather", "description": "Get the weather of a city", "parameters": PARAMETERS}
+CALLED = {"city": "Oslo", "unit": "celsius"}
+LONG = [{"role": "user", "content": "word " * 5000}]
 
 
 @pytest.fixture(scope="module")
@@ -50,313 +36,258 @@ def urls(simulator: Any) -> dict[str, str]:
     return simulator.urls  # type: ignore[no-any-return]
 
 
-def post(url: str, body: dict[str, Any], **headers: str) -> httpx.Response:
-    return httpx.post(url, json=body, headers={name.replace("_", "-"): value for name, value in headers.items()})
-
-
-def chat(url: str, **body: Any) -> dict[str, Any]:
-    answer = post(f"{url}/v1/chat/completions", {"model": MODEL, "messages": HELLO, "max_tokens": 20, **body})
+def post(url: str, **body: Any) -> Any:
+    answer = httpx.post(url, json={"model": MODEL, **body})
     assert answer.status_code == 200, answer.text
-    return answer.json()  # type: ignore[no-any-return]
+    return answer.json()
 
 
-def stream(url: str, path: str, **body: Any) -> list[dict[str, Any]]:
-    """Return the events of a stream; fail unless it is well-formed."""
-    answer = post(url + path, {"model": MODEL, "stream": True, "max_tokens": 20, **body})
+def chat(url: str, **body: Any) -> Any:
+    return post(url + CHAT, **({"messages": HELLO, "max_tokens": 20} | body))
+
+
+def stream(url: str, **body: Any) -> list[Any]:
+    """Return the events of a stream."""
+    answer = httpx.post(url, json={"model": MODEL, "stream": True, **body})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert answer.headers["transfer-encoding"] == "chunked"
-    events = answer.text.split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""]
-    assert all(event.startswith("data: ") for event in events[:-2])
-    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-def test_models(urls: dict[str, str]) -> None:
-    answer = httpx.get(f"{urls['locked']}/v1/models", headers={"authorization": "Bearer s3cret"})
-    entries = answer.json()["data"]
-    assert [entry["id"] for entry in entries] == ["alias", "other"]
-    assert list(entries[0]) == [
-        *("id", "object", "created", "owned_by", "root", "parent", "max_model_len", "permission"),
-    ]
-    assert (entries[0]["root"], entries[0]["max_model_len"]) == (MODEL, 2048)
+def engine(url: str) -> EngineMetrics:
+    metrics = read_metrics(httpx.get(f"{url}/metrics").content)
+    assert metrics is not None
+    return metrics
+
+
+def text_of(answer: Any) -> str:
+    """Return the text, or the arguments of the tool call, of an answer or an event of any API."""
+    if answer.get("type") == "message":
+        (block,) = answer["content"]
+        return str(block["text"]) if block["type"] == "text" else json.dumps(block["input"], separators=(",", ":"))
+    if answer.get("object") == "response":
+        (item,) = answer["output"]
+        return str(item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
+    if "type" in answer:
+        delta = answer.get("delta", "")
+        if isinstance(delta, str):
+            return delta if answer["type"].endswith(".delta") else ""
+        return str(delta.get("text", "")) + str(delta.get("partial_json", ""))
+    said = ""
+    for choice in answer["choices"]:
+        message = choice.get("message") or choice.get("delta") or choice
+        calls = message.get("tool_calls") or ()
+        said += (message.get("content") or message.get("text") or "") + "".join(
+            call["function"]["arguments"] for call in calls
+        )
+    return said
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/health", b""),
-        ("/ping", b""),
-        ("/version", b'{"version":"0.32.0+simulated"}'),
-        ("/load", b'{"server_load":0}'),
+        (CHAT, {"messages": HELLO, "max_tokens": 30}),
+        (CHAT, {"messages": WEATHER, "tools": [{"type": "function", "function": FUNCTION}]}),
+        (
+            CHAT,
+            {"messages": WEATHER, "response_format": {"type": "json_schema", "json_schema": {"schema": PARAMETERS}}},
+        ),
+        (COMPLETIONS, {"prompt": "import os\n", "max_tokens": 30}),
+        (RESPONSES, {"input": "Hello there", "instructions": "Be kind", "max_output_tokens": 30}),
+        (RESPONSES, {"input": WEATHER, "tools": [{"type": "function", **FUNCTION}]}),
+        (MESSAGES, {"messages": HELLO, "system": "Be kind", "max_tokens": 30}),
+        (
+            MESSAGES,
+            {"messages": WEATHER, "max_tokens": 99, "tools": [{"name": "get_weather", "input_schema": PARAMETERS}]},
+        ),
     ],
 )
-def test_endpoints_without_a_request_body(urls: dict[str, str], path: str, body: bytes) -> None:
-    answer = httpx.get(urls["plain"] + path)
-    assert (answer.status_code, answer.content) == (200, body)
-    assert answer.headers["x-simulated"] == "true"
-    assert answer.headers["vary"] == "Origin"
+def test_a_stream_says_what_a_whole_answer_says(urls: dict[str, str], path: str, body: dict[str, Any]) -> None:
+    body = {"temperature": 0, **body}
+    whole = text_of(post(urls["lookup"] + path, **body))
+    assert "".join(map(text_of, stream(urls["lookup"] + path, **body))) == whole
+    assert whole
+    if WEATHER in body.values():
+        assert json.loads(whole) == CALLED
 
 
-def test_a_complete_chat_completion(urls: dict[str, str]) -> None:
-    answer = post(
-        f"{urls['lookup']}/v1/chat/completions",
-        {"messages": REPEAT, "temperature": 0, "max_tokens": 80},
-        x_request_id="my-req-1",
-    )
-    assert answer.headers["x-request-id"] == "my-req-1"
-    assert answer.headers["x-simulated"] == "true"
-    body = answer.json()
-    assert list(body) == CHAT_KEYS
-    assert list(body["choices"][0]) == CHAT_CHOICE_KEYS
-    assert list(body["choices"][0]["message"]) == MESSAGE_KEYS
-    assert list(body["usage"]) == USAGE_KEYS
-    assert list(body["usage"]["prompt_tokens_details"]) == CACHE_KEYS
-    assert list(body["metrics"]) == METRICS_KEYS
-    assert list(body["metrics"]["speculative_decoding"]) == SPECULATION_KEYS
-    assert (body["id"], body["object"], body["model"]) == ("chatcmpl-my-req-1", "chat.completion", MODEL)
-    assert "simulated" in body["system_fingerprint"]
-    assert body["choices"][0]["finish_reason"] == "length"
-    assert body["usage"]["completion_tokens"] == 80
-    assert body["choices"][0]["message"]["content"] in f"```python\n{CODE}"
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [("auto", "tool_calls"), ("required", "tool_calls"), ({"function": {"name": "get_weather"}}, "stop")],
+)
+def test_tools_are_called(urls: dict[str, str], choice: Any, reason: str) -> None:
+    asked = {"messages": WEATHER, "tools": [{"type": "function", "function": FUNCTION}], "max_tokens": 99}
+    (given,) = chat(urls["plain"], tool_choice=choice, **asked)["choices"]
+    (call,) = given["message"]["tool_calls"]
+    assert (given["finish_reason"], call["function"]["name"]) == (reason, "get_weather")
+    answered = [*WEATHER, given["message"], {"role": "tool", "tool_call_id": call["id"], "content": "12 degrees"}]
+    (after,) = chat(urls["plain"], **asked | {"messages": answered})["choices"]
+    assert after["message"]["content"]
+    assert "tool_calls" not in chat(urls["plain"], tool_choice="none", **asked)["choices"][0]["message"]
+
+
+def test_replicas_of_a_model_answer_greedy_and_seeded_requests_alike(urls: dict[str, str]) -> None:
+    for asked in ({"temperature": 0}, {"temperature": 1, "seed": 1}):
+        assert len({text_of(chat(urls[name], **asked)) for name in ("plain", "lookup", "eagle3")}) == 1
+    assert text_of(chat(urls["plain"], seed=1)) != text_of(chat(urls["plain"], seed=2))
+
+
+def test_a_stream_has_a_chunk_for_each_step(urls: dict[str, str]) -> None:
+    asked = {"messages": REPEAT, "temperature": 0, "max_tokens": 60, "return_token_ids": True}
+    first, *steps, last = stream(urls["lookup"] + CHAT, stream_options={"include_usage": True}, **asked)
+    tokens = [len(step["choices"][0]["token_ids"]) for step in steps]
+    assert sum(tokens) == last["usage"]["completion_tokens"] == 60
+    assert last["usage"]["prompt_tokens"] == len(first["prompt_token_ids"])
+    assert sum(last["metrics"]["speculative_decoding"]["per_step_accepted"]) == 60 - len(tokens)
+    assert last["choices"] == []
+    plain = stream(urls["plain"] + CHAT, **asked)[1:]
+    assert [len(step["choices"][0]["token_ids"]) for step in plain] == [1] * 60
+    assert "system_fingerprint" in plain[-1], "the last chunk has it where no usage follows"
+    assert [list(step) for step in plain[:-1]] == [["id", "object", "created", "model", "choices"]] * 59
 
 
 def test_the_metrics_of_a_request_are_consistent(urls: dict[str, str]) -> None:
     body = chat(urls["lookup"], messages=REPEAT, temperature=0, max_tokens=150)
-    speculation = body["metrics"]["speculative_decoding"]
+    metrics, tokens = body["metrics"], body["usage"]["completion_tokens"]
+    speculation = metrics["speculative_decoding"]
     accepted, drafted = speculation["per_step_accepted"], speculation["per_step_drafted"]
-    assert speculation["num_spec_tokens"] == 5
     assert speculation["num_spec_steps"] == len(accepted) == len(drafted) == sum(speculation["acceptance_histogram"])
-    assert speculation["num_accepted_draft_tokens"] == sum(accepted)
-    assert speculation["num_draft_tokens"] == sum(drafted)
-    assert speculation["acceptance_histogram"] == [accepted.count(count) for count in range(6)]
+    assert (speculation["num_accepted_draft_tokens"], speculation["num_draft_tokens"]) == (sum(accepted), sum(drafted))
     assert speculation["mean_acceptance_length"] == pytest.approx(1 + sum(accepted) / len(accepted))
     assert speculation["mean_acceptance_length"] > 3, "a copy is drafted well"
-    metrics, tokens = body["metrics"], body["usage"]["completion_tokens"]
     whole_ms = metrics["time_to_first_token_ms"] + metrics["generation_time_ms"]
     assert metrics["tokens_per_second"] == pytest.approx(tokens / whole_ms * 1e3)
-    assert metrics["mean_itl_ms"] == pytest.approx(metrics["generation_time_ms"] / (tokens - 1))
+    assert "speculative_decoding" not in chat(urls["plain"])["metrics"]
 
 
-def test_a_baseline_has_no_speculation_metrics(urls: dict[str, str]) -> None:
-    assert chat(urls["plain"])["metrics"]["speculative_decoding"] is None
+def test_the_counters_of_the_engine_agree_with_its_answers(urls: dict[str, str]) -> None:
+    url = urls["lookup"]
+    before = engine(url)
+    bodies = [chat(url, messages=REPEAT, temperature=0, max_tokens=tokens) for tokens in (1, 30, 60)]
+    after = engine(url)
+    usages, drafts = [body["usage"] for body in bodies], [body["metrics"]["speculative_decoding"] for body in bodies]
+    assert after.prompt_tokens - before.prompt_tokens == sum(usage["prompt_tokens"] for usage in usages)
+    assert after.generation_tokens - before.generation_tokens == 91
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    assert after.prefix_hits - before.prefix_hits == cached > 0
+    assert after.drafts - before.drafts == sum(draft["num_spec_steps"] for draft in drafts)
+    accepted = after.accepted_tokens - before.accepted_tokens
+    assert accepted == sum(draft["num_accepted_draft_tokens"] for draft in drafts) > 0
+    assert sum(after.accepted_per_position) == after.accepted_tokens
+    assert (after.steps or 0) - (before.steps or 0) == 91 - accepted
+    assert (after.running, after.ignored, after.speculates) == (0, (), True)
+    assert after.kv_tokens > 0
+    assert after.prefix_caching == 1
+    assert engine(urls["plain"]).speculates is False
 
 
-def test_replicas_of_a_model_answer_greedy_requests_alike(urls: dict[str, str]) -> None:
-    answers = {
-        chat(urls[name], messages=HELLO, temperature=0, max_tokens=60)["choices"][0]["message"]["content"]
-        for name in ("plain", "lookup", "eagle3")
-    }
-    assert len(answers) == 1
+def test_drafts_that_are_not_verified_are_counted_as_vllm_does(urls: dict[str, str]) -> None:
+    drafts = chat(urls["adaptive"], messages=REPEAT, temperature=0, max_tokens=80)["metrics"]["speculative_decoding"]
+    after = engine(urls["adaptive"])
+    assert set(drafts["per_step_drafted"]) == {7}
+    assert after.draft_tokens == 7 * after.drafts
+    assert after.accepted_tokens == drafts["num_accepted_draft_tokens"] > 0
 
 
-def test_a_seed_repeats_a_sample_on_any_replica(urls: dict[str, str]) -> None:
-    answers = [
-        chat(urls[name], temperature=1, seed=seed)["choices"][0]["message"]["content"]
-        for name, seed in (("plain", 1), ("lookup", 1), ("lookup", 2))
-    ]
-    assert answers[0] == answers[1] != answers[2]
-
-
-def test_a_chat_stream_without_usage(urls: dict[str, str]) -> None:
-    events = stream(urls["lookup"], "/v1/chat/completions", messages=REPEAT, temperature=0, max_tokens=40)
-    first, *steps = events
-    fixed = ["id", "object", "created", "model", "choices"]
-    assert list(first) == [*fixed, "prompt_token_ids", "prompt_text"]
-    assert first["choices"] == [
-        {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-    ]
-    for step in steps[:-1]:
-        assert list(step) == fixed
-        assert list(step["choices"][0]) == ["index", "delta", "logprobs", "finish_reason", "token_ids"]
-        assert list(step["choices"][0]["delta"]) == ["content"]
-    last = steps[-1]
-    assert list(last) == [*fixed, "system_fingerprint"]
-    assert list(last["choices"][0]) == ["index", "delta", "logprobs", "finish_reason", "stop_reason", "token_ids"]
-    assert last["choices"][0]["finish_reason"] == "length"
-    assert {event["object"] for event in events} == {"chat.completion.chunk"}
-    assert len({event["id"] for event in events}) == 1
-    text = "".join(step["choices"][0]["delta"]["content"] for step in steps)
-    whole = chat(urls["plain"], messages=REPEAT, temperature=0, max_tokens=40)
-    assert text == whole["choices"][0]["message"]["content"]
-
-
-def test_a_chat_stream_with_usage_and_token_ids(urls: dict[str, str]) -> None:
-    events = stream(
-        urls["lookup"],
-        "/v1/chat/completions",
-        messages=REPEAT,
-        temperature=0,
-        max_tokens=60,
-        stream_options={"include_usage": True, "continuous_usage_stats": True},
-        return_token_ids=True,
-    )
-    first, *steps, last = events
-    prompt_tokens = len(first["prompt_token_ids"])
-    usage_keys = ["prompt_tokens", "total_tokens", "completion_tokens", "completion_tokens_details"]
-    assert list(first)[-3:] == ["usage", "prompt_token_ids", "prompt_text"]
-    assert first["usage"] == dict(zip(usage_keys, (prompt_tokens, prompt_tokens, 0, None), strict=True))
-    sent = 0
-    for step in steps:
-        sent += len(step["choices"][0]["token_ids"])
-        assert list(step["usage"]) == usage_keys
-        assert step["usage"]["completion_tokens"] == sent
-        assert "system_fingerprint" not in step
-    assert sent == 60
-    assert len(steps) < 30, "several tokens to a chunk"
-    assert list(last)[4:] == ["choices", "usage", "system_fingerprint", "metrics"]
-    assert last["choices"] == []
-    assert last["usage"]["total_tokens"] == prompt_tokens + 60
-    assert list(last["usage"]["prompt_tokens_details"]) == ["cached_tokens", "created_cache_tokens"]
-    accepted = last["metrics"]["speculative_decoding"]["per_step_accepted"]
-    drafting_steps = [len(step["choices"][0]["token_ids"]) for step in steps]
-    assert sum(accepted) == 60 - len(drafting_steps), "one content chunk is one step"
-
-
-def test_a_baseline_stream_has_one_token_per_chunk(urls: dict[str, str]) -> None:
-    events = stream(
-        urls["plain"],
-        "/v1/chat/completions",
-        messages=REPEAT,
-        temperature=0,
-        max_tokens=30,
-        stream_options={"include_usage": True},
-        return_token_ids=True,
-    )
-    assert [len(event["choices"][0]["token_ids"]) for event in events[1:-1]] == [1] * 30
-    assert "speculative_decoding" not in events[-1]["metrics"]
-
-
-def test_a_complete_completion(urls: dict[str, str]) -> None:
-    answer = post(f"{urls['lookup']}/v1/completions", {"prompt": "def main(", "max_tokens": 24, "logprobs": 2})
-    body = answer.json()
-    assert list(body) == COMPLETION_KEYS
-    choice = body["choices"][0]
-    assert list(choice) == COMPLETION_CHOICE_KEYS
-    assert list(choice["logprobs"]) == ["text_offset", "token_logprobs", "tokens", "top_logprobs"]
-    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
-    assert all(value < 0 for value in choice["logprobs"]["token_logprobs"])
-    assert body["usage"]["prompt_tokens_details"]["created_cache_tokens"] is None
-    assert body["id"].startswith("cmpl-")
-
-
-def test_a_completion_stream(urls: dict[str, str]) -> None:
-    events = stream(
-        urls["lookup"], "/v1/completions", prompt="def main(", temperature=0, stream_options={"include_usage": True}
-    )
-    for event in events[:-1]:
-        assert list(event) == ["id", "object", "created", "model", "choices"]
-        assert list(event["choices"][0]) == [
-            *("index", "text", "logprobs", "finish_reason", "stop_reason", "prompt_token_ids", "token_ids"),
-        ]
-    assert events[-2]["choices"][0]["finish_reason"] == "length"
-    assert list(events[-1]) == [
-        *("id", "object", "created", "model", "choices", "usage", "system_fingerprint", "metrics"),
-    ]
-    assert list(events[-1]["usage"]["prompt_tokens_details"]) == ["cached_tokens"]
-
-
-def test_prompts_in_all_forms(urls: dict[str, str]) -> None:
-    url = f"{urls['plain']}/v1/completions"
-    ids = post(f"{urls['plain']}/tokenize", {"prompt": "class Thing:"}).json()["tokens"]
-    forms = ["class Thing:", ["class Thing:", "import os"], ids, [ids, [5, 6, 7]]]
-    answers = [post(url, {"prompt": form, "max_tokens": 8, "temperature": 0}).json() for form in forms]
-    texts = [[choice["text"] for choice in answer["choices"]] for answer in answers]
-    assert [len(each) for each in texts] == [1, 2, 1, 2]
-    assert len({each[0] for each in texts}) == 1, "text and its ids are the same prompt"
-    assert [choice["index"] for choice in answers[3]["choices"]] == [0, 1]
-    assert answers[3]["usage"]["prompt_tokens"] == len(ids) + 3
-
-
-def test_echoed_prompts(urls: dict[str, str]) -> None:
-    url = f"{urls['plain']}/v1/completions"
-    echoed = post(url, {"prompt": "def main(", "max_tokens": 8, "temperature": 0, "echo": True}).json()
-    plain = post(url, {"prompt": "def main(", "max_tokens": 8, "temperature": 0}).json()
-    assert echoed["choices"][0]["text"] == "def main(" + plain["choices"][0]["text"]
-    only = post(url, {"prompt": "def main(", "max_tokens": 0, "echo": True}).json()
-    assert only["choices"][0]["text"] == "def main("
-
-
-def test_several_choices(urls: dict[str, str]) -> None:
+def test_several_choices_and_prompts(urls: dict[str, str]) -> None:
     body = chat(urls["lookup"], n=3, seed=5)
     texts = [choice["message"]["content"] for choice in body["choices"]]
     assert len(set(texts)) == 3
-    assert body["metrics"] is None
     assert body["usage"]["completion_tokens"] == 60
-    events = stream(urls["lookup"], "/v1/chat/completions", messages=HELLO, n=3, seed=5)
     streamed = ["", "", ""]
-    for event in events:
+    for event in stream(urls["lookup"] + CHAT, messages=HELLO, n=3, seed=5, max_tokens=20):
         streamed[event["choices"][0]["index"]] += event["choices"][0]["delta"]["content"]
     assert streamed == texts
+    ids = post(urls["plain"] + "/tokenize", prompt="class Thing:")["tokens"]
+    answers = [
+        post(urls["plain"] + COMPLETIONS, prompt=prompt, max_tokens=8, temperature=0)["choices"]
+        for prompt in ("class Thing:", ["class Thing:", "import os"], ids, [ids, [5, 6, 7]])
+    ]
+    assert [len(choices) for choices in answers] == [1, 2, 1, 2]
+    assert len({choices[0]["text"] for choices in answers}) == 1, "text and its ids are the same prompt"
 
 
 def test_stop_strings(urls: dict[str, str]) -> None:
-    whole = chat(urls["plain"], temperature=0, max_tokens=60)["choices"][0]["message"]["content"]
+    whole = text_of(chat(urls["plain"], temperature=0, max_tokens=60))
     stop = whole[40:43]
-    cut = chat(urls["plain"], temperature=0, max_tokens=60, stop=[stop, "never said"])["choices"][0]
+    (cut,) = chat(urls["plain"], temperature=0, max_tokens=60, stop=[stop, "never said"])["choices"]
     assert cut["message"]["content"] == whole[: whole.index(stop)]
     assert (cut["finish_reason"], cut["stop_reason"]) == ("stop", stop)
-    kept = chat(urls["plain"], temperature=0, max_tokens=60, stop=stop, include_stop_str_in_output=True)["choices"][0]
-    assert kept["message"]["content"] == whole[: whole.index(stop)] + stop
-    events = stream(urls["lookup"], "/v1/chat/completions", messages=HELLO, temperature=0, max_tokens=60, stop=stop)
-    assert "".join(event["choices"][0]["delta"]["content"] for event in events) == cut["message"]["content"]
+    message = post(urls["plain"] + MESSAGES, messages=HELLO, temperature=0, max_tokens=60, stop_sequences=[stop])
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", stop)
+
+
+def test_an_answer_that_is_not_to_end_has_the_length_asked_for(urls: dict[str, str]) -> None:
+    assert chat(urls["plain"], ignore_eos=True, max_tokens=1500)["usage"]["completion_tokens"] == 1500
+
+
+def test_paths_beside_those_for_text(urls: dict[str, str]) -> None:
+    url = urls["plain"]
+    assert httpx.get(f"{url}/health").status_code == 200
+    assert "simulated" in httpx.get(f"{url}/version").json()["version"]
+    (entry,) = httpx.get(f"{url}/v1/models").json()["data"]
+    assert (entry["id"], entry["max_model_len"]) == (MODEL, 2048)
+    tokens = post(f"{url}/tokenize", messages=HELLO)["tokens"]
+    assert "Hello, who are you?" in post(f"{url}/detokenize", tokens=tokens)["prompt"]
+    assert post(f"{url}/v1/messages/count_tokens", messages=HELLO)["input_tokens"] == len(tokens)
+    assert httpx.get(url + CHAT).status_code == 405
+    assert httpx.post(f"{url}/v1/embeddings", json={"input": "hi"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status", "message"),
+    [
+        (CHAT, {"model": "nope", "messages": HELLO}, 404, "Valid aliases: llama-3.1-8b"),
+        (CHAT, {"messages": HELLO, "temperature": -1}, 400, "temperature: Input should be greater than or equal to 0"),
+        (CHAT, {"messages": []}, 400, "messages"),
+        (CHAT, {"messages": HELLO, "max_tokens": 5000}, 400, "max_tokens=5000 cannot be greater"),
+        (CHAT, {"messages": LONG, "stream": True}, 400, "maximum context length is 2048"),
+        (CHAT, {"messages": HELLO, "min_p": 0.1}, 400, "not yet supported with speculative decoding"),
+        (CHAT, {"messages": HELLO, "logit_bias": {"5": 1}}, 400, "not yet supported with speculative decoding"),
+        (
+            CHAT,
+            {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
+            400,
+            "Invalid JSON schema",
+        ),
+        (CHAT, {"messages": HELLO, "tools": [{"function": {}}], "tool_choice": "required"}, 400, "Invalid JSON schema"),
+        (CHAT, [], 400, "Input should be a valid dictionary"),
+        (CHAT, b'{"messages":', 400, "Expecting value"),
+        (CHAT, b'"\xff"', 400, "decode"),
+        (COMPLETIONS, {"prompt": [999999]}, 400, "999999 is out of vocabulary"),
+        (RESPONSES, {"input": "And?", "previous_response_id": "resp_1"}, 404, "'resp_1' not found"),
+        (MESSAGES, {"model": "nope", "max_tokens": 2, "messages": HELLO}, 404, "does not exist"),
+        ("/detokenize", {"tokens": [-1]}, 400, "-1 is out of vocabulary"),
+    ],
+)
+def test_refusals(urls: dict[str, str], path: str, content: Any, status: int, message: str) -> None:
+    content = content if isinstance(content, bytes) else json.dumps(content)
+    answer = httpx.post(urls["lookup"] + path, content=content)
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+    assert answer.json()["error"]["code"] == status
+
+
+def test_paths_under_v1_need_the_api_key(urls: dict[str, str]) -> None:
+    url = urls["locked"]
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "s3cret"}):
+        answer = httpx.get(f"{url}/v1/models", headers=headers)
+        assert (answer.status_code, answer.json()) == (401, {"error": "Unauthorized"})
+    models = httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer s3cret"}).json()
+    assert [entry["id"] for entry in models["data"]] == ["alias", "other"]
+    assert httpx.get(f"{url}/health").status_code == 200
 
 
 @pytest.mark.slow
-def test_stop_tokens_and_lengths(urls: dict[str, str]) -> None:
-    whole = chat(urls["plain"], temperature=0, return_token_ids=True)["choices"][0]
-    token = whole["token_ids"][7]
-    first = whole["token_ids"].index(token)
-    cut = chat(urls["plain"], temperature=0, stop_token_ids=[token], return_token_ids=True)["choices"][0]
-    assert cut["token_ids"] == whole["token_ids"][: first + 1]
-    assert cut["stop_reason"] == token
-    long = chat(urls["plain"], max_tokens=1500, ignore_eos=True)
-    assert long["usage"]["completion_tokens"] == 1500
-    least = chat(urls["plain"], max_tokens=1900, min_tokens=1200)
-    assert least["usage"]["completion_tokens"] > 1200
-    prior = chat(urls["plain"], max_tokens=5, max_completion_tokens=9, ignore_eos=True)
-    assert prior["usage"]["completion_tokens"] == 9
-
-
-def test_log_probabilities_of_a_chat(urls: dict[str, str]) -> None:
-    body = chat(urls["lookup"], temperature=0, logprobs=True, top_logprobs=3, max_tokens=30)
-    content = body["choices"][0]["logprobs"]["content"]
-    assert len(content) == 30
-    for entry in content:
-        assert list(entry) == ["token", "logprob", "bytes", "top_logprobs"]
-        assert bytes(entry["bytes"]).decode("utf-8", "replace") == entry["token"]
-        tops = [top["logprob"] for top in entry["top_logprobs"]]
-        assert 1 <= len(tops) <= 3
-        assert tops == sorted(tops, reverse=True)
-        assert entry["logprob"] in tops
-    events = stream(urls["lookup"], "/v1/chat/completions", messages=HELLO, temperature=0, logprobs=True, max_tokens=30)
-    streamed = [entry["token"] for event in events[1:] for entry in event["choices"][0]["logprobs"]["content"]]
-    assert streamed == [entry["token"] for entry in content]
-
-
-def test_tokenize_and_detokenize(urls: dict[str, str]) -> None:
-    url = urls["plain"]
-    body = post(f"{url}/tokenize", {"model": MODEL, "prompt": "def f(x): return x"}).json()
-    assert list(body) == ["count", "max_model_len", "tokens", "token_strs"]
-    assert (body["count"], body["token_strs"]) == (len(body["tokens"]), None)
-    assert post(f"{url}/detokenize", {"tokens": body["tokens"]}).json() == {"prompt": "def f(x): return x"}
-    chat_body = post(f"{url}/tokenize", {"messages": HELLO, "return_token_strs": True}).json()
-    assert chat_body["token_strs"][0] == "<|im_start|>"
-    assert chat_body["count"] == chat(url)["usage"]["prompt_tokens"]
-
-
-def test_the_same_prompt_is_found_in_the_cache(urls: dict[str, str]) -> None:
-    first = chat(urls["eagle3"], messages=REPEAT, max_tokens=2)["usage"]
-    again = chat(urls["eagle3"], messages=REPEAT, max_tokens=2)["usage"]
-    full_blocks = first["prompt_tokens"] // 16 * 16
-    assert first["prompt_tokens_details"]["created_cache_tokens"] == full_blocks
-    assert again["prompt_tokens_details"]["cached_tokens"] >= full_blocks - 16
-
-
-def test_ids_of_answers(urls: dict[str, str]) -> None:
-    url, body = f"{urls['plain']}/v1/chat/completions", {"messages": HELLO, "max_tokens": 2, "request_id": "in-body"}
-    assert post(url, body).json()["id"] == "chatcmpl-in-body"
-    assert post(url, body, x_request_id="in-head").json()["id"] == "chatcmpl-in-head"
-    answer = post(url, {"messages": HELLO, "max_tokens": 2})
-    assert len(answer.json()["id"].removeprefix("chatcmpl-")) == 16
-    assert len(answer.headers["x-request-id"]) == 32
+@pytest.mark.parametrize("streaming", [True, False])
+def test_requests_of_a_client_that_disconnects_are_aborted(urls: dict[str, str], streaming: bool) -> None:
+    url = urls["slow"]
+    body = {"messages": HELLO, "max_tokens": 2000, "ignore_eos": True, "stream": streaming, "n": 2}
+    try:
+        with httpx.stream("POST", url + CHAT, json=body, timeout=1.0):
+            eventually_blocking(lambda: engine(url).running == 2)
+    except httpx.ReadTimeout:
+        assert not streaming
+    eventually_blocking(lambda: engine(url).running == 0)
+    assert 'finished_reason="abort"' in httpx.get(f"{url}/metrics").text

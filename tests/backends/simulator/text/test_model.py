@@ -132,9 +132,6 @@ def test_answers_respect_their_limits(model: TargetModel) -> None:
     whole = ask(model, "Hello there", limit=5000)
     assert whole.stopped
     assert whole.ids[-1] == END_OF_TURN
-    assert len(whole.ids) == len(whole.confidence)
-    longer = ask(model, "Hello there", limit=5000, minimum=len(whole.ids) + 100)
-    assert len(longer.ids) > len(whole.ids) + 100
     endless = ask(model, "Hello there", limit=1500, endless=True)
     assert len(endless.ids) == 1500
     assert END_OF_TURN not in endless.ids
@@ -144,7 +141,6 @@ def test_answers_respect_their_limits(model: TargetModel) -> None:
 def test_any_prompt_has_an_answer(model: TargetModel, prompt: list[int]) -> None:
     answer = model.write(prompt, Sampling(0.8, seed=1), 50)
     assert 1 <= len(answer.ids) <= 50
-    assert all(0 < share < 1 for share in answer.confidence)
 
 
 def test_writing_is_fast(model: TargetModel) -> None:

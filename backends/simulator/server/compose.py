@@ -1,0 +1,149 @@
+"""The content of the answers to a request, decided before the engine plays them. Runs on a thread."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from backends.calibration.calibration import Kind
+from backends.simulator.server.protocol import ChatBody, CompletionBody, RequestError, TextBody, token_limit
+from backends.simulator.text import task
+from backends.simulator.text.model import Sampling, TargetModel
+from backends.simulator.text.structured import ToolCall, json_text, tool_call
+from backends.simulator.text.tokenizer import END_OF_TURN
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The model of a replica and its limits."""
+
+    model: TargetModel
+    names: tuple[str, ...]  # model names that clients may use; the first is the default
+    max_model_len: int
+    num_speculative_tokens: int
+    default_temperature: float  # sampling temperature of requests without one
+
+    def name_for(self, asked: str | None) -> str:
+        """Return the model name of an answer."""
+        if not asked:
+            return self.names[0]
+        if asked not in self.names:
+            message = f"The model `{asked}` does not exist. Valid aliases: {', '.join(self.names)}."
+            raise RequestError(message, "model", kind="NotFoundError", code=404)
+        return asked
+
+    def known(self, ids: list[int]) -> list[int]:
+        """Return token ids, all of which are in the vocabulary."""
+        for token in ids:
+            if not 0 <= token < len(self.model.tokenizer):
+                raise RequestError(f"Token id {token} is out of vocabulary")
+        return ids
+
+    def temperature(self, body: TextBody) -> float:
+        """Return the sampling temperature of a request."""
+        return self.default_temperature if body.temperature is None else body.temperature
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One choice of an answer."""
+
+    prompt_ids: list[int]
+    ids: list[int]
+    text: str
+    lengths: list[int]  # for each token, the number of characters of `text` that can be shown once it has been emitted
+    kind: Kind
+    finish_reason: str  # `stop`, `length` or `tool_calls`
+    stop_string: str | None = None  # the stop string that ended it
+    tool: ToolCall | None = None  # the tool call that its text is
+
+    def shown(self, start: int, end: int) -> str:
+        """Return the text of the tokens from `start` to `end`; of a tool call, only what is of its arguments."""
+        since, until = (self.lengths[start - 1] if start else 0), self.lengths[end - 1]
+        if self.tool is not None:
+            since, until = max(since, self.tool.start), min(until, self.tool.end)
+        return self.text[since:until]
+
+    @property
+    def arguments(self) -> str:
+        """The arguments of the tool call."""
+        assert self.tool is not None
+        return self.text[self.tool.start : self.tool.end]
+
+
+def compose_chat(served: Served, body: ChatBody) -> list[Answer]:
+    """Compose the choices of a chat completion."""
+    tokenizer = served.model.tokenizer
+    tools = [] if body.tool_choice == "none" else body.tools or []
+    prompt = tokenizer.chat_prompt(body.messages, tools)
+    limit = token_limit(body.max_completion_tokens or body.max_tokens, len(prompt), served.max_model_len)
+    request = task.last_request(tokenizer.decode(prompt, special=True))
+    choice = body.tool_choice or "auto"
+    call: ToolCall | None = None
+    if tools and not (choice == "auto" and body.messages[-1].get("role") == "tool"):
+        call = _checked(tools, choice, request)
+    composed = [_compose(served, body, prompt, limit, request, index, call) for index in range(body.n)]
+    if call is None or isinstance(choice, Mapping):  # a call of the one tool that the client has named is a plain stop
+        return composed
+    return [replace(each, finish_reason="tool_calls") if each.tool is not None else each for each in composed]
+
+
+def compose_completion(served: Served, body: CompletionBody) -> list[Answer]:
+    """Compose the choices of a completion: `n` for each prompt, prompt by prompt."""
+    tokenizer, prompt = served.model.tokenizer, body.prompt
+    prompts: Sequence[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+    answers = []
+    for ids in [tokenizer.encode(each) if isinstance(each, str) else each for each in prompts]:
+        if not ids:
+            raise RequestError("The decoder prompt cannot be empty", "prompt")
+        text = tokenizer.decode(served.known(ids))
+        limit = token_limit(body.max_tokens, len(ids), served.max_model_len)
+        answers += [_compose(served, body, ids, limit, text, index) for index in range(body.n)]
+    return answers
+
+
+def _checked(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any], request: str) -> ToolCall | None:
+    try:
+        return tool_call(tools, choice, request)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RequestError(f"Invalid JSON schema of a tool: {error}", "tools") from error
+
+
+def _compose(
+    served: Served,
+    body: TextBody,
+    prompt_ids: list[int],
+    limit: int,
+    request: str,
+    index: int,
+    call: ToolCall | None = None,
+) -> Answer:
+    """Compose choice `index`."""
+    model = served.model
+    try:
+        forced = call.text if call is not None else json_text(body.response_format, request)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RequestError(f"Invalid JSON schema for a structured output: {error}", "response_format") from error
+    if forced is None:
+        sampling = Sampling(served.temperature(body), body.top_p or 1.0, body.seed, index)
+        writing = model.write(prompt_ids, sampling, limit, endless=body.ignore_eos)
+        ids, kind, stopped = writing.ids, writing.kind, writing.stopped
+    else:
+        ids, kind = [*model.tokenizer.encode(forced), END_OF_TURN], Kind.EXTRACTION
+        ids, stopped = ids[:limit], len(ids) <= limit
+    text, lengths = model.tokenizer.pieces(ids)
+    stop = _first_stop(text, [body.stop] if isinstance(body.stop, str) else body.stop or [])
+    if stop is not None:
+        tokens = bisect_left(lengths, text.index(stop) + len(stop)) + 1
+        text = text[: text.index(stop)]
+        ids, stopped, lengths = ids[:tokens], True, [min(length, len(text)) for length in lengths[:tokens]]
+    done = "stop" if stopped else "length"
+    return Answer(prompt_ids, ids, text, lengths, kind, done, stop, call if stopped and stop is None else None)
+
+
+def _first_stop(text: str, stops: Sequence[str]) -> str | None:
+    """Return the stop string that ends first in a text."""
+    found = [stop for stop in stops if stop and stop in text]
+    return min(found, key=lambda stop: text.index(stop) + len(stop), default=None)
