@@ -26,12 +26,12 @@ import uvloop
 
 from backends.backend import State
 from backends.http.client import Connection, UpstreamClient
-from backends.http.server import HttpServer, ServerLimits
 from benchmarks.overhead.collector import collector
 from benchmarks.overhead.load import chat_body
 from benchmarks.overhead.measure import environment
 from gateway.config.load import load_pool
 from gateway.config.settings import TelemetrySettings
+from gateway.http.server import HttpServer, ServerLimits
 from gateway.recorder import Recorder
 from gateway.relay.frontend import HttpFrontend
 from gateway.routing.keys import digest

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import orjson
 
-from backends.http.request_head import body_too_large
 from policies.features.request import Endpoint
 
 _TYPES = {
@@ -85,8 +84,9 @@ class GatewayError(Exception):
 
 
 def too_large(limit_bytes: int) -> GatewayError:
-    """Return the error for a body over the limit, as the HTTP server words it."""
-    return GatewayError(413, body_too_large(limit_bytes).reason, code="body_too_large")
+    """Return the error for a body over the limit."""
+    text = f"The request body is larger than the limit of {limit_bytes} bytes."
+    return GatewayError(413, text, code="body_too_large")
 
 
 def exceeded(timeout_s: float) -> GatewayError:

@@ -1,1 +1,1 @@
-"""Heads of requests and answers: their paths, their headers, and which web pages may read them."""
+"""The server that clients speak to: requests and their heads, paths, and which web pages may read answers."""

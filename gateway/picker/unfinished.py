@@ -7,9 +7,9 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Final, Protocol
 
-from backends.http.server import SHED_SHARE, ServerLimits
 from gateway.config.settings.server import ServerSettings
 from gateway.dialects.errors import GatewayError
+from gateway.http.server import SHED_SHARE, ServerLimits
 
 _STALL_S: Final = ServerLimits().stall_s
 _MOST_HELD: Final = attrgetter("held_bytes")

@@ -1,4 +1,4 @@
-"""The frontend on `backends.http.server`: requests go to the relay, and those for own paths to the ASGI application."""
+"""The frontend on `gateway.http.server`: requests go to the relay, and those for own paths to the ASGI application."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import logging
 from starlette.types import ASGIApp, Message, Scope
 
 from backends import background
-from backends.http.server import HttpReply
 from gateway.dialects.errors import GatewayError
 from gateway.http.headers import lines_of
+from gateway.http.server import HttpReply
 from gateway.relay.context import Inbound, RelayContext, send_error
 from gateway.relay.exchange import Exchange
 from gateway.routing.access import Access, RequestHeaders

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, cast
 import uvicorn
 
 from backends import background
-from backends.http.request_head import HeadLimits
-from backends.http.server import HttpServer, ServerConnection, ServerLimits
 from gateway.config.settings.server import ServerSettings
+from gateway.http.request_head import HeadLimits
+from gateway.http.server import HttpServer, ServerConnection, ServerLimits
 from gateway.relay.frontend import HttpFrontend
 from gateway.service.app import OwnPaths, create_app
 from gateway.service.assembly import Gateway
@@ -42,7 +42,7 @@ _LOG_EVERY_S = 60.0
 class Server(uvicorn.Server):
     """The HTTP server of one gateway process, on sockets that are already open.
 
-    uvicorn runs the application's lifespan and listens; requests are read by `backends.http.server`.
+    uvicorn runs the application's lifespan and listens; requests are read by `gateway.http.server`.
 
     uvicorn raises again the signal that stopped it. This server stops only through `drain`, so that the process can
     stop its replicas and exit with status 0.

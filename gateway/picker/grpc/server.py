@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
-from backends.http.server import SHED_SHARE
+from gateway.http.server import SHED_SHARE
 from gateway.picker.grpc.call import UNAVAILABLE, Call, Handler
 from gateway.picker.grpc.connection import BEGIN_S, Connection
 

@@ -1,4 +1,4 @@
-"""Requests: what `backends.http.server` accepts is what a strict parser accepts, however the bytes are cut.
+"""Requests: what `gateway.http.server` accepts is what a strict parser accepts, however the bytes are cut.
 
 The first byte says how: its lowest bit chooses narrow limits, the next answers later than the request arrives, the
 others are the seed of the cuts. The rest is what a client sends on one connection.
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import h11
 
-from backends.http.request_head import HeadLimits
-from backends.http.server import HttpReply, HttpServer, ServerLimits
+from gateway.http.request_head import HeadLimits
+from gateway.http.server import HttpReply, HttpServer, ServerLimits
 from tests.fuzz.held import held_bytes
 from tests.fuzz.wire import MemoryTransport, cut, run
 

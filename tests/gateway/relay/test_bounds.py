@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends.http import server
+from gateway.http import server
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Start
 from tests.gateway.relay.test_frontends import BODY, Raw, post
 from tests.support.upstream import Wire, answer, well

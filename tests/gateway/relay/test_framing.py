@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from backends.http import server
+from gateway.http import server
 from tests.gateway.conftest import Running, Start
 from tests.gateway.relay.test_frontends import BODY, Raw, post
 from tests.support.upstream import Wire, answer

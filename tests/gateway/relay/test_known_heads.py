@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backends.http import server
+from gateway.http import server
 from tests.gateway.conftest import MODEL, Start
 from tests.gateway.relay.test_frontends import Raw, post
 from tests.support.upstream import Wire, answer, delta, well

@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 import pytest_asyncio
 
-from backends.http import server as server_module
-from backends.http.request_head import HeadLimits
-from backends.http.server import HttpReply, HttpServer, ServerLimits
+from gateway.http import server as server_module
+from gateway.http.request_head import HeadLimits
+from gateway.http.server import HttpReply, HttpServer, ServerLimits
 from tests.support.waiting import TIMEOUT_S, eventually, stays
 
 LIMITS = ServerLimits(HeadLimits(target_bytes=100, headers_bytes=1000, headers=10), body_bytes=1000)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from backends.http.chunks import ChunkedBody
-from backends.http.request_head import HeadLimits, RequestError, RequestHead, check_beginning, read_head
+from gateway.http.chunks import ChunkedBody
+from gateway.http.request_head import HeadLimits, RequestError, RequestHead, check_beginning, read_head
 
 LIMITS = HeadLimits()
 

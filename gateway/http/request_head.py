@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
+from gateway.dialects.errors import too_large
+
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 _REQUEST_LINE: Final = re.compile(rb"(" + _TOKEN + rb"++) ([!\"$-~]++) HTTP/(\d\.\d)\r\n")
 _REQUEST_LINE_BEGINS: Final = re.compile(_TOKEN + rb"{1,32}(?: [!\"$-~]*+(?: [HTTP/0-9.]{0,8}\r?)?)?")
@@ -40,7 +42,7 @@ class RequestError(Exception):
 
 def body_too_large(limit_bytes: int) -> RequestError:
     """Return the error for a body above the limit."""
-    return RequestError(413, f"The request body is larger than the limit of {limit_bytes} bytes.")
+    return RequestError(413, too_large(limit_bytes).message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server over asyncio protocols, for the gateway and for simulated replicas.
+"""An HTTP/1.1 server over asyncio protocols.
 
 A complete request goes to a `Service` in the call that read its last byte, and the answer is written to the socket in
 the call that made it: no task, no queue. Each connection has one request at a time; what a client sends meanwhile waits
@@ -20,10 +20,10 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
-from backends.http.chunks import ChunkedBody
 from backends.http.head_pattern import HeadPattern, pattern_of
-from backends.http.request_head import HeadLimits, RequestError, RequestHead, body_too_large, check_beginning, read_head
 from backends.http.write_batch import WriteBatch
+from gateway.http.chunks import ChunkedBody
+from gateway.http.request_head import HeadLimits, RequestError, RequestHead, body_too_large, check_beginning, read_head
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from backends.http.request_head import HeadLimits, RequestError, body_too_large, check_trailers
+from gateway.http.request_head import HeadLimits, RequestError, body_too_large, check_trailers
 
 _SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t -~\x80-\xff]*)?\r\n")
 _MAX_SIZE_LINE_BYTES = 256
