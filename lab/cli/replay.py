@@ -19,7 +19,7 @@ def replay(options: ReplayOptions) -> int:
         from lab.replay.command import run_replay
 
         return run_replay(options)
-    for name in ("config", "calibration", "state", "regret"):
+    for name in ("config", "calibration"):
         if getattr(options, name):
             raise typer.BadParameter("is for simulated replicas; omit it with --live", param_hint=f"--{name}")
     from lab.live.command import run_live

@@ -50,7 +50,6 @@ def run_live(options: ReplayOptions) -> int:
         "warmup": options.warmup,
         "seed": options.seed or 0,
         "slo": slo,
-        "clairvoyant_mean_e2e_s": None,
         "live": {one.name: one.url for one in endpoints},
         "interrupted": session.stopped,
         "policies": figures,

@@ -44,7 +44,7 @@ class Outcome:
         result, backends = replayed(self.records, warmup)
         counted = [record for record in self.records if record.index >= warmup]
         kinds = Counter(record.error for record in counted if failed(record))
-        return figures_of(result, backends, slo, None) | {"failures": dict(kinds), "notes": self.notes(counted)}
+        return figures_of(result, backends, slo) | {"failures": dict(kinds), "notes": self.notes(counted)}
 
     def notes(self, counted: Sequence[Record]) -> list[str]:
         """Return notes on the figures."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,14 @@ from gateway.config.settings import ModelSettings, SimulateSettings
 from gateway.service.default_temperature import assumed_temperature
 from lab.options.shared import PacedOptions
 from lab.options.slo import slo_bounds
-from lab.replay.figures import figures_console, figures_of, figures_tables, mean_of
-from lab.replay.learned_file import read_learned, write_learned
+from lab.replay.figures import figures_console, figures_of, figures_tables
 from lab.replay.options import ReplayOptions
 from lab.replay.pace import arrivals
 from lab.replay.page import Rows, replay_page
-from lab.replay.play import ORACLE, PolicyRunner, chosen_policies, compare, play_all
-from lab.replay.simulate import Replayed, ReplicaSpec
+from lab.replay.play import PolicyRunner, chosen_policies, compare, play_all
+from lab.replay.simulate import ReplicaSpec
 from lab.replay.table import RequestTable, request_table
 from policies.learned.models.prior import DEFAULT_CALIBRATION
-from policies.policy import Policy
 
 
 def run_replay(options: ReplayOptions) -> int:
@@ -33,27 +31,31 @@ def run_replay(options: ReplayOptions) -> int:
     try:
         if options.config is None:
             raise UsageError("--config: give a pool to simulate, or --live URL")
-        if options.replications == 1:
-            raise UsageError("--replications 1: an interval takes at least 2; 0 makes none")
         slo, seed = slo_bounds(options.slo), options.seed or 0
         name, served = served_model(options.config, options.model)
         pool = pool_of(served, options.calibration)
         policies = chosen_policies(options.policies, served, seed)
-        kept = read_learned(options.state) if options.state is not None and options.state.exists() else {}
         with requests_of(options, served, seed, copies=options.copies, warmup=options.warmup) as requests:
-            runner = PolicyRunner(tuple(pool), requests, options.policies, served, kept, seed, options.warmup)
-            played, learned = play_all(runner, policies | ({ORACLE: None} if options.regret else {}))
+            runner = PolicyRunner(tuple(pool), requests, options.policies, served, seed, options.warmup)
+            played = play_all(runner, policies)
             traits = requests.traits
-            shown = {title: played[title] for title in policies}
-            compared = compare(runner, shown, options.replications) if options.report is not None else {}
-        if options.state is not None:
-            write_learned(options.state, kept | learned)
-        document = _document(name, options, pool, slo, played, policies)
+            compared = compare(runner, played) if options.report is not None else {}
+        backends = [replica.name for replica in pool]
+        first = next(iter(played.values()))
+        document: dict[str, Any] = {
+            "trace": [path.name for path in options.trace],
+            "model": name,
+            "requests": len(first.e2e_s) + first.errors,
+            "warmup": options.warmup,
+            "seed": seed,
+            "slo": slo,
+            "policies": {title: figures_of(one, backends, slo) for title, one in played.items()},
+        }
         if options.json_file is not None:
             options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         if options.report is not None:
             methods = {replica.name: replica.method.value for replica in pool}
-            rows = Rows(shown, dict.fromkeys(shown, methods), traits, compared)
+            rows = Rows(played, dict.fromkeys(played, methods), traits, compared)
             options.report.write_text(replay_page(document, rows), encoding="utf-8")
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
@@ -61,36 +63,7 @@ def run_replay(options: ReplayOptions) -> int:
     console.print(f"{document['requests']:,} requests on simulated replicas", end="\n\n")
     for table in figures_tables(document["policies"], slo, "policy"):
         console.print(table, "")
-    if options.regret:
-        console.print(
-            "regret: mean time to finish over that of the oracle, which knows lengths and acceptance, minus one"
-        )
     return 0
-
-
-def _document(
-    model: str,
-    options: ReplayOptions,
-    pool: Sequence[ReplicaSpec],
-    slo: Mapping[str, float],
-    played: Mapping[str, Replayed],
-    policies: Mapping[str, Policy | None],
-) -> dict[str, Any]:
-    """Return the document that `--json` writes."""
-    best_s = mean_of(played[ORACLE].e2e_s) if options.regret else None
-    first = next(iter(played.values()))
-    return {
-        "trace": [path.name for path in options.trace],
-        "model": model,
-        "requests": len(first.e2e_s) + first.errors,
-        "warmup": options.warmup,
-        "seed": options.seed or 0,
-        "slo": slo,
-        "clairvoyant_mean_e2e_s": best_s,
-        "policies": {
-            title: figures_of(played[title], [replica.name for replica in pool], slo, best_s) for title in policies
-        },
-    }
 
 
 def served_model(config: Path, model: str | None) -> tuple[str, ModelSettings]:

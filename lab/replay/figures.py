@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -17,15 +16,13 @@ from lab.statistics import STATISTICS, summary
 _TIMES = (("e2e_s", "e2e, s", 1.0), ("ttft_s", "ttft, s", 1.0), ("tpot_s", "tpot, ms", 1e3))
 
 
-def figures_of(
-    result: Replayed, backends: Sequence[str], slo: Mapping[str, float], best_s: float | None
-) -> dict[str, Any]:
+def figures_of(result: Replayed, backends: Sequence[str], slo: Mapping[str, float]) -> dict[str, Any]:
     """Return the figures of one policy; times in seconds.
 
     `goodput` is the rate of requests that kept all bounds of the SLO, `slo_kept` their share; without bounds all do.
     """
     good = slo_kept(result, slo)
-    duration_s, mean_s = result.duration_s, mean_of(result.e2e_s)
+    duration_s = result.duration_s
     shares = np.bincount(result.backend, minlength=len(backends)) / max(1, len(result.backend))
     return {
         "requests": len(result.e2e_s),
@@ -37,19 +34,7 @@ def figures_of(
         "shares": {name: float(share) for name, share in zip(backends, shares, strict=True)},
         "goodput": float(good.sum() / duration_s) if duration_s else 0.0,
         "slo_kept": float(good.mean()) if len(good) else None,
-        "regret": mean_s / best_s - 1.0 if mean_s is not None and best_s is not None else None,
     }
-
-
-def mean_of(values: npt.NDArray[np.float64]) -> float | None:
-    """Return the mean; None if there are no values.
-
-    Examples
-    --------
-    >>> mean_of(np.array([1.0, 3.0])), mean_of(np.array([]))
-    (2.0, None)
-    """
-    return float(values.mean()) if len(values) else None
 
 
 def figures_tables(
@@ -60,14 +45,12 @@ def figures_tables(
 
 
 def _counts(figures: Mapping[str, Mapping[str, Any]], slo: Mapping[str, float], names_of: str) -> Table:
-    with_regret = any(row["regret"] is not None for row in figures.values())
     headings = ["requests", "errors", "tokens/s", *(["SLO kept", "goodput/s"] if slo else [])]
-    table = _table([names_of, *headings, *(["regret"] if with_regret else [])], left=1)
+    table = _table([names_of, *headings], left=1)
     table.add_column("share of each backend")
     for name, row in figures.items():
         cells = [name, f"{row['requests']:,}", f"{row['errors']:,}", f"{row['output_tokens_per_s']:,.0f}"]
         cells += [_shown(row["slo_kept"], ".1%"), f"{row['goodput']:.2f}"] if slo else []
-        cells += [_shown(row["regret"], "+.1%")] if with_regret else []
         cells.append("  ".join(f"{backend} {share:.0%}" for backend, share in row["shares"].items()) or "unknown")
         table.add_row(*cells)
     return table

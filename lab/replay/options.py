@@ -18,7 +18,6 @@ from lab.options.shared import (
     ReportFile,
     Slo,
     Timeout,
-    writable,
 )
 
 
@@ -58,24 +57,9 @@ class ReplayOptions(PacedOptions):
         typer.Option(help="Random seed; a simulated replay is reproducible.  [default: 0; texts of --live vary]"),
     ] = None
     slo: Slo = None
-    regret: Annotated[
-        bool, typer.Option("--regret", help="Also replay `oracle`, and show each policy's mean time relative to it.")
-    ] = False
     calibration: CalibrationOfAll = None
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", callback=writable, help="Learned state: read if the file exists, written at the end."
-        ),
-    ] = None
     api_key: ApiKey = None
     timeout_s: Timeout = 600.0
     ignore_eos: IgnoreEos = False
     json_file: JsonFile = None
     report: ReportFile = None
-    replications: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Replays of other traffic like the trace, for the intervals of --report; 0: no intervals."
-        ),
-    ] = 6

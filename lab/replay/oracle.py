@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,25 +17,7 @@ from policies.learned.shadow_drafting import steps_of
 
 if TYPE_CHECKING:  # importing it compiles code
     from backends.simulator.engine.fleet import Fleet
-
-
-class Spec(Protocol):
-    """The attributes of `lab.replay.simulate.ReplicaSpec` that the oracle uses."""
-
-    @property
-    def method(self) -> Method:
-        """Speculation method."""
-        ...
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """Speculative config."""
-        ...
-
-    @property
-    def calibration(self) -> str:
-        """Name of the calibration."""
-        ...
+    from lab.replay.simulate import ReplicaSpec
 
 
 class Oracle:
@@ -44,7 +26,7 @@ class Oracle:
     It is not a bound: it does not know future arrivals, and another objective may do better.
     """
 
-    def __init__(self, pool: Sequence[Spec], fleet: Fleet, requests: int) -> None:
+    def __init__(self, pool: Sequence[ReplicaSpec], fleet: Fleet, requests: int) -> None:
         self._fleet = fleet  # an idle fleet of the replicas of `pool`, whose ids begin at 0
         self._pool = pool
         self._speculating = [number for number, one in enumerate(pool) if one.method is not Method.BASELINE]
@@ -101,7 +83,7 @@ class Oracle:
         self._last_steps[request_id] = self._fleet.replicas[replica].steps + self._steps[replica]
 
 
-def _steps(request: ReplayRequest, one: Spec, k: int) -> int | None:
+def _steps(request: ReplayRequest, one: ReplicaSpec, k: int) -> int | None:
     """Return the steps of a request on a replica that always drafts k tokens; None if they must be drawn."""
     if k == 0:
         return request.output_tokens

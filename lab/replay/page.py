@@ -162,13 +162,12 @@ class _Page:
         )
 
     def _totals(self) -> str:
-        regret = any(one["regret"] is not None for one in self._figures.values())
         backends = list(dict.fromkeys(backend for one in self._figures.values() for backend in one["shares"]))
-        headings = ["requests", "errors", "tokens/s", "goodput, requests/s", *(["regret"] if regret else [])]
+        headings = ["requests", "errors", "tokens/s", "goodput, requests/s"]
         counts, times = [], []
         for name, one in self._figures.items():
             row = [f"{one['requests']:,}", f"{one['errors']:,}", f"{one['output_tokens_per_s']:,.0f}"]
-            row += [f"{one['goodput']:.2f}", *([_percent(one["regret"])] if regret else [])]
+            row += [f"{one['goodput']:.2f}"]
             counts.append([name, *row, *(f"{one['shares'].get(backend, 0.0):.1%}" for backend in backends)])
             times.append([name, *(_statistic(one, metric, which) for metric in METRICS for which in STATISTICS)])
         columns = [f"{_SHORT[metric]} {which}" for metric in METRICS for which in STATISTICS]
@@ -192,10 +191,6 @@ def _distribution(
     rows = [[name, f"{len(one):,}", *summary_cells(one, factor)] for name, one in values.items()]
     points = {name: ecdf(one) for name, one in values.items()}
     return distribution(metric, points, colors, dashes, ([names_of, "requests", *STATISTICS], rows))
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.1%}"
 
 
 def _statistic(one: Mapping[str, Any], metric: str, which: str) -> str:

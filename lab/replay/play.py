@@ -13,12 +13,11 @@ from gateway.config.settings import ModelSettings
 from lab.options.policy import named_policies
 from lab.parallel import Result, Task, all_cores, report_progress
 from lab.replay.comparison import Key, intervals, ratios, reference_of
-from lab.replay.simulate import Replayed, ReplicaSpec, learned_rows, replay, set_learned
+from lab.replay.simulate import Replayed, ReplicaSpec, replay
 from lab.replay.table import RequestTable
-from lab.statistics import Interval
+from lab.statistics import REPLICATIONS, Interval
 from policies.policy import Policy
 from policies.roles import Stateful
-from policies.statistics import Row
 
 ORACLE = "oracle"
 _MIN_PARALLEL_REQUESTS = 100_000  # over all policies; fewer are simulated before other processes would have started
@@ -47,15 +46,11 @@ class PolicyRunner:
     requests: RequestTable
     given: tuple[str, ...]  # policies as on the command line; they are built in the process that runs them
     served: ModelSettings
-    learned: Mapping[str, list[Row]]  # learned statistics by policy name, from an earlier replay
     seed: int
     warmup: int
 
-    def __call__(self, title: str) -> tuple[Replayed, list[Row]]:
-        """Return the result of a policy, and its learned statistics."""
-        policy = None if title == ORACLE else chosen_policies(self.given, self.served, self.seed)[title]
-        if policy is not None and title in self.learned:
-            set_learned(policy, self.learned[title], self.requests[0].arrived_s)
+    def __call__(self, title: str) -> Replayed:
+        """Return the result of a policy."""
         done = 0
 
         def on_request() -> None:
@@ -64,16 +59,15 @@ class PolicyRunner:
             if done % _PROGRESS_EVERY == 0:
                 report_progress(_PROGRESS_EVERY)
 
-        result = replay(
+        return replay(
             self.pool,
             self.requests,
-            policy,
+            chosen_policies(self.given, self.served, self.seed)[title],
             seed=self.seed,
             warmup=self.warmup,
             remembers=True,
             progress=on_request,
         )
-        return result, [] if policy is None else learned_rows(policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,28 +83,25 @@ class ReplicationRunner:
         runner = self.of_trace
         requests, seed = runner.requests.resampled(number), runner.seed + number
         runner = replace(runner, requests=requests, seed=seed)
-        return ratios({title: runner(title)[0] for title in self.titles}, self.reference, requests.traits)
+        return ratios({title: runner(title) for title in self.titles}, self.reference, requests.traits)
 
 
-def play_all(
-    runner: PolicyRunner, chosen: Mapping[str, Policy | None]
-) -> tuple[dict[str, Replayed], dict[str, list[Row]]]:
-    """Replay with each policy; return the results, and the learned statistics of policies that learn, by name."""
+def play_all(runner: PolicyRunner, chosen: Mapping[str, Policy | None]) -> dict[str, Replayed]:
+    """Replay with each policy."""
     # The slowest first, so that all processes end at about the same time.
     titles = sorted(chosen, key=lambda title: _slowness(chosen[title]), reverse=True)
-    answers = dict(zip(titles, _run(runner, titles, len(titles) * len(runner.requests)), strict=True))
-    learned = {title: rows for title, (_, rows) in answers.items() if rows}
-    return {title: answers[title][0] for title in chosen}, learned
+    played = dict(zip(titles, _run(runner, titles, len(titles) * len(runner.requests)), strict=True))
+    return {title: played[title] for title in chosen}
 
 
-def compare(runner: PolicyRunner, played: Mapping[str, Replayed], replications: int) -> dict[Key, Interval]:
+def compare(runner: PolicyRunner, played: Mapping[str, Replayed]) -> dict[Key, Interval]:
     """Return the ratios of policies to a reference with their intervals, as of `lab.replay.comparison.intervals`."""
     served = {title: one for title, one in played.items() if len(one.e2e_s)}
     if len(served) < 2:
         return {}
     reference = reference_of(list(served))
     others = ReplicationRunner(runner, tuple(served), reference)
-    found = _run(others, range(1, replications + 1), replications * len(served) * len(runner.requests))
+    found = _run(others, range(1, REPLICATIONS + 1), REPLICATIONS * len(served) * len(runner.requests))
     return intervals(ratios(served, reference, runner.requests.traits), found)
 
 

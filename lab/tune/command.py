@@ -67,9 +67,7 @@ def run_tune(options: TuneOptions) -> int:
         lines = [*_search_lines(result, rest), *_result_lines(goal, scores, pairs)]
         options.out.write_text(_rules_file(result.settings if better else present, lines), encoding="utf-8")
         backends = [one.name for one in pool]
-        figures = {
-            name: {"score": scores[name], **figures_of(one, backends, slo, None)} for name, one in played.items()
-        }
+        figures = {name: {"score": scores[name], **figures_of(one, backends, slo)} for name, one in played.items()}
         if options.json_file is not None:
             document = {
                 "model": model,

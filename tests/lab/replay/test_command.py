@@ -1,4 +1,4 @@
-"""`gateway replay` on the command line: table, figures, page, learned state and exit statuses."""
+"""`gateway replay` on the command line: table, figures, page and exit statuses."""
 
 from __future__ import annotations
 
@@ -70,24 +70,21 @@ def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) ->
     out, report = tmp_path / "figures.json", tmp_path / "page.html"
     code, printed, _ = run(
         AZURE, "--config", pool, "--policy", "thresholds", "--policy", "oracle", "--warmup", 5,
-        "--regret", "--json", out, "--report", report,
+        "--json", out, "--report", report,
     )  # fmt: skip
     assert code == 0
     assert printed.startswith("35 requests on simulated replicas\n")
-    assert "regret" in printed
     document = orjson.loads(out.read_bytes())
     assert list(document["policies"]) == ["thresholds", "oracle"]
     for one in document["policies"].values():
         promised = {"requests", "e2e_s", "ttft_s", "tpot_s", "output_tokens_per_s", "shares", "goodput"}
-        assert set(one) == promised | {"errors", "slo_kept", "regret"}
+        assert set(one) == promised | {"errors", "slo_kept"}
         for name in TIMES:
             assert list(one[name]) == ["mean", "p50", "p90", "p99"]
             assert 0 < one[name]["p50"] <= one[name]["p90"] <= one[name]["p99"]
         assert (one["requests"], one["errors"]) == (35, 0)
         assert set(one["shares"]) == {"plain", "tree", "head"}
         assert sum(one["shares"].values()) == pytest.approx(1.0)
-    assert document["policies"]["oracle"]["regret"] == 0.0
-    assert document["policies"]["thresholds"]["regret"] > 0.0
     page = ReportPage(report.read_text("utf-8"))
     assert page.headings[:3] == ["Against thresholds", "Distributions", "Load over time"]
     counts, times = (page.tables[title] for title in ("Requests", "Times"))
@@ -97,7 +94,6 @@ def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) ->
         "errors",
         "tokens/s",
         "goodput, requests/s",
-        "regret",
         "to plain",
         "to tree",
         "to head",
@@ -112,28 +108,6 @@ def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) ->
     assert [row[0] for row in page.tables["Time to finish, seconds"][1:3]] == ["thresholds", "oracle"]
 
 
-def test_regret_is_shown_only_if_asked_for(pool: Path, tmp_path: Path) -> None:
-    out, report = tmp_path / "figures.json", tmp_path / "page.html"
-    documents = []
-    for options in ([], ["--regret"]):
-        given = (MOONCAKE, "--config", pool, *options, "--json", out, "--report", report)
-        code, printed, _ = run(*given)
-        assert code == 0
-        headings = ReportPage(report.read_text("utf-8")).tables["Requests"][0]
-        assert ("regret" in printed) == ("regret" in headings) == bool(options)
-        documents.append(orjson.loads(out.read_bytes()))
-    without, asked = documents
-    assert list(asked["policies"]) == ["thresholds"]
-    best_s = asked.pop("clairvoyant_mean_e2e_s")
-    only = asked["policies"]["thresholds"]
-    assert only["regret"] == pytest.approx(only["e2e_s"]["mean"] / best_s - 1)
-    only["regret"] = None
-    assert without == {**asked, "clairvoyant_mean_e2e_s": None}
-    code, _, error = run(MOONCAKE, "--live", "http://127.0.0.1:1", "--regret")
-    assert code == 2
-    assert "is for simulated replicas" in error
-
-
 def test_the_same_seed_gives_the_same_figures(pool: Path, tmp_path: Path) -> None:
     given = (MOONCAKE, "--config", pool, "--policy", "random", "--policy", "learned")
     first, again, other = (figures(tmp_path, *given, "--seed", seed) for seed in (4, 4, 5))
@@ -146,11 +120,10 @@ def test_policies_in_parallel_processes_give_the_same_figures(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = (MOONCAKE, "--config", pool, "--policy", "random", "--policy", "learned", "--warmup", 3)
-    alone = figures(tmp_path, *given, "--state", tmp_path / "alone")
+    alone = figures(tmp_path, *given)
     monkeypatch.setattr("lab.replay.play._MIN_PARALLEL_REQUESTS", 0)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    assert figures(tmp_path, *given, "--state", tmp_path / "together") == alone
-    assert (tmp_path / "together").read_bytes() == (tmp_path / "alone").read_bytes()
+    assert figures(tmp_path, *given) == alone
 
 
 def test_rate_and_speed_set_the_pace(pool: Path, tmp_path: Path) -> None:
@@ -187,21 +160,6 @@ def test_a_trace_without_times_needs_a_rate(pool: Path, untimed: Path, tmp_path:
     assert figures(tmp_path, AZURE, "--config", pool, "--limit", 1)["requests"] == 1  # a single request needs no rate
 
 
-@pytest.mark.slow
-def test_learned_state_is_written_and_read_again(pool: Path, untimed: Path, tmp_path: Path) -> None:
-    state = tmp_path / "learned.json"
-    given = (untimed, "--config", pool, "--policy", "learned", "--rate", 4, "--state", state)
-    first = figures(tmp_path, *given)["policies"]["learned"]
-    kept = orjson.loads(state.read_bytes())["learned"]["learned"]
-    assert {table for table, _, _ in kept} >= {"acceptance", "length"}
-    second = figures(tmp_path, *given)["policies"]["learned"]
-    assert second["e2e_s"]["mean"] < first["e2e_s"]["mean"]
-    state.write_text('{"learned": [')
-    code, _, error = run(*given)
-    assert code == 2
-    assert "not a file written by `gateway replay --state`" in error
-
-
 def test_policies_of_the_same_name_are_numbered(pool: Path, tmp_path: Path) -> None:
     given = ("{name: static, backend: head}", "oracle", "{name: static, backend: tree}")
     options = [word for policy in given for word in ("--policy", policy)]
@@ -214,11 +172,10 @@ def test_policies_of_the_same_name_are_numbered(pool: Path, tmp_path: Path) -> N
 def test_requests_longer_than_every_context_are_errors(pool: Path, tmp_path: Path) -> None:
     trace = tmp_path / "long.jsonl"
     write_trace(trace, [TraceRecord(arrived_at=float(n), prompt_tokens=10_000_000, output_tokens=5) for n in range(3)])
-    document = figures(tmp_path, trace, "--config", pool, "--regret")
+    document = figures(tmp_path, trace, "--config", pool)
     assert document["requests"] == 3
-    assert document["clairvoyant_mean_e2e_s"] is None
     only = document["policies"]["thresholds"]
-    assert (only["requests"], only["errors"], only["goodput"], only["regret"]) == (0, 3, 0.0, None)
+    assert (only["requests"], only["errors"], only["goodput"]) == (0, 3, 0.0)
     assert only["e2e_s"]["mean"] is None
 
 
