@@ -1,6 +1,6 @@
 """Compare the simulator with measurements, or fit step times.
 
-`python -m benchmarks.calibration FACTS DATA [--write DOCS] [--fit NAME]`.
+`python -m benchmarks.calibration FACTS DATA [--write] [--fit NAME]`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ import argparse
 from pathlib import Path
 
 from benchmarks.calibration.collect import collect
-from benchmarks.calibration.document import as_csv, document, left_out_csv, terminal
+from benchmarks.calibration.document import as_csv, left_out_csv, terminal
 from benchmarks.calibration.fit import as_yaml
 from benchmarks.calibration.run import compare, fitted
 from benchmarks.calibration.texts import Texts
 
 _HERE = Path(__file__).parent
-_PLOT = "calibration.png"
 
 
 def main() -> None:
@@ -23,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("facts", type=Path, help="directory of the published figures")
     parser.add_argument("data", type=Path, help="directory of the measured data")
-    parser.add_argument("--write", type=Path, metavar="DOCS", help="directory to write calibration.md and its plot to")
+    parser.add_argument("--write", action="store_true", help="write results.csv and left_out.csv of this folder")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="file to write every row to, with all its values")
     parser.add_argument("--fit", metavar="NAME", help="print the step times of a setup, fitted on the fitting part")
     arguments = parser.parse_args()
@@ -38,13 +37,8 @@ def main() -> None:
     if arguments.rows:
         arguments.rows.write_text(as_csv(report, collected.figures, unlicensed=True), encoding="utf-8")
     if arguments.write:
-        from benchmarks.calibration.plot import plot  # the only module that needs matplotlib
-
-        page = document(report, collected.figures, (_HERE / "findings.md").read_text(encoding="utf-8"), _PLOT)
-        (arguments.write / "calibration.md").write_text(page, encoding="utf-8")
         (_HERE / "results.csv").write_text(as_csv(report, collected.figures, unlicensed=False), encoding="utf-8")
         (_HERE / "left_out.csv").write_text(left_out_csv(collected.left_out), encoding="utf-8")
-        plot(report.rows, report.blind, arguments.write / _PLOT)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The calibration report as a Markdown page, as a table for the terminal, and as CSV."""
+"""The calibration report as tables, and as CSV."""
 
 from __future__ import annotations
 
@@ -18,91 +18,16 @@ AIMS = (0.08, 0.9, 0.9)
 UNLICENSED = frozenset({"vllm012", "apertus", "h100_qwen3_1.7b_verify_cost.csv"})
 """Sources whose tables carry no licence: what is published shows only the errors of their rows."""
 
-_INTRODUCTION = """\
-# The simulator compared with measurements
-
-Every published or recorded figure that can be reproduced is simulated in virtual time and compared with the
-measurement. This page is made by
-
-    python -m benchmarks.calibration FACTS DATA --write docs
-
-FACTS and DATA are the directories that hold the figures; they are not part of the project. The same command writes
-every row to [results.csv](../benchmarks/calibration/results.csv), with its source:
-{figures}
-What could not be reproduced, and why, is in [left_out.csv](../benchmarks/calibration/left_out.csv). The sources are
-named in [the calibrations](simulator.md#calibrations).
-
-- A **setup** is one calibration. A **group** is the runs of one setup, source, workload and load.
-- **Two parts.** The groups of a setup, ordered by source, workload and load, are alternately those on which parameters
-  may be fitted (`fit`) and those that are only reported (`report`).
-- **Two sources of acceptance.** `As measured`, a run accepts what was published for it, so step times are judged.
-  `Blind`, acceptance comes from the calibration, or from running the proposer on texts that were available.
-- **Speedup** is relative to the baseline of the group: of tokens/s, of a request's tokens/s while it decodes (vLLM
-  0.12 metrics), or of the median time between chunks (serving at 2 requests/s).
-- **Winners.** The winner is right if the run of a group that is fastest in the simulation is the fastest as measured,
-  and nearly right if its measured speed is within 5% of that: ratios between sweeps are no more accurate.
-"""
-
-_HELD_OUT = """\
-Tokens per second that nothing was fitted on: the reported part, which in the sweeps is every second concurrency; and
-adaptive verification, by step times fitted anew to the other runs. The crossing point is the concurrency from which on
-a method is slower than none, interpolated; calibrations were fitted on every second concurrency. Curves that cross in
-neither or that never pay are left out.
-
-"""
-
-_WORST = """\
-The largest error of the reported part, acceptance as measured, in each of the setups where it is largest.
-
-"""
-
 _COLUMNS = (
     *("part", "setup", "source", "workload", "load", "method", "quantity"),
     *("measured", "simulated", "error", "blind", "blind_error"),
 )
 
 
-def document(report: Report, figures: Sequence[Figure], closing: str, plot: str) -> str:
-    """Return the whole page.
-
-    Parameters
-    ----------
-    closing
-        Discussion of the results, written by hand.
-    plot
-        File name of the plot, relative to the page.
-    """
-    speedups = [row for row in report.rows if row.quantity == "speedup"]
-    counted = (
-        f"{len(report.rows)} figures of {len({row.group for row in report.rows})} groups, of which {len(speedups)} are "
-        f"speedups, and\n{len(figures)} that follow from a formula. Sources without a licence show only their errors."
-    )
-    sections = [
-        _INTRODUCTION.format(figures=counted),
-        "## Speedup over the baseline\n\n" + _summaries(report),
-        f"![Simulated against measured speedup]({plot})",
-        "## Held out: tokens per second, and where speculation stops paying\n\n" + _HELD_OUT + _held_out(report),
-        "## Worst cells\n\n" + _WORST + _worst(report),
-        closing,
-    ]
-    return "\n\n".join(section.strip() for section in sections) + "\n"
-
-
 def terminal(report: Report) -> str:
     """Return the summary tables."""
     by_source, by_setup = (_by(report, key) for key in (lambda row: row.group.source, lambda row: row.group.setup))
     return "\n\n".join((_summaries(report), _held_out(report), by_source, by_setup, _other_quantities(report)))
-
-
-def _worst(report: Report) -> str:
-    lines = ["| setup | workload | load | method | quantity | error |", "|---|---|---|---|---|---|"]
-    seen: set[str] = set()
-    for row in sorted((row for row in report.rows if row.part == "report"), key=lambda row: -abs(row.error)):
-        if row.quantity in ("speedup", "output_tok_s") and row.group.setup not in seen and len(seen) < 8:
-            seen.add(row.group.setup)
-            setup, _, workload, load = row.group
-            lines.append(f"| `{setup}` | {workload} | {load} | {row.label} | {row.quantity} | {row.error:+.0%} |")
-    return "\n".join(lines)
 
 
 def _held_out(report: Report) -> str:

@@ -1,1 +1,1 @@
-"""Comparison of the simulator with a real vLLM on the CPU: see docs/vllm-cpu-calibration.md."""
+"""Comparison of the simulator with a real vLLM on the CPU: see docs/simulator.md."""

@@ -18,7 +18,7 @@ _HEAD = """\
 # Tiny models on one core of a CPU, vLLM 0.32: what config/pool.vllm-cpu.yaml runs. Written by
 #   python -m benchmarks.vllm_cpu fit
 # from benchmarks/vllm_cpu/measured.json.xz, which `python -m benchmarks.vllm_cpu measure` writes. How well it
-# predicts: docs/vllm-cpu-calibration.md.
+# predicts: docs/simulator.md.
 """
 _DIGITS = 4
 _LOOPS = f"TPOT of closed loops at {' and '.join(map(str, FITTED))} concurrent requests"

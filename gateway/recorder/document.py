@@ -1,4 +1,4 @@
-"""The record of a finished request: one line of JSON (docs/trace.md)."""
+"""The record of a finished request: one line of JSON (docs/replay.md)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 VERSION = 3
-"""Version of the schema (docs/trace.md); raised when readers of the previous version would misread a record."""
+"""Version of the schema (docs/replay.md); raised when readers of the previous version would misread a record."""
 
 
 @dataclass(frozen=True, slots=True)

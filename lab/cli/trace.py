@@ -189,4 +189,4 @@ def _write(trace: Path, out: Path, records: Iterator[TraceRecord], to: str) -> N
     written, left_out = write_trace(out, records, to)
     typer.echo(f"{written} requests written to {out}", err=True)
     if left_out:
-        typer.echo(f"{left_out} left out: they lack fields that {to} requires (docs/trace.md)", err=True)
+        typer.echo(f"{left_out} left out: they lack fields that {to} requires (docs/replay.md)", err=True)

@@ -31,7 +31,7 @@ from lab.trace.record import TraceRecord
 from lab.trace.values import read_time
 
 FORMATS = {
-    "gateway": "this gateway's format: JSON lines as in docs/trace.md",
+    "gateway": "this gateway's format: JSON lines as in docs/replay.md",
     "azure": "Azure LLM inference traces, 2023 and 2024: CSV",
     "burstgpt": "BurstGPT, versions 1 and 2: CSV",
     "mooncake": "Mooncake: JSON lines with hash_ids",

@@ -69,7 +69,7 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """One request of a trace. Unknown values are None or empty; docs/trace.md describes the file format.
+    """One request of a trace. Unknown values are None or empty; docs/replay.md describes the file format.
 
     Parameters
     ----------

@@ -77,7 +77,7 @@ def distill(
     settings = max((_settings(fitted, factor) for factor in _SLACK_FACTORS), key=comparison.gain_of_rules)
 
     # Other draws than those that the rules were made from, but of the same observed requests: those that were not seen
-    # are in no statistics. docs/routing.md compares this prediction with what rules keep on recordings held out.
+    # are in no statistics.
     validation = _Comparison(choice, [traffic.jobs(candidates, level, mix) for level in levels for mix in Mix])
     count = len(situations.keys)
     return Distilled(

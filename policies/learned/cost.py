@@ -78,7 +78,7 @@ class _Goodput(Cost):
 
     The request's own time is weighted by its urgency, and the time that it takes from others by the mean urgency; if
     all requests have the same bounds, this equals `latency`. A fixed penalty for each expected miss meets fewer SLOs,
-    because it ignores that a request slows others for as long as it runs. docs/routing.md has the figures.
+    because it ignores that a request slows others for as long as it runs. docs/when-it-pays.md has the figures.
     """
 
     def __init__(self, slo_ttft_s: float | None, slo_tpot_s: float | None) -> None:

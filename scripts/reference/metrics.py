@@ -10,7 +10,7 @@ from gateway.telemetry.metrics import Metrics
 from scripts.reference.tables import cell
 
 _ROW = re.compile(r"^\| `(gateway_\w+)` \|.*\n", re.MULTILINE)
-_LAST = "\n## Example queries\n"
+_LAST = "\n## Traces\n"
 
 
 def metrics_page(page: str) -> str:

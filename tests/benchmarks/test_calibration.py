@@ -14,7 +14,7 @@ from backends.speculation import Method
 from benchmarks.calibration import facts, sweeps
 from benchmarks.calibration.arithmetic import Row, choice, rows_of, summarize
 from benchmarks.calibration.cases import Case, Closed, Figure, Given, Group, LeftOut, Work, geometric_survival, parts
-from benchmarks.calibration.document import as_csv, document, left_out_csv
+from benchmarks.calibration.document import as_csv, left_out_csv
 from benchmarks.calibration.fit import as_yaml, fit
 from benchmarks.calibration.held_out import crossing_point, crossings, tables
 from benchmarks.calibration.play import Played, play
@@ -232,7 +232,7 @@ vllm-0.19-lab,v,1xH100,llama-3.1-8b-instruct,none,2,0,eagle,5,30,10.3,0.2
 """
 
 
-def test_a_table_becomes_a_page(tmp_path: Path) -> None:
+def test_a_table_becomes_rows(tmp_path: Path) -> None:
     (tmp_path / "serving_online.csv").write_text(MADE_UP_ONLINE, encoding="utf-8")
     collected = facts.online(tmp_path)
     assert [c.label for c in collected.cases] == ["baseline", "eagle k=5"]
@@ -250,9 +250,6 @@ def test_a_table_becomes_a_page(tmp_path: Path) -> None:
     assert seen.simulated < blind.simulated  # the calibration's EAGLE accepts more than the 0.6 tokens given
 
     figures = [Figure("t", "w", "q", 2.0, 1.0)]
-    page = document(report, figures, "Found.", "p.png")
-    assert "3 figures of 1 groups, of which 1 are speedups, and\n1 that follow from a formula" in page
-    assert page.endswith("Found.\n")
     lines = list(csv.DictReader(as_csv(report, figures, unlicensed=False).splitlines()))
     assert len(lines) == len(report.rows) + 1
     speedup = next(line for line in lines if line["quantity"] == "speedup")
@@ -263,24 +260,11 @@ def test_a_table_becomes_a_page(tmp_path: Path) -> None:
     assert left_out_csv([LeftOut("t", "w", 3, "why, not")]) == 'source,what,rows,reason\nt,w,3,"why, not"\n'
 
 
-def test_the_worst_cell_of_each_setup_is_on_the_page() -> None:
-    rows = [
-        row("ngram k=3", 1.0, 1.3),
-        row("eagle k=3", 1.0, 0.5),
-        row("none", 1.0, 1.1, GROUP._replace(setup="other")),
-    ]
-    page = document(Report(rows, rows, []), [], "", "p.png")
-    assert (
-        f"| `{H100}` | chat | 4 | eagle k=3 | speedup | -50% |\n| `other` | chat | 4 | none | speedup | +10% |" in page
-    )
-    assert "ngram k=3" not in page
-
-
 def test_rows_without_a_licence_show_only_their_errors() -> None:
     group = GROUP._replace(source="vllm012")
     kept = dataclasses.replace(row("eagle k=3", 1.2345, 1.3, group), given=True)
     report = Report([kept], [kept], [])
     hidden = as_csv(report, [], unlicensed=False)
     assert f"report,{H100},vllm012,chat,4,eagle k=3,speedup,,,+0.0531,,+0.0531" in hidden
-    assert "1.234" not in hidden + document(report, [], "", "p.png")
+    assert "1.234" not in hidden
     assert "1.234" in as_csv(report, [], unlicensed=True)

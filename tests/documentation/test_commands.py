@@ -109,7 +109,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(folder: Path) -> Iterator[Command]:
     pool = folder / "config/pool.yaml"
-    pool.write_text(f"{pool.read_text()}\ntelemetry: {{exemplars: true}}\n")  # as a page assumes
     with gateway_command(pool, folder, env={"XDG_STATE_HOME": str(folder)}) as command:
         until(lambda: command.get("/metrics").text.count('state="up"} 1.0') == 5, what="five replicas that are up")
         yield command

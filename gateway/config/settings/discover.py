@@ -50,7 +50,7 @@ class KubernetesSettings(Settings):
 class InferencePoolSettings(Settings):
     """An InferencePool of the Gateway API in the cluster that the gateway runs in. Its ready pods are replicas.
 
-    Their labels say how they speculate: docs/reload.md.
+    Their labels say how they speculate: docs/kubernetes.md.
 
     Parameters
     ----------

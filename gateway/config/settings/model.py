@@ -82,10 +82,10 @@ class ModelSettings(Settings):
         Temperature that the engines take for requests without one. Needed only where the gateway cannot find it out: it
         reads the generation config of engines that it starts, and asks other engines once.
     rescue
-        Whether another replica goes on with a stream whose replica dies or is drained: docs/rescue.md.
+        Whether another replica goes on with a stream whose replica dies or is drained: docs/reliability.md.
     ask_usage
         Whether engines are asked for the usage of a stream whose client does not ask for it, and does not get it:
-        docs/usage.md. Without it, such tokens are estimates, and acceptance is not learned from them.
+        docs/clients.md. Without it, such tokens are estimates, and acceptance is not learned from them.
     queue
         Waiting in the gateway for a backend that has few enough requests; null sends every request at once.
     backends

@@ -1,6 +1,6 @@
 """Results of a benchmark: the figures of every run, and the report.
 
-`--json` writes these classes as they are; `docs/bench.md` describes each field.
+`--json` writes these classes as they are.
 """
 
 from __future__ import annotations

@@ -299,5 +299,5 @@ async def test_requests_go_to_the_fastest_whatever_their_clients_ask_for(api: st
             is_ejected = bool(policy.outlier_ejection.reasons)
             shares = await shares_of(60)
             is_ejected |= bool(policy.outlier_ejection.reasons)
-        print(f"{api}, asks: {asks}, engine reports steps: {reports}: {shares}")  # docs/tokens.md
+        print(f"{api}, asks: {asks}, engine reports steps: {reports}: {shares}")  # docs/clients.md
         assert shares["e"] > 0.75, shares

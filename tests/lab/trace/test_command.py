@@ -16,7 +16,7 @@ from lab.trace.statistics import mean_acceptance_length
 from tests.support.paths import DATA, DOCS
 
 AZURE = DATA / "AzureLLMInferenceTrace_code.csv"
-PAGE = (DOCS / "trace.md").read_text("utf-8")
+PAGE = (DOCS / "replay.md").read_text("utf-8")
 
 
 def run(*words: object, status: int = 0) -> tuple[str, str]:
