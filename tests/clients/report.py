@@ -15,6 +15,8 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 
+from pydantic import BaseModel
+
 URL = os.environ["CLIENTS_URL"]
 """Address of the gateway, without `/v1`."""
 
@@ -25,6 +27,22 @@ WRONG_KEY = "wrong"
 UNKNOWN_MODEL = "no-such-model"
 HELLO = "Tell me about sequence types."
 WEATHER = "What is the weather in Oslo, in celsius?"
+TOOL = {
+    "name": "get_weather",
+    "description": "Weather of a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+class City(BaseModel):
+    """A structured answer."""
+
+    city: str
 
 
 def check(condition: object, seen: object = "") -> None:
@@ -33,12 +51,12 @@ def check(condition: object, seen: object = "") -> None:
         raise AssertionError(f"unexpected: {seen!r}")
 
 
-def raises(error: type[Exception], ask: Callable[[], object], holds: Callable[[Exception], bool] | None = None) -> None:
-    """Check that a call raises an error, about which a condition holds."""
+def raises(error: type[Exception], text: str, ask: Callable[[], object]) -> None:
+    """Check that a call raises an error that contains a text."""
     try:
         answer = ask()
     except error as raised:
-        check(holds is None or holds(raised), raised)
+        check(text in str(raised), raised)
     else:
         raise AssertionError(f"no {error.__name__} but {answer!r}")
 
@@ -69,11 +87,32 @@ def _refused() -> float:
     return sum(map(float, counts))
 
 
-def run(package: str, cases: Mapping[str, Callable[[], str | None]]) -> None:
+Case = Callable[[], object]
+Refusal = tuple[type[Exception], str]
+"""An error, and a text that it contains."""
+
+
+def run(
+    package: str, ask: Callable[..., object], unknown_model: Refusal, wrong_key: Refusal, **cases: Case | None
+) -> None:
     """Run the cases of a client and print their results.
 
-    A case that returns without an error has passed; it may return figures to be shown.
+    Every client has `chat`, `unknown_model`, `wrong_key` and `retry_after_429`, by `ask(model=MODEL, key=KEY)`, which
+    returns an answer that is not empty; `chat=None` leaves that one out. `cases` are the others. A case that returns
+    without an error has passed; it may return figures to be shown.
     """
+    all_cases: dict[str, Case | None] = {
+        "chat": lambda: check(ask()),
+        **cases,
+        "unknown_model": lambda: raises(*unknown_model, lambda: ask(model=UNKNOWN_MODEL)),
+        "wrong_key": lambda: raises(*wrong_key, lambda: ask(key=WRONG_KEY)),
+        "retry_after_429": lambda: retries_after_429(lambda: ask(key=LIMITED_KEY)),
+    }
+    report(package, {name: case for name, case in all_cases.items() if case is not None})
+
+
+def report(package: str, cases: Mapping[str, Case]) -> None:
+    """Run cases and print their results."""
     print(json.dumps({"version": version(package)}), flush=True)
     for name, case in cases.items():
         error = figures = None
@@ -82,4 +121,4 @@ def run(package: str, cases: Mapping[str, Callable[[], str | None]]) -> None:
         except Exception as raised:  # noqa: BLE001 -- reported
             traceback.print_exc()
             error = f"{type(raised).__name__}: {raised}"
-        print(json.dumps({"case": name, "error": error, "figures": figures}), flush=True)
+        print(json.dumps({"case": name.replace("_", " "), "error": error, "figures": figures}), flush=True)

@@ -6,42 +6,26 @@ from typing import Any
 
 import anthropic
 
-from tests.clients.report import (
-    HELLO,
-    KEY,
-    LIMITED_KEY,
-    MODEL,
-    UNKNOWN_MODEL,
-    URL,
-    WEATHER,
-    WRONG_KEY,
-    check,
-    raises,
-    retries_after_429,
-    run,
-)
+from tests.clients.report import HELLO, KEY, MODEL, TOOL, UNKNOWN_MODEL, URL, WEATHER, check, run
 
 SAY: Any = [{"role": "user", "content": HELLO}]
-TOOL: Any = {
-    "name": "get_weather",
-    "description": "Weather of a city",
-    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-}
+TOOL_OF_ANTHROPIC: Any = {**TOOL, "input_schema": TOOL["parameters"]}
+TOOL_OF_ANTHROPIC.pop("parameters")
 
 
 def client(key: str = KEY) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=URL, api_key=key)
 
 
+def ask(model: str = MODEL, key: str = KEY) -> str:
+    message: Any = client(key).messages.create(model=model, max_tokens=60, messages=SAY)
+    return str(message.content[0].text)
+
+
 def models() -> None:
     listed = [model.id for model in client().models.list()]
     check(MODEL in listed, listed)
     check(client().models.retrieve(MODEL).id == MODEL)
-
-
-def chat() -> None:
-    message: Any = client().messages.create(model=MODEL, max_tokens=20, messages=SAY)
-    check(message.content[0].text, message)
     check(client().messages.count_tokens(model=MODEL, messages=SAY).input_tokens > 0)
 
 
@@ -58,7 +42,7 @@ def tools() -> None:
         "model": MODEL,
         "max_tokens": 100,
         "messages": [{"role": "user", "content": WEATHER}],
-        "tools": [TOOL],
+        "tools": [TOOL_OF_ANTHROPIC],
         "tool_choice": {"type": "any"},
     }
     whole = client().messages.create(**asked)
@@ -69,35 +53,12 @@ def tools() -> None:
         check("city" in block.input, block)
 
 
-def unknown_model() -> None:
-    raises(
-        anthropic.NotFoundError,
-        lambda: client().messages.create(model=UNKNOWN_MODEL, max_tokens=5, messages=SAY),
-        lambda error: UNKNOWN_MODEL in str(error),
-    )
-
-
-def wrong_key() -> None:
-    raises(
-        anthropic.AuthenticationError,
-        lambda: client(WRONG_KEY).messages.create(model=MODEL, max_tokens=5, messages=SAY),
-    )
-
-
-def retry() -> None:
-    limited = client(LIMITED_KEY)
-    retries_after_429(lambda: limited.messages.create(model=MODEL, max_tokens=60, messages=SAY))
-
-
 run(
     "anthropic",
-    {
-        "models": models,
-        "chat": chat,
-        "stream": stream,
-        "tools": tools,
-        "unknown model": unknown_model,
-        "wrong key": wrong_key,
-        "retry after 429": retry,
-    },
+    ask,
+    unknown_model=(anthropic.NotFoundError, UNKNOWN_MODEL),
+    wrong_key=(anthropic.AuthenticationError, ""),
+    models=models,
+    stream=stream,
+    tools=tools,
 )

@@ -7,27 +7,8 @@ from typing import Any
 import instructor
 import openai
 from instructor.core.exceptions import InstructorRetryException
-from pydantic import BaseModel
 
-from tests.clients.report import (
-    KEY,
-    LIMITED_KEY,
-    MODEL,
-    UNKNOWN_MODEL,
-    URL,
-    WEATHER,
-    WRONG_KEY,
-    check,
-    raises,
-    retries_after_429,
-    run,
-)
-
-
-class City(BaseModel):
-    """A city."""
-
-    city: str
+from tests.clients.report import KEY, MODEL, UNKNOWN_MODEL, URL, WEATHER, City, check, run
 
 
 def ask(model: str = MODEL, key: str = KEY, mode: instructor.Mode = instructor.Mode.TOOLS) -> Any:
@@ -53,26 +34,13 @@ def stream() -> None:
     check(last.city, last)
 
 
-def unknown_model() -> None:
-    raises(InstructorRetryException, lambda: ask(UNKNOWN_MODEL), lambda error: UNKNOWN_MODEL in str(error))
-
-
-def wrong_key() -> None:
-    raises(InstructorRetryException, lambda: ask(key=WRONG_KEY), lambda error: "401" in str(error))
-
-
-def retry() -> None:
-    retries_after_429(lambda: ask(key=LIMITED_KEY))
-
-
 run(
     "instructor",
-    {
-        "stream": stream,
-        "tools": tools,
-        "structured": structured,
-        "unknown model": unknown_model,
-        "wrong key": wrong_key,
-        "retry after 429": retry,
-    },
+    ask,
+    unknown_model=(InstructorRetryException, UNKNOWN_MODEL),
+    wrong_key=(InstructorRetryException, "401"),
+    chat=None,
+    stream=stream,
+    tools=tools,
+    structured=structured,
 )

@@ -7,28 +7,9 @@ from typing import Any
 import openai
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 
-from tests.clients.report import (
-    HELLO,
-    KEY,
-    LIMITED_KEY,
-    MODEL,
-    UNKNOWN_MODEL,
-    URL,
-    WEATHER,
-    WRONG_KEY,
-    check,
-    raises,
-    retries_after_429,
-    run,
-)
-
-
-class City(BaseModel):
-    """A city."""
-
-    city: str
+from tests.clients.report import HELLO, KEY, MODEL, UNKNOWN_MODEL, URL, WEATHER, City, check, run
 
 
 @tool
@@ -37,9 +18,9 @@ def get_weather(city: str) -> str:
     return city
 
 
-def model(name: str = MODEL, key: str = KEY, max_tokens: int = 100, **more: Any) -> ChatOpenAI:
+def llm(model: str = MODEL, key: str = KEY, max_tokens: int = 100, **more: Any) -> ChatOpenAI:
     return ChatOpenAI(
-        model=name,
+        model=model,
         base_url=f"{URL}/v1",
         api_key=SecretStr(key),
         max_completion_tokens=max_tokens,
@@ -47,55 +28,39 @@ def model(name: str = MODEL, key: str = KEY, max_tokens: int = 100, **more: Any)
     )
 
 
-def chat() -> None:
-    check(model().invoke(HELLO).content)
+def ask(**options: Any) -> object:
+    return llm(**options).invoke(HELLO).content
 
 
 def stream() -> None:
-    chunks = list(model(stream_usage=True).stream(HELLO))
+    chunks = list(llm(stream_usage=True).stream(HELLO))
     check("".join(str(chunk.content) for chunk in chunks), chunks)
     check(any(chunk.usage_metadata for chunk in chunks), chunks)
 
 
 def responses() -> None:
-    check(model(use_responses_api=True).invoke(HELLO).text)
-    check("".join(chunk.text for chunk in model(max_tokens=20, use_responses_api=True).stream(HELLO)))
+    check(llm(use_responses_api=True).invoke(HELLO).text)
+    check("".join(chunk.text for chunk in llm(max_tokens=20, use_responses_api=True).stream(HELLO)))
 
 
 def tools() -> None:
-    (call,) = model().bind_tools([get_weather], tool_choice="any").invoke(WEATHER).tool_calls
+    (call,) = llm().bind_tools([get_weather], tool_choice="any").invoke(WEATHER).tool_calls
     check("city" in call["args"], call)
 
 
 def structured() -> None:
     for method in ("json_schema", "function_calling"):
-        answer = model().with_structured_output(City, method=method).invoke(WEATHER)
+        answer = llm().with_structured_output(City, method=method).invoke(WEATHER)
         check(isinstance(answer, City), answer)
-
-
-def unknown_model() -> None:
-    raises(openai.NotFoundError, lambda: model(UNKNOWN_MODEL).invoke(HELLO))
-
-
-def wrong_key() -> None:
-    raises(openai.AuthenticationError, lambda: model(key=WRONG_KEY).invoke(HELLO))
-
-
-def retry() -> None:
-    limited = model(key=LIMITED_KEY, max_tokens=60)
-    retries_after_429(lambda: limited.invoke(HELLO))
 
 
 run(
     "langchain-openai",
-    {
-        "chat": chat,
-        "stream": stream,
-        "responses": responses,
-        "tools": tools,
-        "structured": structured,
-        "unknown model": unknown_model,
-        "wrong key": wrong_key,
-        "retry after 429": retry,
-    },
+    ask,
+    unknown_model=(openai.NotFoundError, UNKNOWN_MODEL),
+    wrong_key=(openai.AuthenticationError, ""),
+    stream=stream,
+    responses=responses,
+    tools=tools,
+    structured=structured,
 )

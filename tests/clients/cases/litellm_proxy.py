@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from tests.clients.load import totals
-from tests.clients.report import HELLO, KEY, MODEL, UNKNOWN_MODEL, URL, check, run
+from tests.clients.report import HELLO, KEY, MODEL, UNKNOWN_MODEL, URL, check, report
 from tests.support.waiting import eventually_blocking
 
 MASTER_KEY = "sk-proxy"
@@ -141,7 +141,7 @@ def main() -> None:
             stack.enter_context(process(*gateway, ready=f"http://127.0.0.1:{port}/readyz"))
             ANSWERS["behind"] = f"http://127.0.0.1:{port}"
         cases = {"models": models, "chat": chat, "stream": stream, "unknown model": unknown_model, "leaves": leaves}
-        run("litellm", {name: lambda case=case: case(where) for name, case in cases.items()})
+        report("litellm", {name: lambda case=case: case(where) for name, case in cases.items()})
 
 
 main()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.clients.load import OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS, STREAMS, TOKENIZER, Figures, Run, run_tool
-from tests.clients.report import KEY, MODEL, URL, run
+from tests.clients.report import KEY, MODEL, URL, report
 
 
 def measure(folder: Path) -> Figures:
@@ -28,4 +28,4 @@ def measure(folder: Path) -> Figures:
     )
 
 
-run("aiperf", Run(measure).cases)
+report("aiperf", Run(measure).cases)

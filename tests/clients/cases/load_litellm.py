@@ -13,7 +13,7 @@ os.environ["HF_HUB_OFFLINE"] = (
 import litellm
 
 from tests.clients.load import OUTPUT_TOKENS, REQUESTS, STREAMS, Figures, Run
-from tests.clients.report import HELLO, KEY, MODEL, URL, run
+from tests.clients.report import HELLO, KEY, MODEL, URL, report
 
 
 async def ask(limit: asyncio.Semaphore, number: int) -> tuple[float, float, int]:
@@ -64,4 +64,4 @@ def measure(_: Path) -> Figures:
     )
 
 
-run("litellm", Run(measure, unreported=1).cases)
+report("litellm", Run(measure, unreported=1).cases)

@@ -8,7 +8,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from tests.clients.load import OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS, STREAMS, TOKENIZER, Figures, Run, run_tool
-from tests.clients.report import KEY, MODEL, URL, run
+from tests.clients.report import KEY, MODEL, URL, report
 
 
 def measure(folder: Path) -> Figures:
@@ -32,4 +32,4 @@ def measure(folder: Path) -> Figures:
 
 
 # It asks for /tokenize before it begins, without its key, and does without the answer.
-run(packages_distributions()["vllm"][0], Run(measure, refused=1).cases)
+report(packages_distributions()["vllm"][0], Run(measure, refused=1).cases)

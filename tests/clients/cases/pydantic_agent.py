@@ -5,37 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tests.clients.report import (
-    HELLO,
-    KEY,
-    LIMITED_KEY,
-    MODEL,
-    UNKNOWN_MODEL,
-    URL,
-    WEATHER,
-    WRONG_KEY,
-    check,
-    raises,
-    retries_after_429,
-    run,
-)
+from tests.clients.report import HELLO, KEY, MODEL, URL, WEATHER, City, check, run
 
 
-class City(BaseModel):
-    """A city."""
-
-    city: str
-
-
-def agent(name: str = MODEL, key: str = KEY, kind: Any = OpenAIChatModel, **more: Any) -> Agent[None, Any]:
-    model = kind(name, provider=OpenAIProvider(base_url=f"{URL}/v1", api_key=key))
-    return Agent(model, model_settings={"max_tokens": 60}, **more)
+def agent(model: str = MODEL, key: str = KEY, kind: Any = OpenAIChatModel, **more: Any) -> Agent[None, Any]:
+    chosen = kind(model, provider=OpenAIProvider(base_url=f"{URL}/v1", api_key=key))
+    return Agent(chosen, model_settings={"max_tokens": 60}, **more)
 
 
 async def streamed(asked: Agent[None, Any]) -> str:
@@ -43,8 +23,8 @@ async def streamed(asked: Agent[None, Any]) -> str:
         return "".join([piece async for piece in result.stream_text(delta=True)])
 
 
-def chat() -> None:
-    check(agent().run_sync(HELLO).output)
+def ask(**options: str) -> object:
+    return agent(**options).run_sync(HELLO).output
 
 
 def stream() -> None:
@@ -75,28 +55,13 @@ def structured() -> None:
     check(isinstance(answer, City), answer)
 
 
-def unknown_model() -> None:
-    raises(ModelHTTPError, lambda: agent(UNKNOWN_MODEL).run_sync(HELLO), lambda error: "404" in str(error))
-
-
-def wrong_key() -> None:
-    raises(ModelHTTPError, lambda: agent(key=WRONG_KEY).run_sync(HELLO), lambda error: "401" in str(error))
-
-
-def retry() -> None:
-    retries_after_429(lambda: agent(key=LIMITED_KEY).run_sync(HELLO))
-
-
 run(
     "pydantic-ai-slim",
-    {
-        "chat": chat,
-        "stream": stream,
-        "responses": responses,
-        "tools": tools,
-        "structured": structured,
-        "unknown model": unknown_model,
-        "wrong key": wrong_key,
-        "retry after 429": retry,
-    },
+    ask,
+    unknown_model=(ModelHTTPError, "404"),
+    wrong_key=(ModelHTTPError, "401"),
+    stream=stream,
+    responses=responses,
+    tools=tools,
+    structured=structured,
 )
