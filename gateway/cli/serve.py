@@ -28,7 +28,7 @@ def serve_pool(config: Path, server: Mapping[str, Any], picker: Mapping[str, Any
     if settings.telemetry.otlp is not None:
         require("otel", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
     if picker is not None:
-        require("picker", "hpack", "grpc_health", "google.protobuf")
+        require("picker", "grpc_health", "google.protobuf")
         if settings.picker is not None and settings.picker.tls is not None:
             from gateway.picker.tls import Certificate
 

@@ -6,20 +6,20 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
+import grpc
 import httpx
-from google.protobuf.message import DecodeError
+from grpc_health.v1.health import aio as health
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from starlette.types import ASGIApp
 
 from backends import background
+from gateway.picker.call import Call
 from gateway.picker.destinations import Destinations
-from gateway.picker.ext_proc_pb2 import ProcessingRequest
-from gateway.picker.grpc.call import INVALID_ARGUMENT, Call
-from gateway.picker.grpc.server import GrpcServer
-from gateway.picker.health import Health
-from gateway.picker.observation import Observation
-from gateway.picker.stream import Picking, ProtocolError, Stream
+from gateway.picker.stream import Picking
 from gateway.picker.tls import Certificate
 
 if TYPE_CHECKING:
@@ -31,6 +31,25 @@ SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 _LIVE: Final = "liveness"
 _READY: Final = ("readiness", SERVICE, "")
 _CHECK_S: Final = 0.5
+_CLOSE_S: Final = 1.0  # after the relay has ended what is in flight
+
+_MOST_CALLS: Final = 16_384
+_OPTIONS: Final = (
+    ("grpc.max_concurrent_streams", 1024),  # of a connection; a proxy opens another one for more
+    ("grpc.max_allowed_incoming_connections", 1024),
+    ("grpc.max_connection_idle_ms", 60_000),  # so that those do not stay
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_receive_message_length", 4 << 20),
+    # The window of a call from its beginning: prompts come at once, and a window that grows costs waiting.
+    ("grpc.http2.lookahead_bytes", 1 << 20),
+    ("grpc.http2.bdp_probe", 0),
+    # Both sides may ask whether the other is still there, also without calls.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 30_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+)
 
 
 class PickerServer:
@@ -40,28 +59,42 @@ class PickerServer:
         self._gateway = gateway
         client = httpx.AsyncClient(transport=httpx.ASGITransport(own), base_url="http://gateway")
         self._picking = Picking(gateway, Destinations(), client)
-        self._health = Health()
+        self._health = health.HealthServicer()
         self._is_draining = False
         self._checks: asyncio.Task[None] | None = None
-        self._certificate: Certificate | None = None
-        self._server = GrpcServer(
-            {
-                f"/{SERVICE}/Process": lambda call: _Process(self._picking, call),
-                "/grpc.health.v1.Health/Check": self._health.check,
-                "/grpc.health.v1.Health/Watch": self._health.watch,
-            }
-        )
+        self._server: grpc.aio.Server | None = None
 
     async def start(self, opened: socket.socket) -> None:
-        """Accept calls at a bound socket, with TLS if the settings say so."""
-        settings = self._gateway.settings.picker
-        if settings is not None and settings.tls is not None:
-            self._certificate = Certificate(settings.tls)
+        """Accept calls at the address of a bound socket, with TLS if the settings say so."""
+        server = self._server = grpc.aio.server(
+            options=[*_OPTIONS, ("grpc.so_reuseport", self._gateway.settings.server.workers > 1)],
+            maximum_concurrent_rpcs=_MOST_CALLS,
+        )
+        methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            "Process": grpc.stream_stream_rpc_method_handler(self._process)
+        }
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
+        add_HealthServicer_to_server(self._health, server)
         await self._picking.destinations.start(self._gateway.pool)
-        self._health.set(_LIVE, serves=True)
-        self._check()
+        await self._health.set(_LIVE, HealthCheckResponse.SERVING)
+        await self._check()
+        self._listen(server, opened)
+        await server.start()
         self._checks = background.keep_running("picker", self._check_regularly, of="its health")
-        await self._server.start(opened, None if self._certificate is None else self._certificate.context)
+
+    def _listen(self, server: grpc.aio.Server, opened: socket.socket) -> None:
+        """Have gRPC listen where a socket is bound, which it cannot take over."""
+        host, port = opened.getsockname()[:2]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        opened.close()
+        settings = self._gateway.settings.picker
+        if settings is None or settings.tls is None:
+            server.add_insecure_port(address)
+        else:
+            server.add_secure_port(address, Certificate(settings.tls).credentials())
+
+    async def _process(self, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        await Call(self._picking, context).serve()
 
     def drain(self) -> None:
         """Show that no more requests should come."""
@@ -69,7 +102,8 @@ class PickerServer:
 
     async def stop(self, grace_s: float) -> None:
         """Stop accepting calls, and wait for those that there are."""
-        await self._server.stop(grace_s)
+        if self._server is not None:
+            await self._server.stop(grace_s + _CLOSE_S)
         if self._checks is not None:
             self._checks.cancel()
             await asyncio.gather(self._checks, return_exceptions=True)
@@ -79,55 +113,13 @@ class PickerServer:
     async def _check_regularly(self) -> None:
         while True:
             await asyncio.sleep(_CHECK_S)
-            self._check()
+            await self._check()
             self._picking.unfinished.check(time.monotonic())
-            if self._certificate is not None:
-                self._certificate.refresh()
 
-    def _check(self) -> None:
+    async def _check(self) -> None:
         """Publish whether any replica can serve."""
         is_ready = not self._is_draining and any(self._gateway.pool.up(name) for name in self._gateway.models)
         for service in _READY:
-            self._health.set(service, serves=is_ready)
-
-
-class _Process:
-    """A call of `Process`: a request, or an answer that is only shown."""
-
-    def __init__(self, picking: Picking, call: Call) -> None:
-        self._picking = picking
-        self._call = call
-        self._stream: Stream | Observation | None = None
-
-    def handle(self, data: bytes | bytearray) -> None:
-        """Handle a message of the proxy."""
-        try:
-            message = ProcessingRequest.FromString(data)  # type: ignore[arg-type] # a bytearray will do
-            stream = self._stream
-            if stream is None:
-                is_shown = message.observability_mode
-                stream = Observation(self._picking) if is_shown else Stream(self._picking, self)
-                self._stream = stream
-            stream.handle(message)
-        except (ProtocolError, DecodeError) as error:
-            self._call.fail(INVALID_ARGUMENT, str(error))
-            return
-        if stream.has_ended:
-            self._call.end()
-
-    def send(self, message: bytes) -> None:
-        """Send a message, after those before."""
-        self._call.send(message)
-
-    def end(self) -> None:
-        """End the stream well, once all messages have been sent."""
-        self._call.end()
-
-    def half_close(self) -> None:
-        """Handle that the proxy has nothing more to say."""
-        self._call.end()
-
-    def close(self) -> None:
-        """Handle the end of the call."""
-        if self._stream is not None:
-            self._stream.close()
+            await self._health.set(
+                service, HealthCheckResponse.SERVING if is_ready else HealthCheckResponse.NOT_SERVING
+            )

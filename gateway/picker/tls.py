@@ -6,6 +6,8 @@ import logging
 import ssl
 from typing import TYPE_CHECKING
 
+import grpc
+
 from backends.validation import UsageError
 
 if TYPE_CHECKING:
@@ -20,32 +22,38 @@ class Certificate:
     def __init__(self, tls: PickerTlsSettings) -> None:
         self._tls = tls
         self._seen = self._state()
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # the context of a server that speaks HTTP/2
-        self.context.set_alpn_protocols(["h2"])
-        self._load(self.context)
+        self._first = self._read()
 
-    def refresh(self) -> None:
-        """Read the files again if they have changed; what cannot be used is left, and said once."""
+    def credentials(self) -> grpc.ServerCredentials:
+        """Return the credentials of a server, which look for other files before each handshake."""
+        return grpc.dynamic_ssl_server_credentials(self._first, self.renewed)  # type: ignore[arg-type] # None keeps it
+
+    def renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Return what the files have now; None if they are as before, or cannot be used, which is said once."""
         seen = self._state()
         if seen == self._seen:
-            return
-        self._seen = seen
+            return None
         try:
-            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # half of a pair would spoil the context that is in use
-            self._load(self.context)
+            found = self._read()
         except UsageError as error:
+            self._seen = seen
             log.warning("%s; the one before stays in use", error)
-        else:
-            log.info("picker.tls: %s has been read again", self._tls.certificate)
+            return None
+        if self._state() != seen:  # replaced meanwhile: the next connection finds the pair
+            return None
+        self._seen = seen
+        log.info("picker.tls: %s has been read again", self._tls.certificate)
+        return found
 
-    def _load(self, context: ssl.SSLContext) -> None:
-        tls = self._tls
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        certificate, key = self._tls.certificate, self._tls.key
         try:
-            context.load_cert_chain(tls.certificate, tls.key)
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)  # gRPC does not say what is wrong
+            return grpc.ssl_server_certificate_configuration([(key.read_bytes(), certificate.read_bytes())])
         except OSError as error:  # those of ssl are some
             reason = error.strerror or error
             raise UsageError(
-                f"picker.tls: {tls.certificate} and {tls.key} cannot be used ({reason}); expected a chain of "
+                f"picker.tls: {certificate} and {key} cannot be used ({reason}); expected a chain of "
                 "certificates and its private key, in PEM"
             ) from None
 

@@ -29,7 +29,6 @@ _QUICK = {
     "pool_file": 1_000,
     "traces": 5_000,
     "records": 40_000,
-    "calls": 20_000,
 }
 """By target, the inputs of a quick campaign: about ten seconds on a free core."""
 _STATUS = re.compile(r"#(\d+)\s+\w+\s+cov: (\d+) ft: (\d+)(?: corp: (\d+)/\S+)?.*?rss: (\d+)Mb")

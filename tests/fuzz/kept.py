@@ -6,7 +6,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 CORPUS = FOLDER / "corpus"
-TARGETS = ("requests", "answers", "events", "bodies", "pool_file", "traces", "records", "calls")
+TARGETS = ("requests", "answers", "events", "bodies", "pool_file", "traces", "records")
 
 
 def inputs(target: str) -> list[Path]:

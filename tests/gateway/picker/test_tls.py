@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import shutil
-import socket
-import ssl
 import subprocess
 from pathlib import Path
 
@@ -17,13 +14,9 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from backends.validation import UsageError
 from gateway.config.settings import PickerTlsSettings
-from gateway.picker.grpc import server
 from gateway.picker.tls import Certificate
-from tests.gateway.picker.grpc.peer import Services
-from tests.gateway.picker.grpc.test_server import PATH
 from tests.support.command import gateway_command, until
 from tests.support.upstream import upstreams_in_thread
-from tests.support.waiting import TIMEOUT_S
 
 POOL = """
 models:
@@ -69,74 +62,21 @@ def test_files_that_cannot_be_used_are_named(pairs: list[PickerTlsSettings], tmp
             Certificate(settings)
 
 
-def shown(certificate: Certificate) -> str:
-    """Return the certificate that a handshake shows, in PEM."""
-    client_in, client_out = ssl.MemoryBIO(), ssl.MemoryBIO()
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    client = context.wrap_bio(client_in, client_out)
-    server = certificate.context.wrap_bio(client_out, client_in, server_side=True)
-    for side in (client, server, client):
-        try:
-            side.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-    assert client.selected_alpn_protocol() == "h2"
-    found = client.getpeercert(binary_form=True)
-    assert found is not None
-    return ssl.DER_cert_to_PEM_cert(found)
-
-
 def test_half_of_a_new_pair_changes_nothing(
     pairs: list[PickerTlsSettings], used: PickerTlsSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gateway.picker.tls")
     certificate = Certificate(used)
-    certificate.refresh()
+    assert certificate.renewed() is None
     assert not caplog.messages
     replace(used.certificate, pairs[1].certificate)
-    for _ in range(2):
-        certificate.refresh()
-    used.key.unlink()
-    certificate.refresh()
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
-    assert shown(certificate) == pairs[0].certificate.read_text()
+    assert certificate.renewed() is None
+    assert certificate.renewed() is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     replace(used.key, pairs[1].key)
-    certificate.refresh()
+    assert certificate.renewed() is not None
     assert caplog.messages[-1] == f"picker.tls: {used.certificate} has been read again"
-    assert shown(certificate) == pairs[1].certificate.read_text()
-
-
-async def test_handshakes_that_fail_take_no_place(
-    pairs: list[PickerTlsSettings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 2)
-    services = Services()
-    opened = socket.create_server(("127.0.0.1", 0))
-    await services.start(opened, Certificate(pairs[0]).context)
-    port = opened.getsockname()[1]
-    for wrong in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b""):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(wrong)
-        writer.write_eof()
-        assert b"HTTP" not in await reader.read()
-        writer.close()
-    untrusting = ssl.create_default_context(cafile=str(pairs[1].certificate))
-    with pytest.raises(ssl.SSLCertVerificationError):
-        await asyncio.open_connection("127.0.0.1", port, ssl=untrusting)
-    trusting = grpc.ssl_channel_credentials(pairs[0].certificate.read_bytes())
-    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", trusting) as channel:
-        echo = channel.stream_stream(PATH)()
-        await echo.write(b"one")
-        assert await echo.read() == b"one"
-        assert len(services.connections) == 1
-        await echo.done_writing()
-        assert await echo.read() is grpc.aio.EOF
-        # The client does not answer the end of TLS, for which asyncio would wait 30 s.
-        await asyncio.wait_for(services.stop(TIMEOUT_S), 15.0)
-    assert services.connections == set()
+    assert certificate.renewed() is None
 
 
 @pytest.mark.slow
