@@ -97,3 +97,8 @@ def exceeded(timeout_s: float) -> GatewayError:
         "Allow more time, or ask for less.",
         code=EXCEEDED,
     )
+
+
+def gateway_failed() -> GatewayError:
+    """Return the error for a defect of the gateway."""
+    return GatewayError(500, "The gateway failed; see its log.", code="gateway_failed")

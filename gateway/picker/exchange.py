@@ -13,7 +13,6 @@ from gateway.picker.destinations import Destinations
 from gateway.relay.attempt import Attempt
 from gateway.relay.context import STOPPING, Inbound, RelayContext, Reply
 from gateway.relay.exchange import Exchange
-from gateway.relay.reception import Reception
 from gateway.routing.model import Upstream
 from policies.features.request import Endpoint
 from policies.policy import Decision
@@ -52,13 +51,13 @@ class PickedExchange(Exchange):
         self._destinations = destinations
         self._subset = subset  # the destinations that the proxy allows; None for all
         self._fallbacks = fallbacks  # most destinations that are named after the chosen one
-        self._receiver: Reception | None = None
         self._is_read = False
 
     # The request
 
-    def _refuse(self, error: GatewayError) -> None:
-        super()._refuse(as_shed(error))
+    def refuse(self, error: GatewayError) -> None:
+        """Answer a request that was not admitted."""
+        super().refuse(as_shed(error))
 
     def candidates(self, tried: tuple[str, ...], *, may_try: bool = True) -> list[Backend]:
         """Return the backends that the request may be sent to: those whose destination is known and allowed."""
@@ -82,9 +81,8 @@ class PickedExchange(Exchange):
             (each for each in candidates if each is not chosen), key=lambda each: each.in_flight / each.weight
         )
         named = [self._destinations.of(each) for each in (chosen, *others[: self._fallbacks])]
-        self._receiver = self.reception()
         self._proxy.forward(attempt.upstream, ",".join(dict.fromkeys(named)))
-        return Call(b"", b"", self._receiver)
+        return Call(b"", b"", attempt)
 
     def backend_is_down(self, backend: Backend) -> None:
         """Leave it to the proxy to send the request elsewhere."""
@@ -105,16 +103,16 @@ class PickedExchange(Exchange):
 
     def needs_answer(self, *, is_sampled: bool) -> bool:
         """Return whether anything needs the body of the answer."""
-        if self._inbound.request_headers.client.tokens_per_minute is not None:
+        if self.inbound.request_headers.client.tokens_per_minute is not None:
             return True
         if any(observer.needs_answer for observer in self.delivery.observers.all):
             return True
         is_inference = self.delivery.endpoint is not Endpoint.OTHER
-        return is_inference and is_sampled and self._routed is not None and self._routed.model.observe is not None
+        return is_inference and is_sampled and self.routed is not None and self.routed.model.observe is not None
 
     def served_by(self, destination: str) -> None:
         """Handle which destination has answered: a fallback if the proxy could not reach the chosen one."""
-        first, routed = self.attempt, self._routed
+        first, routed = self.attempt, self.routed
         if first is None or routed is None or destination == self._destinations.of(first.upstream.backend):
             return
         upstream = next(
@@ -124,19 +122,18 @@ class PickedExchange(Exchange):
         if upstream is None:  # of no replica of this pool
             return
         first.release()
-        self._relay.pool.report_failure(first.upstream.backend)
-        self._relay.metrics.retries.labels(*first.upstream.metrics.labels, "proxy").inc()
+        self.relay.pool.report_failure(first.upstream.backend)
+        self.relay.metrics.retries.labels(*first.upstream.metrics.labels, "proxy").inc()
         self.delivery.retried_from = first.upstream.backend.name
         decision = Decision(upstream.backend.name, "override", "fallback")
-        second = self.attempt = Attempt(upstream, decision, self._relay.pool.recovery)
+        second = self.attempt = Attempt(self, upstream, decision)
         self.delivery.observers.on_send(decision, [upstream.backend])
         second.take()
-        self._receiver = self.reception()
-        second.call = Call(b"", b"", self._receiver)
+        second.call = Call(b"", b"", second)
 
     def lines_for_client(self) -> bytes:
         """Return the header lines that the answer gets: the id of the request, and which backend was chosen and why."""
-        attempt, inbound = self.attempt, self._inbound
+        attempt, inbound = self.attempt, self.inbound
         assert attempt is not None
         return (
             request_id_lines(inbound.path, self.delivery.request_id)
@@ -147,24 +144,24 @@ class PickedExchange(Exchange):
     def on_head(self, status: int, headers: HeaderList, *, is_read: bool) -> None:
         """Handle the head of the answer; again if it is found out later that its body is handled."""
         attempt = self.attempt
-        if self._receiver is None or attempt is None or attempt.call is None:
+        if attempt is None or attempt.call is None:
             return
         self._is_read = self._is_read or is_read
         attempt.call.paused = not self._is_read  # its silence is not the backend's
         if self.delivery.answer is None:
-            self._receiver.on_head(status, headers)
+            attempt.on_head(status, headers)
 
     def on_data(self, data: bytes) -> None:
         """Handle bytes of the answer, which the proxy has passed on."""
-        if self._is_open() and self._receiver is not None:
-            self._receiver.on_data(data)
+        if self._is_open() and self.attempt is not None:
+            self.attempt.on_data(data)
 
     def on_end(self) -> None:
         """Handle the end of the answer."""
-        if not self._is_open() or self._receiver is None:
+        if not self._is_open() or self.attempt is None:
             return
         if self._is_read:
-            self._receiver.on_end()
+            self.attempt.on_end()
         else:
             self.on_close()
 
@@ -180,7 +177,7 @@ class PickedExchange(Exchange):
             self.succeed(answer)
 
     def _is_open(self) -> bool:
-        return self in self._relay.exchanges
+        return self in self.relay.exchanges
 
 
 def as_shed(error: GatewayError) -> GatewayError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import httpx
 
 from backends import background
-from gateway.dialects.errors import GatewayError, too_large
+from gateway.dialects.errors import GatewayError, gateway_failed, too_large
 from gateway.http.headers import Header, headers_of, lines_of
 from gateway.http.paths import canonical_path, is_for_clients
 from gateway.picker import messages
@@ -20,7 +20,6 @@ from gateway.picker.exchange import PickedExchange
 from gateway.picker.ext_proc_pb2 import HttpBody, ProcessingMode, ProcessingRequest
 from gateway.picker.unfinished import Unfinished
 from gateway.relay.context import Inbound, send_error
-from gateway.relay.errors import gateway_failed
 from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
 
@@ -145,11 +144,11 @@ class Stream:
                 self._response_mode = message.protocol_config.response_body_mode
                 if not is_last and message.protocol_config.request_body_mode != _FULL_DUPLEX:
                     raise _wrong_mode(message.protocol_config.request_body_mode)
-            if access.answers_itself(self._method, self._target, by_name):
-                _check_for_clients(canonical_path(self._target))
+            _check_for_clients(canonical_path(self._target))
+            self._request_headers = access.admit(self._method, self._target, self._headers)
+            if self._request_headers is None:
                 self._answering = background.start("own paths", self._answer_itself())
                 return
-            self._request_headers = access.relayed(self._method, self._target, self._headers)
             length = by_name.get(b"content-length", b"")
             if length.isdigit():
                 self._check_size(int(length))

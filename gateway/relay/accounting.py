@@ -1,17 +1,17 @@
-"""The outcome of an exchange (times, tokens, acceptance), for the policy and for the metrics."""
+"""The conclusion of an exchange: its outcome (times, tokens, acceptance), what it is charged, and who is told."""
 
 from __future__ import annotations
 
 import math
-from typing import Final, TypeGuard
+import time
+from typing import TYPE_CHECKING, Final, TypeGuard
 
+from backends import background
 from backends.backend import Backend
 from backends.reported import MOST_CONTEXT_TOKENS
 from backends.speculation import Method
-from gateway.dialects.sse import EventStream
 from gateway.dialects.usage import Usage, first_usage
 from gateway.relay.answers import MeteredAnswer, PassThrough
-from gateway.relay.charge import tokens_of
 from gateway.relay.observers import EndedExchange
 from gateway.routing.model import Model, Upstream
 from gateway.telemetry.metrics import Metrics
@@ -19,85 +19,132 @@ from policies.features.prompt import BYTES_PER_TOKEN
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision, Outcome
 
+if TYPE_CHECKING:
+    from gateway.relay.attempt import Attempt
+    from gateway.relay.context import Inbound
+    from gateway.relay.exchange import Exchange
+
+_OTHER: Final = Endpoint.OTHER
 _EMBEDDINGS: Final = Endpoint.EMBEDDINGS
 _BASELINE: Final = Method.BASELINE
 _ANSWERED = frozenset({"ok", "cancelled", "interrupted"})
 _MOST_PER_BYTE: Final = 64
 """Tokens that an engine may compute for each byte of a request: a query is ranked against many short documents."""
 
+_AUDIO: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+_AUDIO_TOKENS_PER_S: Final = 50
+"""Positions of Whisper's encoder: 1,500 for each 30 s."""
 
-def count(ended: EndedExchange, metrics: Metrics) -> None:
-    """Count an exchange by its label."""
-    if ended.upstream is None:
-        metrics.requests.labels(ended.routed.model.name, "", "", ended.label).inc()
-    else:
-        ended.upstream.metrics.outcomes[ended.label].inc()
+_AUDIO_BYTES_PER_S: Final = 8_000
+"""Of a compressed recording, 64 kbit/s; few are smaller than a third of this."""
 
 
-def account(ended: EndedExchange, metrics: Metrics, *, is_observed: bool, is_over: bool = False) -> None:
-    """Count an exchange with its tokens and times, and pass its outcome to the policy.
+def conclude(exchange: Exchange, status: int, label: str, *, is_over: bool = False) -> None:
+    """Account for an exchange, give up its place, and have its observers see its end, whatever one of these raises.
+
+    A request whose time was over (`is_over`) is charged although it was not answered: its engine has worked for it.
+    """
+    relay, routed, delivery, attempt = exchange.relay, exchange.routed, exchange.delivery, exchange.attempt
+    assert routed is not None
+    answer, metrics = delivery.answer, relay.metrics
+    routed.model.traffic.in_flight -= 1
+    delivery.times.ended_s = time.perf_counter()
+    ended = EndedExchange(
+        delivery.request_id,
+        exchange.inbound.request_headers.client,
+        routed,
+        None if attempt is None else attempt.decision,
+        None if attempt is None else attempt.upstream,
+        delivery.retried_from,
+        status,
+        label,
+        delivery.times,
+        None if answer is None else answer.usage,
+        None if answer is None else answer.events,
+        unread_bytes=0 if answer is None else answer.unread_bytes,
+    )
+    try:
+        if exchange.rescuer is not None:
+            exchange.rescuer.note(ended)
+        if attempt is None:
+            metrics.requests.labels(routed.model.name, "", "", label).inc()
+        else:
+            attempt.upstream.metrics.outcomes[label].inc()
+            if delivery.endpoint is _OTHER:
+                _charge(ended, attempt, metrics, exchange.inbound, answer, is_over=is_over)
+            else:
+                _account(ended, attempt, metrics, is_observed=bool(delivery.observers.all), is_over=is_over)
+        if ended.tokens:
+            metrics.keys.labels(ended.client.name).inc(ended.tokens)
+    except Exception as error:  # noqa: BLE001 -- a defect here must not keep the place of a key
+        background.note("accounting", error, of=routed.model.name)
+    try:
+        relay.limits.leave(ended.client, ended.tokens)
+    except Exception as error:  # noqa: BLE001 -- the place is free; what it is charged cannot be added up
+        background.note("accounting", error, of=ended.client.name)
+    if delivery.observers.all:
+        delivery.observers.on_end(ended)
+
+
+def _account(ended: EndedExchange, attempt: Attempt, metrics: Metrics, *, is_observed: bool, is_over: bool) -> None:
+    """Count the tokens and times of an exchange, and pass its outcome to the policy.
 
     Sets `ended.tokens`, and `ended.outcome` if the request was answered. If nobody learns or observes, an answer in one
-    piece is only counted: the outcome would need the features of the request, which are computed on first use. A
-    request whose time was over (`is_over`) is charged although it was not answered: its engine has worked for it.
+    piece is only counted: the outcome would need the features of the request, which are computed on first use.
     """
-    count(ended, metrics)
     if ended.usage is None and ended.stream is not None and ended.label != "ok":
-        ended.usage = _latest_usage(ended.stream)
-    decision, upstream, model = ended.decision, ended.upstream, ended.routed.model
-    if decision is None or upstream is None:
-        return
+        latest = first_usage(ended.stream.last_documents())
+        ended.usage = latest if latest is not None and latest.output_tokens else None
+    upstream, model, times = attempt.upstream, ended.routed.model, ended.times
     if ended.label not in _ANSWERED:
         if is_over:
             _charge_unseen(ended, upstream, ended.routed.features.prompt_tokens)
         return
-    usage = ended.usage = _believed(ended, upstream.backend, metrics)
+    usage, bound = _believed(ended, upstream.backend, metrics), upstream.metrics
+    ended.usage = usage
     if not is_observed and ended.stream is None and _is_plain(usage, model):
-        bound, prompt_tokens, output_tokens = upstream.metrics, usage.prompt_tokens or 0, usage.output_tokens or 0
-        bound.e2e.observe(ended.times.ended_s - ended.times.arrived_s)
+        prompt_tokens, output_tokens = usage.prompt_tokens or 0, usage.output_tokens or 0
+        bound.e2e.observe(times.ended_s - times.arrived_s)
         bound.prompt_tokens.inc(prompt_tokens)
         bound.output_tokens.inc(output_tokens)
         ended.tokens = prompt_tokens + output_tokens
         if ended.label == "ok":
-            upstream.learn_pace(ended.times.ended_s - ended.times.arrived_s - ended.times.waited_s, output_tokens)
-    else:
-        outcome = ended.outcome = outcome_of(ended, decision, upstream)
-        ended.tokens = outcome.prompt_tokens + outcome.output_tokens
-        if ended.rescued_from:  # its times and steps are not those of a single backend
-            upstream.metrics.prompt_tokens.inc(outcome.prompt_tokens)
-            upstream.metrics.output_tokens.inc(outcome.output_tokens)
-            return
-        if ended.label == "ok":
-            upstream.learn_pace(outcome.e2e_s, outcome.output_tokens / outcome.request.n)
-        elif ended.label == "cancelled":
-            _charge_unseen(ended, upstream)
-        if model.observe is not None:
-            try:
-                model.observe(outcome)
-            except Exception as error:  # noqa: BLE001 -- the request has been served, even if the policy fails
-                model.fallback.note(model.policy.name, "observe", error)
-        _count_outcome(outcome, usage, upstream, metrics, ended.times.waited_s)
+            upstream.learn_pace(times.ended_s - times.arrived_s - times.waited_s, output_tokens)
+        return
+    outcome = ended.outcome = outcome_of(ended, attempt.decision, upstream)
+    ended.tokens = outcome.prompt_tokens + outcome.output_tokens
+    if ended.rescued_from:  # its times and steps are not those of a single backend
+        bound.prompt_tokens.inc(outcome.prompt_tokens)
+        bound.output_tokens.inc(outcome.output_tokens)
+        return
+    if ended.label == "ok":
+        upstream.learn_pace(outcome.e2e_s, outcome.output_tokens / outcome.request.n)
+    elif ended.label == "cancelled":
+        _charge_unseen(ended, upstream)
+    if model.observe is not None:
+        try:
+            model.observe(outcome)
+        except Exception as error:  # noqa: BLE001 -- the request has been served, even if the policy fails
+            model.fallback.note(model.policy.name, "observe", error)
+    _count_outcome(outcome, usage, upstream, metrics, times.waited_s)
 
 
-def charge(
+def _charge(
     ended: EndedExchange,
+    attempt: Attempt,
     metrics: Metrics,
-    path: str,
-    method: str,
-    body: bytes,
+    inbound: Inbound,
     answer: PassThrough | None,
     *,
-    is_over: bool = False,
+    is_over: bool,
 ) -> None:
     """Charge an exchange of an endpoint that is only passed through, and count its tokens.
 
     Sets `ended.tokens` and `ended.outcome`. Only a `POST` with a body makes an engine work: asking again for a stored
     response, for example, reports its usage again.
     """
-    decision, upstream = ended.decision, ended.upstream
-    if decision is None or upstream is None or not body or method != "POST":
-        return
-    if ended.label not in _ANSWERED and not is_over:
+    upstream, body = attempt.upstream, inbound.body
+    if not body or inbound.request_headers.method != "POST" or (ended.label not in _ANSWERED and not is_over):
         return
     events = 0
     if isinstance(answer, MeteredAnswer):
@@ -106,13 +153,13 @@ def charge(
             ended.usage = answer.usage
         events = answer.events_passed
     ended.usage = _believed(ended, upstream.backend, metrics, _MOST_PER_BYTE * len(body))
-    prompt_tokens, output_tokens = tokens_of(path, body, ended.usage, events)
+    prompt_tokens, output_tokens = tokens_of(inbound.path, body, ended.usage, events)
     ended.tokens = prompt_tokens + output_tokens
     upstream.metrics.prompt_tokens.inc(prompt_tokens)
     upstream.metrics.output_tokens.inc(output_tokens)
     ended.outcome = Outcome(
         ended.routed.features,
-        decision,
+        attempt.decision,
         upstream.backend.method,
         ended.status,
         ttft_s=None,
@@ -152,12 +199,6 @@ def _charge_unseen(ended: EndedExchange, upstream: Upstream, prompt_tokens: int 
     ended.tokens += prompt_tokens + output_tokens
     upstream.metrics.prompt_tokens.inc(prompt_tokens)
     upstream.metrics.output_tokens.inc(output_tokens)
-
-
-def _latest_usage(stream: EventStream) -> Usage | None:
-    """Return the usage in the last events of a stream that ended early; None if it tells no output tokens."""
-    usage = first_usage(stream.last_documents())
-    return usage if usage is not None and usage.output_tokens else None
 
 
 def _is_plain(usage: Usage | None, model: Model) -> TypeGuard[Usage]:
@@ -257,3 +298,22 @@ def _count_outcome(
         metrics.count_steps(bound, temperature, source, steps, outcome.output_tokens)
     if outcome.drafted_tokens is not None and outcome.accepted_tokens is not None:
         metrics.count_drafts(bound, temperature, outcome.drafted_tokens, outcome.accepted_tokens)
+
+
+def tokens_of(path: str, body: bytes, usage: Usage | None, events: int) -> tuple[int, int]:
+    """Return the prompt and output tokens that a request is charged.
+
+    Examples
+    --------
+    >>> tokens_of("/tokenize", b"x" * 40, None, 0), tokens_of("/v1/audio/translations", b"x" * 8000, None, 0)
+    ((10, 0), (50, 0))
+    """
+    output_tokens = events
+    if usage is not None:
+        output_tokens = usage.output_tokens or 0
+        if usage.prompt_tokens is not None:
+            return usage.prompt_tokens, output_tokens
+    if path in _AUDIO:
+        seconds = usage.audio_s if usage is not None and usage.audio_s is not None else len(body) / _AUDIO_BYTES_PER_S
+        return math.ceil(_AUDIO_TOKENS_PER_S * seconds), output_tokens
+    return math.ceil(len(body) / BYTES_PER_TOKEN), output_tokens

@@ -162,7 +162,12 @@ class WholeAnswer(PassThrough):
             self._metered.end()
             self.usage, self.unread_bytes = self._metered.usage, self._metered.unread_bytes
             return b""
-        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        body = b"".join(self._parts)
+        self.take(body)
+        return body
+
+    def take(self, body: bytes) -> None:
+        """Take the complete answer."""
         if self._is_checked:
             try:
                 self.document = orjson.loads(body)
@@ -170,7 +175,6 @@ class WholeAnswer(PassThrough):
                 raise InvalidAnswerError("garbage", "answered with something that is not JSON") from None
             self.usage = read_usage(self.document)
         self.body = body
-        return body
 
 
 class StreamAnswer(PassThrough):
@@ -201,7 +205,7 @@ class StreamAnswer(PassThrough):
         return rest
 
 
-def answer_for(endpoint: Endpoint, status: int, headers: HeaderList, request: bytes) -> PassThrough:
+def answer_for(endpoint: Endpoint, status: int, headers: HeaderList) -> PassThrough:
     """Return what handles an answer, by its head."""
     by_name = dict(headers)
     content_type = by_name.get(b"content-type", b"")
@@ -212,7 +216,7 @@ def answer_for(endpoint: Endpoint, status: int, headers: HeaderList, request: by
     if status == 200 and kind == b"text/event-stream":
         return MeteredAnswer("opaque") if is_encoded else StreamAnswer(endpoint)
     if status == 200 and not is_json(kind):
-        if kind == b"application/octet-stream" and endpoint is Endpoint.EMBEDDINGS and _asks_for_bytes(request):
+        if kind == b"application/octet-stream" and endpoint is Endpoint.EMBEDDINGS:  # vLLM's `encoding_format: bytes`
             return MeteredAnswer("opaque")
         received = content_type[:100].decode("latin-1") or "no content type"
         raise InvalidAnswerError("garbage", f"answered with {received}, not JSON or an event stream")
@@ -227,12 +231,3 @@ def _kind_of(media: bytes) -> str:
     if media == b"text/event-stream":
         return "stream"
     return "json" if is_json(media) else "opaque"
-
-
-def _asks_for_bytes(request: bytes) -> bool:
-    """Return whether a request for embeddings asks for them as raw bytes, which is vLLM's extension of the API."""
-    try:
-        document = orjson.loads(request)
-    except orjson.JSONDecodeError:
-        return False
-    return isinstance(document, dict) and document.get("encoding_format") in ("bytes", "bytes_only")

@@ -1,27 +1,43 @@
-"""One call to one backend, and the place that it holds among the requests in flight there."""
+"""One call to one backend: the place that it holds among the requests in flight there, and the reception of its answer.
+
+What of the answer can be passed on goes to the client through the `Delivery`; failures go to the exchange, which alone
+decides what follows from them.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from backends.http.client import Call
-from backends.recovery import TRIAL, Recovery
-from gateway.http.headers import upstream_head
-from gateway.relay.context import Inbound, RelayContext
+from backends.http.client import AnswerHead, Call, HeaderList, Receiver, UpstreamError, WholeReceiver
+from backends.recovery import TRIAL
+from gateway.dialects.asked_usage import HiddenUsage
+from gateway.dialects.sse import engine_error
+from gateway.http.headers import relative_location, upstream_head
+from gateway.relay.answers import InvalidAnswerError, PassThrough, WholeAnswer
 from gateway.routing.model import Upstream
+from policies.features.request import Endpoint
 from policies.policy import Decision
 
+if TYPE_CHECKING:
+    from gateway.relay.exchange import Exchange
+
+_OTHER: Final = Endpoint.OTHER
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})  # sent with a content length even if the body is empty
+_REFUSALS: Final = frozenset({400, 422})
+_RETRYABLE: Final = frozenset({500, 502, 503})  # not 504: a server between says that the engine is slow
+OVERLOADED: Final = 503
+"""An engine that says so, and is at work, is not at fault, unless most of the others are at hand."""
 
 
 class Attempt:
-    """The part of one backend in an exchange. Its calls follow one another: only a rescue needs more than one."""
+    """The part of one backend in an exchange, and the receiver of its answer."""
 
     __slots__ = (
-        "_recovery",
         "call",
         "decision",
+        "delivery",
+        "exchange",
         "has_refused",
         "is_asked",
         "is_on_trial",
@@ -29,7 +45,9 @@ class Attempt:
         "upstream",
     )
 
-    def __init__(self, upstream: Upstream, decision: Decision, recovery: Recovery) -> None:
+    def __init__(self, exchange: Exchange, upstream: Upstream, decision: Decision) -> None:
+        self.exchange = exchange
+        self.delivery = exchange.delivery
         self.upstream = upstream
         self.decision = decision
         # Whether the backend gets the request to show that it can serve again.
@@ -38,21 +56,45 @@ class Attempt:
         self.last_read_s = 0.0  # when it was sent, or something of its answer was last read, by `time.perf_counter`
         self.is_asked = False  # whether it is asked for the usage of a stream, for the gateway alone
         self.has_refused = False  # whether it has answered with an error that it was
-        self._recovery = recovery
 
     def take(self) -> None:
         """Take a place among the requests in flight at the backend; a call must follow."""
-        self.upstream.backend.in_flight += 1
+        backend = self.upstream.backend
+        backend.in_flight += 1
         if self.is_on_trial:
-            self._recovery.begin_trial(self.upstream.backend)
+            self.exchange.relay.pool.recovery.begin_trial(backend)
         self.last_read_s = time.perf_counter()
+
+    def send(
+        self, target: bytes, body: bytes, receiver: Receiver, whole: WholeReceiver | None = None, *, once: bool = False
+    ) -> Call:
+        """Send a request to the backend."""
+        inbound, upstream, relay = self.exchange.inbound, self.upstream, self.exchange.relay
+        headers, api_key = inbound.request_headers, upstream.backend.api_key
+        if api_key is not None:
+            key_lines = b"authorization: Bearer %b\r\n" % api_key.encode()
+        else:
+            key_lines = headers.key_lines if relay.access.keyring.is_open else b""
+        head = upstream_head(
+            headers.method,
+            target,
+            authority=upstream.client.address.authority,
+            lines=inbound.lines,
+            key_lines=key_lines,
+            request_id=inbound.engine_id,
+            body_bytes=len(body) if body or headers.method in _WITH_BODY else None,
+        )
+        call = upstream.client.send(head, body, receiver, head_only=headers.method == "HEAD", whole=whole, once=once)
+        if self.delivery.is_paused:
+            call.pause()
+        return call
 
     def release(self) -> None:
         """Release the place, at the end of the call."""
         if self.call is not None:
             self.upstream.backend.in_flight -= 1
             if self.is_on_trial:
-                self._recovery.end_trial(self.upstream.backend)
+                self.exchange.relay.pool.recovery.end_trial(self.upstream.backend)
             self.call = None
 
     def cancel(self) -> None:
@@ -61,23 +103,147 @@ class Attempt:
             self.call.cancel()
             self.release()
 
-    def resume(self) -> None:
-        """Resume reading the answer."""
-        if self.call is not None:
-            self.last_read_s = time.perf_counter()  # the pause does not count as silence of the backend
-            self.call.resume()
+    def learn_habits(self, answer: PassThrough) -> None:
+        """Learn what the engine tells unasked, from a complete stream of its own."""
+        routed, rescuer = self.exchange.routed, self.exchange.rescuer
+        if answer.events is None or self.is_asked or routed is None or routed.usage_options is None:
+            return
+        if rescuer is None or not rescuer.left:
+            self.upstream.habits.learn(answer.events.last_events())
 
+    # Called by the upstream client, and by what goes on with a stream elsewhere
 
-def head_for(upstream: Upstream, relay: RelayContext, inbound: Inbound, target: bytes, body: bytes) -> bytes:
-    """Return the head with which a backend gets a request, or one in its place."""
-    headers, api_key = inbound.request_headers, upstream.backend.api_key
-    key_lines = b"" if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
-    return upstream_head(
-        headers.method,
-        target,
-        authority=upstream.client.address.authority,
-        lines=inbound.lines,
-        key_lines=headers.key_lines if api_key is None and relay.access.keyring.is_open else key_lines,
-        request_id=inbound.engine_id,
-        body_bytes=len(body) if body or headers.method in _WITH_BODY else None,
-    )
+    def on_whole(self, head: AnswerHead, body: bytes) -> None:
+        """Pass on an answer that was read in one piece."""
+        delivery, upstream, call = self.delivery, self.upstream, self.call
+        lines, is_json = upstream.answer_of(head)
+        if not is_json or delivery.endpoint is _OTHER:
+            headers = [header for header in head.headers if header[0] != b"content-length"]
+            self.on_head(head.status, [*headers, (b"content-length", b"%d" % len(body))])
+            if self.call is call and body:
+                self.on_data(body)
+            if self.call is call:
+                self.on_end()
+            return
+        delivery.status = head.status
+        answer = WholeAnswer(is_checked=True)
+        try:
+            answer.take(body)
+        except InvalidAnswerError as error:
+            self.exchange.failed(error.kind, str(error))
+            return
+        delivery.send_whole(answer, lines, body, self)
+        self.exchange.succeed(answer)
+
+    def on_head(self, status: int, headers: HeaderList) -> None:
+        """Decide by the head how much of the answer is held before it is passed on."""
+        self.last_read_s = time.perf_counter()
+        if 300 <= status < 400 and not self._redirects_here(headers):
+            self.delivery.status = status
+            self.exchange.failed("redirect", "redirects to another server, which the gateway does not follow")
+            return
+        try:
+            answer = self.delivery.open(status, headers)
+        except InvalidAnswerError as error:
+            self.exchange.failed(error.kind, str(error))
+            return
+        if answer.events is None:
+            return
+        if (rescuer := self.exchange.rescuer) is not None:
+            rescuer.watch(answer.events)
+        if self.is_asked:
+            answer.events.hidden = HiddenUsage(self.upstream.habits)
+        elif self.has_refused:
+            self.upstream.habits.note_refusal()
+
+    def on_data(self, data: bytes) -> None:
+        """Pass on bytes of the answer, or hold them until the answer is known to be valid."""
+        delivery, now_s = self.delivery, time.perf_counter()
+        answer = delivery.answer
+        assert answer is not None
+        previous_s, self.last_read_s = self.last_read_s, now_s
+        if answer.events is None:
+            delivery.times.first_s = now_s
+        try:
+            data = answer.feed(data)
+        except InvalidAnswerError as error:
+            self.exchange.failed(error.kind, str(error))
+            return
+        if data:
+            if not delivery.has_begun:
+                if answer.error_status in _RETRYABLE and self._is_retried(answer.error_status):
+                    return
+                self._send_head()
+                delivery.times.first_s = now_s
+            elif answer.events is not None:
+                self.upstream.metrics.itl.observe(now_s - previous_s)
+            delivery.send(answer, data, now_s)
+        if (rescuer := self.exchange.rescuer) is not None and (event := rescuer.take_error()):
+            status = engine_error(event)
+            if not self.exchange.failed(
+                "error", "ended the answer with an error", is_proof=status != OVERLOADED, may_fail=False
+            ):
+                if not delivery.has_begun:
+                    self._send_head()
+                delivery.send_error_event(answer, event)
+
+    def on_end(self) -> None:
+        """Pass on the end of the answer, and finish the exchange."""
+        delivery = self.delivery
+        answer = delivery.answer
+        assert answer is not None
+        if delivery.status in _RETRYABLE and self._is_retried(delivery.status):
+            return
+        try:
+            rest = answer.end()
+        except InvalidAnswerError as error:
+            self.exchange.failed(error.kind, str(error))
+            return
+        if answer.events is not None and not answer.events.is_complete(delivery.endpoint):
+            # Valid HTTP, which cannot tell: with HTTP/1.0, or a proxy before the engine, every end looks like this.
+            self.exchange.failed("broken", "ended the stream before its last event", is_proof=not delivery.was_paused)
+            return
+        if self._is_refusal(delivery.status, rest):
+            self._repeat_unasked()
+            return
+        delivery.note_whole(answer)
+        if not delivery.has_begun:
+            self._send_head()
+        delivery.end(rest)
+        self.exchange.succeed(answer)
+
+    def on_error(self, error: UpstreamError) -> None:
+        """Handle a failure of the connection."""
+        # A server may cut an answer that nobody reads: then the client was too slow.
+        is_proof = error.kind in {"broken", "garbage"} and not self.delivery.was_paused
+        self.exchange.failed(error.kind, str(error), is_proof=is_proof)
+
+    def _is_retried(self, status: int) -> bool:
+        """Return whether the request was sent to another backend after a 5xx of the engine."""
+        pool, backend = self.exchange.relay.pool, self.upstream.backend
+        is_evidence = status != OVERLOADED or not pool.is_at_work(backend) or pool.can_spare(backend)
+        message = f"answered {status} to a request that another served" if is_evidence else ""
+        return self.exchange.failed("status", message, may_fail=False)
+
+    def _is_refusal(self, status: int, body: bytes) -> bool:
+        """Return whether the engine refuses to be asked for usage."""
+        return self.is_asked and status in _REFUSALS and b"stream_options" in body and not self.delivery.has_begun
+
+    def _repeat_unasked(self) -> None:
+        """Send the request to the same backend once more, unasked."""
+        self.cancel()
+        self.delivery.answer = None
+        self.has_refused = True
+        self.take()
+        self.call = self.exchange.call(self, [])
+
+    def _send_head(self) -> None:
+        if (self.is_on_trial or self.delivery.retried_from) and self.delivery.is_served():
+            # The rest of a long answer is no further evidence.
+            self.exchange.note_served(self.upstream.backend if self.is_on_trial else None)
+        self.delivery.send_head(self)
+
+    def _redirects_here(self, headers: HeaderList) -> bool:
+        authority = self.upstream.client.address.authority
+        locations = [value for name, value in headers if name == b"location"]
+        return all(relative_location(location, authority) is not None for location in locations)

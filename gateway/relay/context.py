@@ -7,28 +7,32 @@ this path waits for a file, a scrape or a fit.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from backends import background
 from backends.backend import Backend
 from backends.http.write_batch import WriteBatch
 from backends.pool import Pool
 from gateway.dialects.errors import GatewayError
+from gateway.dialects.sse import EventStream
 from gateway.http.headers import Header, lines_of, request_id_lines
 from gateway.http.paths import format_of
+from gateway.relay.failures import Outlook
 from gateway.relay.limits import Limits
-from gateway.relay.observers import Follower, Observer
+from gateway.relay.observers import EndedExchange, Follower, Observer
 from gateway.relay.queue import ModelQueue
 from gateway.routing.access import Access, RequestHeaders
 from gateway.routing.large_bodies import Turns
 from gateway.routing.router import Router
 from gateway.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from gateway.relay.exchange import Exchange
 
 _IDS_AT_ONCE: Final = 256
 STOPPING: Final = "gateway_stopping"
@@ -77,6 +81,10 @@ class Inbound:
         self.engine_id = b""
         self.arrived_s = time.perf_counter()  # arrival of the last byte, by `time.perf_counter`
 
+    def fingerprint(self) -> int:
+        """Return a number by which the pool recognizes the request if it is sent again."""
+        return hash((self.target, self.body))
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
@@ -93,20 +101,33 @@ class Timeouts:
     total_s: float = math.inf  # seconds from the arrival of a request to the end of its answer
 
 
-class Ongoing(Protocol):
-    """An exchange in flight, as the relay context sees it."""
+class Rescuer(Protocol):
+    """What has other backends go on with the stream of one request whose backend fails: `gateway.rescue`."""
 
-    def backend_is_down(self, backend: Backend) -> None:
-        """Retry on another backend if the exchange waits for the first byte from this one."""
+    body: bytes  # the body that is sent in place of the request's
+    left: list[str]  # the backends that failed in the middle of the stream
+    is_waiting: bool  # whether the backend that is to go on has not sent anything yet
 
-    def move(self, backend: Backend) -> bool:
-        """Continue a stream on a backend other than this one, if possible; return whether it continues there."""
+    def watch(self, events: EventStream) -> None:
+        """Follow the events of a stream that begins."""
 
-    def check_silence(self, now_s: float) -> None:
-        """Fail if the backend has been silent for too long, or the request's time is over; retry if it is down."""
+    def take_error(self) -> bytes:
+        """Return the events with which the engine has ended the stream, withheld until now; empty if there are none."""
 
-    def end_with_error(self, error: GatewayError) -> None:
-        """End the exchange with an error."""
+    def outlook(self) -> Outlook:
+        """Return what can be done for the rest of the stream."""
+
+    def go_on(self, candidates: list[Backend], message: str) -> None:
+        """Have one of the candidates go on with the stream; `message` is what the present backend did."""
+
+    def close(self) -> None:
+        """Write the end that is missing of a stream whose whole text has been passed on."""
+
+    def note_lost(self) -> None:
+        """Count a stream that is lost with its backend."""
+
+    def note(self, ended: EndedExchange) -> None:
+        """Record at the end of the exchange where its stream began, and count what came of it."""
 
 
 class Reporting(Protocol):
@@ -151,9 +172,11 @@ class RelayContext:
         self.metrics = metrics
         self.timeouts = timeouts
         self.writes = writes
-        self.exchanges: set[Ongoing] = set()  # the exchanges in flight
+        self.exchanges: set[Exchange] = set()  # the exchanges in flight
         self.followers: dict[str, list[Follower]] = {}  # what observes the exchanges of a model, by its name
-        self.queues: dict[str, ModelQueue] = {}  # the queues of the models that have one, by name; set by `set_queues`
+        self.queues: dict[str, ModelQueue] = {}  # the queues of the models that have one, by name
+        # Returns what goes on with the streams of a request elsewhere; None if nothing does.
+        self.rescuer_for: Callable[[Exchange], Rescuer] | None = None
         self.reporter: Reporting | None = None  # what reports requests outside; None if nothing does
         self.turns = Turns()  # where large bodies are parsed one after another
         self._ids: list[bytes] = []
@@ -164,7 +187,7 @@ class RelayContext:
         """Return the context of later exchanges; those in flight keep theirs, and are in `exchanges` of both."""
         later = RelayContext(router, self.pool, access, self.limits, self.metrics, timeouts, self.writes)
         later.exchanges, later.followers, later.reporter = self.exchanges, followers, self.reporter
-        later.turns = self.turns
+        later.turns, later.rescuer_for = self.turns, self.rescuer_for
         return later
 
     def new_request_id(self) -> bytes:
@@ -193,11 +216,6 @@ class RelayContext:
             )
             self.reporter.refuse(refused, error)
 
-    def set_queues(self, queues: dict[str, ModelQueue]) -> None:
-        """Set the queues of models; requests of other models are sent at once."""
-        self.queues = queues
-        self.router.with_queue = frozenset(queues)
-
     def ready(self, backend: Backend) -> None:
         """Send requests that wait, since a backend may take more."""
         if (queue := self.queues.get(backend.model)) is not None:
@@ -208,21 +226,14 @@ class RelayContext:
         self.router.forget_habits(backend)
         self._for_each(lambda exchange: exchange.backend_is_down(backend))
 
-    def move(self, backend: Backend) -> int:
-        """Go on with the streams of a backend on others, where that is possible; return how many do."""
-        return sum([exchange.move(backend) for exchange in list(self.exchanges)])
-
     def sweep(self) -> None:
         """Check all exchanges for silent backends and waits that are over; called about once a second."""
         now_s = time.perf_counter()
         self._for_each(lambda exchange: exchange.check_silence(now_s))
         for queue in self.queues.values():
             with background.guarded("requests", of=f"the queue of {queue.model}"):
+                queue.end_overdue(now_s)
                 queue.dispatch()  # a backend in slow start may take more as time passes
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call a function after a time, more precisely than `sweep`."""
-        return asyncio.get_running_loop().call_later(delay_s, callback)
 
     def stop(self) -> None:
         """End the exchanges still in flight when the drain time is over."""
@@ -231,7 +242,7 @@ class RelayContext:
         error = GatewayError(503, "The gateway is stopping. Send the request again.", code=STOPPING, retry_after_s=1.0)
         self._for_each(lambda exchange: exchange.end_with_error(error))
 
-    def _for_each(self, call: Callable[[Ongoing], None]) -> None:
+    def _for_each(self, call: Callable[[Exchange], None]) -> None:
         """Call a function for each exchange in flight, also after one of them has raised."""
         for exchange in list(self.exchanges):
             with background.guarded("requests"):

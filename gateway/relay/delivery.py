@@ -11,6 +11,7 @@ from gateway.http.headers import request_id_lines
 from gateway.relay.answers import PassThrough, WholeAnswer, answer_for
 from gateway.relay.attempt import Attempt
 from gateway.relay.context import Inbound, Reply, send_error
+from gateway.relay.failures import Has
 from gateway.relay.observers import Observers, Times
 from policies.features.request import Endpoint
 
@@ -28,6 +29,7 @@ class Delivery:
         "answer",
         "endpoint",
         "has_begun",
+        "is_paused",
         "observers",
         "request_id",
         "retried_from",
@@ -36,25 +38,26 @@ class Delivery:
         "was_paused",
     )
 
-    def __init__(self, reply: Reply, inbound: Inbound, request_id: bytes, endpoint: Endpoint) -> None:
+    def __init__(self, reply: Reply, inbound: Inbound, request_id: bytes) -> None:
         self._reply = reply
         self._inbound = inbound
         self.request_id = request_id  # the id of the request, for the client and in records
         self._headers = _NO_HEADERS
         # The answer of the present attempt; of a stream that was handed over, that of the first. None before its head.
         self.answer: PassThrough | None = None
-        self.endpoint = endpoint  # the API of the request
+        self.endpoint = inbound.request_headers.endpoint  # the API of the request
         self.has_begun = False  # whether the client has part of the answer
         self.observers = Observers()  # who follows the exchange
         self.retried_from = ""  # the backend that failed the request before; empty without one
         self.status = 0  # status of the answer; 0 before its head
         self.times = Times(inbound.arrived_s)  # the times of the exchange
-        self.was_paused = False  # whether the client was slow to receive it
+        self.is_paused = False  # whether the client is slow to receive it
+        self.was_paused = False  # whether it was at any time
 
     def open(self, status: int, headers: HeaderList) -> PassThrough:
         """Decide by the head how much of the answer is held before it is passed on."""
         self.status, self._headers = status, headers
-        answer = self.answer = answer_for(self.endpoint, status, headers, self._inbound.body)
+        answer = self.answer = answer_for(self.endpoint, status, headers)
         return answer
 
     def send_head(self, attempt: Attempt) -> None:
@@ -110,12 +113,17 @@ class Delivery:
     def complete_stream(self) -> PassThrough | None:
         """Return the answer, with its usage, if it is a stream whose last event was passed on."""
         answer = self.answer
-        if not self.has_begun or answer is None or answer.events is None:
-            return None
-        if not answer.events.is_complete(self.endpoint):
+        if answer is None or self.has() is not Has.ALL:
             return None
         answer.end()
         return answer
+
+    def has(self) -> Has:
+        """Return what the client has of the answer."""
+        answer = self.answer
+        if not self.has_begun or answer is None:
+            return Has.NOTHING
+        return Has.ALL if answer.events is not None and answer.events.is_complete(self.endpoint) else Has.PART
 
     def is_served(self) -> bool:
         """Return whether the answer shows that the backend can serve requests for inference."""

@@ -12,28 +12,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from backends.backend import Backend
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.json_body import set_field
 from gateway.routing.model import Traffic
 
+if TYPE_CHECKING:
+    from gateway.relay.exchange import Exchange
+
 _LONGEST_RETRY_S = 60.0
 _LARGEST: Final = 2**31 - 1
-
-
-class Waiter(Protocol):
-    """A request that waits."""
-
-    def free_candidates(self) -> list[Backend]:
-        """Return the backends that it may be sent to now."""
-
-    def send_after_waiting(self, candidates: list[Backend], waited_s: float) -> None:
-        """Send the request to one of the candidates."""
-
-    def end_with_error(self, error: GatewayError) -> None:
-        """End the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +47,8 @@ class Place:
 
     __slots__ = ("_order", "line", "rank", "since_s", "size_bytes", "waiter")
 
-    def __init__(self, waiter: Waiter, line: _Line, rank: int, number: int, size_bytes: int, since_s: float) -> None:
-        self.waiter: Waiter | None = waiter  # None once the place is given up
+    def __init__(self, waiter: Exchange, line: _Line, rank: int, number: int, size_bytes: int, since_s: float) -> None:
+        self.waiter: Exchange | None = waiter  # None once the place is given up
         self.line = line
         self.rank = rank
         self.size_bytes = size_bytes
@@ -125,7 +115,22 @@ class ModelQueue:
             return body if (0 if sent is None else sent) == rank else set_field(body, "priority", rank)
         return set_field(body, "priority", 0) if sent and isinstance(sent, int | float) else body
 
-    def enter(self, waiter: Waiter, members: Sequence[Backend], rank: int, size_bytes: int) -> Place:
+    def send_or_enter(self, waiter: Exchange, members: Sequence[Backend], rank: int, size_bytes: int) -> None:
+        """Send a request if one of its backends has few enough; else add it to the queue."""
+        if free := self._free_for(waiter):
+            waiter.send(free)
+        else:
+            waiter.place = self.enter(waiter, members, rank, size_bytes)
+
+    def _free_for(self, waiter: Exchange) -> list[Backend]:
+        """Return the backends that a request may be sent to now."""
+        try:
+            # The backend on trial, which comes first, may be full.
+            return self.free(waiter.candidates(())) or self.free(waiter.candidates((), may_try=False))
+        except GatewayError:  # raised again where the client is told
+            return []
+
+    def enter(self, waiter: Exchange, members: Sequence[Backend], rank: int, size_bytes: int) -> Place:
         """Add a request to the queue; if it is full, the last request of a lower rank gives up its place."""
         self._make_room(rank, size_bytes)
         names = tuple([backend.name for backend in members])
@@ -168,7 +173,13 @@ class ModelQueue:
                 self.leave(place)
                 now_s = self._clock()
                 self._sent.arrive(now_s)
-                waiter.send_after_waiting(candidates, now_s - place.since_s)
+                waiter.place = None
+                waited_s = waiter.delivery.times.waited_s = now_s - place.since_s
+                waiter.relay.metrics.queue_wait.labels(self.model).observe(waited_s)
+                try:
+                    waiter.send(candidates)
+                except Exception:  # noqa: BLE001 -- a defect of the gateway, which must be answered too
+                    waiter.end_with_error(waiter.defect())
         finally:
             self._is_busy = False
 
@@ -176,9 +187,22 @@ class ModelQueue:
         """Send nothing more; the requests that wait are ended by others."""
         self._is_busy = True
 
-    def is_over(self, place: Place, now_s: float) -> bool:
-        """Return whether a request has waited for as long as it may."""
-        return now_s - place.since_s >= self.bounds.wait_s
+    def end_overdue(self, now_s: float) -> None:
+        """End the requests that have waited for as long as they may."""
+        overdue = [place for line in self._lines.values() for place in line.places if self._is_overdue(place, now_s)]
+        for place in overdue:
+            waiter = place.waiter
+            if waiter is None:
+                continue
+            error = self.refusal("timeout", f"The request waited for {now_s - place.since_s:.0f} s for a backend.")
+            try:
+                waiter.candidates(())
+            except GatewayError as none_up:
+                error = none_up
+            waiter.end_with_error(error)
+
+    def _is_overdue(self, place: Place, now_s: float) -> bool:
+        return place.waiter is not None and now_s - place.since_s >= self.bounds.wait_s
 
     def refusal(self, reason: str, text: str) -> GatewayError:
         """Count a refusal and return its error, with the time in which the queue empties as `Retry-After`."""
@@ -198,7 +222,7 @@ class ModelQueue:
         heads.sort()
         for head in heads:
             assert head.waiter is not None
-            if candidates := head.waiter.free_candidates():
+            if candidates := self._free_for(head.waiter):
                 return head, candidates
         return None
 

@@ -13,6 +13,7 @@ from gateway.http.headers import Header, lines_for_backend, positive_number
 from gateway.http.paths import (
     RelayedPaths,
     canonical_path,
+    endpoint_of,
     is_admin,
     is_for_clients,
     is_own,
@@ -20,10 +21,11 @@ from gateway.http.paths import (
     relayed_target,
 )
 from gateway.routing.keys import UNAUTHENTICATED, Client, Keyring
-from policies.features.request import RequestFeatures
+from policies.features.request import Endpoint, RequestFeatures
 
 _READING_POSTS = frozenset({"/admin/explain"})
 _SAFE = frozenset({"GET", "HEAD"})
+_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,8 @@ class RequestHeaders:
     target: bytes
     answer_lines: bytes  # header lines that every answer gets: those of CORS
     timeout_s: float  # seconds that the request may take, as it says itself; infinity if it does not
+    endpoint: Endpoint  # the API
+    may_repeat: bool  # whether it may run twice: inference only costs time, other requests may have an effect
 
     @classmethod
     def read(
@@ -147,9 +151,21 @@ class RequestHeaders:
         """Return the parsed head of a request whose client and path have been checked."""
         timeout_s = timeout_s_of(by_name)
         lines, key_lines = lines_for_backend(headers)
-        request_id = by_name.get(b"x-request-id", b"")
-        routing_headers = RoutingHeaders.read(by_name)
-        return cls(method, client, routing_headers, request_id, lines, key_lines, path, target, answer_lines, timeout_s)
+        endpoint = endpoint_of(path, method)
+        return cls(
+            method,
+            client,
+            RoutingHeaders.read(by_name),
+            by_name.get(b"x-request-id", b""),
+            lines,
+            key_lines,
+            path,
+            target,
+            answer_lines,
+            timeout_s,
+            endpoint,
+            may_repeat=endpoint is not Endpoint.OTHER or method in _REPEATABLE,
+        )
 
 
 class Access:
@@ -172,41 +188,10 @@ class Access:
 
     def admit(self, method: str, target: bytes, headers: list[Header]) -> RequestHeaders | None:
         """Check a request; return its parsed head if it is to be relayed, None if the gateway answers it itself."""
-        by_name = dict(headers)
-        path = canonical_path(target)
+        by_name, path = dict(headers), canonical_path(target)
         if is_own(path) or self.is_preflight(method, path, by_name):
             self.check_own(method, path, by_name)
             return None
-        return self._relayed(method, path, target, headers, by_name)
-
-    def answers_itself(self, method: str, target: bytes, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether the gateway answers a request itself: on its own paths, and for CORS."""
-        path = canonical_path(target)
-        return is_own(path) or self.is_preflight(method, path, headers)
-
-    def is_preflight(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether a request is a preflight request that the gateway answers."""
-        return (
-            self.cors is not None and is_preflight(method, headers) and is_for_clients(path) and not has_body(headers)
-        )
-
-    def check_own(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """Check a request that the gateway answers itself."""
-        if own_root(path) in self._closed:
-            raise _nothing_here()
-        is_public = self._public is not None and method in _SAFE and path.startswith(self._public)
-        if is_admin(path) and not is_public:
-            self.keyring.check_admin(headers, writes=method not in _SAFE and path not in _READING_POSTS)
-        elif has_body(headers):
-            raise GatewayError(400, f"{path} takes no body: leave it out.", code="body_not_allowed")
-
-    def relayed(self, method: str, target: bytes, headers: list[Header]) -> RequestHeaders:
-        """Return the parsed head of a request to be relayed."""
-        return self._relayed(method, canonical_path(target), target, headers, dict(headers))
-
-    def _relayed(
-        self, method: str, path: str, target: bytes, headers: list[Header], by_name: Mapping[bytes, bytes]
-    ) -> RequestHeaders:
         if self._paths is None:
             raise _nothing_here()
         client = self.identify(method, by_name)
@@ -223,6 +208,22 @@ class Access:
             )
         lines = self.lines_for(by_name)
         return RequestHeaders.read(method, client, path, relayed_target(path, target), headers, by_name, lines)
+
+    def is_preflight(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:
+        """Return whether a request is a preflight request that the gateway answers."""
+        return (
+            self.cors is not None and is_preflight(method, headers) and is_for_clients(path) and not has_body(headers)
+        )
+
+    def check_own(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
+        """Check a request that the gateway answers itself."""
+        if own_root(path) in self._closed:
+            raise _nothing_here()
+        is_public = self._public is not None and method in _SAFE and path.startswith(self._public)
+        if is_admin(path) and not is_public:
+            self.keyring.check_admin(headers, writes=method not in _SAFE and path not in _READING_POSTS)
+        elif has_body(headers):
+            raise GatewayError(400, f"{path} takes no body: leave it out.", code="body_not_allowed")
 
     def identify(self, method: str, headers: Mapping[bytes, bytes]) -> Client:
         """Return the client that sends a request; called before the body is read.

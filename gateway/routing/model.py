@@ -54,7 +54,6 @@ class Upstream:
         "_choice_lines",
         "_drops_cors",
         "_paces",
-        "answers_json",
         "backend",
         "client",
         "habits",
@@ -68,13 +67,12 @@ class Upstream:
         self._drops_cors = drops_cors  # whether the gateway does CORS, so that the engine's headers of it are dropped
         self.client = client
         self.metrics = metrics
-        self.answers_json = False  # whether the head last passed to `lines_of_answer` announces uncompressed JSON
         self.habits = StreamHabits()  # what its streams tell of usage unasked
         self.pace_s = _INITIAL_PACE_S  # mean seconds per token of recent answers, from their arrival to their end
         self._paces = 0
         self.tokens_per_chunk = 0.0  # mean of its streams of late; 0.0 if unknown
         self._answer: AnswerHead | None = None
-        self._answer_lines = b""
+        self._answer_lines = b"", False
         self._choice_lines: dict[tuple[str, str], bytes] = {}  # by policy and reason, of which there are few
 
     def learn_pace(self, seconds: float, tokens: float) -> None:
@@ -97,16 +95,18 @@ class Upstream:
         kept = without_cors(headers) if self._drops_cors else headers
         return lines_for_client(kept, self.client.address.authority)
 
-    def lines_of_answer(self, head: AnswerHead) -> bytes:
-        """Return the header lines of an answer for the client, without the content length; the last head is cached."""
+    def answer_of(self, head: AnswerHead) -> tuple[bytes, bool]:
+        """Return the header lines of an answer without the content length, and whether it is uncompressed JSON.
+
+        Those of the last head are kept.
+        """
         if head is not self._answer:
             by_name = dict(head.headers)
-            self._answer = head
-            self._answer_lines = self.lines_for_client(
-                [header for header in head.headers if header[0] != b"content-length"]
+            lines = self.lines_for_client([header for header in head.headers if header[0] != b"content-length"])
+            is_plain_json = (
+                is_json(media_type(by_name.get(b"content-type", b""))) and b"content-encoding" not in by_name
             )
-            kind = media_type(by_name.get(b"content-type", b""))
-            self.answers_json = is_json(kind) and b"content-encoding" not in by_name
+            self._answer, self._answer_lines = head, (lines, is_plain_json)
         return self._answer_lines
 
     def lines_of_choice(self, decision: Decision, retried_from: str) -> bytes:
@@ -173,14 +173,13 @@ class RetryBudget:
 
     Examples
     --------
-    >>> traffic = Traffic()
-    >>> budget = RetryBudget(traffic)
-    >>> [budget.take(0.0) for _ in range(11)].count(True), budget.take(0.5), budget.take(1.0)
+    >>> budget = RetryBudget(Traffic())
+    >>> taken = 0
+    >>> while budget.has_one(0.0):
+    ...     budget.take()
+    ...     taken += 1
+    >>> taken, budget.has_one(0.5), budget.has_one(1.0)
     (10, False, True)
-    >>> for _ in range(10):
-    ...     traffic.arrive(1.0)
-    >>> [budget.take(1.0) for _ in range(3)]
-    [True, True, False]
     """
 
     __slots__ = ("_arrived", "_at_s", "_level", "_traffic")
@@ -191,16 +190,17 @@ class RetryBudget:
         self._arrived = 0
         self._at_s = 0.0
 
-    def take(self, now_s: float) -> bool:
-        """Take one retry from the budget; return whether there was one left."""
+    def has_one(self, now_s: float) -> bool:
+        """Return whether there is a retry left; `take` takes it."""
         traffic = self._traffic
         earned = _SHARE * (traffic.arrived - self._arrived) + _PER_S * (now_s - self._at_s)
         self._level = min(self._level + earned, _RESERVE + traffic.in_flight)
         self._arrived, self._at_s = traffic.arrived, now_s
-        if self._level < 1.0:
-            return False
+        return self._level >= 1.0
+
+    def take(self) -> None:
+        """Take a retry."""
         self._level -= 1.0
-        return True
 
 
 @dataclass(slots=True)

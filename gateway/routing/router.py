@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -17,7 +18,7 @@ from gateway.dialects.asked_usage import StreamHabits, options_to_ask
 from gateway.dialects.errors import GatewayError
 from gateway.http.paths import endpoint_of
 from gateway.routing.access import NO_ROUTING_HEADERS, RoutingHeaders
-from gateway.routing.keys import UNAUTHENTICATED, Client
+from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
 from gateway.routing.large_bodies import check_cost
 from gateway.routing.model import Model
 from gateway.routing.sticky import ResponseLocations
@@ -32,42 +33,24 @@ _LENIENT_BYTES: Final = 2**20
 """A body up to this may be JSON as Python's parser, and vLLM, reads it; above it only orjson's is fast enough."""
 _CHAT: Final = Endpoint.CHAT
 _COMPLETIONS: Final = Endpoint.COMPLETIONS
+_RESPONSES: Final = Endpoint.RESPONSES
+_SMALL_BYTES: Final = 2**15
+"""A body up to this is kept parsed, until its features are wanted."""
 _SHOWN_CHARS: Final = 100
 """Of what a client sent as a model's name, in the error about it."""
 _WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # a body of theirs has no meaning: RFC 9110, section 9.3
-
-
-class DeferredFeatures:
-    """The features of a request, to be computed on first use, with the load at its arrival."""
-
-    __slots__ = ("_body", "_endpoint", "_in_flight", "_qps")
-
-    def __init__(self, endpoint: Endpoint, body: bytes, qps: float, in_flight: int) -> None:
-        self._endpoint = endpoint
-        self._body = body
-        self._qps = qps
-        self._in_flight = in_flight
-
-    def compute(self, model: Model) -> RequestFeatures:
-        """Return the features that do not depend on the text."""
-        return describe(
-            self._endpoint,
-            _parse(self._body, required=False),
-            model=model.name,
-            default_temperature=model.default_temperature,
-            qps=self._qps,
-            in_flight=self._in_flight,
-            text_features=(),
-        )
 
 
 class RoutedRequest:
     """A request with its model and its features."""
 
     __slots__ = (
-        "_deferred_features",
+        "_describe",
         "_features",
         "baseline_only",
+        "client",
+        "document",
+        "headers",
         "home",
         "model",
         "priority",
@@ -78,34 +61,38 @@ class RoutedRequest:
     def __init__(
         self,
         model: Model,
-        features: RequestFeatures | None,
+        features: RequestFeatures | Callable[[], RequestFeatures],
         home: str | None = None,
         *,
-        deferred_features: DeferredFeatures | None = None,
+        client: Client = ANONYMOUS,
+        headers: RoutingHeaders = NO_ROUTING_HEADERS,
+        document: dict[str, Any] | None = None,
         baseline_only: tuple[str, ...] = (),
         prompt: Prompt | None = None,
-        priority: object = None,
         usage_options: Mapping[str, object] | None = None,
     ) -> None:
         self.model = model
+        self.client = client
+        self.headers = headers
         # Name of the backend with the stored response that the request refers to; None without such a reference.
         self.home = home
+        self.document = document  # the parsed body, while the request is admitted
         self.prompt = prompt  # the prompt, if it was read and is kept for the recorder
-        self.priority = priority  # `priority` in the body, for a model with a queue; None without one
+        self.priority: object = None if document is None else document.get("priority")
         # With which `stream_options` an engine is asked for the usage; None if it is not to be asked.
         self.usage_options = usage_options
-        # The parameters that only a baseline backend supports, if the features are deferred.
-        self.baseline_only = baseline_only if features is None else features.baseline_only
-        self._features = features  # the features; None if they are deferred
-        self._deferred_features = deferred_features  # computes the features on first use, if they are deferred
+        # The parameters that only a baseline backend supports.
+        self.baseline_only = features.baseline_only if isinstance(features, RequestFeatures) else baseline_only
+        # The features, or what computes them when they are first wanted.
+        self._features = features if isinstance(features, RequestFeatures) else None
+        self._describe = None if isinstance(features, RequestFeatures) else features
 
     @property
     def features(self) -> RequestFeatures:
         """The features of the request."""
         if self._features is None:
-            assert self._deferred_features is not None
-            self._features = self._deferred_features.compute(self.model)
-            self._deferred_features = None
+            assert self._describe is not None
+            self._features = self._describe()
         return self._features
 
 
@@ -122,7 +109,6 @@ class Router:
         # Most that the values of a body may count to, as `gateway.routing.large_bodies` counts them.
         self._most_values = most_values
         self.locations = ResponseLocations()  # the backends that hold stored responses
-        self.with_queue: frozenset[str] = frozenset()  # names of the models with a queue
         served = {id(model): model for model in models.values()}
         self._only = next(iter(served.values())) if len(served) == 1 else None
 
@@ -146,26 +132,38 @@ class Router:
         endpoint = endpoint_of(path, method)
         document = {} if method in _WITHOUT_BODY else _parse(body, required=endpoint is not _OTHER)
         model = self._find(document.get("model") or routing_headers.model or None, client, path)
-        policy, traffic, home = model.policy, model.traffic, self.locations.home_of(path, document)
-        priority = document.get("priority") if self.with_queue and model.name in self.with_queue else None
-        may_ask = model.ask_usage and (endpoint is _CHAT or endpoint is _COMPLETIONS)
-        usage_options = options_to_ask(document, body) if may_ask else None
-        if (
-            not (whole or policy.reads_requests)
-            and routing_headers is NO_ROUTING_HEADERS
-            and client.slo_ttft_s is client.slo_tpot_s is None
-        ):
-            deferred = DeferredFeatures(endpoint, body, traffic.qps(now_s), traffic.in_flight)
+        policy, traffic, home = model.policy, model.traffic, None
+        if endpoint is _RESPONSES or (endpoint is _OTHER and path.startswith("/v1/responses/")):
+            home = self.locations.home_of(path, document)
+        usage_options = None
+        if model.ask_usage and (endpoint is _CHAT or endpoint is _COMPLETIONS) and document.get("stream") is True:
+            usage_options = options_to_ask(document, body)
+        is_plain = routing_headers is NO_ROUTING_HEADERS and client.slo_ttft_s is client.slo_tpot_s is None
+        if is_plain and not (whole or policy.reads_requests) and len(body) <= _SMALL_BYTES:
+            later = partial(
+                describe,
+                endpoint,
+                document,
+                model=model.name,
+                default_temperature=model.default_temperature,
+                qps=traffic.qps(now_s),
+                in_flight=traffic.in_flight,
+                text_features=(),
+            )
             return RoutedRequest(
                 model,
-                None,
+                later,
                 home,
-                deferred_features=deferred,
+                client=client,
+                document=document,
                 baseline_only=baseline_only(document),
-                priority=priority,
                 usage_options=usage_options,
             )
         prompt = read_prompt(document)
+        if whole:
+            text_features: Collection[str] = TEXT_FEATURES
+        else:
+            text_features = policy.text_features if policy.reads_requests else ()
         features = describe(
             endpoint,
             document,
@@ -174,7 +172,7 @@ class Router:
             qps=traffic.qps(now_s),
             in_flight=traffic.in_flight,
             workload=routing_headers.workload,
-            text_features=TEXT_FEATURES if whole else policy.text_features,
+            text_features=text_features,
             prompt=prompt,
         )
         features = routing_headers.applied(features)
@@ -183,35 +181,41 @@ class Router:
             features.slo_ttft_s = client.slo_ttft_s
         if features.slo_tpot_s is None:
             features.slo_tpot_s = client.slo_tpot_s
-        kept = prompt if len(body) <= self._keep_prompt_bytes else None
-        return RoutedRequest(model, features, home, prompt=kept, priority=priority, usage_options=usage_options)
+        return RoutedRequest(
+            model,
+            features,
+            home,
+            client=client,
+            headers=routing_headers,
+            document=document,
+            prompt=prompt if len(body) <= self._keep_prompt_bytes else None,
+            usage_options=usage_options,
+        )
 
     def candidates(
         self,
         routed: RoutedRequest,
-        client: Client,
-        routing_headers: RoutingHeaders,
         tried: Collection[str] = (),
         *,
         may_try: bool = False,
     ) -> list[Backend]:
         """Return the backends that are up and can serve the request, without those already tried."""
-        members = self.members(routed, client, routing_headers)
+        members = self.members(routed)
         ready = [backend for backend in members if backend.state is _UP]
         if tried:
             ready = [backend for backend in ready if backend.name not in tried]
         if self._recovery.replicas:
             ready = self._recovery.candidates(members, tried, may_try=may_try)
         if not ready:
-            raise self._none_left(routed, client, members, tried)
+            raise self._none_left(routed, members, tried)
         return ready
 
-    def members(self, routed: RoutedRequest, client: Client, routing_headers: RoutingHeaders) -> Sequence[Backend]:
+    def members(self, routed: RoutedRequest) -> Sequence[Backend]:
         """Return the backends that can serve the request, whatever their state."""
-        name = routed.model.name
+        name, headers = routed.model.name, routed.headers
         members = self._pool.of(name)
-        if routing_headers.backend or routing_headers.method:
-            return _requested(members, client, routing_headers, name)
+        if headers.backend or headers.method:
+            return _requested(members, routed.client, headers, name)
         if routed.home is not None:
             return [backend for backend in members if backend.name == routed.home] or members
         if routed.baseline_only:
@@ -229,7 +233,6 @@ class Router:
         self,
         routed: RoutedRequest,
         candidates: list[Backend],
-        routing_headers: RoutingHeaders,
         choose: Choose | None = None,
     ) -> Decision:
         """Return the decision of `choose`, by default the policy's.
@@ -250,8 +253,8 @@ class Router:
             return replace(decision, policy="override", reason=TRIAL, propensity=1.0)
         if routed.home == decision.backend:
             return replace(decision, policy="affinity", reason="stored_response", propensity=1.0)
-        if routing_headers.backend or routing_headers.method:
-            reason = "backend" if routing_headers.backend else "method"
+        if routed.headers.backend or routed.headers.method:
+            reason = "backend" if routed.headers.backend else "method"
             return replace(decision, policy="override", reason=reason, propensity=1.0)
         return decision
 
@@ -285,10 +288,8 @@ class Router:
         names = [name for name, model in self._models.items() if client.may_use(model.name)]
         return f"there are: {', '.join(sorted(names))}" if names else "this key may use none"
 
-    def _none_left(
-        self, routed: RoutedRequest, client: Client, members: Collection[Backend], tried: Collection[str]
-    ) -> GatewayError:
-        if client is UNAUTHENTICATED:
+    def _none_left(self, routed: RoutedRequest, members: Collection[Backend], tried: Collection[str]) -> GatewayError:
+        if routed.client is UNAUTHENTICATED:
             return GatewayError(503, "No backend is up. Try again shortly.", code="no_backend", retry_after_s=2.0)
         reasons = "; ".join(
             f"{backend.name} failed this request"

@@ -35,12 +35,6 @@ class BackendReference(BaseModel):
     backend: str
 
 
-class DrainRequest(BackendReference):
-    """A replica to be drained; `move` also moves its streams to other replicas, where the model has `rescue`."""
-
-    move: bool = False
-
-
 _RELOAD_ERRORS: dict[str, tuple[int, str]] = {
     "invalid": (400, "invalid_pool_file"),
     "refused": (409, "restart_needed"),
@@ -95,9 +89,9 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI
         return gateway.settings.model_dump(mode="json", exclude=_NOT_SHOWN)
 
     @router.post("/drain")
-    async def drain(reference: DrainRequest) -> dict[str, Any]:
-        """Stop sending requests to a replica; those in flight finish, or are moved to other replicas if possible."""
-        return _change(gateway, worker_messages, reference, drained=True, move=reference.move)
+    async def drain(reference: BackendReference) -> dict[str, Any]:
+        """Stop sending requests to a replica; those in flight finish."""
+        return _change(gateway, worker_messages, reference, drained=True)
 
     @router.post("/resume")
     async def resume(reference: BackendReference) -> dict[str, Any]:
@@ -197,17 +191,19 @@ def _change(
     reference: BackendReference,
     *,
     drained: bool,
-    move: bool = False,
 ) -> dict[str, Any]:
     backend = next((member for member in gateway.pool.of(reference.model) if member.name == reference.backend), None)
     if backend is None:
         names = ", ".join(f"{member.model}/{member.name}" for member in gateway.pool)
         raise GatewayError(404, f"There is no backend {reference.model}/{reference.backend}; there are: {names}.")
     gateway.pool.set_drained(backend, drained=drained)
-    moved = {"moved": gateway.relay.move(backend)} if move else {}
-    worker_messages.share_drain(backend.model, backend.name, drained=drained, move=move)
-    about = {"model": backend.model, "backend": backend.name, "state": backend.state}
-    return {**about, **moved, "in_flight": backend.in_flight}
+    worker_messages.share_drain(backend.model, backend.name, drained=drained)
+    return {
+        "model": backend.model,
+        "backend": backend.name,
+        "state": backend.state,
+        "in_flight": backend.in_flight,
+    }
 
 
 def _public(choice: Decision) -> dict[str, Any]:
@@ -227,7 +223,7 @@ def _explain(gateway: Gateway, body: bytes, path: str, routing_headers: RoutingH
     problem: str | None = None
     eligible: list[Backend] = []
     try:
-        eligible = router.candidates(routed, ANONYMOUS, routing_headers)
+        eligible = router.candidates(routed)
     except GatewayError as error:
         problem = error.message
     assessed: dict[str, Assessment] = {}
@@ -238,7 +234,7 @@ def _explain(gateway: Gateway, body: bytes, path: str, routing_headers: RoutingH
         except Exception as error:
             log.exception("policy %s failed to explain a request", policy.name)
             raise GatewayError(500, f"The policy failed: {error!r}.", code="policy_failed") from error
-        choice = router.choose(routed, eligible, routing_headers, partial(preview, policy))
+        choice = router.choose(routed, eligible, partial(preview, policy))
     return {
         "features": orjson.loads(orjson.dumps(dataclasses.asdict(routed.features))),
         "candidates": [

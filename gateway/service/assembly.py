@@ -22,6 +22,7 @@ from gateway.relay.limits import Limits
 from gateway.relay.observers import Follower
 from gateway.relay.queue import ModelQueue, QueueBounds
 from gateway.reload.reloader import Cause, Outcome
+from gateway.rescue.rescue import rescue_for
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream
@@ -128,9 +129,9 @@ def assemble(
     if previous is None:
         limits = Limits(settings.server.max_in_flight)
         relay = RelayContext(router, pool, access, limits, metrics, timeouts, writes)
-        relay.followers, relay.reporter = followers, reporter
+        relay.followers, relay.reporter, relay.rescuer_for = followers, reporter, rescue_for
         pool.on_down, pool.on_ready, pool.on_implausible = relay.abandon, relay.ready, metrics.note_implausible
-        relay.set_queues(_queues(settings, None))
+        relay.queues = _queues(settings, None)
         state = _state(settings, models, metrics)
         peers = Peers(pool, limits, access.keyring)
         live = open_live(settings.state, peers.writer)
@@ -138,7 +139,7 @@ def assemble(
     else:
         router.locations = previous.relay.router.locations
         relay = previous.relay.successor(router, access, timeouts, followers)
-        relay.set_queues(_queues(settings, previous))
+        relay.queues = _queues(settings, previous)
         state, peers, exchange = previous.state, previous.peers, previous.peer_exchange
     policy_versions = policy_versions_of(models, state.documents)
     if previous is None:

@@ -15,7 +15,7 @@ from backends import background
 from backends.backend import Backend, EngineChange
 from backends.pool import Joining
 from gateway.config.settings import PoolSettings
-from gateway.relay.context import Ongoing
+from gateway.relay.exchange import Exchange
 from gateway.relay.queue import UNBOUNDED
 from gateway.routing.model import Model
 from gateway.service.assembly import Gateway, assemble, explain_for, health_rules, learners_of, queue_bounds
@@ -157,7 +157,7 @@ class Gone:
     """Replicas, models and keys that were removed, whose records and series stay until their requests have ended."""
 
     def __init__(
-        self, gateway: Gateway, backends: list[Backend], models: list[str], keys: list[str], exchanges: set[Ongoing]
+        self, gateway: Gateway, backends: list[Backend], models: list[str], keys: list[str], exchanges: set[Exchange]
     ) -> None:
         self._gateway = gateway
         self._backends = backends

@@ -27,7 +27,6 @@ class Drained:
     model: str
     backend: str
     drained: bool
-    move: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +181,7 @@ class WorkerMessages:
     >>> messages = WorkerMessages(worker=1, send=sent.append)
     >>> messages.share_drain("llama", "plain", drained=True)
     >>> sent
-    [Drained(model='llama', backend='plain', drained=True, move=False)]
+    [Drained(model='llama', backend='plain', drained=True)]
     """
 
     worker: int = 0  # number of this worker, from 0
@@ -192,10 +191,10 @@ class WorkerMessages:
     launched: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     _writers: dict[int, str] = field(default_factory=dict)  # names of the workers in their reports
 
-    def share_drain(self, model: str, backend: str, *, drained: bool, move: bool = False) -> None:
-        """Send that an operator has drained or resumed a replica; `move` as in `RelayContext.move`."""
+    def share_drain(self, model: str, backend: str, *, drained: bool) -> None:
+        """Send that an operator has drained or resumed a replica."""
         if self.send is not None:
-            self.send(Drained(model, backend, drained, move))
+            self.send(Drained(model, backend, drained))
 
     def share_response(self, response_id: str, backend: str) -> None:
         """Send which backend created a response that later requests may refer to."""
@@ -212,12 +211,10 @@ class WorkerMessages:
         match message:
             case Launched(replicas):
                 self.launched = replicas
-            case Drained(model, name, drained, move):
+            case Drained(model, name, drained):
                 for backend in gateway.pool.of(model):
                     if backend.name == name:
                         gateway.pool.set_drained(backend, drained=drained)
-                        if move:
-                            gateway.relay.move(backend)
             case Reported(worker, report):
                 self._writers[worker] = gateway.peers.receive(report)
             case ResponseStored(response_id, backend):

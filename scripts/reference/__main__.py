@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from scripts.reference.command_line import command_line_page
+from scripts.reference.failures import failures_page
 from scripts.reference.figures import filled, read_figures
 from scripts.reference.metrics import metrics_page
 from scripts.reference.pool_file import pool_file_page
@@ -21,10 +22,13 @@ def pages() -> dict[Path, str]:
     """Return the text that each page should have."""
     metrics = DOCS / "metrics.md"
     written = {path: path.read_text("utf-8") for path in (ROOT / "README.md", *DOCS.glob("*.md"))}
+    reliability = DOCS / "reliability.md"
+    written[reliability] = failures_page(written[reliability])
     return {
         DOCS / "reference/pool-file.md": pool_file_page(),
         DOCS / "reference/command-line.md": command_line_page(),
         metrics: metrics_page(written[metrics]),
+        reliability: written[reliability],
         **filled(written, read_figures(ROOT)),
     }
 

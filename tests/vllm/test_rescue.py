@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from openai import AsyncOpenAI
 
-from tests.support.waiting import eventually_blocking
-from tests.vllm.conftest import ADMIN_KEY, Served
+from tests.vllm.conftest import Served
 from tests.vllm.requests import to
 
 pytestmark = pytest.mark.vllm
@@ -23,7 +22,6 @@ PREDICTS = False
 VICTIM = "plain"
 STREAMS = 20
 TOKENS = 500
-FREE_S = 30.0  # on a busy machine; a tenth of a second on a quiet one
 
 
 class Answer(NamedTuple):
@@ -111,25 +109,6 @@ def check_are_whole(answers: list[Answer], expected: list[Answer]) -> None:
 async def client(served: Served) -> Any:
     async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         yield client
-
-
-async def test_streams_go_on_when_their_replica_is_drained(served: Served, client: AsyncOpenAI) -> None:
-    expected = await ask_all(client, to(VICTIM))
-    await asyncio.to_thread(served.wait_up)  # a busy machine may have kept one from answering its probes
-    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-
-    async def drain() -> None:
-        sent = {"model": "tiny", "backend": VICTIM, "move": True}
-        answer = await asyncio.to_thread(served.http.post, f"{served.url}/admin/drain", json=sent, headers=headers)
-        assert answer.json()["moved"] > 0, (answer.json(), served.backends(), served.log_path.read_text())
-        await asyncio.to_thread(eventually_blocking, lambda: served.backends()[VICTIM]["in_flight"] == 0, FREE_S)
-
-    try:
-        check_are_whole(await ask_all_and(client, drain), expected)
-    finally:
-        sent = {"model": "tiny", "backend": VICTIM}
-        served.http.post(f"{served.url}/admin/resume", json=sent, headers=headers).raise_for_status()
-    eventually_blocking(lambda: served.backends()[VICTIM]["state"] == "up")
 
 
 async def test_streams_go_on_when_their_replica_is_killed(served: Served, client: AsyncOpenAI) -> None:

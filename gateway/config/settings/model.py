@@ -82,7 +82,7 @@ class ModelSettings(Settings):
         Temperature that the engines take for requests without one. Needed only where the gateway cannot find it out: it
         reads the generation config of engines that it starts, and asks other engines once.
     rescue
-        Whether another replica goes on with a stream whose replica dies or is drained: docs/reliability.md.
+        Whether another replica goes on with a stream whose replica dies: docs/reliability.md.
     ask_usage
         Whether engines are asked for the usage of a stream whose client does not ask for it, and does not get it:
         docs/clients.md. Without it, such tokens are estimates, and acceptance is not learned from them.

@@ -72,7 +72,7 @@ def fuzz_one(data: bytes) -> None:
 
 def _choose(router: Router, model: Model, routed: RoutedRequest) -> None:
     features = routed.features
-    candidates = router.candidates(routed, ANONYMOUS, RoutingHeaders())
+    candidates = router.candidates(routed)
     decision = model.policy.choose(features, candidates)
     assert decision.backend in model.upstreams
 

@@ -105,7 +105,7 @@ def test_an_exchange_that_has_ended_is_not_ended_again_by_its_deadline() -> None
 async def test_a_request_that_is_answered_in_time_leaves_no_timer() -> None:
     relay = limited("a")
     exchange, reply = relay.send(headers=[(b"x-request-timeout", b"0.05")])
-    timer = exchange._timer
+    timer = exchange.timer
     assert timer is not None
     relay.answer("a")
     assert timer.cancelled()
@@ -142,8 +142,8 @@ def test_when_every_replica_breaks_its_answers_few_requests_are_sent_twice() -> 
 
 def test_without_budget_the_first_failure_is_passed_on_as_it_is() -> None:
     relay = Relay("a", "b")
-    while relay.model.retry_budget.take(0.0):
-        pass
+    while relay.model.retry_budget.has_one(0.0):
+        relay.model.retry_budget.take()
     relay.model.retry_budget._at_s = later(3600.0)
     _, reply = relay.send()
     fail(relay, "a", "500")
@@ -167,8 +167,8 @@ def test_all_requests_of_a_replica_that_dies_are_retried() -> None:
 
 def test_a_replica_that_refuses_connections_costs_no_budget() -> None:
     relay = Relay("a", "b")
-    while relay.model.retry_budget.take(0.0):
-        pass
+    while relay.model.retry_budget.has_one(0.0):
+        relay.model.retry_budget.take()
     relay.model.retry_budget._at_s = later(3600.0)
     _, reply = relay.send()
     relay.receiver("a").on_error(UpstreamError("connect", "refused"))

@@ -40,7 +40,7 @@ def queued(*names: str, bound: int = 1, waiting: int = 10, size: int = 1 << 20, 
     relay = Relay(*names, policy={"name": "least_loaded"})
     keys = [(digest("sk"), relay.client), (digest("batch"), Client("batch", priority=10))]
     relay.context.access = Access(Keyring(keys), RelayedPaths(["/*"]))
-    relay.context.set_queues({"m": ModelQueue("m", QueueBounds(bound, waiting, size, wait_s=30.0, **bounds))})
+    relay.context.queues = {"m": ModelQueue("m", QueueBounds(bound, waiting, size, wait_s=30.0, **bounds))}
     relay.pool.on_ready = relay.context.ready
     return relay
 
@@ -210,10 +210,10 @@ async def test_a_deadline_ends_a_wait() -> None:
 def test_the_longest_wait_ends_with_an_error() -> None:
     relay = queued("a")
     ask(relay, "-")
-    exchange, reply = ask(relay, "1")
-    exchange.check_silence(later(29.0))
+    _, reply = ask(relay, "1")
+    relay.context.queues["m"].end_overdue(later(29.0))
     assert reply.status == 0
-    exchange.check_silence(later(31.0))
+    relay.context.queues["m"].end_overdue(later(31.0))
     assert (reply.status, reply.code, waiting(relay)) == (503, "queue_timeout", 0)
     assert "retry-after" in reply.headers
 
@@ -224,7 +224,9 @@ def test_requests_wait_for_the_only_backend_to_come_back() -> None:
     exchange, late = ask(relay, "1")
     _, reply = ask(relay, "2")
     assert (late.status, waiting(relay)) == (0, 2)
-    exchange.check_silence(later(31.0))
+    assert exchange.place is not None
+    exchange.place.since_s -= 10.0
+    relay.context.queues["m"].end_overdue(later(25.0))
     assert (late.status, late.code) == (503, "no_backend")
     assert b"refused" in late.body
     relay.pool._judge(relay.backends["a"], relay.pool._records["m", "a"], ProbeResult())
@@ -284,7 +286,7 @@ def test_nothing_waits_that_could_be_sent_and_nothing_is_lost(seed: int) -> None
     for _ in range(400):
         act = rng.random()
         ongoing = [each for each in exchanges if each[0] in relay.context.exchanges]
-        sent = [each for each in ongoing if each[0]._call is not None]
+        sent = [each for each in ongoing if each[0].attempt is not None and each[0].attempt.call is not None]
         if act < 0.5:
             headers: list[Header] = [(b"authorization", b"Bearer " + rng.choice([b"sk", b"batch"]))]
             if rng.random() < 0.3:
@@ -302,22 +304,23 @@ def test_nothing_waits_that_could_be_sent_and_nothing_is_lost(seed: int) -> None
             relay.pool._judge(relay.backends[name], relay.pool._records["m", name], ProbeResult())
         elif sent:
             exchange, _ = rng.choice(sent)
-            call = exchange._call
+            assert exchange.attempt is not None
+            call = exchange.attempt.call
             assert call is not None
             if rng.random() < 0.2:
                 call.receiver.on_error(UpstreamError("broken", "closed the connection"))
             else:
                 call.receiver.on_whole(AnswerHead(200, JSON_HEAD), ANSWER)  # type: ignore[attr-defined]
-        places = [exchange for exchange, _ in exchanges if exchange._place is not None]
+        places = [exchange for exchange, _ in exchanges if exchange.place is not None]
         places = [exchange for exchange in places if exchange in relay.context.exchanges]
         assert len(places) == queue.waiting <= 12
-        assert queue.waiting_bytes == sum(len(exchange._inbound.body) for exchange in places) <= 4000
-        assert not any(exchange.free_candidates() for exchange in places)
+        assert queue.waiting_bytes == sum(len(exchange.inbound.body) for exchange in places) <= 4000
+        assert not any(queue._free_for(exchange) for exchange in places)
         in_flight = [
             sum(
-                each[0]._upstream is not None and each[0]._upstream.backend is backend
-                for each in exchanges
-                if each[0]._call is not None
+                attempt.call is not None and attempt.upstream.backend is backend
+                for attempt in [exchange.attempt for exchange, _ in exchanges]
+                if attempt is not None
             )
             for backend in relay.backends.values()
         ]
@@ -406,7 +409,7 @@ def test_the_time_of_waiting_is_no_time_of_the_backend() -> None:
     relay.model.observe = outcomes.append
     ask(relay, "-")
     exchange, _ = ask(relay, "1")
-    exchange._times.arrived_s -= 100.0
+    exchange.delivery.times.arrived_s -= 100.0
     relay.context.queues["m"]._clock = lambda: later(100.0)
     relay.answer("a")
     relay.receiver("a").on_head(200, EVENTS_HEAD)

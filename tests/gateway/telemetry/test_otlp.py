@@ -13,8 +13,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from backends.launch.ports import free_port
 from tests.gateway.conftest import MODEL, Running, Start, start_gateway
-from tests.gateway.relay.rescue.test_streams import SCRIPT, engine
 from tests.gateway.reload.test_change import change
+from tests.gateway.rescue.test_streams import SCRIPT, engine
 from tests.support.command import gateway_command, until
 from tests.support.otlp_receiver import Received, otlp_receiver, plain
 from tests.support.upstream import Wire, answer, delta, upstreams_in_thread

@@ -9,8 +9,8 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.sse import EventStream
-from gateway.relay.rescue.passed import PassedStream
-from gateway.relay.rescue.request import RescuableRequest
+from gateway.rescue.passed import PassedStream
+from gateway.rescue.request import RescuableRequest
 from policies.features.request import Endpoint
 
 DONE: Final = b"data: [DONE]\n\n"

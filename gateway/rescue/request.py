@@ -142,28 +142,32 @@ class RescuableRequest:
         return orjson.dumps(document)
 
 
-def rescuable(endpoint: Endpoint, body: bytes) -> RescuableRequest | None:
+def rescuable(endpoint: Endpoint, body: bytes, document: Mapping[str, Any]) -> RescuableRequest | None:
     """Return a request in the form that another backend can go on with; None if none can.
 
     A parameter that is not known here excludes its request: whether it holds across the seam is not known either.
 
     Examples
     --------
-    >>> rescuable(Endpoint.COMPLETIONS, b'{"prompt": "a", "stream": true, "max_tokens": 9}').remaining_tokens(4)
+    >>> document = {"prompt": "a", "stream": True, "max_tokens": 9}
+    >>> rescuable(Endpoint.COMPLETIONS, orjson.dumps(document), document).remaining_tokens(4)
     5
-    >>> rescuable(Endpoint.COMPLETIONS, b'{"prompt": "a", "stream": true, "logprobs": 1}') is None
+    >>> rescuable(Endpoint.COMPLETIONS, b"...", {**document, "logprobs": 1}) is None
     True
     """
     if endpoint is not Endpoint.CHAT and endpoint is not Endpoint.COMPLETIONS:
         return None
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    if not isinstance(document, dict) or document.get("stream") is not True or not _is_known(document):
+    if document.get("stream") is not True or 0 in body[:4] or not _is_known(document):  # or in UTF-16
         return None
     has_text = _has_text(document.get("messages")) if endpoint is Endpoint.CHAT else _has_prompt(document.get("prompt"))
-    return RescuableRequest(endpoint, body, document) if has_text else None
+    if not has_text:
+        return None
+    request = RescuableRequest(endpoint, body, document)
+    try:
+        request.continuation([], [])
+    except TypeError:  # integers of more than 64 bits
+        return None
+    return request
 
 
 def _is_known(document: Mapping[str, Any]) -> bool:

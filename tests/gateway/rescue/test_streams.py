@@ -1,4 +1,4 @@
-"""Streams whose backend dies or is drained, with scripted upstreams on real sockets."""
+"""Streams whose backend dies, with scripted upstreams on real sockets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from backends.backend import State
 from lab.trace import read_trace
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
+from tests.gateway.conftest import MODEL, Running, Start
 from tests.support.token_engine import TokenEngine, answer_of, decode
 from tests.support.upstream import Behaviour, Wire
 
@@ -259,67 +259,6 @@ async def test_a_backend_that_goes_down_before_it_goes_on_is_left(gateway_of: St
         await waiting.wait()
         running.upstreams["b"].health_status = 503
         check_is_whole(await request)
-
-
-async def test_draining_moves_the_streams_that_can_be_moved(gateway_of: Start) -> None:
-    async with gateway_of(rescue=True, timeouts={"first_byte_s": 60, "idle_s": 60}) as running:
-        running.upstreams["a"].behaviour = engine(events=5, end=until_lost)
-        running.upstreams["b"].behaviour = engine()
-        moving = asyncio.create_task(stream(running))
-        await running.until(lambda: running.backend("a").in_flight == 1)
-        staying = asyncio.create_task(running.chat(stream=True, headers={"x-gateway-backend": "a"}))
-        await running.until(lambda: running.backend("a").in_flight == 2)
-        sent = {"model": MODEL, "backend": "a", "move": True}
-        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-        answer = (await running.client.post("/admin/drain", json=sent, headers=headers)).json()
-        assert (answer["state"], answer["moved"]) == ("draining", 1)
-        check_is_whole(await moving)
-        assert running.backend("a").in_flight == 1
-        assert not staying.done()
-        staying.cancel()
-        await running.until(lambda: running.backend("a").in_flight == 0)
-        assert sum((await rescues(running)).values()) <= 1  # none if nothing had been passed on yet
-
-
-@pytest.mark.parametrize("behaviour", [decode_otherwise, cannot_decode, Wire.until_closed])
-async def test_a_stream_that_cannot_be_moved_stays(gateway_of: Start, behaviour: Behaviour) -> None:
-    moved = asyncio.Event()
-
-    async def goes_on(wire: Wire) -> None:
-        events = list(TokenEngine(SCRIPT).events(wire.seen.json, chat=True))
-        await wire.begin_stream()
-        for event in events[:5]:
-            await wire.chunk(event)
-        await moved.wait()
-        await wire.chunk(b"".join(events[5:]))
-        await wire.end_stream()
-
-    async with gateway_of(rescue=True, timeouts={"first_byte_s": 60, "idle_s": 60}) as running:
-        running.upstreams["a"].behaviour = goes_on
-        running.upstreams["b"].behaviour = behaviour
-        body = {
-            "model": MODEL,
-            "stream": True,
-            **BODIES["/v1/chat/completions"],
-            "stream_options": {"include_usage": True},
-        }
-        async with running.client.stream("POST", "/v1/chat/completions", json=body) as response:
-            chunks = response.aiter_raw()
-            begun = await anext(chunks)
-            sent = {"model": MODEL, "backend": "a", "move": True}
-            headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-            answer = (await running.client.post("/admin/drain", json=sent, headers=headers)).json()
-            assert answer["moved"] == 1
-            await running.until(lambda: running.upstreams["b"].seen != [])
-            running.upstreams["b"].health_status = 503  # it goes down, if it does not answer
-            await running.until(lambda: running.backend("b").in_flight == 0)
-            assert running.backend("a").in_flight == 1
-            moved.set()
-            text, reason, usage = answer_of(begun + b"".join([chunk async for chunk in chunks]))
-        assert (text, reason) == (TEXT, "stop")
-        assert usage is not None
-        assert await rescues(running) == {}
-        await running.until(lambda: running.backend("a").in_flight == 0)
 
 
 async def test_a_rescue_is_in_the_record(gateway_of: Start, tmp_path: Path) -> None:

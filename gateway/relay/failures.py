@@ -1,0 +1,187 @@
+"""What follows from a failure: a rule for each kind, and one pure function, which `gateway.relay.exchange` carries out.
+
+`scripts/docs` prints it as the table of docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from gateway.dialects.errors import GatewayError
+
+
+class Step(Enum):
+    """What is done with a request after a failure."""
+
+    RETRY = "sent to another replica"
+    GO_ON = "another replica goes on with the stream"
+    CLOSE = "the missing end of the stream is written"
+    COMPLETE = "answered: the client has all of it"
+    ENGINE_ERROR = "the engine's own error"
+    WAIT = "goes on waiting"
+    FAIL = "an error of the gateway"
+
+
+class Blame(Enum):
+    """When a failure is a strike: evidence against the replica, as the pool counts it."""
+
+    NEVER = "no"
+    IF_SERVED = "once another replica serves it"
+    NOW = "yes"
+
+
+class Has(Enum):
+    """What the client has of the answer."""
+
+    NOTHING = "nothing"
+    PART = "part of a stream"
+    ALL = "the last event"
+
+
+class Outlook(Enum):
+    """What can be done for a stream of which the client has a part."""
+
+    NONE = "no"
+    ELSEWHERE = "another replica"
+    END = "only its end is missing"
+
+
+class Report(Enum):
+    """What the pool is told besides strikes."""
+
+    NOTHING = "nothing"
+    FAILURE = "probes it now"
+    UNREACHABLE = "takes it out"
+    TIMEOUT = "probes it; a strike if it shows no work"
+
+
+class Retried(Enum):
+    """Which requests may be sent to another replica."""
+
+    NEVER = "no"
+    IF_REPEATABLE = "yes"
+    ALWAYS = "yes, also with effects: it got nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What follows from one kind of failure."""
+
+    what: str
+    retried: Retried = Retried.IF_REPEATABLE
+    is_free: bool = False  # whether the replica does no work for it any more: the retry takes none of the budget
+    goes_on: bool = True  # whether another replica may go on with a stream
+    otherwise: Step = Step.FAIL
+    blame: Blame = Blame.IF_SERVED  # of a failure after which the request was sent to another replica
+    report: Report = Report.FAILURE
+
+
+RULES: Final = {
+    "connect": Rule(
+        "no connection",
+        Retried.ALWAYS,
+        is_free=True,
+        blame=Blame.NEVER,
+        report=Report.UNREACHABLE,
+    ),
+    "broken": Rule("a cut, or an end before the last event"),
+    "garbage": Rule("not HTTP, or not the answer that was asked for"),
+    "refused": Rule("another status than 200 to a request for the rest of a stream"),
+    "status": Rule("500, 502 or 503", goes_on=False, otherwise=Step.ENGINE_ERROR),
+    "error": Rule("an error of the engine within a stream that may be rescued", otherwise=Step.ENGINE_ERROR),
+    "down": Rule("its probes find it down, and nothing comes", is_free=True, blame=Blame.NEVER, report=Report.NOTHING),
+    "trial": Rule(
+        "on trial, silent and without progress",
+        is_free=True,
+        goes_on=False,
+        otherwise=Step.WAIT,
+        blame=Blame.NOW,
+        report=Report.NOTHING,
+    ),
+    "timeout": Rule("silent for longer than `timeouts` allow", Retried.NEVER, goes_on=False, report=Report.TIMEOUT),
+    "redirect": Rule("a redirect to another server", Retried.NEVER, goes_on=False, report=Report.NOTHING),
+    "exhausted": Rule("the gateway has no file or port left", Retried.NEVER, goes_on=False, report=Report.NOTHING),
+}
+"""By the kind of failure, as errors (`backend_broken`) and metrics name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Where a request is when its replica fails."""
+
+    has: Has
+    was_retried: bool = False  # whether it has been sent to another replica before
+    may_move: bool = True  # whether it may go to another replica: not if it names one, or a proxy sends it
+    may_repeat: bool = True  # whether it may run twice: inference only costs time, other requests may have an effect
+    has_other: bool = True  # whether there is another replica that is up
+    has_budget: bool = True  # whether the retry budget of the model has one left
+    is_on_trial: bool = False  # whether it was sent to show that its replica serves again
+    outlook: Outlook = Outlook.NONE  # for the rest of the stream
+    is_proof: bool = False  # whether the failure is evidence by itself, if no other replica can try
+    is_first_suspect: bool = True  # whether it has not failed at another replica before, with evidence against that
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is done after a failure."""
+
+    step: Step
+    blame: Blame
+    lacks_budget: bool = False  # whether only the retry budget kept it from another replica
+
+
+def verdict_on(kind: str, now: Situation) -> Verdict:
+    """Return what follows from a failure.
+
+    Examples
+    --------
+    >>> verdict_on("broken", Situation(Has.NOTHING)).step.name
+    'RETRY'
+    >>> verdict_on("broken", Situation(Has.PART, is_proof=True))
+    Verdict(step=<Step.FAIL: 'an error of the gateway'>, blame=<Blame.NOW: 'yes'>, lacks_budget=False)
+    """
+    rule = RULES[kind]
+    lacks_budget = False
+    if now.has is Has.ALL:  # what happens after the last event matters to no client
+        return Verdict(Step.COMPLETE, Blame.NEVER)
+    if now.has is Has.PART and rule.goes_on:
+        if now.outlook is Outlook.END:
+            return Verdict(Step.CLOSE, Blame.IF_SERVED if now.is_proof else Blame.NEVER)
+        if now.outlook is Outlook.ELSEWHERE and now.has_other:
+            return Verdict(Step.GO_ON, Blame.IF_SERVED if now.is_proof else Blame.NEVER)
+    if now.has is Has.NOTHING and now.may_move and now.has_other and not now.was_retried and _is_retried(rule, now):
+        if rule.is_free or now.is_on_trial or now.has_budget:
+            return Verdict(Step.RETRY, rule.blame)
+        lacks_budget = True
+    is_strike = now.is_proof and now.is_first_suspect and not lacks_budget and rule.otherwise is Step.FAIL
+    return Verdict(rule.otherwise, Blame.NOW if is_strike else Blame.NEVER, lacks_budget)
+
+
+def _is_retried(rule: Rule, now: Situation) -> bool:
+    return rule.retried is Retried.ALWAYS or (rule.retried is Retried.IF_REPEATABLE and now.may_repeat)
+
+
+_STATUSES: Final = {"timeout": 504, "connect": 503, "down": 503, "exhausted": 503}
+_ADVICE: Final = {
+    **dict.fromkeys(("connect", "down", "exhausted", "broken"), " Send the request again."),
+    "timeout": " It may be busy: have the answer streamed, or ask for less.",
+}
+
+
+def backend_failed(backend: str, kind: str, message: str, *, has_begun: bool, may_repeat: bool) -> GatewayError:
+    """Return the error for the failure of a backend.
+
+    Examples
+    --------
+    >>> backend_failed("a", "broken", "closed the connection", has_begun=True, may_repeat=True).message
+    'Backend a closed the connection: this answer is not complete. Send the request again.'
+    """
+    message = f"Backend {backend} {message}"
+    if has_begun:
+        message += ": this answer is not complete"
+    status = _STATUSES.get(kind, 502)
+    retry_after_s = 2.0 if status == 503 else None
+    message = f"{message}.{_ADVICE.get(kind, '') if may_repeat else ''}"
+    return GatewayError(status, message, code=f"backend_{kind}", retry_after_s=retry_after_s)
