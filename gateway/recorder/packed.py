@@ -36,22 +36,12 @@ def pack(hashes: npt.NDArray[np.uint32] | Sequence[int]) -> str:
 
 def unpack(text: str) -> list[int]:
     """Return the hashes of a packed text."""
-    data = np.frombuffer(_bytes(text, 3), np.uint8).reshape(-1, 3)
-    numbers: list[int] = (data @ np.array((1 << 16, 1 << 8, 1), np.uint32)).tolist()
-    return numbers
-
-
-def unpack_version_2(text: str) -> list[int]:
-    """Return the hashes of a text packed by version 2 of the schema: 32 bits each, the lowest byte first."""
-    numbers: list[int] = np.frombuffer(_bytes(text, 4), "<u4").tolist()
-    return numbers
-
-
-def _bytes(text: str, hash_bytes: int) -> bytes:
     try:
         data = a2b_base64(text, strict_mode=True)
     except ValueError as error:
         raise ValueError(f"expected hashes in base64: {error}") from None
-    if len(data) % hash_bytes:
-        raise ValueError(f"expected hashes of {hash_bytes} bytes each")
-    return data
+    if len(data) % 3:
+        raise ValueError("expected hashes of 3 bytes each")
+    rows = np.frombuffer(data, np.uint8).reshape(-1, 3)
+    numbers: list[int] = (rows @ np.array((1 << 16, 1 << 8, 1), np.uint32)).tolist()
+    return numbers

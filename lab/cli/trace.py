@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,14 +18,6 @@ from lab.options.shared import JsonFile, Strict, TraceFormat
 
 if TYPE_CHECKING:
     from lab.trace import BrokenLines, TraceRecord
-
-
-class Group(StrEnum):
-    """Unit that a sample includes or excludes as a whole."""
-
-    REQUEST = "request"
-    SESSION = "session"
-    TEMPLATE = "template"
 
 
 class TextLeft(StrEnum):
@@ -62,7 +55,7 @@ def show(
     with _broken_lines() as broken:
         from lab.trace import trace_files
         from lab.trace.show import print_summary
-        from lab.trace.statistics import summarize
+        from lab.trace.summary import summarize
 
         summary = summarize(_read(trace, trace_format, broken, strict=strict), trace_files(trace), broken)
         print_summary(summary)
@@ -97,10 +90,9 @@ def sample(
     trace: TraceArgument,
     out: OutArgument,
     *,
-    share: Annotated[float | None, typer.Option(min=0, max=1, help="Share of the requests to take.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Number of requests to take at random.")] = None,
+    share: Annotated[float | None, typer.Option(min=0, max=1, help="Share of the requests to take at random.")] = None,
     first: Annotated[int | None, typer.Option(min=1, help="Number of requests to take from the beginning.")] = None,
-    whole: Annotated[Group, typer.Option(help="Unit to take as a whole or not at all.")] = Group.REQUEST,
+    sessions: Annotated[bool, typer.Option("--sessions", help="Take a share of the sessions instead.")] = False,
     start: Annotated[float, typer.Option(metavar="S", help="Start, in seconds after the first arrival.")] = 0.0,
     end: Annotated[
         float | None, typer.Option(metavar="S", help="End (exclusive), in seconds after the first arrival.")
@@ -110,22 +102,17 @@ def sample(
     trace_format: TraceFormat = None,
     strict: Strict = False,
 ) -> None:
-    """Take a part of a trace: a share, a number of requests, or a window of time."""
+    """Take a part of a trace: a share, the first requests, or a window of time."""
     with _broken_lines() as broken:
-        from lab.trace import BrokenLines, TraceError
-        from lab.trace.sample import Part, sample_records
+        from itertools import islice
 
-        if sum(given is not None for given in (share, limit, first)) > 1:
-            raise TraceError("give one of --share, --limit and --first")
-        quiet = BrokenLines(lambda _: None)
-        part = Part(share, limit, first, whole.value, start, end, seed)
-        # The trace may have to be read twice, but broken lines are reported once.
-        records = sample_records(
-            part,
-            lambda: _read(trace, trace_format, quiet, strict=strict),
-            _read(trace, trace_format, broken, strict=strict),
-        )
-        _write(trace, out, records, to)
+        from lab.trace.edits import share_of, window
+
+        again = partial(_read, trace, trace_format, None, strict=strict)
+        records = window(_read(trace, trace_format, broken, strict=strict), again, start, end)
+        if share is not None:
+            records = share_of(records, share, seed, sessions=sessions)
+        _write(trace, out, islice(records, first), to)
 
 
 @app.command()
@@ -137,21 +124,16 @@ def anonymize(
     salt: Annotated[
         str | None, typer.Option(envvar="GATEWAY_TRACE_SALT", help="Secret key of all hashes.  [default: random]")
     ] = None,
-    ngram: Annotated[int, typer.Option(min=1, max=16, help="Tokens per hash of a text.")] = 1,
-    keep_time: Annotated[
-        bool, typer.Option("--keep-time", help="Keep arrival times instead of shifting the first to 0.")
-    ] = False,
     trace_format: TraceFormat = None,
     strict: Strict = False,
 ) -> None:
     """Remove from a trace what identifies people: texts, ids, key names, sessions, templates and the date."""
     with _broken_lines() as broken:
-        from lab.trace import BrokenLines
-        from lab.trace.edits import Anonymizer, first_arrival
+        from lab.trace.anonymize import Anonymizer
+        from lab.trace.edits import first_arrival
 
-        quiet = BrokenLines(lambda _: None)
-        begun_at = None if keep_time else first_arrival(_read(trace, trace_format, quiet, strict=strict))
-        anonymizer = Anonymizer(salt, begun_at, with_hashes=text is TextLeft.HASHES, ngram=ngram)
+        begun_at = first_arrival(_read(trace, trace_format, None, strict=strict))
+        anonymizer = Anonymizer(salt, begun_at, with_hashes=text is TextLeft.HASHES)
         records = _read(trace, trace_format, broken, strict=strict)
         _write(trace, out, map(anonymizer.anonymized, records), _OWN_FORMAT)
 
@@ -172,11 +154,13 @@ def _broken_lines() -> Iterator[BrokenLines]:
 
 
 def _read(
-    trace: Path, kind: str | None, broken: BrokenLines, *, strict: bool, in_order: bool = False
+    trace: Path, kind: str | None, broken: BrokenLines | None, *, strict: bool, in_order: bool = False
 ) -> Iterator[TraceRecord]:
-    from lab.trace import read_trace
+    """Yield the records; without `broken`, broken lines are not reported, as when a trace is read twice."""
+    from lab.trace import BrokenLines, read_trace
 
-    return read_trace(trace, format=kind, strict=strict, in_order=in_order, report=broken)
+    report = BrokenLines(lambda _: None) if broken is None else broken
+    return read_trace(trace, format=kind, strict=strict, in_order=in_order, report=report)
 
 
 def _write(trace: Path, out: Path, records: Iterator[TraceRecord], to: str) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 import orjson
 
-from gateway.recorder.packed import HASH_BITS, pack, unpack, unpack_version_2
+from gateway.recorder.packed import HASH_BITS, pack, unpack
 from gateway.recorder.schema import VERSION, Hashing
-from lab.trace.candidates import columns, read_candidates
-from lab.trace.record import Speculation, TraceRecord
+from lab.trace.record import Speculation, TraceCandidate, TraceRecord
 from lab.trace.values import (
     describe_type,
     read_count,
@@ -25,8 +24,6 @@ from lab.trace.values import (
     read_truth,
 )
 from policies.features.prompt import BYTES_PER_TOKEN, read_prompt
-
-CountTokens = Callable[[str], int]
 
 OUTCOME_FIELDS = frozenset(
     {
@@ -43,9 +40,7 @@ def estimate_tokens(text: str) -> int:
     return max(1, round(size / BYTES_PER_TOKEN)) if size else 0
 
 
-def decode(
-    document: object, number: int, count_tokens: CountTokens = estimate_tokens, *, outcomes: bool = True
-) -> TraceRecord:
+def decode(document: object, number: int, *, outcomes: bool = True) -> TraceRecord:
     """Read a record. Unknown keys are ignored, and null counts as absent.
 
     Examples
@@ -59,9 +54,9 @@ def decode(
     if isinstance(document.get("prompt"), list):  # the completions API accepts token ids as a prompt
         document = {"prompt_token_ids": document["prompt"]} | document | {"prompt": None}
     version = read_count(document.get("version") or VERSION)
-    if version > VERSION:
-        raise ValueError(f"written in version {version} of the schema; this reader supports up to {VERSION}")
-    readers = _READERS[version == VERSION, outcomes]
+    if version != VERSION:
+        raise ValueError(f"written in version {version} of the schema; this reader supports version {VERSION}")
+    readers = _ALL if outcomes else _WITHOUT_OUTCOMES
     values: dict[str, Any] = {}
     for key, value in document.items():
         reader = readers.get(key)
@@ -74,12 +69,12 @@ def decode(
     if "id" not in values:
         values["id"] = str(number)
     if "prompt_tokens" not in values:
-        values["prompt_tokens"] = _prompt_tokens(document, values, count_tokens)
+        values["prompt_tokens"] = _prompt_tokens(document, values)
     if "output_tokens" not in values:
         if "output_token_ids" in values:
             values["output_tokens"] = len(values["output_token_ids"])
         elif "output" in values:
-            values["output_tokens"] = count_tokens(values["output"])
+            values["output_tokens"] = estimate_tokens(values["output"])
     return TraceRecord(**values)
 
 
@@ -94,14 +89,15 @@ def encode(record: TraceRecord) -> bytes:
     document: dict[str, Any] = {"version": VERSION, "prompt_tokens": record.prompt_tokens}
     for name, default in _DEFAULTS:
         value = getattr(record, name)
-        if value is not None and value != default and name != "version":
+        if value is not None and value != default:
             document[name] = value
     for name in ("prompt_hashes", "output_hashes"):
         hashes = document.get(name)
-        if hashes and not max(hashes) >> HASH_BITS:  # hashes of versions 1 and 2 have more bits
+        if hashes and not max(hashes) >> HASH_BITS:  # those of other writers may have more bits
             document[name] = pack(hashes)
     if record.candidates:
-        document["candidates"] = columns(record.candidates)
+        columns = zip(TraceCandidate._fields, zip(*record.candidates, strict=True), strict=True)
+        document["candidates"] = {name: column for name, column in columns if set(column) - {None, ""}}
     if record.spec is not None:
         document["spec"] = _sparse(asdict(record.spec))
     if record.acceptance:
@@ -116,14 +112,12 @@ def _sparse(document: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in document.items() if value is not None and value != ""}
 
 
-def _prompt_tokens(document: dict[str, Any], values: Mapping[str, Any], count_tokens: CountTokens) -> int:
+def _prompt_tokens(document: dict[str, Any], values: Mapping[str, Any]) -> int:
     if "prompt_token_ids" in values:
         return len(values["prompt_token_ids"])
     if "prompt" not in values and "messages" not in values:
         raise ValueError("has neither prompt_tokens nor a prompt")
-    if count_tokens is estimate_tokens:
-        return read_prompt(document).tokens
-    return sum(map(count_tokens, read_prompt(document).pieces))
+    return read_prompt(document).tokens
 
 
 def _integers(value: object) -> list[int]:
@@ -134,10 +128,6 @@ def _integers(value: object) -> list[int]:
 
 def _hashes(value: object) -> list[int]:
     return unpack(value) if isinstance(value, str) else _integers(value)
-
-
-def _hashes_before_3(value: object) -> list[int]:
-    return unpack_version_2(value) if isinstance(value, str) else _integers(value)
 
 
 def _intervals(value: object) -> list[float]:
@@ -156,14 +146,6 @@ def _messages(value: object) -> list[dict[str, Any]]:
     if isinstance(value, list) and all(isinstance(message, dict) for message in value):
         return value
     raise ValueError("expected a list of messages")
-
-
-def _error(value: object) -> str:
-    if isinstance(value, dict):
-        value = value.get("code") or value.get("message") or value.get("type") or "error"
-    if isinstance(value, bool):
-        return "error" if value else ""
-    return read_text(value)
 
 
 def _acceptance(value: object) -> dict[str, list[int] | float]:
@@ -189,13 +171,32 @@ def _steps(value: list[Any]) -> list[int]:
 
 def _speculation(value: object) -> Speculation:
     if not isinstance(value, dict):
-        return Speculation(tokens_per_step=read_not_negative(value))
-    return Speculation(
-        _optional(read_count, _first(value, "drafted_tokens", "num_draft_tokens")),
-        _optional(read_count, _first(value, "accepted_tokens", "num_accepted_draft_tokens")),
-        _optional(read_count, _first(value, "drafting_steps", "num_spec_steps")),
-        _optional(read_not_negative, _first(value, "tokens_per_step", "mean_acceptance_length")),
+        raise ValueError(f"expected an object, not {describe_type(value)}")  # noqa: TRY004 -- invalid data
+    drafted, accepted, drafting_steps = (
+        None if (count := value.get(name)) is None else read_count(count)
+        for name in ("drafted_tokens", "accepted_tokens", "drafting_steps")
     )
+    per_step = value.get("tokens_per_step")
+    return Speculation(drafted, accepted, drafting_steps, None if per_step is None else read_not_negative(per_step))
+
+
+def _candidates(value: object) -> tuple[TraceCandidate, ...]:
+    """Read columns: an object with a list for each field of `TraceCandidate`, all of the same length."""
+    if not isinstance(value, dict) or not isinstance(names := value.get("backend"), list):
+        raise ValueError("expected columns, of which one is backend")  # noqa: TRY004 -- invalid data
+    columns = [list(map(read_text, names))]
+    for name, read in _CANDIDATE.items():
+        missing, column = TraceCandidate._field_defaults[name], value.get(name)
+        if column is None:
+            columns.append([missing] * len(names))
+            continue
+        if not isinstance(column, list) or len(column) != len(names):
+            raise ValueError(f"{name}: expected a list of {len(names)}")
+        try:
+            columns.append([missing if entry is None else read(entry) for entry in column])
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return tuple(map(TraceCandidate, *columns))
 
 
 def _hashing(value: object) -> Hashing:
@@ -208,16 +209,15 @@ def _hashing(value: object) -> Hashing:
     )
 
 
-def _optional(read: Callable[[object], Any], value: object) -> Any:
-    return None if value is None else read(value)
-
-
-def _first(document: Mapping[str, Any], *names: str) -> object:
-    for name in names:
-        if (value := document.get(name)) is not None:
-            return value
-    return None
-
+_CANDIDATE: dict[str, Callable[[object], Any]] = {
+    "method": read_method,
+    "prediction_s": read_number,
+    "propensity": read_share,
+    "in_flight": read_count,
+    "running": read_count,
+    "waiting": read_count,
+}
+"""The fields of `TraceCandidate` after `backend`, in order."""
 
 _BY_TYPE: dict[str, Callable[[object], Any]] = {
     "str": read_text,
@@ -235,8 +235,7 @@ _BY_NAME: dict[str, Callable[[object], Any]] = {
     "method": read_method,
     "propensity": read_share,
     "baseline_only": _names,
-    "candidates": read_candidates,
-    "error": _error,
+    "candidates": _candidates,
     "itl": _intervals,
     "spec": _speculation,
     "acceptance": _acceptance,
@@ -249,15 +248,9 @@ _ALL = {
     field.name: (field.name, _BY_NAME.get(field.name) or _BY_TYPE[str(field.type)]) for field in fields(TraceRecord)
 }
 _ALL["hash_ids"] = _ALL["prefix_blocks"]
-_BEFORE_3 = _ALL | {name: (name, _hashes_before_3) for name in ("prompt_hashes", "output_hashes")}
-_READERS = {
-    (current, outcomes): {key: readers[key] for key in readers if outcomes or key not in OUTCOME_FIELDS}
-    for current, readers in ((True, _ALL), (False, _BEFORE_3))
-    for outcomes in (True, False)
-}
-"""By whether a record has the current version, and whether its outcome is read: name and reader of each key."""
+_WITHOUT_OUTCOMES = {key: _ALL[key] for key in _ALL if key not in OUTCOME_FIELDS}
 _DEFAULTS = [
     (field.name, field.default if field.default is not MISSING else {})
     for field in fields(TraceRecord)
-    if field.name not in {"candidates", "spec", "acceptance", "version"}
+    if field.name not in {"candidates", "spec", "acceptance"}
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,3 +39,10 @@ def rows(connection: duckdb.DuckDBPyConnection, query: str, values: Sequence[obj
     connection.execute(query, list(values))
     while batch := connection.fetchmany(_ROWS):
         yield from batch
+
+
+def insert(connection: duckdb.DuckDBPyConnection, table: str, columns: Mapping[str, Any]) -> None:
+    """Insert rows, given as an array for each column in the order of the table's."""
+    connection.register("batch", dict(columns))
+    connection.execute(f"insert into {table} select * from batch")  # noqa: S608 -- a constant
+    connection.unregister("batch")

@@ -1,18 +1,17 @@
-"""Edits of trace records: filling in missing values, and anonymization."""
+"""Parts of a trace, and values filled in where they are missing."""
 
 from __future__ import annotations
 
-import re
-import secrets
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from hashlib import blake2b
 
-from gateway.recorder.hashes import HASH_BITS, TextHasher
-from lab.trace import Hashing, TraceRecord
-from policies.features.prompt import read_prompt
+from lab.trace.record import TraceRecord
+from policies.split import draw
 
-_WORD = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_SCALE = float(1 << 64)
+
+Read = Callable[[], Iterator[TraceRecord]]
 
 
 def fill_missing(records: Iterable[TraceRecord], model: str, workload: str) -> Iterator[TraceRecord]:
@@ -35,68 +34,35 @@ def first_arrival(records: Iterable[TraceRecord]) -> float | None:
     return min((record.arrived_at for record in records if record.arrived_at is not None), default=None)
 
 
-class Anonymizer:
-    """Removes what identifies people from records, consistently over a whole trace.
+def window(records: Iterable[TraceRecord], again: Read, start_s: float, end_s: float | None) -> Iterator[TraceRecord]:
+    """Yield the records that arrived between two times after the first arrival, the end excluded.
+
+    `again` reads the trace once more, to find its first arrival. Records without a time are only in the whole trace.
 
     Examples
     --------
-    >>> anonymizer = Anonymizer("secret", 100.0, with_hashes=False)
-    >>> first = anonymizer.anonymized(TraceRecord(arrived_at=101.5, session="alice", prompt="hello"))
-    >>> second = anonymizer.anonymized(TraceRecord(arrived_at=102.5, session="alice"))
-    >>> first.arrived_at, first.prompt, first.session == second.session != "alice"
-    (1.5, '', True)
+    >>> trace = [TraceRecord(id=str(number), arrived_at=float(number)) for number in range(5)]
+    >>> [record.id for record in window(trace, lambda: iter(trace), 1.0, 3.0)]
+    ['1', '2']
     """
+    if start_s <= 0 and end_s is None:
+        yield from records
+        return
+    begun_at = first_arrival(again())
+    if begun_at is None:
+        return
+    start, end = begun_at + start_s, begun_at + (math.inf if end_s is None else end_s)
+    for record in records:
+        if record.arrived_at is not None and start <= record.arrived_at < end:
+            yield record
 
-    def __init__(self, salt: str | None, begun_at: float | None, *, with_hashes: bool, ngram: int = 1) -> None:
-        secret = salt.encode() if salt else secrets.token_bytes(32)
-        self._key = blake2b(secret, digest_size=32).digest()
-        self._begun_at = begun_at  # arrival time that becomes 0; None keeps the times
-        self._hasher = TextHasher(secret, ngram) if with_hashes else None
 
-    def anonymized(self, record: TraceRecord) -> TraceRecord:
-        """Return a record without what identifies people.
+def share_of(records: Iterable[TraceRecord], share: float, seed: int, *, sessions: bool) -> Iterator[TraceRecord]:
+    """Yield a share of the records, or of the sessions; a larger share includes a smaller one.
 
-        Ids, key names, sessions, templates and prefix blocks become hashes, so that equal values stay equal.
-        """
-        prompt_hashes, output_hashes, hashing = self._texts(record)
-        arrived_at = record.arrived_at
-        if arrived_at is not None and self._begun_at is not None:
-            arrived_at = round(arrived_at - self._begun_at, 6)
-        return replace(
-            record,
-            id=self._name(record.id, 16),
-            arrived_at=arrived_at,
-            key=self._name(record.key, 8),
-            session=self._name(record.session, 16),
-            template=self._name(record.template, 8),
-            error=record.error if _WORD.fullmatch(record.error) else "error" if record.error else "",
-            prompt="",
-            messages=(),
-            output="",
-            prompt_token_ids=(),
-            output_token_ids=(),
-            prompt_hashes=prompt_hashes,
-            output_hashes=output_hashes,
-            hashing=hashing,
-            prefix_blocks=[self._number(block) for block in record.prefix_blocks],
-        )
-
-    def _texts(self, record: TraceRecord) -> tuple[Sequence[int], Sequence[int], Hashing | None]:
-        if self._hasher is None:
-            return (), (), None
-        if record.output_token_ids and record.prompt_token_ids:
-            return self._hasher.hash_ids(record.prompt_token_ids, record.output_token_ids)
-        if record.output_hashes:
-            prompts, outputs, _ = self._hasher.hash_ids(record.prompt_hashes, record.output_hashes)
-            return prompts, outputs, record.hashing
-        if record.prompt or record.messages or record.output:
-            pieces = [record.prompt] if record.prompt else read_prompt({"messages": list(record.messages)}).pieces
-            return self._hasher.hash_text("\n".join(pieces), record.output)
-        return (), (), None
-
-    def _name(self, name: str, digits: int) -> str:
-        return blake2b(name.encode("utf-8", "surrogatepass"), key=self._key).hexdigest()[:digits] if name else ""
-
-    def _number(self, number: int) -> int:
-        digest = blake2b(str(number).encode(), key=self._key, digest_size=8).digest()
-        return int.from_bytes(digest, "big") >> (64 - HASH_BITS)
+    A record without a session is a session of its own.
+    """
+    for index, record in enumerate(records):
+        key = f"={record.session}" if sessions and record.session else str(index)
+        if draw(key, seed) < share * _SCALE:
+            yield record

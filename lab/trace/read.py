@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 
 import orjson
 
-from lab.trace.decode import CountTokens, decode, estimate_tokens
+from lab.trace.decode import decode
 from lab.trace.formats.block_hashes import BailianRequests, of_mooncake
 from lab.trace.formats.conversations import read_sharegpt
-from lab.trace.formats.servegen import is_dataset, is_servegen, read_servegen
 from lab.trace.formats.tables import AZURE, BURSTGPT, columns_of, is_table, read_azure, read_burstgpt
 from lab.trace.formats.weka import is_weka, read_weka
 from lab.trace.lines import (
@@ -26,9 +24,8 @@ from lab.trace.lines import (
     numbered_lines,
     refuse,
 )
-from lab.trace.order import in_arrival_order, lateness
+from lab.trace.order import in_arrival_order
 from lab.trace.record import TraceRecord
-from lab.trace.values import read_time
 
 FORMATS = {
     "gateway": "this gateway's format: JSON lines as in docs/replay.md",
@@ -37,7 +34,6 @@ FORMATS = {
     "mooncake": "Mooncake: JSON lines with hash_ids",
     "bailian": "Qwen-Bailian usage traces: JSON lines with chat_id and hash_ids",
     "weka": "kv-cache-tester's sessions of coding agents: a JSON object with requests, or one per line",
-    "servegen": "a client model of ServeGen: chunk-N-trace.csv, with chunk-N-dataset.json beside it",
     "sharegpt": "ShareGPT: a JSON list of conversations, or one per line",
     "vllm": "the custom dataset of `vllm bench serve`: JSON lines with prompt and output_tokens",
 }
@@ -53,7 +49,6 @@ def read_trace(
     strict: bool = False,
     in_order: bool = False,
     report: Report | None = None,
-    count_tokens: CountTokens = estimate_tokens,
     outcomes: bool = True,
 ) -> Iterator[TraceRecord]:
     """Read a trace in any format, in memory that does not grow with its size."""
@@ -61,13 +56,8 @@ def read_trace(
         raise ValueError(f"unknown format {format!r}; the formats are {', '.join(FORMATS)}")
     files = [(file, format or detect_format(file)) for file in trace_files(path)]
     on_broken_line = refuse if strict else report or BrokenLines(logger.warning)
-    records = chain.from_iterable(_read(file, kind, on_broken_line, count_tokens, outcomes) for file, kind in files)
-    if not in_order:
-        return records
-    if not all(file.is_file() for file, _ in files):  # a pipe can be read only once
-        return in_arrival_order(records)
-    arrivals = chain.from_iterable(_arrivals(file, kind, count_tokens) for file, kind in files)
-    return in_arrival_order(records, lateness(arrivals))
+    records = chain.from_iterable(_read(file, kind, on_broken_line, outcomes=outcomes) for file, kind in files)
+    return in_arrival_order(records) if in_order else records
 
 
 def trace_files(path: Path | str | Iterable[Path]) -> list[Path]:
@@ -85,7 +75,7 @@ def trace_files(path: Path | str | Iterable[Path]) -> list[Path]:
 
 
 def _is_trace(file: Path) -> bool:
-    return file.name.lower().removesuffix(".gz").removesuffix(".zst").endswith(_SUFFIXES) and not is_dataset(file)
+    return file.name.lower().removesuffix(".gz").removesuffix(".zst").endswith(_SUFFIXES)
 
 
 def detect_format(path: Path) -> str:
@@ -103,8 +93,6 @@ def detect_format(path: Path) -> str:
             return "azure"
         if is_table(columns, BURSTGPT):
             return "burstgpt"
-        if is_servegen(line[:4096]):
-            return "servegen"
         try:
             document = orjson.loads(line)
         except orjson.JSONDecodeError:
@@ -128,54 +116,27 @@ def _format_of(document: dict[str, Any]) -> str | None:
 _READERS: dict[str, Callable[[Path, Report], Iterator[TraceRecord]]] = {
     "azure": read_azure,
     "burstgpt": read_burstgpt,
-    "servegen": read_servegen,
+    "sharegpt": read_sharegpt,
     "weka": read_weka,
 }
 
 
-def _read(
-    path: Path, kind: str, report: Report, count_tokens: CountTokens, outcomes: bool = True
-) -> Iterator[TraceRecord]:
+def _read(path: Path, kind: str, report: Report, *, outcomes: bool) -> Iterator[TraceRecord]:
+    """Read a file; the keys of `vllm bench serve` datasets are also keys of a record."""
     if reader := _READERS.get(kind):
-        return reader(path, report)
-    if kind == "sharegpt":
-        return read_sharegpt(path, report, count_tokens)
-    return _read_lines(path, kind, report, count_tokens, outcomes)
-
-
-def _read_lines(
-    path: Path, kind: str, report: Report, count_tokens: CountTokens, outcomes: bool
-) -> Iterator[TraceRecord]:
-    """Read JSON lines; the keys of `vllm bench serve` datasets are also keys of a record."""
+        yield from reader(path, report)
+        return
     convert = {"mooncake": of_mooncake, "bailian": BailianRequests().of}.get(kind)
     for number, line in numbered_lines(path, report):
         try:
             document = orjson.loads(line)
             if convert is not None:
                 document = convert(document)
-            record = decode(document, number, count_tokens, outcomes=outcomes)
+            record = decode(document, number, outcomes=outcomes)
         except (ValueError, KeyError, TypeError) as error:
             report(BrokenLine(path, number, _why(error)))
             continue
         yield record
-
-
-def _arrivals(path: Path, kind: str, count_tokens: CountTokens) -> Iterator[float]:
-    """Yield each arrival time, much faster than reading whole records; may include some broken lines."""
-    ignored = BrokenLines(lambda _: None)
-    if kind not in {"gateway", "mooncake", "bailian"}:
-        yield from (
-            -math.inf if record.arrived_at is None else record.arrived_at
-            for record in _read(path, kind, ignored, count_tokens)
-        )
-        return
-    key = "arrived_at" if kind == "gateway" else "timestamp"
-    for _, line in numbered_lines(path, ignored):
-        try:
-            arrived_at = orjson.loads(line).get(key)
-            yield -math.inf if arrived_at is None else read_time(arrived_at)
-        except (ValueError, AttributeError):
-            continue
 
 
 def _why(error: Exception) -> str:

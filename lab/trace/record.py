@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gateway.recorder.schema import VERSION, Hashing
+from gateway.recorder.schema import Hashing
 
 BLOCK_TOKENS = 512
 """Tokens per block of `TraceRecord.prefix_blocks`, as in Mooncake's traces."""
@@ -130,8 +130,6 @@ class TraceRecord:
     prefix_blocks
         One number per block of `block_tokens` tokens at the start of the prompt. It identifies the block and everything
         before it, so requests with equal numbers share a cached prefix.
-    version
-        Version of the schema that the record was written in.
 
     Examples
     --------
@@ -193,7 +191,6 @@ class TraceRecord:
     hashing: Hashing | None = None
     prefix_blocks: Sequence[int] = ()
     block_tokens: int = BLOCK_TOKENS
-    version: int = VERSION
 
     @property
     def ended_at(self) -> float | None:

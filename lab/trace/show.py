@@ -1,15 +1,15 @@
-"""Printing a summary on the terminal."""
+"""Printing the summary of a trace on the terminal."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
-
-from lab.trace.statistics import Summary
 
 _NAMES = {
     "prompt_tokens": "prompt tokens",
@@ -22,75 +22,70 @@ _NAMES = {
     "share_cached": "prompt cached",
 }
 _EPOCH_FROM = 1e8  # seconds; smaller times do not count from 1970
+_MOST_FILES = 5
 
 
-def print_summary(summary: Summary) -> None:
-    """Print a summary as tables."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+def print_summary(summary: Mapping[str, Any]) -> None:
+    """Print what `lab.trace.summary.summarize` returns."""
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
     for line in _head(summary):
-        console.print(line, markup=False, soft_wrap=True)
-    if summary.measures:
+        console.print(line, soft_wrap=True)
+    for table in _tables(summary):
         console.print()
-        console.print(_measures(summary))
-    for name, shares in summary.groups.items():
-        console.print()
-        table = _table([name, "requests", "share", "prompt tokens", "output tokens"])
-        for group in shares:
-            output = "" if group.output_tokens_mean is None else f"{group.output_tokens_mean:.0f}"
-            share = f"{group.requests / summary.requests:.1%}"
-            prompt = f"{group.prompt_tokens_mean:.0f}"
-            table.add_row(group.value or "(none)", str(group.requests), share, prompt, output)
-        if summary.distinct[name] > len(shares):
-            table.add_row(f"({summary.distinct[name]} in all)", "", "", "", "")
-        console.print(table)
-    if summary.acceptance:
-        console.print()
-        table = _table(["acceptance", "requests", "tokens/step", "p50"])
-        for steps in summary.acceptance:
-            table.add_row(steps.method, str(steps.requests), f"{steps.mean:.2f}", f"{steps.p50:.2f}")
         console.print(table)
 
 
-def _head(summary: Summary) -> list[str]:
-    lines = [f"{path} ({kind})" for path, kind in list(summary.files.items())[:5]]
-    if len(summary.files) > len(lines):
-        lines.append(f"and {len(summary.files) - len(lines)} more")
-    lines.append(
-        f"{summary.requests} requests" + (f", {summary.broken_lines} broken lines" if summary.broken_lines else "")
-    )
-    if summary.first_at is not None and summary.duration_s is not None:
-        begun = f"from {_moment(summary.first_at)}, " if summary.first_at >= _EPOCH_FROM else ""
-        rate = "" if summary.rate_per_s is None else f", {summary.rate_per_s:.3g} requests/s"
-        lines.append(f"{begun}{summary.duration_s:.1f} s{rate}")
+def _head(summary: Mapping[str, Any]) -> Iterator[str]:
+    files = [f"{path} ({kind})" for path, kind in summary["files"].items()]
+    yield from files[:_MOST_FILES]
+    if len(files) > _MOST_FILES:
+        yield f"and {len(files) - _MOST_FILES} more"
+    broken = f", {summary['broken_lines']} broken lines" if summary["broken_lines"] else ""
+    yield f"{summary['requests']} requests{broken}"
+    if summary["first_at"] is None:
+        yield "no times"
     else:
-        lines.append("no times")
-    if summary.distinct["session"]:
-        lines.append(f"{summary.distinct['session']} sessions")
-    if summary.prefix_reuse is not None:
-        lines.append(f"{summary.prefix_blocks} prefix blocks, about {summary.prefix_reuse:.0%} of them seen before")
-    lines.append(f"{summary.texts} with text" if summary.texts else "no texts")
-    if not summary.exact:
-        lines.append("quantiles are estimates")
-    return lines
+        moment = datetime.fromtimestamp(summary["first_at"], UTC).isoformat(sep=" ", timespec="seconds")
+        begun = f"from {moment}, " if summary["first_at"] >= _EPOCH_FROM else ""
+        rate = "" if summary["rate_per_s"] is None else f", {summary['rate_per_s']:.3g} requests/s"
+        yield f"{begun}{summary['duration_s']:.1f} s{rate}"
+    if summary["distinct"]["session"]:
+        yield f"{summary['distinct']['session']} sessions"
+    if summary["prefix_reuse"] is not None:
+        yield f"{summary['prefix_blocks']} prefix blocks, about {summary['prefix_reuse']:.0%} of them seen before"
+    yield f"{summary['texts']} with text" if summary["texts"] else "no texts"
+    if not summary["exact"]:
+        yield "quantiles are estimates"
 
 
-def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(sep=" ", timespec="seconds")
-
-
-def _measures(summary: Summary) -> Table:
-    table = _table(["", "requests", "mean", "p50", "p90", "p99", "max"])
-    for name, spread in summary.measures.items():
-        values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
-        table.add_row(_NAMES.get(name, name), str(spread.requests), *map(_figure, values))
-    return table
+def _tables(summary: Mapping[str, Any]) -> Iterator[Table]:
+    if summary["measures"]:
+        table = _table("", "requests", "mean", "p50", "p90", "p99", "max")
+        for name, measure in summary["measures"].items():
+            requests, *figures = measure.values()
+            table.add_row(_NAMES.get(name, name), str(requests), *map(_figure, figures))
+        yield table
+    for name, groups in summary["groups"].items():
+        table = _table(name, "requests", "share", "prompt tokens", "output tokens")
+        for group in groups:
+            means = ["" if group[key] is None else f"{group[key]:.0f}" for key in list(group)[2:]]
+            share = f"{group['requests'] / summary['requests']:.1%}"
+            table.add_row(group["value"] or "(none)", str(group["requests"]), share, *means)
+        if summary["distinct"][name] > len(groups):
+            table.add_row(f"({summary['distinct'][name]} in all)")
+        yield table
+    if summary["acceptance"]:
+        table = _table("acceptance", "requests", "tokens/step", "p50")
+        for steps in summary["acceptance"]:
+            table.add_row(steps["method"], str(steps["requests"]), f"{steps['mean']:.2f}", f"{steps['p50']:.2f}")
+        yield table
 
 
 def _figure(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _table(headings: list[str]) -> Table:
+def _table(*headings: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="right" if index else "left", no_wrap=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -15,30 +14,24 @@ from lab.trace.decode import encode
 from lab.trace.lines import TraceError
 from lab.trace.record import BLOCK_TOKENS, TraceRecord
 
-_SPEAKERS = {"user": "human", "assistant": "gpt"}
-
 
 def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gateway") -> tuple[int, int]:
     """Write records to a file, compressed according to its suffix (`.gz`, `.zst`). The file is replaced atomically."""
     if format not in _WRITERS:
         raise ValueError(f"unknown format {format!r}; the formats are {', '.join(_WRITERS)}")
-    head, form, between, tail = _WRITERS[format]
+    line_of = _WRITERS[format]
     written = left_out = 0
     # Devices and pipes are written to directly.
     target = path.with_name(f".{path.name}.part") if path.is_file() or not path.exists() else path
     try:
         with _create(target, path.suffix) as file:
-            file.write(head)
             for record in records:
-                line = form(record)
+                line = line_of(record)
                 if line is None:
                     left_out += 1
-                    continue
-                if written:
-                    file.write(between)
-                file.write(line)
-                written += 1
-            file.write(tail)
+                else:
+                    file.write(line)
+                    written += 1
         if target != path:
             target.replace(path)
     except OSError as error:
@@ -64,22 +57,6 @@ def _create(path: Path, suffix: str) -> Iterator[IO[bytes]]:
             yield file
 
 
-def _azure(record: TraceRecord) -> bytes | None:
-    if record.arrived_at is None or record.output_tokens is None:
-        return None
-    moment = datetime.fromtimestamp(record.arrived_at, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
-    return f"{moment}0,{record.prompt_tokens},{record.output_tokens}\n".encode()
-
-
-def _burstgpt(record: TraceRecord) -> bytes | None:
-    if record.arrived_at is None or record.output_tokens is None:
-        return None
-    output = 0 if record.error else record.output_tokens
-    kind = "Conversation log" if record.workload == "chat" else "API log"
-    counts = f"{record.prompt_tokens},{output},{record.prompt_tokens + output}"
-    return f"{record.arrived_at!r},{record.model.replace(',', ' ')},{counts},{kind}\n".encode()
-
-
 def _mooncake(record: TraceRecord) -> bytes | None:
     if record.arrived_at is None or record.output_tokens is None or record.block_tokens != BLOCK_TOKENS:
         return None
@@ -100,17 +77,6 @@ def _vllm(record: TraceRecord) -> bytes | None:
     return _line({"prompt": prompt} | ({"output_tokens": record.output_tokens} if record.output_tokens else {}))
 
 
-def _sharegpt(record: TraceRecord) -> bytes | None:
-    messages = list(record.messages) or ([{"role": "user", "content": record.prompt}] if record.prompt else [])
-    if not messages or not record.output:
-        return None
-    turns = [
-        {"from": _SPEAKERS.get(str(message.get("role")), str(message.get("role"))), "value": _content(message)}
-        for message in messages
-    ]
-    return orjson.dumps({"id": record.id, "conversations": [*turns, {"from": "gpt", "value": record.output}]})
-
-
 def _content(message: Any) -> str:
     content = message.get("content")
     if isinstance(content, list):
@@ -123,14 +89,10 @@ def _line(document: dict[str, Any]) -> bytes:
     return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
 
 
-_Form = Callable[[TraceRecord], bytes | None]
-_WRITERS: dict[str, tuple[bytes, _Form, bytes, bytes]] = {
-    "gateway": (b"", encode, b"", b""),
-    "azure": (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", _azure, b"", b""),
-    "burstgpt": (b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n", _burstgpt, b"", b""),
-    "mooncake": (b"", _mooncake, b"", b""),
-    "sharegpt": (b"[\n", _sharegpt, b",\n", b"\n]\n"),
-    "vllm": (b"", _vllm, b"", b""),
+_WRITERS: dict[str, Callable[[TraceRecord], bytes | None]] = {
+    "gateway": encode,
+    "mooncake": _mooncake,
+    "vllm": _vllm,
 }
 
 WRITTEN_FORMATS = tuple(_WRITERS)

@@ -152,7 +152,7 @@ def test_a_list_in_a_file_cut_short_is_a_trace_error(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.zst"
     path.write_bytes(zstandard.compress(b"[]")[:-1])
     with pytest.raises(TraceError):
-        list(read_trace(path, format="sharegpt"))
+        list(read_trace(path, format="sharegpt", strict=True))
 
 
 def test_counts_that_json_cannot_hold_are_broken_lines(tmp_path: Path) -> None:

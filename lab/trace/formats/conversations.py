@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from lab.trace.decode import CountTokens
+from lab.trace.decode import estimate_tokens
 from lab.trace.duck import database, rows
 from lab.trace.lines import BrokenLine, Report, TraceError, begins_a_list, compression_of, numbered_lines
 from lab.trace.record import TraceRecord
@@ -26,22 +26,22 @@ _ROLES = {
 _MAX_ENTRY_BYTES = 16 * 2**20
 
 
-def read_sharegpt(path: Path, report: Report, count_tokens: CountTokens) -> Iterator[TraceRecord]:
+def read_sharegpt(path: Path, report: Report) -> Iterator[TraceRecord]:
     """Read each answer of each conversation as a request whose prompt is the conversation before it.
 
     The requests of a conversation share a session; they have no times.
     """
-    for number, entry in _entries(path):
+    for number, entry in _entries(path, report):
         try:
-            yield from _requests(orjson.loads(entry), number, count_tokens)
+            yield from _requests(orjson.loads(entry), number)
         except (ValueError, AttributeError) as error:
             report(BrokenLine(path, number, str(error)))
 
 
-def _entries(path: Path) -> Iterator[tuple[int, bytes | str]]:
+def _entries(path: Path, report: Report) -> Iterator[tuple[int, bytes | str]]:
     """Yield the JSON of each conversation with its position in the list or its line number, from 1."""
     if not begins_a_list(path):
-        yield from numbered_lines(path, _refuse_damage)
+        yield from numbered_lines(path, report)
         return
     import duckdb
 
@@ -55,11 +55,7 @@ def _entries(path: Path) -> Iterator[tuple[int, bytes | str]]:
             raise TraceError(f"{path}: {str(error).splitlines()[0]}") from None
 
 
-def _refuse_damage(broken: BrokenLine) -> None:
-    raise TraceError(str(broken))
-
-
-def _requests(entry: Any, number: int, count_tokens: CountTokens) -> Iterator[TraceRecord]:
+def _requests(entry: Any, number: int) -> Iterator[TraceRecord]:
     turns = entry.get("conversations", entry.get("conversation")) if isinstance(entry, dict) else None
     if not isinstance(turns, list):
         raise ValueError("has no list 'conversations': not ShareGPT's format")  # noqa: TRY004 -- invalid data
@@ -72,7 +68,7 @@ def _requests(entry: Any, number: int, count_tokens: CountTokens) -> Iterator[Tr
         text = turn.get("value", turn.get("content"))
         if not isinstance(text, str):
             raise ValueError("a turn without text")  # noqa: TRY004 -- invalid data
-        size = count_tokens(text)
+        size = estimate_tokens(text)
         if role == "assistant" and messages and text:
             answers += 1
             yield TraceRecord(

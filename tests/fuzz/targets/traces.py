@@ -1,8 +1,7 @@
 """Traces: any file is read as records and broken lines, or refused with a `TraceError`.
 
-The first byte chooses format and compression, and whether the compressed file is cut short. The rest is the content;
-what follows a NUL in a client model is its second file. Tables are not compressed: DuckDB reads them, which takes a
-hundred times as long as the rest.
+The first byte chooses format and compression, and whether the compressed file is cut short. The rest is the content.
+A list of conversations is not compressed: DuckDB reads it, which takes a hundred times as long as the rest.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import gzip
 import math
 import tempfile
-from itertools import islice
 from pathlib import Path
 
 import zstandard
@@ -20,13 +18,10 @@ from lab.trace.lines import BrokenLine, TraceError
 from lab.trace.read import read_trace
 from lab.trace.record import TraceRecord
 
-_FORMATS = (
-    "gateway", "weka", "mooncake", "vllm", None, "sharegpt", "azure", "burstgpt", "bailian", "servegen"
-)  # fmt: skip
-_MOST_RECORDS = 2000  # of a client model, which may stand for millions
+_FORMATS = ("gateway", "weka", "mooncake", "vllm", None, "sharegpt", "azure", "burstgpt", "bailian", None)
 _PACKED = 4  # formats, from the first
 _folder = Path(tempfile.mkdtemp(prefix="fuzz-trace-", dir="/dev/shm"))
-_file, _model, _dataset = (_folder / name for name in ("trace", "chunk-1-trace.csv", "chunk-1-dataset.json"))
+_file = _folder / "trace"
 
 
 def fuzz_one(data: bytes) -> None:
@@ -38,14 +33,10 @@ def fuzz_one(data: bytes) -> None:
         format = _FORMATS[flags % _PACKED]
     else:
         format = _FORMATS[flags % len(_FORMATS)]
-    file = _file
-    if format == "servegen":
-        file, (content, _, lengths) = _model, content.partition(b"\0")
-        _dataset.write_bytes(lengths)
-    file.write_bytes(content)
+    _file.write_bytes(content)
     broken: list[BrokenLine] = []
     try:
-        records = list(islice(read_trace(file, format=format, report=broken.append), _MOST_RECORDS))
+        records = list(read_trace(_file, format=format, report=broken.append))
     except TraceError:
         return
     for record in records:

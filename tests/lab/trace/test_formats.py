@@ -1,46 +1,212 @@
-"""Published formats beyond Azure's, Mooncake's and ShareGPT's, read from made-up samples (tests/data/README.md)."""
+"""What holds for every format of traces, and what each of them says (samples: tests/data/README.md)."""
 
 from __future__ import annotations
 
+import gzip
 import json
-import shutil
-from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
+import orjson
 import pytest
+import zstandard
 
 from lab.replay.request import replay_request
-from lab.trace import BrokenLine, TraceError, TraceRecord, detect_format, read_trace
+from lab.trace import (
+    FORMATS,
+    WRITTEN_FORMATS,
+    BrokenLine,
+    TraceError,
+    TraceRecord,
+    decode,
+    detect_format,
+    encode,
+    read_trace,
+    write_trace,
+)
 from tests.support.paths import DATA
 
 MADE_UP = DATA / "made_up"
+SESSION = json.loads((MADE_UP / "weka.json").read_text())
+CONVERSATION = {
+    "id": "c",
+    "conversations": [
+        {"from": "system", "value": "Be brief."},
+        {"from": "human", "value": "q" * 40},
+        {"from": "gpt", "value": "a" * 80},
+        {"from": "human", "value": "more"},
+        {"from": "gpt", "value": "b" * 20},
+    ],
+}
 
 
-def read(path: Path) -> tuple[list[TraceRecord], list[BrokenLine]]:
+def lines(*documents: object) -> bytes:
+    return b"".join(orjson.dumps(one) + b"\n" for one in documents)
+
+
+SAMPLES = {
+    "gateway": b"".join(encode(TraceRecord(str(n), 9.0 - n, prompt_tokens=5, output_tokens=n)) for n in range(3)),
+    "azure": (DATA / "AzureLLMInferenceTrace_code.csv").read_bytes(),
+    "burstgpt": (MADE_UP / "burstgpt_2.csv").read_bytes(),
+    "mooncake": (DATA / "mooncake_synthetic_trace.jsonl").read_bytes(),
+    "bailian": (MADE_UP / "bailian.jsonl").read_bytes(),
+    "weka": lines(SESSION, {**SESSION, "id": "session-b"}, {**SESSION, "id": "session-c"}),
+    "sharegpt": lines(CONVERSATION, {**CONVERSATION, "id": "d"}, {**CONVERSATION, "id": "e"}),
+    "vllm": lines({"prompt": "Say hello.", "output_tokens": 12}, {"prompt": "And?"}, {"prompt": "Bye."}),
+}
+PACKERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd": zstandard.compress}
+
+every_format = pytest.mark.parametrize("form", FORMATS)
+
+
+def read(path: Path, **options: object) -> tuple[list[TraceRecord], list[BrokenLine]]:
     broken: list[BrokenLine] = []
-    return list(read_trace(path, report=broken.append)), broken
+    return list(read_trace(path, report=broken.append, **options)), broken  # type: ignore[arg-type]
+
+
+def written(tmp_path: Path, content: bytes) -> Path:
+    path = tmp_path / "trace"
+    path.write_bytes(content)
+    return path
+
+
+def test_every_format_has_a_sample() -> None:
+    assert set(SAMPLES) == set(FORMATS)
+
+
+@every_format
+def test_a_sample_is_recognised_and_read_whole(tmp_path: Path, form: str) -> None:
+    path = written(tmp_path, SAMPLES[form])
+    assert detect_format(path) == form
+    records, broken = read(path)
+    assert broken == []
+    assert len(records) >= 3
+    assert len({record.id for record in records}) == len(records)
+    assert records == read(path, format=form)[0]
+
+
+@every_format
+def test_records_of_every_format_can_be_written_as_our_own(tmp_path: Path, form: str) -> None:
+    for record in read(written(tmp_path, SAMPLES[form]))[0]:
+        again = decode(orjson.loads(encode(record)), 1)
+        assert encode(again) == encode(record)
+        assert replace(again, prefix_blocks=()) == replace(record, prefix_blocks=())
+
+
+@every_format
+def test_records_can_be_read_in_order(tmp_path: Path, form: str) -> None:
+    path = written(tmp_path, SAMPLES[form])
+    ordered = list(read_trace(path, in_order=True))
+    times = [-1.0 if one.arrived_at is None else one.arrived_at for one in ordered]
+    assert times == sorted(times)
+    assert sorted(one.id for one in ordered) == sorted(one.id for one in read(path)[0])
+
+
+@every_format
+@pytest.mark.parametrize("packed", PACKERS)
+def test_compression_is_detected_from_the_content(tmp_path: Path, form: str, packed: str) -> None:
+    plain = read(written(tmp_path, SAMPLES[form]))[0]
+    path = written(tmp_path, PACKERS[packed](SAMPLES[form]))
+    assert detect_format(path) == form
+    assert [(one.arrived_at, one.prompt_tokens) for one in read(path)[0]] == [
+        (one.arrived_at, one.prompt_tokens) for one in plain
+    ]
+
+
+@every_format
+def test_a_broken_line_is_reported_with_its_number_and_skipped(tmp_path: Path, form: str) -> None:
+    whole = read(written(tmp_path, SAMPLES[form]))[0]
+    first, second, *rest = SAMPLES[form].splitlines(keepends=True)
+    path = written(tmp_path, b"".join([first, second, b"\n", b"{broken\n", *rest]))
+    records, broken = read(path)
+    assert [one.prompt_tokens for one in records] == [one.prompt_tokens for one in whole]
+    assert [(one.path, one.number) for one in broken] == [(path, 4)]
+    with pytest.raises(TraceError, match=r"/trace:4: "):
+        list(read_trace(path, strict=True))
+
+
+@every_format
+def test_a_damaged_file_is_read_up_to_there(tmp_path: Path, form: str) -> None:
+    whole = [one.prompt_tokens for one in read(written(tmp_path, SAMPLES[form]))[0]]
+    path = written(tmp_path, gzip.compress(SAMPLES[form])[:-12])
+    records, broken = read(path, format=form)
+    assert [one.prompt_tokens for one in records] == whole[: len(records)]
+    assert "damaged from here on" in broken[-1].why
+    with pytest.raises(TraceError, match="the file is damaged from here on"):
+        list(read_trace(path, format=form, strict=True))
+
+
+@every_format
+def test_no_line_is_held_beyond_a_bound(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.trace.lines.MAX_LINE_BYTES", 1 << 20)
+    path = written(tmp_path, SAMPLES[form] + b" " * (1 << 20) + b"\n" + SAMPLES[form])
+    records, broken = read(path, format=form)
+    assert len(records) == len(read(written(tmp_path, SAMPLES[form]))[0])
+    assert "longer than 1 MiB: not a trace" in broken[-1].why
+
+
+@pytest.mark.parametrize("form", WRITTEN_FORMATS)
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_what_is_written_can_be_read(tmp_path: Path, form: str, suffix: str) -> None:
+    path = tmp_path / f"out{suffix}"
+    record = TraceRecord("1", 1700158623.25, prompt_tokens=7, output_tokens=9, prompt="hello")
+    assert write_trace(path, [record, TraceRecord(), record], form) == ((3, 0) if form == "gateway" else (2, 1))
+    assert detect_format(path) == form
+    records, broken = read(path)
+    assert broken == []
+    assert len(records) == (3 if form == "gateway" else 2)
+    assert {one.output_tokens for one in (records[0], records[-1])} == {9}
+
+
+def test_the_format_is_detected_after_a_broken_line_and_can_be_given(tmp_path: Path) -> None:
+    path = written(tmp_path, b'{"broken\n{"timestamp": 0, "input_length": 5, "output_length": 1}\n')
+    assert detect_format(path) == "mooncake"
+    assert [one.number for one in read(path, format="gateway")[1]] == [1, 2]
+    with pytest.raises(ValueError, match="unknown format 'x'"):
+        read(path, format="x")
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(TraceError, match="unknown format; give one of"):
+        read(path)
+    with pytest.raises(TraceError, match="must name the columns TIMESTAMP, ContextTokens, GeneratedTokens"):
+        read(path, format="azure")
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("given", "seconds"),
     [
-        ("burstgpt_2.csv", "burstgpt"),
-        ("bailian.jsonl", "bailian"),
-        ("weka.json", "weka"),
-        ("servegen/chunk-1-trace.csv", "servegen"),
-        ("servegen/chunk-2-trace.csv", "servegen"),
+        ("5", 5.0),
+        ("5.5", 5.5),
+        ("2023-11-16T18:17:03.9799600", 1700158623.97996),  # UTC unless it names a zone
+        ("2023-11-16 18:17:03Z", 1700158623.0),
+        ("2023-11-16T20:17:03+02:00", 1700158623.0),
     ],
 )
-def test_the_sample_is_recognised_and_whole(name: str, kind: str) -> None:
-    assert detect_format(MADE_UP / name) == kind
-    records, broken = read(MADE_UP / name)
-    assert records
-    assert broken == []
-    assert len({record.id for record in records}) == len(records)
+def test_times_are_seconds_or_iso(tmp_path: Path, given: str, seconds: float) -> None:
+    table = f"TIMESTAMP,ContextTokens,GeneratedTokens\n{given},1,1\n".encode()
+    for content in (table, lines({"arrived_at": given, "prompt_tokens": 1})):
+        assert read(written(tmp_path, content))[0][0].arrived_at == seconds
 
 
-def test_version_2_of_burstgpt_has_sessions_and_times() -> None:
+def test_azure_says_lengths_and_in_its_name_the_workload() -> None:
+    records, _ = read(DATA / "AzureLLMInferenceTrace_code.csv")
+    assert len(records) == 40
+    assert records[0] == TraceRecord("2", 1700158623.97996, workload="code", prompt_tokens=4808, output_tokens=10)
+
+
+def test_lines_of_a_table_that_are_wrong(tmp_path: Path) -> None:
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens", "1,2,3", "", "1,x,3", "caf\xe9", "9,8,7,6", ",1,1", "3,-1,1"]
+    records, broken = read(written(tmp_path, "\r\n".join([*rows, '"4","5","6"']).encode("latin-1")))
+    assert [(one.id, one.arrived_at, one.prompt_tokens) for one in records] == [
+        ("2", 1.0, 2),
+        ("6", 9.0, 8),
+        ("9", 4.0, 5),
+    ]
+    assert [one.number for one in broken] == [4, 5, 7, 8]
+    assert broken[0].why == "expected a time and two whole numbers: 1,x,3"
+
+
+def test_burstgpt_says_models_sessions_and_failures(tmp_path: Path) -> None:
     records, _ = read(MADE_UP / "burstgpt_2.csv")
     assert [(one.session, one.e2e_s, one.error) for one in records] == [
         ("3b1c", 4.0, ""),
@@ -48,96 +214,72 @@ def test_version_2_of_burstgpt_has_sessions_and_times() -> None:
         ("3b1c", 6.0, ""),
         ("", 2.0, ""),
     ]
+    first = b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\r\n"
+    assert read(written(tmp_path, first + b"5,ChatGPT,472,18,490,Conversation log\r\n"))[0] == [
+        TraceRecord("2", 5.0, "ChatGPT", workload="chat", prompt_tokens=472, output_tokens=18)
+    ]
 
 
-def test_bailian_conversations_and_prefixes() -> None:
+def test_mooncake_says_prefixes() -> None:
+    records, _ = read(DATA / "mooncake_synthetic_trace.jsonl")
+    rows = [json.loads(line) for line in (DATA / "mooncake_synthetic_trace.jsonl").read_text().splitlines()]
+    assert [one.prefix_blocks for one in records] == [row["hash_ids"] for row in rows]
+    assert [one.arrived_at for one in records] == [row["timestamp"] / 1000 for row in rows]
+    assert {one.block_tokens for one in records} == {512}
+
+
+def test_bailian_says_conversations_and_prefixes() -> None:
     records, _ = read(MADE_UP / "bailian.jsonl")
     assert [(one.session, one.turns) for one in records] == [("10", 1), ("11", 1), ("10", 3), ("10", 5), ("14", 7)]
     assert [one.workload for one in records] == ["chat", "code", "chat", "chat", "search"]
     assert [one.arrived_at for one in records] == [0.0, 0.75, 9.5, 21.25, 30.0]
-    assert {one.block_tokens for one in records} == {16}
     third = replay_request(records[3], 0.0, 1.0)
     assert len(third.prefix_blocks) == 7  # 120 tokens fill seven blocks of 16
     first, other, second = (list(records[number].prefix_blocks) for number in (0, 1, 2))
     assert list(third.prefix_blocks[:5]) == second[:5]
     assert first[:2] == second[:2]
     assert first[0] == other[0]
-    assert len({*first, *other, *second}) == 9  # of twelve
     assert third.features.prefix_tokens[:2] == (16, 32)
 
 
 def test_the_same_block_after_another_one_is_no_common_prefix(tmp_path: Path) -> None:
-    path = tmp_path / "b.jsonl"
     good = json.loads((MADE_UP / "bailian.jsonl").read_text().splitlines()[0])
-    path.write_text("".join(json.dumps({**good, "hash_ids": ids}) + "\n" for ids in ([5, 6], [4, 6], [5, 6, 7])))
+    path = written(tmp_path, lines(*({**good, "hash_ids": ids} for ids in ([5, 6], [4, 6], [5, 6, 7]))))
     one, other, longer = (list(record.prefix_blocks) for record in read(path)[0])
     assert not {*one} & {*other}
     assert longer[:2] == one
     assert all(0 <= number < 2**63 for number in longer)
 
 
-def test_bailian_lines_that_are_wrong(tmp_path: Path) -> None:
-    path = tmp_path / "b.jsonl"
-    good = json.loads((MADE_UP / "bailian.jsonl").read_text().splitlines()[0])
-    wrong = [{**good, "input_length": -1}, {**good, "chat_id": "x"}, {**good, "hash_ids": ["a"]}, {**good, "turn": 1.5}]
-    without = {key: value for key, value in good.items() if key != "timestamp"}
-    path.write_text("".join(json.dumps(one) + "\n" for one in (good, *wrong, without)))
-    records, broken = read(path)
-    assert len(records) == 1
-    assert [(one.number, one.why.split(":")[0]) for one in broken] == [
-        (2, "prompt_tokens"),
-        (3, "expected a number, not a text"),
-        (4, "prefix_blocks"),
-        (5, "expected a whole number, 0 or more, not 1.5"),
-        (6, "has no 'timestamp'"),
-    ]
-
-
 def test_a_session_of_a_coding_agent() -> None:
-    records, _ = read(MADE_UP / "weka.json")
-    assert [(one.id, one.session, one.arrived_at, one.model, one.stream) for one in records] == [
-        ("session-a/1", "session-a", 0.0, "made-up-large", True),
-        ("session-a/2", "session-a", 5.0, "made-up-large", False),
-        ("session-a/search/1", "session-a/search", 8.0, "made-up-small", True),
-        ("session-a/search/2", "session-a/search", 9.5, "made-up-small", True),
-        ("session-a/4", "session-a", 12.0, "made-up-large", True),
+    records, _ = read(MADE_UP / "weka.json")  # indented, on many lines
+    assert [(one.id, one.session, one.arrived_at, one.model, one.stream, one.think_time_s) for one in records] == [
+        ("session-a/1", "session-a", 0.0, "made-up-large", True, None),
+        ("session-a/2", "session-a", 5.0, "made-up-large", False, 3.0),
+        ("session-a/search/1", "session-a/search", 8.0, "made-up-small", True, None),
+        ("session-a/search/2", "session-a/search", 9.5, "made-up-small", True, 0.5),
+        ("session-a/4", "session-a", 12.0, "made-up-large", True, 5.5),
     ]
-    first, second, *_, last = records
+    first, *_, last = records
     assert (first.ttft_s, first.e2e_s, first.tools, first.workload, first.block_tokens) == (0.5, 2.0, True, "code", 64)
-    assert second.arrived_at is not None
-    assert first.ended_at is not None
-    assert second.arrived_at - first.ended_at == second.think_time_s == 3.0
-    assert [one.think_time_s for one in records] == [None, 3.0, None, 0.5, 5.5]
     assert list(last.prefix_blocks[:4]) == list(first.prefix_blocks)
-    assert len(replay_request(last, 0.0, 1.0).prefix_blocks) == 512 // 16
 
 
-def test_the_blocks_of_sessions_are_their_own_unless_they_are_global(tmp_path: Path) -> None:
-    session = json.loads((MADE_UP / "weka.json").read_text())
-    path = tmp_path / "sessions.jsonl"
-
-    def blocks(scope: str) -> list[set[int]]:
-        both = [{**session, "id": name, "hash_id_scope": scope} for name in ("a", "b")]
-        path.write_text("".join(json.dumps(one) + "\n" for one in both))
-        records, broken = read(path)
-        assert broken == []
-        of = {name: {n for one in records if one.id.startswith(name) for n in one.prefix_blocks} for name in "ab"}
-        return [of["a"], of["b"]]
-
-    own, others = blocks("local")
+@pytest.mark.parametrize("scope", ["local", "global"])
+def test_the_blocks_of_sessions_are_their_own_unless_they_are_global(tmp_path: Path, scope: str) -> None:
+    records, _ = read(written(tmp_path, lines(*({**SESSION, "id": name, "hash_id_scope": scope} for name in "ab"))))
+    own, others = ({n for one in records if one.id.startswith(name) for n in one.prefix_blocks} for name in "ab")
     assert len(own) == len(others) == 12
-    assert not own & others
+    assert (own == others) == (scope == "global")
+    assert bool(own & others) == (scope == "global")
     assert max(own | others) < 2**61  # still a whole number of 64 bits when split into the engine's blocks
-    assert blocks("global") == [set(range(1, 13))] * 2
 
 
 def test_sub_agents_count_from_their_marker_or_from_the_beginning(tmp_path: Path) -> None:
     session = json.loads((MADE_UP / "weka.json").read_text())
     for request in session["requests"][2]["requests"]:
         request["t"] += 8.0
-    path = tmp_path / "s.json"
-    path.write_text(json.dumps(session))
-    assert [one.arrived_at for one in read(path)[0]] == [0.0, 5.0, 8.0, 9.5, 12.0]
+    assert [one.arrived_at for one in read(written(tmp_path, lines(session)))[0]] == [0.0, 5.0, 8.0, 9.5, 12.0]
 
 
 def test_requests_of_a_session_that_are_wrong(tmp_path: Path) -> None:
@@ -150,89 +292,29 @@ def test_requests_of_a_session_that_are_wrong(tmp_path: Path) -> None:
     for _ in range(9):
         nested = {"t": 1.0, "type": "subagent", "requests": [nested]}
     requests += [17, nested]
-    path = tmp_path / "s.jsonl"
-    path.write_text(f'{json.dumps(session)}\n{{"requests": 5}}\n{{"requ')
-    records, broken = read(path)
+    records, broken = read(written(tmp_path, lines(session, {"requests": 5})))
     assert [one.id for one in records] == ["session-a/1", "session-a/search/2"]
-    assert [str(one).removeprefix(f"{path}:") for one in broken[:4]] == [
-        "1: request 2 of session-a: expected a number, not a text",
-        "1: request 1 of session-a/search: has no 'out'",
-        "1: request 4 of session-a: hash_ids: numbers within one session must be below 2^28",
-        "1: request 5 of session-a: expected an object, not 17",
+    assert [one.why for one in broken] == [
+        "request 2 of session-a: expected a number, not a text",
+        "request 1 of session-a/search: has no 'out'",
+        "request 4 of session-a: hash_ids: numbers within one session must be below 2^28",
+        "request 5 of session-a: expected an object, not 17",
+        "request 1 of session-a/6/1/1/1/1/1/1/1: a sub-agent needs a list 'requests', and at most 8 others around it",
+        "a session must be an object with a list 'requests'",
     ]
-    assert "a sub-agent needs a list 'requests', and at most 8 others around it" in broken[4].why
-    assert [one.number for one in broken[5:]] == [2, 3]
 
 
-def test_a_client_model_is_drawn_with_its_rates_and_lengths() -> None:
-    records, _ = read(MADE_UP / "servegen" / "chunk-1-trace.csv")
-    assert records == read(MADE_UP / "servegen" / "chunk-1-trace.csv")[0]
-    times = np.array([one.arrived_at for one in records], float)
-    assert (np.diff(times) >= 0).all()
-    by_window = Counter((times // 600).astype(int).tolist())
-    assert set(by_window) == {0, 1, 3}  # the third window has no requests
-    for window, expected in ((0, 300), (1, 600), (3, 150)):
-        assert by_window[window] == pytest.approx(expected, rel=0.2)
-    gaps = [np.diff(times[(times >= begin) & (times < begin + 600)]) for begin in (0, 600)]
-    variation = [float(gap.std() / gap.mean()) for gap in gaps]
-    assert variation == pytest.approx([1.0, 2.0], rel=0.25)  # 1 / sqrt(shape)
-    early = [
-        one for one, at in zip(records, times, strict=True) if at < 1200
-    ]  # a window without lengths has the last ones
-    assert Counter(one.prompt_tokens for one in early).keys() == {100, 300}
-    shares = Counter(one.output_tokens for one in early)
-    assert shares[40] / len(early) == pytest.approx(0.75, abs=0.06)
-    assert {(one.prompt_tokens, one.output_tokens) for one in records[len(early) :]} == {(800, 10)}
+@pytest.mark.parametrize("as_list", [True, False])
+def test_each_answer_of_a_conversation_is_a_request(tmp_path: Path, as_list: bool) -> None:
+    entries = [CONVERSATION, {"id": "broken"}, {"conversations": []}]
+    (first, second), broken = read(written(tmp_path, orjson.dumps(entries) if as_list else lines(*entries)))
+    assert (first.id, first.session, first.turns, first.prompt_tokens, first.output_tokens) == ("c/1", "c", 1, 12, 20)
+    assert (second.id, second.session, second.turns, second.prompt_tokens) == ("c/2", "c", 3, 33)
+    assert second.messages[-1] == {"role": "user", "content": "more"}
+    assert second.output == "b" * 20
+    assert [one.number for one in broken] == [2]
 
 
-def test_clients_of_a_folder_are_one_trace() -> None:
-    records = list(read_trace(MADE_UP / "servegen", strict=True, in_order=True))
-    assert {one.key for one in records} == {"chunk-1", "chunk-2"}
-    times = [one.arrived_at for one in records]
-    assert times == sorted(times, key=lambda at: at or 0.0)
-    assert {one.prompt_tokens for one in records if one.key == "chunk-2"} == {50}  # without its images
-
-
-def read_servegen_lines(path: Path) -> list[BrokenLine]:
-    broken: list[BrokenLine] = []
-    assert list(read_trace(path, format="servegen", report=broken.append)) == []
-    return broken
-
-
-def test_client_models_that_are_wrong(tmp_path: Path) -> None:
-    for file in (MADE_UP / "servegen").iterdir():
-        shutil.copy(file, tmp_path)
-    trace, dataset = tmp_path / "chunk-1-trace.csv", tmp_path / "chunk-1-dataset.json"
-    trace.write_text(
-        "0,1e9,1,Gamma,1,1\n600,1,1,Gamma,1,1\n600,1,1,Gamma,1,1\n1200,x,1,Gamma,1,1\n1800,1,1,Weibull,0,1\n"
-    )
-    records, broken = read(trace)
-    assert 500 < len(records) < 700
-    assert [one.number for one in broken] == [3, 4, 5, 1]
-    assert "6e+11 requests between two times; at most 1,000,000" in broken[-1].why
-    trace.write_text("no model\n")
-    assert [one.number for one in read_servegen_lines(trace)] == [1]
-    for content, why in (
-        ('{"0": {"input_tokens": "{}"}}', "no window has the frequencies"),
-        ('{"0": {"input_tokens": "{5 0.5}", "output_tokens": "{5: 1}"}}', "no window has the frequencies"),
-        ('{"0": {"input_tokens": "{5: 0.5, 6:}", "output_tokens": "{5: 1}"}}', "expected frequencies as"),
-        ('{"0": {"input_tokens": "{5: -1}", "output_tokens": "{5: 1}"}}', "shares must be 0 or more"),
-        ('{"0": {"input_tokens": "{5: nan}", "output_tokens": "{5: 1}"}}', "shares must be 0 or more"),
-        ('{"0": {"input_tokens": "{inf: 1}", "output_tokens": "{5: 1}"}}', "lengths must be 0 to"),
-        ('{"0": {"input_tokens": {"5": [1]}, "output_tokens": "{5: 1}"}}', "must be numbers"),
-        (
-            '{"nan": {"input_tokens": "{5: 1}", "output_tokens": "{5: 1}"}}',
-            "expected a finite number|seconds or an ISO",
-        ),
-        ("[1]", "expected an object with an object for each window"),
-        ("{", "unexpected end"),
-    ):
-        dataset.write_text(content)
-        with pytest.raises(TraceError, match=why):
-            list(read_trace(trace, format="servegen"))
-    dataset.unlink()
-    with pytest.raises(TraceError, match=r"with chunk-N-dataset\.json beside it"):
-        list(read_trace(trace, format="servegen"))
-    trace.rename(tmp_path / "other.csv")
-    with pytest.raises(TraceError, match=r"other\.csv: a client model is a file chunk-N-trace\.csv"):
-        list(read_trace(tmp_path / "other.csv", format="servegen"))
+def test_vllm_says_prompts_and_lengths(tmp_path: Path) -> None:
+    records, _ = read(written(tmp_path, SAMPLES["vllm"]))
+    assert [(one.prompt, one.output_tokens) for one in records] == [("Say hello.", 12), ("And?", None), ("Bye.", None)]
