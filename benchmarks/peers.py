@@ -23,8 +23,9 @@ import numpy as np
 from redis import Redis, RedisError
 
 from backends.backend import Backend
+from backends.health import HealthRules
 from backends.launch.ports import free_port
-from backends.pool import HealthRules, Pool
+from backends.pool import Pool
 from backends.speculation import Method
 from gateway.dialects.errors import GatewayError
 from gateway.relay.limits import Limits

@@ -67,7 +67,7 @@ def _live(gateway: Gateway, model: ModelEvidence) -> ModelEvidence:
                 prefix_caching=None if engine.prefix_caching is None else bool(engine.prefix_caching),
                 prefix_queries=engine.prefix_queries,
                 prefix_hits=engine.prefix_hits,
-                minutes=gateway.pool.minutes(member),
+                minutes=tuple(gateway.pool.watch(member).occupancy.minutes),
             )
         )
     return replace(model, backends=tuple(backends))

@@ -221,7 +221,9 @@ class Attempt:
     def _is_retried(self, status: int) -> bool:
         """Return whether the request was sent to another backend after a 5xx of the engine."""
         pool, backend = self.exchange.relay.pool, self.upstream.backend
-        is_evidence = status != OVERLOADED or not pool.is_at_work(backend) or pool.can_spare(backend)
+        others_up = sum(other is not backend for other in pool.up(backend.model))
+        can_spare = 2 * others_up > len(pool.of(backend.model))
+        is_evidence = status != OVERLOADED or not pool.watch(backend).is_at_work or can_spare
         message = f"answered {status} to a request that another served" if is_evidence else ""
         return self.exchange.failed("status", message, may_fail=False)
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 from backends.backend import Backend, State
+from backends.health import Strike, Unreachable
 from backends.http.client import Call
 from gateway.dialects.asked_usage import asking
 from gateway.dialects.errors import EXCEEDED, GatewayError, exceeded, gateway_failed
@@ -203,10 +204,10 @@ class Exchange:
             self.end_with_error(error)
             is_over = True
         if verdict.blame is Blame.NOW:
-            pool.report_strike(backend, self.inbound.fingerprint(), message)
+            pool.report(backend, Strike(self.inbound.fingerprint(), message))
         report = Report.NOTHING if verdict.step is Step.COMPLETE else RULES[kind].report
         if report is Report.UNREACHABLE:
-            pool.report_unreachable(backend, message)
+            pool.report(backend, Unreachable(message))
         elif report is Report.TIMEOUT and delivery.endpoint is not _OTHER:
             pool.report_timeout(backend, self.inbound.fingerprint(), message)
         elif report is not Report.NOTHING:
@@ -274,7 +275,7 @@ class Exchange:
             limit_s = min(limit_s, _DOWN_TIMEOUT_S)
         is_over = False
         if attempt.is_on_trial and silent_s > _DOWN_TIMEOUT_S + pool.rules.interval_s:
-            is_stuck = not pool.is_progressing(backend)
+            is_stuck = not pool.watch(backend).is_progressing
             is_over = is_stuck and self.failed("trial", f"sent nothing for {silent_s:.0f} s", may_fail=False)
         if not is_over and silent_s > limit_s:
             is_over = is_down and self.failed("down", backend.state_reason, may_fail=False)
@@ -320,7 +321,7 @@ class Exchange:
         if backend is not None:
             pool.report_success(backend)
         for suspect, message in self._suspects:
-            pool.report_strike(suspect, self.inbound.fingerprint(), message)
+            pool.report(suspect, Strike(self.inbound.fingerprint(), message))
         self._suspects.clear()
 
     def succeed(self, answer: PassThrough) -> None:
@@ -334,7 +335,7 @@ class Exchange:
             self.note_served(backend)
             attempt.learn_habits(answer)
         elif answer.error_status not in {0, OVERLOADED} and not self._was_suspected:
-            self.relay.pool.report_strike(backend, self.inbound.fingerprint(), "ended a stream with an error")
+            self.relay.pool.report(backend, Strike(self.inbound.fingerprint(), "ended a stream with an error"))
         self._finish(delivery.status, delivery.label())
 
     def _finish(self, status: int, label: str, *, is_over: bool = False) -> None:

@@ -14,6 +14,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from pydantic import BaseModel
 
 from backends.backend import Backend, State
+from backends.health import Drain
 from gateway.advice.live import Advice
 from gateway.dialects.errors import GatewayError
 from gateway.reload.reloader import ReloadError
@@ -164,7 +165,7 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
 
 def _tokens_per_step(gateway: Gateway, backend: Backend) -> dict[str, Any] | None:
     """Return the comparison of answers and engine; None if there is nothing to compare yet."""
-    figures = gateway.pool.tokens_per_step(backend)
+    figures = gateway.pool.watch(backend).tokens_per_step()
     if figures is None:
         return None
     return {name: round(value, 4) for name, value in figures.items()} | {"differs": backend.difference is not None}
@@ -196,7 +197,7 @@ def _change(
     if backend is None:
         names = ", ".join(f"{member.model}/{member.name}" for member in gateway.pool)
         raise GatewayError(404, f"There is no backend {reference.model}/{reference.backend}; there are: {names}.")
-    gateway.pool.set_drained(backend, drained=drained)
+    gateway.pool.report(backend, Drain(drained))
     worker_messages.share_drain(backend.model, backend.name, drained=drained)
     return {
         "model": backend.model,

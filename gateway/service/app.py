@@ -175,8 +175,9 @@ def _cards(gateway: Gateway, request: Request) -> list[dict[str, Any]]:
     for name, settings in gateway.settings.models.items():
         if not client.may_use(name):
             continue
-        engine_card = gateway.pool.model_card(name) or {}
         members = gateway.pool.of(name)
+        engine_cards = (gateway.pool.watch(backend).probe.model_card for backend in members)
+        engine_card = next((each for each in engine_cards if each is not None), {})
         simulated = bool(members) and all(backend.simulated for backend in members)
         for alias in (name, *settings.aliases):
             card = {"object": "model", "created": int(time.time()), "owned_by": "vllm", "root": name, "parent": None}

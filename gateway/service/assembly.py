@@ -10,9 +10,10 @@ from itertools import product
 from typing import Any, Protocol, get_args
 
 from backends.backend import Backend
+from backends.health import HealthRules
 from backends.http.client import Address, UpstreamClient
 from backends.http.write_batch import WriteBatch
-from backends.pool import HealthRules, Pool
+from backends.pool import Pool
 from gateway.config.settings import KeySettings, ModelSettings, PoolSettings
 from gateway.http.cors import Cors
 from gateway.http.paths import RelayedPaths

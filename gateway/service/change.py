@@ -118,7 +118,7 @@ class Change:
     async def abandon(self) -> None:
         """Close what was prepared."""
         for each in self.joining:
-            await each.probe.close()
+            await each.watch.probe.close()
 
     def _share_upstreams(self) -> None:
         """Have the requests in flight, which keep the old models, sent to the replicas that there are now."""

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterator
 
+from backends.backend import State
 from backends.calibration.calibration import load_calibration
 from backends.default_temperature import VLLM_DEFAULT, configured_temperature
 from backends.pool import Pool
@@ -55,8 +56,8 @@ async def find_temperature(model: Model, settings: ModelSettings, pool: Pool) ->
         await asyncio.sleep(_POLL_S)
     temperature = known_temperature(settings)
     for backend in pool.up(model.name):
-        if temperature is None:
-            temperature = await pool.reported_temperature(backend)
+        if temperature is None and backend.state is State.UP:  # it may have left while others were asked
+            temperature = await pool.watch(backend).probe.default_temperature()
     if temperature is None:
         logger.warning(
             "%s: no replica reports the temperature it takes by default; %g is assumed. Set default_temperature in the "

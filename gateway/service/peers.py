@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from backends.backend import Backend
+from backends.health import Ejected
 from backends.pool import Pool
 from gateway.relay.limits import Limits
 from gateway.routing.keys import Keyring
@@ -152,7 +153,7 @@ class Peers:
                 (recounted.update if peer.counts else recounted.subtract)(peer.in_flight)
         for backend in self._pool:
             replica = self._id(backend)
-            self._pool.set_peers_in_flight(backend, counts[replica], recounted=recounted[replica])
+            self._pool.watch(backend).set_peers_in_flight(counts[replica], recounted=recounted[replica])
             backend.answered_by_peers = self._answered.get(replica, (0.0, 0.0))
         alive = sum(peer.counts for peer in self._peers.values())
         if is_reported or not alive:
@@ -176,7 +177,8 @@ class Peers:
     def _apply(self, replica: str, ejection: Ejection) -> None:
         for backend in self._pool:
             if self._id(backend) == replica and ejection.left_s > 0.0:
-                self._pool.eject(backend, ejection.left_s, f"{ejection.reason} (seen by another gateway process)")
+                reason = f"{ejection.reason} (seen by another gateway process)"
+                self._pool.report(backend, Ejected(ejection.left_s, reason))
 
     def _note_ejection(self, backend: Backend, duration_s: float, reason: str) -> None:
         self._ejection_count += 1

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from backends import background
+from backends.health import Drain
 
 if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
@@ -214,7 +215,7 @@ class WorkerMessages:
             case Drained(model, name, drained):
                 for backend in gateway.pool.of(model):
                     if backend.name == name:
-                        gateway.pool.set_drained(backend, drained=drained)
+                        gateway.pool.report(backend, Drain(drained))
             case Reported(worker, report):
                 self._writers[worker] = gateway.peers.receive(report)
             case ResponseStored(response_id, backend):

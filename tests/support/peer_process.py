@@ -7,7 +7,8 @@ from random import Random
 
 from backends.backend import Backend, State
 from backends.engine_metrics import EngineMetrics
-from backends.pool import HealthRules, Pool
+from backends.health import HealthRules
+from backends.pool import Pool
 from backends.probe import ProbeResult
 from backends.speculation import Method
 from gateway.relay.limits import Limits
@@ -37,4 +38,4 @@ class PeerProcess:
         """Read the metrics of the engines."""
         for backend, running in zip(self.backends, in_engine, strict=True):
             result = ProbeResult(engine=EngineMetrics(running=running))
-            self.pool._judge(backend, self.pool._records["m", backend.name], result)
+            self.pool._judge(self.pool.watch(backend), result)

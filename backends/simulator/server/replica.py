@@ -17,6 +17,8 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -109,6 +111,7 @@ class Replica:
                 Route("/v1/responses", partial(self._answer, RESPONSES), methods=["POST"]),
                 Route("/v1/messages", partial(self._answer, MESSAGES), methods=["POST"]),
             ],
+            middleware=[Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])],
             exception_handlers={
                 RequestError: _refused,
                 ValidationError: _invalid,
@@ -120,7 +123,7 @@ class Replica:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; those below `/v1` need the API key, as in vLLM."""
         key, given = self._settings.api_key, Headers(scope=scope).get("authorization", "")
-        if key is None or not scope["path"].startswith("/v1") or _is_key(given, key):
+        if key is None or scope["method"] == "OPTIONS" or not scope["path"].startswith("/v1") or _is_key(given, key):
             await self._app(scope, receive, send)
         else:
             await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)

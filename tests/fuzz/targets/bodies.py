@@ -10,7 +10,8 @@ import math
 from dataclasses import fields
 
 from backends.backend import Backend, State
-from backends.pool import HealthRules, Pool
+from backends.health import HealthRules
+from backends.pool import Pool
 from backends.speculation import Method
 from gateway.dialects.errors import GatewayError
 from gateway.routing.access import RoutingHeaders

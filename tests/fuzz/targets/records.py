@@ -13,8 +13,9 @@ from pathlib import Path
 import orjson
 
 from backends.backend import Backend
+from backends.health import HealthRules
 from backends.http.client import Address, UpstreamClient
-from backends.pool import HealthRules, Pool
+from backends.pool import Pool
 from backends.speculation import Method
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.usage import read_usage

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from backends.health import Drain
 from gateway.dashboard import decisions
 from tests.gateway.conftest import MODEL, Running, Start
 from tests.gateway.dashboard.conftest import opened, snapshot
@@ -108,7 +109,7 @@ async def test_a_recorder_keeps_its_explanations(gateway_of: Start, tmp_path: An
 async def test_a_request_that_is_never_sent_leaves_nothing_behind(gateway_of: Start) -> None:
     async with gateway_of(policy={"name": "learned", "shadow_drafting": {"sample": 0}}) as running:
         for backend in running.gateway.pool:
-            running.gateway.pool.set_drained(backend, drained=True)
+            running.gateway.pool.report(backend, Drain())
         assert await decisions_after(running, 1) == []
         explaining: Any = running.gateway.models[MODEL].policy
         assert explaining.explain_candidates is False

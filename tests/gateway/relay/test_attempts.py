@@ -11,9 +11,10 @@ import pytest
 
 from backends.backend import Backend, State
 from backends.engine_metrics import EngineMetrics
+from backends.health import HealthRules
 from backends.http.client import Address, AnswerHead, Call, Receiver, UpstreamError, WholeReceiver
 from backends.http.write_batch import WriteBatch
-from backends.pool import HealthRules, Pool
+from backends.pool import Pool
 from backends.speculation import Method
 from gateway.http.headers import Header
 from gateway.http.paths import RelayedPaths
@@ -367,8 +368,8 @@ def test_each_failure_wakes_the_probe(fault: str) -> None:
     relay = Relay("a", "b")
     relay.send()
     fail(relay, "a", fault)
-    assert relay.pool._records["m", "a"].wake.is_set()
-    assert not relay.pool._records["m", "b"].wake.is_set()
+    assert relay.pool.watch(relay.backends["a"]).wake.is_set()
+    assert not relay.pool.watch(relay.backends["b"]).wake.is_set()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -430,7 +431,7 @@ def test_an_engine_that_says_it_is_busy_is_taken_out_if_it_is_not_or_most_others
     names: str, running: int, state: State
 ) -> None:
     relay = Relay(*names)
-    relay.pool._records["m", "a"].engine = EngineMetrics(running=running)
+    relay.pool.watch(relay.backends["a"]).engine = EngineMetrics(running=running)
     for number in range(3):
         _, reply = relay.send(body_of(number))
         fail(relay, "a", "503")
@@ -650,7 +651,7 @@ def test_a_stream_that_ends_with_an_error_is_a_strike_unless_another_backend_fai
         for data in (FIRST, b'data: {"error": {"code": 500}}\n\n', DONE):
             receiver.on_data(data)
         receiver.on_end()
-        return len(relay.pool._records["m", name].strikes)
+        return len(relay.pool.watch(relay.backends[name]).health.strikes)
 
     relay.send()
     assert end_with_error("a") == 1
@@ -794,7 +795,7 @@ def test_a_backend_that_sends_no_first_byte_is_given_up() -> None:
 def test_time_outs_are_evidence_only_without_metrics_that_show_work(running: int | None, state: State) -> None:
     relay = Relay("a", "b")
     if running is not None:
-        relay.pool._records["m", "a"].engine = EngineMetrics(running=running)
+        relay.pool.watch(relay.backends["a"]).engine = EngineMetrics(running=running)
     for number in range(3):
         exchange, _ = relay.send(body_of(number))
         exchange.check_silence(later(10.5))

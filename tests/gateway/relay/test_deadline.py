@@ -74,7 +74,7 @@ def test_deadlines_are_no_evidence_against_a_backend() -> None:
         exchange, _ = relay.send(body_of(number))
         exchange.check_silence(later(31.0))
     assert relay.backends["a"].state is State.UP
-    assert relay.pool._records["m", "a"].strikes == set()
+    assert not relay.pool.watch(relay.backends["a"]).health.strikes
 
 
 @pytest.mark.parametrize("total_s", [30.0, float("inf")])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from backends.backend import Backend, State
+from backends.health import Ejected, Probed, Unreachable
 from backends.http.client import AnswerHead, UpstreamError
-from backends.probe import ProbeResult
 from backends.speculation import Method
 from gateway.config.settings import PoolSettings
 from gateway.dialects.json_body import set_field
@@ -220,7 +220,7 @@ def test_the_longest_wait_ends_with_an_error() -> None:
 
 def test_requests_wait_for_the_only_backend_to_come_back() -> None:
     relay = queued("a")
-    relay.pool.report_unreachable(relay.backends["a"], "refused")
+    relay.pool.report(relay.backends["a"], Unreachable("refused"))
     exchange, late = ask(relay, "1")
     _, reply = ask(relay, "2")
     assert (late.status, waiting(relay)) == (0, 2)
@@ -229,7 +229,7 @@ def test_requests_wait_for_the_only_backend_to_come_back() -> None:
     relay.context.queues["m"].end_overdue(later(25.0))
     assert (late.status, late.code) == (503, "no_backend")
     assert b"refused" in late.body
-    relay.pool._judge(relay.backends["a"], relay.pool._records["m", "a"], ProbeResult())
+    relay.pool.report(relay.backends["a"], Probed())
     assert users(relay) == "2"
     relay.answer("a")
     assert reply.status == 200
@@ -297,11 +297,11 @@ def test_nothing_waits_that_could_be_sent_and_nothing_is_lost(seed: int) -> None
             rng.choice(ongoing)[0].client_gone()
         elif act < 0.65:
             backend = relay.backends[rng.choice(names)]
-            relay.pool.report_unreachable(backend, "refused")
+            relay.pool.report(backend, Unreachable("refused"))
             relay.context.abandon(backend)
         elif act < 0.75:
             name = rng.choice(names)
-            relay.pool._judge(relay.backends[name], relay.pool._records["m", name], ProbeResult())
+            relay.pool.report(relay.backends[name], Probed())
         elif sent:
             exchange, _ = rng.choice(sent)
             assert exchange.attempt is not None
@@ -377,8 +377,8 @@ def test_a_retry_prefers_a_backend_with_room_and_frees_the_place_at_the_first() 
 
 def test_a_replica_on_trial_that_is_full_keeps_no_request_from_others() -> None:
     relay = queued("a", "b", bound=1)
-    relay.pool.eject(relay.backends["a"], 1e-9, "broke its answers")
-    relay.pool._judge(relay.backends["a"], relay.pool._records["m", "a"], ProbeResult())
+    relay.pool.report(relay.backends["a"], Ejected(1e-9, "broke its answers"))
+    relay.pool.report(relay.backends["a"], Probed())
     relay.backends["a"].in_flight = 1  # from before
     ask(relay, "1")
     assert users(relay, "b") == "1"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
 from backends.backend import State
 from backends.engine_metrics import EngineMetrics
+from backends.health import Ejected, Probed
 from backends.http.client import UpstreamError
-from backends.probe import ProbeResult
 from gateway.http.headers import Header
 from gateway.routing.access import NO_ROUTING_HEADERS
 from tests.gateway.relay.test_attempts import (
@@ -31,8 +32,8 @@ RANDOM = {"name": "least_loaded"}
 def recovering(*names: str) -> Relay:
     """Return a relay whose first backend `a` is back from an ejection, on trial."""
     relay = Relay(*names, policy=dict(RANDOM))
-    assert relay.pool.eject(relay.backends["a"], 1e-9, "broke its answers")
-    relay.pool._judge(relay.backends["a"], relay.pool._records["m", "a"], ProbeResult())
+    assert relay.pool.report(relay.backends["a"], Ejected(1e-9, "broke its answers"))
+    relay.pool.report(relay.backends["a"], Probed())
     assert relay.pool.recovery.is_on_trial(relay.backends["a"])
     return relay
 
@@ -138,10 +139,10 @@ def test_a_silent_request_on_trial_is_moved_unless_the_engine_makes_progress(
     running: int | None, progress_s: float, is_moved: bool
 ) -> None:
     relay = recovering("a", "b")
-    record = relay.pool._records["m", "a"]
+    watch = relay.pool.watch(relay.backends["a"])
     if running is not None:
-        record.engine = EngineMetrics(running=running)
-    record.progress_at_s = time.monotonic() - progress_s
+        watch.engine = EngineMetrics(running=running)
+    watch.health = replace(watch.health, progress_at_s=time.monotonic() - progress_s)
     exchange, reply = relay.send()
     exchange.check_silence(later(6.5))
     assert sent(relay)["b"] == 0
@@ -184,7 +185,7 @@ def test_a_replica_on_trial_is_not_what_explain_shows() -> None:
 def test_long_answers_of_many_requests_are_no_evidence() -> None:
     """A stream that goes on for an hour, and one whose first event comes late, as the engine is at work."""
     relay = Relay("a", "b")
-    relay.pool._records["m", "a"].engine = EngineMetrics(running=9)
+    relay.pool.watch(relay.backends["a"]).engine = EngineMetrics(running=9)
     streams = [relay.send(body_of(number)) for number in range(9)]
     for exchange, _ in streams:
         exchange.check_silence(later(9.5))
@@ -199,7 +200,7 @@ def test_long_answers_of_many_requests_are_no_evidence() -> None:
         receiver.on_data(DONE)
         receiver.on_end()
     assert relay.backends["a"].state is State.UP
-    assert relay.pool._records["m", "a"].strikes == set()
+    assert not relay.pool.watch(relay.backends["a"]).health.strikes
     assert relay.count("gateway_requests_total", outcome="ok") == 9
     assert sent(relay) == {"a": 9, "b": 0}
 

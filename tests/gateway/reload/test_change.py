@@ -13,6 +13,7 @@ import pytest
 
 from backends import background
 from backends.backend import State
+from backends.health import Drain
 from gateway.config.settings import PoolSettings
 from gateway.relay.context import RelayContext
 from gateway.routing.keys import digest
@@ -258,7 +259,7 @@ async def test_nothing_is_left_of_replicas_that_come_and_go(gateway_of: Start) -
         await running.until(lambda: open_descriptors() <= descriptors + 2)
         await running.until(lambda: len(asyncio.all_tasks()) <= tasks + 2)
         assert names_of_series(running) == series
-        assert len(running.gateway.pool._records) == 2
+        assert len(running.gateway.pool._watches) == 2
 
 
 async def test_a_replica_that_returns_is_counted_although_its_last_life_is_forgotten_meanwhile(
@@ -326,12 +327,12 @@ async def test_a_change_is_made_as_a_whole_although_a_step_of_it_raises(
 
 async def test_a_drained_replica_stays_drained(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline", "b": "baseline"}) as running, third() as c:
-        running.gateway.pool.set_drained(running.backend("a"), drained=True)
+        running.gateway.pool.report(running.backend("a"), Drain())
         await change(running, backends=backends_of(*running.upstreams.values()), aliases=["other"])
         assert running.backend("a").state is State.DRAINING
         await change(
             running, backends=backends_of(running.upstreams["b"]) | {"a": {"method": "baseline", "url": c.url}}
         )
         assert running.backend("a").state is State.DRAINING
-        running.gateway.pool.set_drained(running.backend("a"), drained=False)
+        running.gateway.pool.report(running.backend("a"), Drain(False))
         await running.until_up("a")

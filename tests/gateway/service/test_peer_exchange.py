@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from backends.backend import State
+from backends.health import Strike
 from gateway.service import peer_exchange, peers
 from gateway.service.peer_exchange import PeerExchange
 from gateway.state import redis_client
@@ -81,7 +82,7 @@ async def test_gateways_know_the_load_the_limits_and_the_ejections_of_each_other
         assert sum(admits(one.limits) for _ in range(100)) >= 60 // 3
         await eventually(lambda: sum(admits(one.limits) for _ in range(100)) == 0)
         await eventually(lambda: not admits(two.limits) and not admits(three.limits), what="the limit is of all")
-        two.pool.report_strike(two.backends[1], 1, "broke the connection")
+        two.pool.report(two.backends[1], Strike(1, "broke the connection"))
         await eventually(lambda: one.backends[1].state is three.backends[1].state is State.EJECTED)
         one.metrics.flush()
         page = one.metrics.render().decode()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from backends.backend import EngineLoad, State
+from backends.health import Strike
 from gateway.dialects.errors import GatewayError
 from gateway.relay.limits import KeyUse, Limits
 from gateway.routing.keys import Keyring
@@ -161,7 +162,7 @@ def test_replicas_at_local_addresses_are_those_of_the_host() -> None:
 
 def test_an_ejection_applies_to_all_for_the_time_left() -> None:
     one, two = known(2)
-    one.pool.report_strike(one.backends[0], 1, "broke the connection")
+    one.pool.report(one.backends[0], Strike(1, "broke the connection"))
     assert one.backends[0].state is State.EJECTED
     exchange(one, two)
     assert two.backends[0].state is State.EJECTED
@@ -177,7 +178,7 @@ def test_an_ejection_applies_to_all_for_the_time_left() -> None:
 def test_the_last_replica_that_is_up_stays() -> None:
     one, two = known(2)
     two.backends[1].state = State.DOWN
-    one.pool.report_strike(one.backends[0], 1, "broke the connection")
+    one.pool.report(one.backends[0], Strike(1, "broke the connection"))
     exchange(one, two)
     assert two.backends[0].state is State.UP
 

@@ -1,0 +1,247 @@
+"""When a replica may be sent requests: a pure function of what is known of it, and of new evidence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from backends.backend import State
+from backends.engine_metrics import EngineMetrics
+
+SERVING: Final = frozenset({State.UP, State.RECOVERING})
+_MAX_TRIAL_S: Final = 60.0
+"""After this time without a request that could be sent on trial, the replica returns without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRules:
+    """When a replica is removed from service, and when it returns."""
+
+    # interval_s, timeout_s: seconds between two probes of a replica, and until a probe times out.
+    interval_s: float = 2.0
+    timeout_s: float = 2.0
+    # Consecutive probes that must fail or time out before a replica that was up is down. A refused connection needs no
+    # second probe: nothing listens there.
+    failures: int = 2
+    # eject_s, eject_max_s: seconds of the first ejection, and of the longest. A replica that is ejected again within
+    # `eject_max_s` of its return stays out twice as long.
+    eject_s: float = 2.0
+    eject_max_s: float = 60.0
+    # Seconds until a replica that comes back may have as many requests as the others. One that was down starts slowly
+    # only if another one has been up for as long; else all have just started.
+    slow_start_s: float = 10.0
+    # Different requests in a row whose failure is the replica's fault, at which it is ejected; one is enough while it
+    # recovers.
+    strikes: int = 3
+    # Seconds without a new token and without a change of the KV cache after which a replica that has requests is down,
+    # even if it answers probes.
+    stall_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What is known of a replica's health; times are on the clock of `time.monotonic`."""
+
+    state: State = State.STARTING
+    reason: str = "not yet checked"
+    is_drained: bool = False
+    failed_probes: int = 0  # in a row
+    strikes: frozenset[int] = frozenset()  # the requests, each counted once
+    ejection_s: float = 0.0  # the length of the last ejection
+    ejected_until_s: float = -math.inf
+    up_since_s: float = math.inf  # unknown if it was up from the start
+    returning_since_s: float = 0.0  # while it recovers: the begin of its trial, then that of its slow start
+    is_on_trial: bool = False  # while it recovers: whether it has yet to serve a request
+    progress: tuple[int, int, float] = (-1, -1, -1.0)  # tokens of prompts and answers, KV usage; no engine reports -1
+    progress_at_s: float = 0.0
+    has_stalled: bool = False  # since it was last up
+
+
+class Others(NamedTuple):
+    """What a judgement needs to know besides a replica's own health."""
+
+    up: int  # other replicas of its model that are up
+    longest_up_s: float = 0.0  # for how long one of them has been
+    trials: int = 0  # requests on trial that the replica itself has
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A probe has ended."""
+
+    problem: str | None = None
+    refused: bool = False
+    engine: EngineMetrics | None = None  # as last read
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """It accepts no connection; no request can be the cause of that."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """It failed a request that another one served, or broke the connection."""
+
+    request: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """It served a request for inference, or has begun its answer if it is on trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ejected:
+    """It is taken out for a time, unless it is the last one that is up: any replica is better than none."""
+
+    duration_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """An operator takes it out, or readmits it."""
+
+    is_drained: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """No other replica of its model is up: one that is not proven is better than none."""
+
+
+Evidence = Probed | Unreachable | Strike | Served | Ejected | Drain | Alone
+
+
+def judge(health: Health, evidence: Evidence, others: Others, rules: HealthRules, now_s: float) -> Health:
+    """Return what is known of a replica's health after new evidence.
+
+    Examples
+    --------
+    >>> up = judge(Health(), Probed(), Others(up=1), HealthRules(), now_s=100.0)
+    >>> up.state, judge(up, Unreachable("refused"), Others(up=1), HealthRules(), now_s=101.0).state
+    (<State.UP: 'up'>, <State.DOWN: 'down'>)
+    """
+    if isinstance(evidence, Drain):
+        return _drain(health, evidence, now_s)
+    if health.is_drained:
+        return health
+    match evidence:
+        case Probed():
+            return _probed(health, evidence, others, rules, now_s)
+        case Unreachable(message):
+            return _in_state(health, State.DOWN, message, now_s)
+        case Strike():
+            return _strike(health, evidence, others, rules, now_s)
+        case Served():
+            served = replace(health, strikes=frozenset()) if health.strikes else health
+            is_proven = served.state is State.RECOVERING and served.is_on_trial
+            return _advance(served, others, rules, now_s, served=True) if is_proven else served
+        case Ejected():
+            return _eject(health, evidence, others, now_s)
+        case Alone():
+            return _in_state(health, State.UP, "", now_s) if health.state is State.RECOVERING else health
+
+
+def _in_state(health: Health, state: State, reason: str, now_s: float) -> Health:
+    if state is health.state:
+        return replace(health, reason=reason)
+    return replace(
+        health,
+        state=state,
+        reason=reason,
+        strikes=frozenset(),
+        up_since_s=now_s if state is State.UP else math.inf,
+        has_stalled=health.has_stalled and state is not State.UP,
+    )
+
+
+def _drain(health: Health, evidence: Drain, now_s: float) -> Health:
+    if evidence.is_drained == health.is_drained:
+        return health
+    state, reason = State.STARTING, "readmitted by an operator, not yet checked"
+    if evidence.is_drained:
+        state, reason = State.DRAINING, "drained by an operator"
+    return replace(_in_state(health, state, reason, now_s), is_drained=evidence.is_drained)
+
+
+def _probed(health: Health, evidence: Probed, others: Others, rules: HealthRules, now_s: float) -> Health:
+    if evidence.problem is not None:
+        failed = replace(health, failed_probes=health.failed_probes + 1)
+        if health.state is State.STARTING and evidence.refused:
+            return replace(failed, reason=evidence.problem)  # it has yet to start
+        is_certain = evidence.refused or health.state not in SERVING or failed.failed_probes >= rules.failures
+        return _in_state(failed, State.DOWN, evidence.problem, now_s) if is_certain else failed
+    health = replace(health, failed_probes=0)
+    if evidence.engine is not None:
+        health = _progress(health, evidence.engine, now_s)
+        if now_s - health.progress_at_s > rules.stall_s:
+            stalled = f"has requests but produced no token for {rules.stall_s:g} s"
+            return replace(_in_state(health, State.DOWN, stalled, now_s), has_stalled=True)
+    if health.state is State.RECOVERING:
+        return _advance(health, others, rules, now_s)
+    return health if health.state is State.UP else _return(health, others, rules, now_s)
+
+
+def _progress(health: Health, engine: EngineMetrics, now_s: float) -> Health:
+    # The counters of tokens stand still while a long prompt is computed in parts; its part of the KV cache grows.
+    progress = (engine.prompt_tokens, engine.generation_tokens, engine.kv_usage)
+    if progress != health.progress or engine.running + engine.waiting == 0:
+        return replace(health, progress=progress, progress_at_s=now_s)
+    return health
+
+
+def _return(health: Health, others: Others, rules: HealthRules, now_s: float) -> Health:
+    """Have a replica that passes its probes come back: at once, slowly, or after a request on trial."""
+    was_ejected = health.state is State.EJECTED
+    if was_ejected and others.up and now_s < health.ejected_until_s:
+        return health
+    is_on_trial = was_ejected or health.has_stalled  # which its probes do not show
+    is_slow = 0 < rules.slow_start_s <= others.longest_up_s
+    if not others.up or not (is_on_trial or is_slow):
+        return _in_state(health, State.UP, "", now_s)
+    returning = replace(health, returning_since_s=now_s, is_on_trial=is_on_trial)
+    return _in_state(returning, State.RECOVERING, _stage(returning, rules), now_s)
+
+
+def _advance(health: Health, others: Others, rules: HealthRules, now_s: float, *, served: bool = False) -> Health:
+    """Go on with a return as time passes or the replica has served a request."""
+    if health.is_on_trial:
+        if not served and (others.trials or now_s - health.returning_since_s < _MAX_TRIAL_S):
+            return health
+        health = replace(health, is_on_trial=False, returning_since_s=now_s)
+    if now_s - health.returning_since_s >= rules.slow_start_s:
+        return _in_state(health, State.UP, "", now_s)
+    return replace(health, reason=_stage(health, rules))
+
+
+def _stage(health: Health, rules: HealthRules) -> str:
+    """Return the stage of a return, for people."""
+    if health.is_on_trial:
+        return "on trial: gets one request at a time until it has served one"
+    return f"slow start: gets a growing share of the requests for {rules.slow_start_s:g} s"
+
+
+def _strike(health: Health, evidence: Strike, others: Others, rules: HealthRules, now_s: float) -> Health:
+    if health.state not in SERVING:
+        return health  # of a request that was sent before
+    if len(health.strikes) < rules.strikes:
+        health = replace(health, strikes=health.strikes | {evidence.request})
+    if len(health.strikes) < rules.strikes and health.state is State.UP:
+        return health
+    is_relapse = now_s - health.ejected_until_s <= rules.eject_max_s
+    duration_s = min(2.0 * health.ejection_s if is_relapse else rules.eject_s, rules.eject_max_s)
+    return _eject(health, Ejected(duration_s, evidence.message), others, now_s)
+
+
+def _eject(health: Health, evidence: Ejected, others: Others, now_s: float) -> Health:
+    if health.state not in SERVING or not others.up:
+        return health
+    reason = f"{evidence.reason}; ejected for {evidence.duration_s:.3g} s"
+    ejected = _in_state(health, State.EJECTED, reason, now_s)
+    return replace(ejected, ejection_s=evidence.duration_s, ejected_until_s=now_s + evidence.duration_s)

@@ -1,0 +1,183 @@
+"""The watch over one replica: its probes, and what its engine reports in them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from backends import background
+from backends.backend import Backend, EngineChange, EngineLoad, State
+from backends.contradictions import compare
+from backends.engine_metrics import EngineMetrics, change_between
+from backends.health import SERVING, Health, HealthRules
+from backends.occupancy import Occupancy
+from backends.probe import Probe, ProbeResult
+from backends.step_comparison import StepComparison
+
+logger = logging.getLogger(__name__)
+
+_PROBES_WHILE_LATE: Final = 5
+_LATE_SHARE: Final = 0.1
+"""Share of a probe's time-out by which the event loop may be late before the probe says nothing about the replica."""
+_TICK_S: Final = 0.05
+_STARTING_PAUSE_S: Final = 0.25
+"""Between two probes of a replica that has yet to start, for which the start of the gateway waits."""
+
+
+class Watch:
+    """What is known of one replica."""
+
+    def __init__(self, backend: Backend, probe: Probe, rules: HealthRules) -> None:
+        self.backend = backend
+        self.probe = probe
+        self.rules = rules
+        self.health = Health(backend.state, backend.state_reason)
+        self.engine: EngineMetrics | None = None  # its last metrics page; None if none was read
+        self.occupancy = Occupancy()
+        self.wake = asyncio.Event()  # set to have it probed now
+        self.probed = asyncio.Event()  # set once it has been
+        self.has_left = False  # the pool, though requests to it may be in flight
+        self.task: asyncio.Task[None] | None = None
+        self._comparison = StepComparison()
+        self._peers_in_flight = 0  # requests that other gateway processes have in flight to it
+        self._foreign = 0  # requests in the engine that no known gateway process has sent
+
+    @property
+    def label(self) -> str:
+        """The replica's name, for people."""
+        return f"{self.backend.model}/{self.backend.name}"
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the replica's metrics report that it has requests."""
+        return self.engine is not None and self.engine.running + self.engine.waiting > 0
+
+    @property
+    def is_progressing(self) -> bool:
+        """Whether the replica's metrics have changed of late while it had requests."""
+        late_s = 2.0 * (self.rules.interval_s + self.rules.timeout_s)
+        return self.is_at_work and time.monotonic() - self.health.progress_at_s <= late_s
+
+    def tokens_per_step(self) -> dict[str, float] | None:
+        """Return the tokens per step of late, as shown by its answers and as counted; None if not compared."""
+        return self._comparison.figures(self._most_per_step())
+
+    def set_peers_in_flight(self, in_flight: int, *, recounted: int = 0) -> None:
+        """Set how many requests other gateway processes have in flight to it."""
+        backend = self.backend
+        self._peers_in_flight = in_flight
+        self._foreign = max(0, self._foreign - recounted)
+        load, others = backend.load, self._foreign + in_flight
+        if others != load.others:
+            # An engine that has never reported is known by what the gateways sent.
+            running, at_s = (load.running, load.at_s) if load.at_s else (backend.in_flight + others, 0.0)
+            backend.load = replace(load, running=running, others=others, at_s=at_s or time.monotonic())
+
+    async def run(self, judge: Callable[[Watch, ProbeResult], None]) -> None:
+        """Probe the replica again and again, and have each result judged."""
+        while True:
+            self.wake.clear()
+            judge(self, await self.probe_now(admit=self.backend.state not in SERVING))
+            self.probed.set()
+            pause_s = self.rules.interval_s
+            if self.backend.state is State.STARTING:
+                pause_s = min(pause_s, _STARTING_PAUSE_S)
+            elif self.backend.state is State.EJECTED:
+                pause_s = min(pause_s, max(0.05, self.health.ejected_until_s - time.monotonic()))
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self.wake.wait()
+                await asyncio.sleep(min(0.1, self.rules.interval_s))  # reports come in bursts: one probe for all
+            except TimeoutError:
+                pass
+
+    async def probe_now(self, *, admit: bool) -> ProbeResult:
+        """Probe the replica; whatever becomes of a probe, there is a next one, or the replica would never come back.
+
+        A replica that is late while this process is late itself is probed again before it is blamed.
+        """
+        for _ in range(_PROBES_WHILE_LATE):
+            result, late_s = await self._probe_timed(admit=admit)
+            if not result.late or late_s < _LATE_SHARE * self.rules.timeout_s:
+                break
+            logger.warning("this process was late by %.1f s: a probe that timed out is repeated", late_s)
+        return result
+
+    async def _probe_timed(self, *, admit: bool) -> tuple[ProbeResult, float]:
+        """Return the result of a probe, and for how many seconds at most the event loop was late meanwhile."""
+        probing, late_s = background.start("probes", self._probe_once(admit=admit), of=self.label), 0.0
+        try:
+            while not probing.done():
+                due_s = time.monotonic() + _TICK_S
+                await asyncio.wait((probing,), timeout=_TICK_S)
+                late_s = max(late_s, time.monotonic() - due_s)
+            return await probing, late_s
+        finally:
+            probing.cancel()
+
+    async def _probe_once(self, *, admit: bool) -> ProbeResult:
+        try:
+            async with asyncio.timeout(5.0 * self.rules.timeout_s):
+                return await self.probe.run(admit=admit)
+        except Exception as error:  # noqa: BLE001 -- an OSError that httpx does not know, say
+            logger.warning("a probe failed: %s", type(error).__name__)
+            return ProbeResult(f"cannot be probed ({type(error).__name__})", late=isinstance(error, TimeoutError))
+
+    def read(self, engine: EngineMetrics, now_s: float) -> EngineChange | None:
+        """Take in a metrics page; return what the engine went through since the last one."""
+        backend, before = self.backend, self.engine
+        self.engine = engine
+        self.occupancy.add(engine)
+        change = None if before is None else change_between(before, engine)
+        others = max(self._peers_in_flight, engine.running + engine.waiting - backend.in_flight)
+        self._foreign = others - self._peers_in_flight
+        per_step = min(engine.generation_tokens / engine.steps, self._most_per_step()) if engine.steps else 0.0
+        backend.load = EngineLoad(
+            engine.running,
+            engine.waiting,
+            engine.kv_usage,
+            others,
+            at_s=now_s,
+            kv_tokens=engine.kv_tokens,
+            tokens_per_step=per_step,
+            drafts=engine.drafts,
+            accepted_tokens=engine.accepted_tokens,
+        )
+        return change
+
+    def compare_speculation(self, engine: EngineMetrics) -> bool:
+        """Compare how it was said to speculate with what its engine counts; return whether it is now another method."""
+        backend = self.backend
+        method, schedule = backend.method, backend.draft_schedule
+        if not compare(backend, engine):
+            return False
+        if backend.contradictions:
+            logger.warning("%s: %s", self.label, backend.contradiction)
+        else:
+            logger.info("%s speculates as the pool file says: %s", self.label, backend.said)
+        return (method, schedule) != (backend.method, backend.draft_schedule)
+
+    def compare_steps(self, engine: EngineMetrics, now_s: float) -> bool:
+        """Compare the tokens per step that its answers show with those that its engine counts; return what is new."""
+        backend, by_peers = self.backend, self.backend.answered_by_peers
+        answered = backend.answered_tokens + by_peers[0], backend.answered_steps + by_peers[1]
+        if not self._comparison.add(engine, answered, self._most_per_step(), now_s):
+            return False
+        before, backend.difference = backend.difference, self._comparison.difference
+        if backend.difference is not None and before is None:
+            logger.warning("%s: %s; what is learned from them is corrected", self.label, backend.difference)
+        elif backend.difference is None and before is not None:
+            logger.info("%s: its answers show what its engine counts again", self.label)
+        return backend.difference != before
+
+    def _most_per_step(self) -> int:
+        """Return the most tokens that a step gives, with all drafts accepted."""
+        return 1 + self.backend.draft_schedule.k
+
+    def start(self, judge: Callable[[Watch, ProbeResult], None]) -> None:
+        """Start probing."""
+        self.task = background.keep_running("probes", lambda: self.run(judge), of=self.label)
