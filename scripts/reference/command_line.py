@@ -27,8 +27,9 @@ def command_line_page() -> str:
     text = done.stdout
     text = text.removeprefix("# `gateway`\n")
     text = re.sub(r"^\* `--help`: .*\n", "", text, flags=re.MULTILINE)
-    text = re.sub(r"\*\*Options\*\*:\n\n(?!\*)", "", text)
+    text = re.sub(r"\*\*(Options|Arguments)\*\*:\n\n", "", text)
     text = re.sub(r"\*\*Commands\*\*:\n\n(?:\*.*\n)+\n?", "", text)  # each has a section, with the whole of its text
+    text = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ .* \[OPTIONS\]\n```\n", "", text)  # what the heading says
     text = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ (.*)\n```\n", r"```text\n\1\n```\n", text)
     lab = sorted(f"`{entry.name}`" for entry in entry_points(group="speculation_gateway.commands"))
     return _HEAD.format(lab=", ".join(lab)) + re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"

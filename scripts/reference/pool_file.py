@@ -18,8 +18,8 @@ EXAMPLES = Path(__file__).with_name("examples.yaml")
 _HEAD = """\
 # Pool file: every key
 
-What each key takes, from the schema that `gateway schema` prints. `scripts/docs` makes this page. [The pool
-file](../configuration.md) explains how the sections work together, and shows whole files.
+What each key takes, in short; `gateway schema` prints all that is said of it, for editors too. `scripts/docs` makes
+this page. [The pool file](../configuration.md) explains how the sections work together.
 
 `NAME` stands for a name of your choice, and `[]` for an entry of a list. A key without a default may be left out,
 unless it is *required*. Any value can be a variable, `${VARIABLE}`.
@@ -67,20 +67,33 @@ class _Page:
 
     def _section(self, name: str, definition: Node, title: str) -> str:
         required = set(definition.get("required", []))
-        examples = examples_of(name, self._examples)
         rows = [
             [
                 f"`{key}`",
                 self._type(child),
                 "*required*" if key in required else _default(child),
-                _linked(self._description(child)),
-                f"`{_flow({key: examples[key]})}`" if key in examples else "",
+                f"{_linked(_first_sentence(self._description(child)))} {self._example(name, key, child)}".strip(),
             ]
             for key, child in definition["properties"].items()
             if "const" not in child
         ]
-        text = _linked(self._about(name, definition))
-        return f"\n## {title}\n\n{text}\n\n" + table(["key", "takes", "default", "meaning", "example"], rows)
+        text = _linked(_first_sentence(self._about(name, definition)))
+        return f"\n## {title}\n\n{text}\n\n" + table(["key", "takes", "default", "meaning"], rows)
+
+    def _example(self, name: str, key: str, child: Node) -> str:
+        """Return the example of a key, if what it takes does not say enough.
+
+        Raises
+        ------
+        LookupError
+            If there is none.
+        """
+        if _SAYS_ENOUGH.match(self._type(child)):
+            return ""
+        examples = self._examples.get(name, {})
+        if key not in examples:
+            raise LookupError(f"add an example of {name}.{key} to {EXAMPLES}")
+        return f"`{_flow({key: examples[key]})}`"
 
     def _about(self, name: str, definition: Node) -> str:
         text: str = definition.get("description", "")
@@ -126,6 +139,7 @@ class _Page:
         return str(self._definitions[name]["properties"]["name"]["const"])
 
 
+_SAYS_ENOUGH = re.compile(r"number|integer|`true`|\[mapping\]|`none`|`\w+`, `\w+`")
 _WORDS = {
     "string": "text",
     "integer": "integer",
@@ -172,6 +186,10 @@ def _flow(value: Any) -> str:
     return text[1:-1] if isinstance(value, dict) else text
 
 
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=\.)\s+(?=[A-Z`])", text, maxsplit=1)[0]
+
+
 def _linked(text: str) -> str:
     """Return a description with the pages that it names as links."""
     return re.sub(r"\bdocs/([\w-]+)\.md", r"[\1.md](../\1.md)", text)
@@ -188,9 +206,3 @@ def read_examples() -> dict[str, Node]:
     """Return the example of each key, by definition of the schema."""
     examples: dict[str, Node] = yaml.safe_load(EXAMPLES.read_text("utf-8"))
     return examples
-
-
-def examples_of(name: str, examples: dict[str, Node]) -> Node:
-    """Return the example of each key of a definition; policies have some keys in common."""
-    common = examples["EveryPolicy"] if name.endswith("Reference") else {}
-    return {**common, **examples.get(name, {})}
