@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import orjson
 import yaml
 from rich import box
@@ -24,7 +23,7 @@ from lab.replay.figures import figures_of
 from lab.statistics import REPLICATIONS, of_replications
 from lab.tune.knobs import Goal, Scoring
 from lab.tune.options import TuneOptions
-from lab.tune.search import Search, SearchResult, Task, Window, WindowRunner
+from lab.tune.search import RUNGS, Search, SearchResult, Task, Window, WindowRunner, windows_of
 from policies.rules.policy import ThresholdSettings
 
 _MIN_PARALLEL_REQUESTS = 100_000  # fewer are simulated before other processes would have started
@@ -45,9 +44,10 @@ def run_tune(options: TuneOptions) -> int:
         with requests_of(options, served, options.seed) as requests:
             cut = _cut(len(requests), options.part)
             rest = Window(cut, len(requests))
+            windows = windows_of(cut, options.trials, options.budget)
             jobs = 1 if options.trials * cut <= _MIN_PARALLEL_REQUESTS else None
             with all_cores(WindowRunner(pool, requests, options.seed), jobs) as play_all:
-                result = _search(Search(play_all, scoring, cut, options.trials, options.seed, options.budget), present)
+                result = _search(Search(play_all, scoring, windows, present, options.budget), options)
                 by_load = policy_reference("least_loaded", served).settings
                 compared = {
                     "tuned": Task("thresholds", result.settings, rest),
@@ -64,7 +64,7 @@ def run_tune(options: TuneOptions) -> int:
         scores = {name: scoring([one]) for name, one in played.items()}
         better = scores["tuned"] < scores["present"]
         pairs = list(zip(replayed[::2], replayed[1::2], strict=True))
-        lines = [*_search_lines(result, rest), *_result_lines(goal, scores, pairs)]
+        lines = [*_search_lines(result, windows, cut, len(requests)), *_result_lines(goal, scores, pairs)]
         options.out.write_text(_rules_file(result.settings if better else present, lines), encoding="utf-8")
         backends = [one.name for one in pool]
         figures = {name: {"score": scores[name], **figures_of(one, backends, slo)} for name, one in played.items()}
@@ -74,8 +74,7 @@ def run_tune(options: TuneOptions) -> int:
                 "objective": goal.value,
                 "kept_present": not better,
                 "trials": {"asked": result.asked, "on_each_rung": result.trials},
-                "windows": list(map(list, result.schedule.windows)),
-                "verified_requests": result.verified,
+                "windows": list(map(list, windows)),
                 "held_out": figures,
             }
             options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
@@ -112,33 +111,30 @@ def _cut(requests: int, part: float) -> int:
     return cut
 
 
-def _search(search: Search, present: ThresholdSettings) -> SearchResult:
+def _search(search: Search, options: TuneOptions) -> SearchResult:
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("trials, left"),
         TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=search.trials)
-        return search.run(present, lambda best: bar.update(task, advance=1, description=f"best {best:.4g}"))
+        task = bar.add_task("", total=options.trials)
+
+        def advance(best: float) -> None:
+            bar.update(task, advance=1, description=f"best {best:.4g}")
+
+        return search.run(options.trials, options.seed, advance)
 
 
-def _search_lines(result: SearchResult, rest: Window) -> list[str]:
+def _search_lines(result: SearchResult, windows: Sequence[Window], cut: int, requests: int) -> list[str]:
     """Return lines that describe the search, for the terminal and the file."""
-    schedule = result.schedule
-    validation = f"validated on the other {rest.stop - rest.start:,}."
     rejected = result.asked - result.trials[0]
     rejections = [f"{rejected:,} of them could never hold, or left more requests unserved."] if rejected else []
-    if len(schedule.windows) == 1:
-        return [f"{result.asked:,} trials on the first {schedule.requests:,} requests, {validation}", *rejections]
-    each = schedule.windows[0].stop - schedule.windows[0].start
-    counts = np.cumsum([len(indices) for indices in schedule.rungs]).tolist()
-    rungs = ", ".join(f"{trials:,} on {count}" for count, trials in zip(counts, result.trials, strict=True))
-    verified = "all of these" if result.verified == schedule.requests else f"{result.verified:,} of these"
-    return [
-        f"{result.asked:,} trials on windows of {each:,} requests over the first {schedule.requests:,}: {rungs}.",
-        *rejections,
-        f"The best and the present rules were then compared on {verified}, and {validation}",
-    ]
+    searched = f"the first {cut:,} requests, validated on the other {requests - cut:,}."
+    if len(windows) == 1:
+        return [f"{result.asked:,} trials on {searched}", *rejections]
+    each = windows[0].stop - windows[0].start
+    rungs = ", ".join(f"{trials:,} on {count}" for count, trials in zip(RUNGS, result.trials, strict=True))
+    return [f"{result.asked:,} trials on windows of {each:,} requests ({rungs}) of {searched}", *rejections]
 
 
 def _result_lines(goal: Goal, scores: Mapping[str, float], replayed: Sequence[tuple[float, float]]) -> list[str]:

@@ -1,26 +1,30 @@
-"""Search for better numbers in rules by successive halving over windows of a trace.
+"""Search for better numbers in rules, on windows of a trace.
 
 A window is a run of consecutive requests, so it has the rate and the bursts of the trace; the windows are spread evenly
-over the tuning part. Each of nine settings proposed together is simulated on two windows, the best three of them on
-six, and the best of these on all eighteen. The final candidates are simulated on the whole part, or as much of it as
-the budget allows.
+over the tuning part. Settings are proposed by a tree-structured Parzen estimator that begins with the present ones, and
+pruned by successive halving: about a third of those that were simulated on two windows go on to six, and a third of
+these to all eighteen.
 
 References
 ----------
-Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016.
+Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011; Li et al., "A System for Massively
+Parallel Hyperparameter Tuning", MLSys 2020.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.trial import TrialState, create_trial
 
 from backends.draft_schedule import draft_tokens
 from backends.speculation import Method
+from lab.options.policy import with_seed
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import Replayed, ReplicaSpec, replay
 from lab.replay.table import RequestTable
@@ -29,21 +33,17 @@ from policies.build import build
 from policies.policy import PolicySettings
 from policies.rules.policy import ThresholdSettings
 
-BUDGET = 6_000_000
-"""Approximate number of requests to simulate before the final comparison: two minutes on two cores."""
-
-WINDOWS = 18
-RUNGS = (9, 3, 1)
-"""Step between the windows simulated on each rung."""
+RUNGS = (2, 6, 18)
+"""Windows on which settings have been simulated when they are judged."""
 
 MIN_WINDOW_REQUESTS = 1000
-"""Minimum requests per window; a part shorter than `WINDOWS` such windows is simulated as a whole."""
+"""Minimum requests per window; a part shorter than all windows of this size is simulated as a whole."""
 
-FINALISTS = 3
-_REDUCTION = 3  # one of this many settings is promoted to the next rung
+_REDUCTION = 3  # about one of this many settings goes on to the next rung
 _LEAD = 0.1  # share of a window that is simulated but not counted, so that the pool is not idle
-_BATCH, _BATCH_WHOLE = 9, 4  # settings proposed together; independent of the number of cores
-_CACHE_BYTES = 2**29
+_BATCH = 9  # settings proposed together; independent of the number of cores
+_NUMBERS = 10  # seldom more; each takes all windows to see whether it helped
+_MOST_CACHED = 50_000  # requests
 
 
 class Window(NamedTuple):
@@ -71,95 +71,61 @@ PlayAll = Callable[[Sequence[Task]], Sequence[Replayed]]
 
 
 class WindowRunner:
-    """Runs tasks; sent once to every process. Caches the replay of n-gram and suffix drafting within a memory limit."""
+    """Runs tasks; sent once to every process. Keeps what n-gram and suffix drafting does in some of the windows."""
 
     def __init__(self, pool: Sequence[ReplicaSpec], requests: Sequence[ReplayRequest], seed: int) -> None:
         self._pool, self._requests, self._seed = pool, requests, seed
         self._cached: dict[Window, list[ReplayRequest]] = {}
-        self._free_bytes = _CACHE_BYTES
+        self._free = _MOST_CACHED
 
     def __call__(self, task: Task) -> Replayed:
         """Run one task; a policy without a seed gets that of the runner."""
-        settings = task.settings
-        if getattr(settings, "seed", 0) is None:
-            settings = settings.model_copy(update={"seed": self._seed})
-        policy = build(task.policy, settings)
+        policy = build(task.policy, with_seed(task.settings, self._seed))
         seed, window = self._seed + task.window.replication, task.window
         return replay(self._pool, self._of(window), policy, seed=seed, warmup=window.lead)
 
     def _of(self, window: Window) -> Sequence[ReplayRequest]:
-        prepared = self._cached.get(window)
-        if prepared is not None:
-            return prepared
+        if window in self._cached:
+            return self._cached[window]
         requests = self._requests[window.start : window.stop]
         if window.replication:
             assert isinstance(requests, RequestTable)  # as of a trace
             return requests.resampled(window.replication)
+        if len(requests) > self._free:
+            return requests
         speculating = [
             (one.method, draft_tokens(one.method, one.config), one.config)
             for one in self._pool
             if one.method is not Method.BASELINE
         ]
-        size = 1000 * len(requests)
-        if size > self._free_bytes:
-            return requests
         prepared = list(requests)
         for request in prepared:
             if request.acceptance or request.text is not None:
-                size += 8 * request.output_tokens * len(speculating)
-        if size > self._free_bytes:
-            return requests
-        for request in prepared:
-            if request.acceptance or request.text is not None:
                 request.precompute_steps(speculating)
-        self._free_bytes -= size
+        self._free -= len(prepared)
         self._cached[window] = prepared
         return prepared
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The windows of the tuning part to simulate.
+def windows_of(requests: int, trials: int, budget: int) -> list[Window]:
+    """Return the windows of the first `requests` requests, in the order in which they are simulated.
 
     Examples
     --------
-    >>> schedule = Schedule.of(100_000, trials=100, budget=1_500_000)
-    >>> len(schedule.windows), schedule.rungs[0]
-    (18, (4, 13))
+    >>> [len(windows_of(requests, trials=100, budget=1_500_000)) for requests in (17_999, 100_000)]
+    [1, 18]
     """
-
-    requests: int  # number of requests in the tuning part
-    windows: tuple[Window, ...]  # windows in order; a single one for a short part
-    rungs: tuple[tuple[int, ...], ...]  # indices of the windows that each rung adds
-
-    @classmethod
-    def of(cls, requests: int, trials: int, budget: int) -> Schedule:
-        """Return a schedule for a number of trials within a budget of requests."""
-        if requests < WINDOWS * MIN_WINDOW_REQUESTS:
-            return cls(requests, (Window(0, requests),), ((0,),))
-        # Each trial takes two windows, a third of them four more, and a ninth the other twelve; resetting a number
-        # takes all windows, and there are seldom more than ten numbers.
-        new = np.diff([0, *(WINDOWS // every for every in RUNGS)])
-        plays = trials * float((new / _REDUCTION ** np.arange(len(RUNGS))).sum()) + 10 * WINDOWS
-        each = min(requests // WINDOWS, max(MIN_WINDOW_REQUESTS, int(budget / plays)))
-        used: set[int] = set()
-        rungs = []
-        for every in RUNGS:
-            rungs.append(tuple(index for index in range(every // 2, WINDOWS, every) if index not in used))
-            used.update(rungs[-1])
-        return cls(requests, tuple(spread_windows(requests, each)), tuple(rungs))
-
-    @property
-    def played(self) -> int:
-        """Number of requests in all windows."""
-        return sum(window.stop - window.start for window in self.windows)
-
-
-def spread_windows(requests: int, each: int) -> list[Window]:
-    """Return windows of `each` requests, centered in equal parts."""
-    part = requests / WINDOWS
-    starts = [int(part * index + (part - each) / 2) for index in range(WINDOWS)]
-    return [Window(start, start + each, int(_LEAD * each)) for start in starts]
+    count = RUNGS[-1]
+    if requests < count * MIN_WINDOW_REQUESTS:
+        return [Window(0, requests)]
+    new = [RUNGS[0], *(after - before for before, after in pairwise(RUNGS))]
+    plays = trials * sum(windows / _REDUCTION**rung for rung, windows in enumerate(new)) + _NUMBERS * count
+    each = min(requests // count, max(MIN_WINDOW_REQUESTS, int(budget / plays)))
+    part = requests / count
+    starts = [int(part * index + (part - each) / 2) for index in range(count)]  # in the middle of equal parts
+    steps = [count // windows for windows in RUNGS]
+    order = dict.fromkeys(index for step in steps for index in range(step // 2, count, step))  # each rung spread evenly
+    return [Window(starts[index], starts[index] + each, int(_LEAD * each)) for index in order]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,141 +136,100 @@ class SearchResult:
     asked: int  # number of settings proposed: all trials, unless the budget ended first
     # Number of settings simulated on each rung, without those that left more requests unserved than the present ones.
     trials: tuple[int, ...]
-    schedule: Schedule  # windows of the search
-    # Number of requests on which the finalists and the present rules were compared; 0 if trials used all requests.
-    verified: int
 
 
 class Search:
-    """Searches with a tree-structured Parzen estimator, starting from the present numbers.
-
-    Settings that leave more requests unserved than the present ones are rejected.
-
-    References
-    ----------
-    Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011.
-    """
+    """Searches from the present rules; settings that leave more requests unserved than these are rejected."""
 
     def __init__(
-        self, play_all: PlayAll, scoring: Scoring, requests: int, trials: int, seed: int, budget: int = BUDGET
+        self, play_all: PlayAll, scoring: Scoring, windows: Sequence[Window], present: ThresholdSettings, budget: int
     ) -> None:
-        self._play_all, self._scoring, self._seed = play_all, scoring, seed
-        self.trials, self._budget = trials, budget // 2
-        self.schedule = Schedule.of(requests, trials, self._budget)
-        self._left = self._budget
-        self._counts = [0] * len(self.schedule.rungs)
-        self._batch = _BATCH if len(self.schedule.windows) > 1 else _BATCH_WHOLE
+        self._play_all, self._scoring, self._windows = play_all, scoring, windows
+        self._rungs = RUNGS if len(windows) > 1 else (1,)
+        self._left = budget  # requests that may still be simulated
+        self._counts = [0] * len(self._rungs)
+        self._present = _Candidate(present)
 
-    def run(self, present: ThresholdSettings, progress: Callable[[float], None] | None = None) -> SearchResult:
-        """Search from the present rules."""
-        import optuna  # takes a third of a second to import
-
+    def run(self, trials: int, seed: int, progress: Callable[[float], None] = lambda _best: None) -> SearchResult:
+        """Search; `progress` is called with the best score after each trial."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        movable = knobs(present)
-        scales = {
-            knob.name: optuna.distributions.FloatDistribution(knob.least, knob.most, log=knob.whole) for knob in movable
+        present, whole = self._present, [self._present]
+        movable = knobs(present.settings)
+        scales: dict[str, BaseDistribution] = {
+            knob.name: FloatDistribution(knob.least, knob.most, log=knob.whole) for knob in movable
         }
-        self._present = _Trial(present)
-        self._climb([self._present], everywhere=True)
-        study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=self._seed))
         known = {knob.name: knob.present for knob in movable}
-        study.add_trial(
-            optuna.trial.create_trial(params=known, distributions=dict(scales), value=self._present.scores[-1])
+        study = optuna.create_study(
+            sampler=optuna.samplers.TPESampler(seed=seed),
+            pruner=optuna.pruners.SuccessiveHalvingPruner(self._rungs[0], _REDUCTION),
         )
-        whole = [self._present]
+        self._play([present], len(self._windows))
+        study.add_trial(create_trial(params=known, distributions=scales, value=self._score(present)))
         asked = 0
-        while asked < self.trials and self._left > 0:
-            trials = [study.ask(dict(scales)) for _ in range(min(self._batch, self.trials - asked))]
-            asked += len(trials)
-            tried = [_settings(present, trial.params, movable) for trial in trials]
-            self._climb([one for one in tried if one is not None])
-            for trial, one in zip(trials, tried, strict=True):
-                if one is not None and one.whole:
-                    study.tell(trial, one.scores[-1])
-                    whole.append(one)
-                else:
-                    for rung, score in enumerate(one.scores if one is not None else ()):
-                        trial.report(score, rung)
-                    study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-                if progress is not None:
-                    progress(min(other.scores[-1] for other in whole))
-        counts = tuple(self._counts)
-        best = self._settled(min(whole, key=lambda one: one.scores[-1]))
-        if len(self.schedule.windows) == 1:
-            return SearchResult(best.settings, asked, counts, self.schedule, 0)
-        others = [one for one in sorted(whole, key=lambda one: one.scores[-1]) if one.settings != best.settings]
-        finalists = [best, *others][:FINALISTS]
-        settings, verified = self._verified([one.settings for one in finalists])
-        return SearchResult(settings, asked, counts, self.schedule, verified)
+        while asked < trials and self._left > 0:
+            batch = [study.ask(scales) for _ in range(min(_BATCH, trials - asked))]
+            asked += len(batch)
+            whole += self._tried(study, batch, movable)
+            for _ in batch:
+                progress(min(map(self._score, whole)))
+        best = self._settled(min(whole, key=self._score))
+        return SearchResult(best.settings, asked, tuple(self._counts))
 
-    def _climb(self, tried: Sequence[_Trial], *, everywhere: bool = False) -> None:
-        """Simulate settings rung by rung; the best third of each rung is promoted to the next."""
-        left = list(tried)
-        for rung, indices in enumerate(self.schedule.rungs):
-            self._play(left, indices)
-            for one in left:
-                one.scores.append(self._scoring(one.played))
-            if everywhere:
-                continue
-            left = [one for one in left if one.errors <= self._present.errors_on(len(one.played))]
+    def _tried(self, study: optuna.Study, batch: Sequence[optuna.Trial], movable: Sequence[Knob]) -> list[_Candidate]:
+        """Simulate settings until they are pruned, and return those that were simulated on all windows."""
+        proposed = {trial: _settings(self._present.settings, trial.params, movable) for trial in batch}
+        left = {trial: _Candidate(settings) for trial, settings in proposed.items() if settings is not None}
+        for rung, windows in enumerate(self._rungs):
+            self._play(list(left.values()), windows)
+            left = {trial: one for trial, one in left.items() if one.errors <= self._present.errors_on(windows)}
             self._counts[rung] += len(left)
-            if rung == len(self.schedule.rungs) - 1:
-                for one in left:
-                    one.whole = True
-            left = sorted(left, key=lambda one: one.scores[-1])[: math.ceil(len(left) / _REDUCTION)]
+            for trial, one in left.items():
+                trial.report(self._score(one), windows)
+            if windows < self._rungs[-1]:
+                left = {trial: one for trial, one in left.items() if not trial.should_prune()}
+        for trial in batch:
+            if trial in left:
+                study.tell(trial, self._score(left[trial]))
+            else:
+                study.tell(trial, state=TrialState.PRUNED)
+        return list(left.values())
 
-    def _play(self, tried: Sequence[_Trial], indices: Sequence[int]) -> None:
-        windows = [self.schedule.windows[index] for index in indices]
-        answers = iter(self._run([(one.settings, window) for one in tried for window in windows]))
-        for one in tried:
-            one.played += [next(answers) for _ in windows]
-
-    def _run(self, runs: Sequence[tuple[ThresholdSettings, Window]]) -> Sequence[Replayed]:
-        self._left -= sum(window.stop - window.start for _, window in runs)
-        return self._play_all([Task("thresholds", settings, window) for settings, window in runs])
-
-    def _settled(self, best: _Trial) -> _Trial:
+    def _settled(self, best: _Candidate) -> _Candidate:
         """Reset each number that did not help, as the search moves numbers without influence on the trace at random."""
-        before = {knob.name: knob.present for knob in knobs(self._present.settings)}
         values = {knob.name: knob.present for knob in knobs(best.settings)}
-        for name, value in before.items():
-            if values[name] == value:
+        for knob in knobs(self._present.settings):
+            if values[knob.name] == knob.present:
                 continue
             try:
-                one = _Trial(with_values(best.settings, {name: value}))
-            except ValueError:
+                one = _Candidate(with_values(best.settings, {knob.name: knob.present}))
+            except ValueError:  # a condition can then never hold
                 continue
-            self._climb([one], everywhere=True)
-            if one.scores[-1] <= best.scores[-1] and one.errors <= self._present.errors:
+            self._play([one], len(self._windows))
+            if self._score(one) <= self._score(best) and one.errors <= self._present.errors:
                 best = one
         return best
 
-    def _verified(self, finalists: Sequence[ThresholdSettings]) -> tuple[ThresholdSettings, int]:
-        """Return the best of the finalists and the present settings on the whole part, and the requests per setting."""
-        present = self._present.settings
-        compared = [*(one for one in finalists if one != present), present]
-        requests = self.schedule.requests
-        each = self._budget // len(compared)
-        if each >= requests:
-            windows = [Window(0, requests)]
-        else:
-            windows = spread_windows(requests, max(each // WINDOWS, MIN_WINDOW_REQUESTS))
-        answers = iter(self._run([(settings, window) for settings in compared for window in windows]))
-        tried = [_Trial(settings, [next(answers) for _ in windows]) for settings in compared]
-        least_errors = tried[-1].errors
-        usable = [one for one in tried if one.errors <= least_errors]
-        best = min(usable, key=lambda one: self._scoring(one.played))
-        return best.settings, sum(window.stop - window.start for window in windows)
+    def _play(self, tried: Sequence[_Candidate], windows: int) -> None:
+        """Simulate settings on all of the first windows that they have not been simulated on."""
+        tasks = {
+            (number, window): Task("thresholds", one.settings, window)
+            for number, one in enumerate(tried)
+            for window in self._windows[len(one.played) : windows]
+        }
+        self._left -= sum(window.stop - window.start for _, window in tasks)
+        for (number, _), played in zip(tasks, self._play_all(list(tasks.values())), strict=True):
+            tried[number].played.append(played)
+
+    def _score(self, one: _Candidate) -> float:
+        return self._scoring(one.played)
 
 
-class _Trial:
-    """Settings with their results in the order of the rungs, and the score after each rung."""
+@dataclass(slots=True)
+class _Candidate:
+    """Settings, and their results in the order of the windows."""
 
-    def __init__(self, settings: ThresholdSettings, played: list[Replayed] | None = None) -> None:
-        self.settings = settings
-        self.played = played or []
-        self.scores: list[float] = []
-        self.whole = False
+    settings: ThresholdSettings
+    played: list[Replayed] = field(default_factory=list)
 
     @property
     def errors(self) -> int:
@@ -314,7 +239,9 @@ class _Trial:
         return sum(one.errors for one in self.played[:windows])
 
 
-def _settings(present: ThresholdSettings, params: dict[str, float], movable: Sequence[Knob]) -> _Trial | None:
+def _settings(
+    present: ThresholdSettings, params: Mapping[str, float], movable: Sequence[Knob]
+) -> ThresholdSettings | None:
     """Return the present rules with other numbers; None if a condition can then never hold."""
     values = {knob.name: rounded(params[knob.name], knob) for knob in movable}
     for name, low in values.items():
@@ -322,6 +249,6 @@ def _settings(present: ThresholdSettings, params: dict[str, float], movable: Seq
         if name.endswith(".low") and high is not None and low > high:  # swap, since an empty range would waste a trial
             values |= {name: high, other: low}
     try:
-        return _Trial(with_values(present, values))
+        return with_values(present, values)
     except ValueError:  # includes pydantic's ValidationError
         return None

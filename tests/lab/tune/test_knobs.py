@@ -14,11 +14,12 @@ from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.simulate import Replayed, ReplicaSpec
 from lab.trace import TraceRecord
 from lab.tune.knobs import Goal, Scoring, knobs, with_values
-from lab.tune.search import BUDGET, PlayAll, Schedule, Search, Task, Window, WindowRunner
+from lab.tune.search import PlayAll, Search, Task, Window, WindowRunner, windows_of
 from policies.load_policy import LoadSettings
 from policies.rules.policy import ThresholdSettings
 
 CALIBRATION = "llama-3.1-8b-h100"
+BUDGET = 6_000_000
 POOL = [
     ReplicaSpec("plain", Method.BASELINE, {}, CALIBRATION),
     ReplicaSpec("tree", Method.SUFFIX, {}, CALIBRATION),
@@ -99,12 +100,16 @@ def rules(made: Sequence[ReplayRequest], settings: ThresholdSettings) -> Replaye
 MEAN = Scoring(Goal.MEAN, {})
 
 
+def search(made: Sequence[ReplayRequest], goal: Goal = Goal.MEAN, pool: Sequence[ReplicaSpec] = POOL) -> Search:
+    return Search(play_all(made, pool), Scoring(goal, {}), windows_of(len(made), 1, 1), RULES, budget=10**6)
+
+
 @pytest.mark.slow
 def test_the_search_finds_a_better_bound_and_keeps_the_other_numbers() -> None:
     made = requests(120)
     scores: list[float] = []
-    found = Search(play_all(made), MEAN, len(made), 25, 1).run(RULES, scores.append)
-    assert (found.asked, found.trials, found.schedule.windows, found.verified) == (25, (25,), (Window(0, 120),), 0)
+    found = search(made).run(25, 1, scores.append)
+    assert (found.asked, found.trials) == (25, (25,))
     assert len(scores) == 25
     assert scores == sorted(scores, reverse=True)
     tuned = {knob.name: knob.present for knob in knobs(found.settings)}
@@ -115,13 +120,12 @@ def test_the_search_finds_a_better_bound_and_keeps_the_other_numbers() -> None:
     rest = requests(120, seed=9)
     after, before = rules(rest, found.settings), rules(rest, RULES)
     assert MEAN([after]) < 0.95 * MEAN([before])
-    assert Search(play_all(made), MEAN, len(made), 25, 1).run(RULES) == found  # the same seed
+    assert search(made).run(25, 1) == found  # the same seed
 
 
 def test_rules_that_cannot_be_improved_are_kept() -> None:
-    made, only = requests(20), [ReplicaSpec("plain", Method.BASELINE, {}, CALIBRATION)]
-    found = Search(play_all(made, only), Scoring(Goal.P99, {}), len(made), 5, 0).run(RULES)
-    assert found.settings is RULES
+    only = [ReplicaSpec("plain", Method.BASELINE, {}, CALIBRATION)]
+    assert search(requests(20), Goal.P99, only).run(5, 0).settings is RULES
 
 
 def test_scores_follow_the_goal_over_all_results() -> None:
@@ -138,25 +142,20 @@ def test_scores_follow_the_goal_over_all_results() -> None:
     assert MEAN([idle]) != pytest.approx(e2e_s.mean())
 
 
-def test_windows_are_spread_evenly_and_rungs_add_windows() -> None:
-    schedule = Schedule.of(100_000, trials=100, budget=1_500_000)
-    sizes = {window.stop - window.start for window in schedule.windows}
-    assert len(schedule.windows) == 18
-    assert len(sizes) == 1
-    each = sizes.pop()
+def test_windows_are_spread_evenly_over_each_rung() -> None:
+    windows = windows_of(100_000, trials=100, budget=1_500_000)
+    in_order = sorted(windows)
+    each = windows[0].stop - windows[0].start
+    assert (len(windows), {window.stop - window.start for window in windows}) == (18, {each})
     assert 1000 < each < 100_000 // 18
-    assert schedule.windows[0].start > 0
-    assert 100_000 - schedule.windows[-1].stop == pytest.approx(schedule.windows[0].start, abs=2)
-    gaps = {after.start - before.start for before, after in pairwise(schedule.windows)}
+    assert 100_000 - in_order[-1].stop == pytest.approx(in_order[0].start, abs=2)
+    gaps = {after.start - before.start for before, after in pairwise(in_order)}
     assert max(gaps) - min(gaps) <= 1
-    assert [len(places) for places in schedule.rungs] == [2, 4, 12]
-    assert sorted(sum(schedule.rungs, ())) == list(range(18))
-    assert schedule.rungs[0] == (4, 13)
+    assert [in_order.index(window) for window in windows[:6]] == [4, 13, 1, 7, 10, 16]
     # the budget, if a third of the trials is promoted, and a third of these
     assert 100 * each * (2 + 4 / 3 + 12 / 9) == pytest.approx(1_500_000, rel=0.4)
-    whole = Schedule.of(100_000, 100, 10**9).windows
+    whole = sorted(windows_of(100_000, 100, 10**9))
     assert all(after.start - before.stop in {0, 1} for before, after in pairwise(whole))
-    assert len(Schedule.of(17_999, 100, 1_500_000).windows) == 1
 
 
 def made_up(bad: Collection[int] = ()) -> tuple[PlayAll, list[Task]]:
@@ -190,34 +189,27 @@ def made_up(bad: Collection[int] = ()) -> tuple[PlayAll, list[Task]]:
     return play, seen
 
 
-def test_good_trials_are_promoted_and_the_best_are_compared_on_all_requests() -> None:
-    play, seen = made_up()
-    search = Search(play, MEAN, 600_000, 60, 0)
-    found = search.run(RULES)
-    assert found.asked == 60 >= found.trials[0]
-    assert found.trials[1:] == (20, 7)  # 3 and 1 of each nine, 2 and 1 of the last six
-    low = {knob.name: knob.present for knob in knobs(found.settings)}["copies.overlap.low"]
-    assert low == pytest.approx(0.3, abs=0.05)
-    assert found.verified == 600_000
-    assert [task.window for task in seen[-4:]] == 4 * [Window(0, 600_000)]  # three finalists, and the present rules
-    assert seen[-1].settings == RULES
-    small = [task for task in seen if task.window.stop - task.window.start < 600_000]
-    assert sum(task.window.stop - task.window.start for task in small) < BUDGET / 2
+def bound(settings: ThresholdSettings) -> float:
+    return {knob.name: knob.present for knob in knobs(settings)}["copies.overlap.low"]
 
 
-def test_the_budget_limits_the_search_and_the_final_comparison() -> None:
+def test_the_best_third_of_the_trials_goes_on_within_the_budget() -> None:
     play, seen = made_up()
-    found = Search(play, MEAN, 600_000, 1000, 0, budget=400_000).run(RULES)
-    assert found.trials[0] < 100
-    assert 18_000 <= found.verified < 600_000
-    assert sum(task.window.stop - task.window.start for task in seen) < 600_000
+    windows = windows_of(600_000, 60, BUDGET)
+    found = Search(play, MEAN, windows, RULES, BUDGET).run(60, 0)
+    assert found.asked == 60 >= found.trials[0] > 50
+    assert 12 <= found.trials[1] <= 30
+    assert 4 <= found.trials[2] <= 15
+    assert bound(found.settings) == pytest.approx(0.3, abs=0.05)
+    assert sum(task.window.stop - task.window.start for task in seen) < 1.2 * BUDGET
+    short = Search(play, MEAN, windows, RULES, budget=BUDGET // 4).run(60, 0)
+    assert short.asked < 60
 
 
 def test_settings_that_leave_requests_unserved_are_rejected() -> None:
     play, _ = made_up(bad=range(600_000))
-    worst = RULES.model_copy(deep=True)
-    found = Search(play, MEAN, 600_000, 40, 0).run(worst)
-    assert {knob.name: knob.present for knob in knobs(found.settings)}["copies.overlap.low"] >= 0.2
+    found = Search(play, MEAN, windows_of(600_000, 40, BUDGET), RULES, BUDGET).run(40, 0)
+    assert bound(found.settings) >= 0.2
 
 
 def test_drafting_on_texts_is_replayed_once_for_all_trials(monkeypatch: pytest.MonkeyPatch) -> None:
