@@ -12,7 +12,7 @@ import yaml
 
 from backends.calibration import calibration as calibrations
 from backends.speculation import Method
-from benchmarks.vllm_cpu import calibrate, chunks, routed, side_by_side
+from benchmarks.vllm_cpu import calibrate, chunks, routed
 from benchmarks.vllm_cpu.compare import compare, errors, table
 from benchmarks.vllm_cpu.engines import METHODS
 from benchmarks.vllm_cpu.measure import CONCURRENCIES, Cell, Timeouts, measure, read, write
@@ -68,18 +68,6 @@ def compare_command(
     fitted = calibrations.Calibration.model_validate(yaml.safe_load(calibration.read_text(encoding="utf-8")))
     compared = compare(read(file), fitted)
     for line in table(compared) if every else errors(compared):
-        print(line)
-
-
-@app.command("side-by-side")
-def side_by_side_command(
-    backend: Annotated[str, typer.Option(help="Replica of the pool file.")] = "plain",
-    concurrency: int = 4,
-    requests: int = 48,
-    rounds: int = 3,
-) -> None:
-    """Load one gateway with `vllm bench serve` and `gateway bench` in turn, and print the results of both."""
-    for line in side_by_side.table(*side_by_side.side_by_side(backend, concurrency, requests, rounds)):
         print(line)
 
 

@@ -2,122 +2,173 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
-import signal
-import sys
-import tempfile
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from random import Random
+from typing import Any, TypeVar
 
 import orjson
 import uvloop
-from rich.console import Console
 
+from backends.launch.supervisor import LaunchError
 from backends.validation import UsageError
-from gateway import __version__
-from gateway.config.load import load_pool
-from lab.bench.arrivals import read_trace
-from lab.bench.datasets import read_dataset, token_counter
-from lab.bench.report.page import bench_page
-from lab.bench.report.progress import TerminalWatcher
-from lab.bench.report.results import SCHEMA, Report
-from lab.bench.report.table import print_report
-from lab.bench.settings import BenchSettings, read_settings, unknown
-from lab.bench.sweep import Inputs, Outcome, Sweep, cells
-from lab.bench.targets import Target, endpoint_targets, pool_targets
+from lab.bench.options import BenchOptions
+from lab.bench.page import bench_page
+from lab.bench.run import Acceptance, Condition, Run
+from lab.bench.show import print_runs
+from lab.bench.targets import Target, running, targets_of
+from lab.live.endpoints import engine_counters, inspect_endpoint
+from lab.live.session import Load, Session
+from lab.replay.pace import paced
+from lab.trace import TraceRecord
 
+SCHEMA = "speculation-gateway.bench/2"
+Number = TypeVar("Number", int, float)
+
+_REQUESTS = 100
+_FAILED = 1
 _INTERRUPTED = 130
-_SECRET_OPTIONS = ("--api-key", "--header")
 
 
-def bench(**options: Any) -> int:
-    """Run a benchmark with the options of the command line."""
-    settings = read_settings(**options)
-    targets = _targets(settings)
-    inputs = _inputs(settings)
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    outcome = _measure(settings, targets, inputs)
-    report = Report(
-        schema=SCHEMA,
-        version=__version__,
-        created=created,
-        command=_shown_command(sys.argv),
-        settings=settings.model_dump(mode="json", exclude={"api_key", "header"}),
-        interrupted=outcome.interrupted,
-        runs=outcome.runs,
-        not_measured=outcome.not_measured,
-    )
-    print_report(report, Console(highlight=False, width=None if sys.stdout.isatty() else 200))
-    _write(report, settings)
-    if outcome.interrupted:
-        return _INTERRUPTED
-    return 0 if report.runs and not report.not_measured and all(run.completed for run in report.runs) else 1
+@dataclass(slots=True)
+class Sweep:
+    """What is measured, and what has been."""
+
+    targets: Sequence[Target]
+    loads: Mapping[Condition, Load]
+    runs: list[Run] = field(default_factory=list)
+    not_measured: dict[str, str] = field(default_factory=dict)  # reason by target
+
+    async def measure(self, session: Session, seed: int) -> None:
+        """Measure all targets under all loads, one after another."""
+        for target in self.targets:
+            if session.stopped:
+                return
+            try:
+                await self._measure(session, target, seed)
+            except (UsageError, LaunchError) as error:
+                self.not_measured[target.name] = str(error)
+                session.say(f"{target.name}: {error}")
+
+    async def _measure(self, session: Session, target: Target, seed: int) -> None:
+        session.say(f"checking {target.name}" if target.endpoint else f"starting {target.name}")
+        async with running(target) as endpoint:
+            info = await inspect_endpoint(endpoint, next(iter(self.loads.values())).apis, seed)
+            for number, ((temperature, rate), load) in enumerate(self.loads.items()):
+                before = await engine_counters(endpoint)
+                # Each load has its own texts, so that no run profits from what an earlier one left in a cache.
+                outcome = await session.send(endpoint, info, load, f"{seed}/{number}")
+                after = await engine_counters(endpoint)
+                self.runs.append(Run(target, temperature, rate, outcome, Acceptance.between(before, after)))
+                if session.stopped:
+                    return
 
 
-def _targets(settings: BenchSettings) -> list[Target]:
-    if settings.config is None:
-        targets = endpoint_targets(settings)
-    else:
-        targets = pool_targets(settings, load_pool(settings.config))
-    if settings.baseline is not None and settings.baseline not in {target.name for target in targets}:
-        raise unknown("--baseline", "target", settings.baseline, [target.name for target in targets])
-    return targets
-
-
-def _inputs(settings: BenchSettings) -> Inputs:
-    trace = read_trace(settings.trace) if settings.trace is not None else None
-    if settings.dataset is None:
-        return Inputs(trace=trace)
-    output_tokens = settings.output_tokens
-    if output_tokens is not None and output_tokens[0] != output_tokens[1]:
-        raise UsageError("--output-tokens: with --dataset, give one number instead of a range")
-    count_tokens = token_counter(settings.tokenizer)
-    limit = output_tokens[0] if output_tokens is not None else None
-    return Inputs(read_dataset(settings.dataset, count_tokens, limit, chat=settings.endpoint == "chat"), trace)
-
-
-def _measure(settings: BenchSettings, targets: Sequence[Target], inputs: Inputs) -> Outcome:
-    run_dir = Path(tempfile.mkdtemp(prefix="gateway-bench-"))
-    runs = len(targets) * len(cells(settings, inputs.trace))
-    watcher = TerminalWatcher(Console(stderr=True, highlight=False), runs, settings.duration_s)
-    sweep = Sweep(settings, targets, inputs, run_dir, watcher)
-
-    async def run() -> Outcome:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, sweep.stop)
-        return await sweep.run()
-
+def run_bench(options: BenchOptions) -> int:
+    """Measure with the options of the command line."""
     try:
-        outcome = uvloop.run(run())
-    finally:
-        watcher.close()
-    broken = any(failure.kind in {"connect", "broken"} for run in outcome.runs for failure in run.failures)
-    if (broken or outcome.not_measured) and any(run_dir.rglob("*.log")):
-        print(f"Logs of the replicas: {run_dir}", file=sys.stderr)
+        sweep = Sweep(targets_of(options, _numbers("--k", options.k, int, least=1)), _loads(options))
+        session = Session(warmup=options.warmup, timeout_s=options.timeout_s, ignore_eos=options.ignore_eos)
+        uvloop.run(session.run(sweep.measure(session, options.seed)))
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
+    runs = _compared(sweep, options.baseline)
+    document = _document(options, runs, sweep.not_measured, interrupted=session.stopped)
+    print_runs(runs, sweep.not_measured)
+    if options.json_file is not None:
+        options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    if options.html_file is not None:
+        options.html_file.write_text(bench_page(runs, sweep.not_measured), encoding="utf-8")
+    if session.stopped:
+        return _INTERRUPTED
+    return 0 if runs and not sweep.not_measured and all(run.outcome.done for run in runs) else _FAILED
+
+
+def _loads(options: BenchOptions) -> dict[Condition, Load]:
+    """Return the requests under each condition, in the order in which they are measured."""
+    rates: Sequence[float | None] = _numbers("--rate", options.rate, float, least=1e-9) or (None,)
+    temperatures: Sequence[float | None] = _numbers("--temperature", options.temperature, float) or (None,)
+    if options.trace:
+        records = list(islice(options.records(in_order=True), options.limit))
+    elif options.rate is None:
+        raise UsageError("--rate: give the requests per second, or a --trace that has them")
     else:
-        shutil.rmtree(run_dir, ignore_errors=True)
-    return outcome
+        records = list(_generated(options))
+    loads: dict[Condition, Load] = {}
+    for temperature, rate in itertools.product(temperatures, rates):
+        asked = records if temperature is None else [replace(one, temperature=temperature) for one in records]
+        loads[temperature, rate] = Load.of(paced(asked, rate, 1.0, options.seed), options.warmup)
+    return loads
 
 
-def _shown_command(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments with possible secrets replaced by `...`."""
-    shown: list[str] = []
-    for word in argv[1:]:
-        if shown and shown[-1] in _SECRET_OPTIONS:
-            shown.append("...")
-        elif word.startswith(tuple(f"{option}=" for option in _SECRET_OPTIONS)):
-            shown.append(word.partition("=")[0] + "=...")
-        else:
-            shown.append(word)
-    return ("gateway", *shown)
+def _generated(options: BenchOptions) -> list[TraceRecord]:
+    """Return requests of random lengths, whose texts are generated when they are sent."""
+    random = Random(options.seed)
+    prompts = _span("--input-tokens", options.input_tokens)
+    answers = _span("--output-tokens", options.output_tokens)
+    return [
+        TraceRecord(prompt_tokens=random.randint(*prompts), output_tokens=random.randint(*answers))
+        for _ in range(options.limit or _REQUESTS)
+    ]
 
 
-def _write(report: Report, settings: BenchSettings) -> None:
-    if settings.json_file is not None:
-        settings.json_file.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    if settings.html_file is not None:
-        settings.html_file.write_text(bench_page(report), encoding="utf-8")
+def _numbers(
+    option: str, text: str | None, kind: Callable[[str], Number], least: float = 0.0, separator: str = ","
+) -> tuple[Number, ...]:
+    """Return the numbers of a list; none without one."""
+    if text is None:
+        return ()
+    try:
+        numbers = tuple(kind(part) for part in text.split(separator))
+    except ValueError:
+        raise UsageError(f"{option} {text}: expected numbers, such as 1{separator}2") from None
+    if not all(least <= number < math.inf for number in numbers):
+        raise UsageError(f"{option} {text}: must be at least {least:g}")
+    return numbers
+
+
+def _span(option: str, text: str) -> tuple[int, int]:
+    """Return the ends of `N` or `N-M`."""
+    numbers = _numbers(option, text, int, least=1, separator="-")
+    if len(numbers) > 2 or numbers[0] > numbers[-1]:
+        raise UsageError(f"{option} {text}: expected N or N-M, the smaller one first")
+    return numbers[0], numbers[-1]
+
+
+def _compared(sweep: Sweep, baseline: str | None) -> list[Run]:
+    """Return the runs with their speedups over the baseline: the named target, or the first that does not speculate."""
+    plain = (target.name for target in sweep.targets if target.method is not None and not target.k)
+    name = baseline or next(plain, None)
+    of_baseline = {run.condition: run for run in sweep.runs if run.target.name == name}
+    return [run.compared(of_baseline.get(run.condition)) for run in sweep.runs]
+
+
+def _document(
+    options: BenchOptions, runs: Sequence[Run], not_measured: Mapping[str, str], *, interrupted: bool
+) -> dict[str, Any]:
+    """Return the document that `--json` writes."""
+    return {
+        "schema": SCHEMA,
+        "trace": [path.name for path in options.trace],
+        "seed": options.seed,
+        "interrupted": interrupted,
+        "not_measured": not_measured,
+        "runs": [
+            {
+                "target": run.target.name,
+                "model": run.outcome.model,
+                "method": run.target.method,
+                "k": run.target.k,
+                "simulated": run.target.simulated,
+                "temperature": run.temperature,
+                "rate": run.rate,
+                **run.figures,
+                "acceptance": run.acceptance,
+                "speedup": run.speedup,
+            }
+            for run in runs
+        ],
+    }

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from secrets import token_hex
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,8 @@ import orjson
 import uvloop
 
 from backends.validation import UsageError
-from lab.bench.report.statistics import failures
-from lab.live.endpoints import live_endpoints
-from lab.live.run import failed, replayed
-from lab.live.session import Outcome, Session
+from lab.live.endpoints import LiveEndpoint, inspect_endpoint, live_endpoints
+from lab.live.session import Load, Outcome, Session
 from lab.options.slo import slo_bounds
 from lab.replay.comparison import Traits, intervals, ratios, reference_of
 from lab.replay.figures import figures_console, figures_tables
@@ -34,19 +33,20 @@ def run_live(options: ReplayOptions) -> int:
         slo = slo_bounds(options.slo)
         endpoints = live_endpoints(options.live, options.policies, options.model, options.api_key)
         records = islice(options.records(in_order=True), options.limit)
-        timed = paced(records, options.rate, options.speed, options.seed or 0)
-        session = Session(options, endpoints, timed)
-        outcomes = uvloop.run(session.run())
+        load = Load.of(paced(records, options.rate, options.speed, options.seed or 0), options.warmup)
+        session = Session(warmup=options.warmup, timeout_s=options.timeout_s, ignore_eos=options.ignore_eos)
+        outcomes: list[Outcome] = []
+        uvloop.run(session.run(_send(session, endpoints, load, options.seed, outcomes)))
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     if not outcomes:
         print("gateway replay: stopped before the trace was sent", file=sys.stderr)
         return _INTERRUPTED
-    figures = {one.endpoint.name: one.figures(options.warmup, slo) for one in outcomes}
+    figures = {one.endpoint.name: one.figures(slo) for one in outcomes}
     document: dict[str, Any] = {
         "trace": [path.name for path in options.trace],
         "model": ", ".join(dict.fromkeys(one.model for one in outcomes)),
-        "requests": session.size - options.warmup,
+        "requests": len(load.trace) - options.warmup,
         "warmup": options.warmup,
         "seed": options.seed or 0,
         "slo": slo,
@@ -54,19 +54,31 @@ def run_live(options: ReplayOptions) -> int:
         "interrupted": session.stopped,
         "policies": figures,
     }
-    _print(document, outcomes, slo, session.left_out)
+    _print(document, outcomes, slo, load.left_out)
     if options.json_file is not None:
         options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     if options.report is not None:
-        options.report.write_text(replay_page(document, _rows(outcomes, options.warmup)), encoding="utf-8")
+        options.report.write_text(replay_page(document, _rows(outcomes)), encoding="utf-8")
     if session.stopped:
         return _INTERRUPTED
     return 0 if all(one["requests"] for one in figures.values()) else _FAILED
 
 
-def _rows(outcomes: Sequence[Outcome], warmup: int) -> Rows:
+async def _send(
+    session: Session, endpoints: Sequence[LiveEndpoint], load: Load, seed: int | None, outcomes: list[Outcome]
+) -> None:
+    """Inspect all endpoints, then send the load to each; add the outcomes of the runs that were started."""
+    infos = [await inspect_endpoint(endpoint, load.apis, seed or 0) for endpoint in endpoints]
+    # By default texts differ from run to run, so that no prefix cache has them.
+    texts = token_hex(8) if seed is None else str(seed)
+    for index, (endpoint, info) in enumerate(zip(endpoints, infos, strict=True)):
+        if not session.stopped:
+            outcomes.append(await session.send(endpoint, info, load, f"{texts}/{index}"))
+
+
+def _rows(outcomes: Sequence[Outcome]) -> Rows:
     """Return what the page draws; an endpoint's backends are known if its answers name them, their methods are not."""
-    results = {one.endpoint.name: replayed(one.records, warmup) for one in outcomes}
+    results = {one.endpoint.name: one.replayed() for one in outcomes}
     trace = outcomes[0].trace
     unknown = math.nan
     played = {name: result for name, (result, _) in results.items()}
@@ -94,7 +106,6 @@ def _print(document: dict[str, Any], outcomes: Sequence[Outcome], slo: Mapping[s
         console.print(f"{left_out:,} requests of the trace generate no text and are left out.")
     for outcome in outcomes:
         name = outcome.endpoint.name
-        counted = [record for record in outcome.records if record.index >= document["warmup"] and failed(record)]
-        lines = [f"{kind.count:,} failed, {kind.kind}: {kind.example}".rstrip(": ") for kind in failures(counted)]
+        lines = [f"{count:,} failed, {kind}: {why}".rstrip(": ") for kind, (count, why) in outcome.failures.items()]
         for line in lines + document["policies"][name]["notes"]:
             console.print(f"{name}: {line}", markup=False, soft_wrap=True)

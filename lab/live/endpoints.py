@@ -1,17 +1,61 @@
-"""The endpoints that a trace is sent to, and their preflight."""
+"""The endpoints that a trace is sent to, and their checks before the first run."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
+from typing import Self
+from urllib.parse import urlsplit
 
+import httpx
+import orjson
+
+from backends.engine_metrics import EngineMetrics, read_metrics
+from backends.http.client import Address
 from backends.validation import UsageError
-from lab.bench.preflight import Preflight
-from lab.bench.prompts import TokenScale
-from lab.bench.settings import named_url
-from lab.bench.targets import BaseUrl, Target
+from lab.live.record import error_message
+from lab.live.requests import PATHS, EndpointInfo, body_of
+from lab.live.texts import TokenScale, every_word
 from lab.options.policy import named_policies
 from policies.balancing.static import Static
+
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class BaseUrl:
+    """The base URL of an endpoint.
+
+    Examples
+    --------
+    >>> base = BaseUrl.parse("http://localhost:8000/team/v1")
+    >>> base.prefix, base.url
+    ('/team', 'http://localhost:8000/team')
+    """
+
+    address: Address
+    prefix: str = ""  # part of its paths before `/v1`; usually empty
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Parse a URL with or without `/v1` at its end."""
+        if url.startswith("unix:"):
+            return cls(Address.parse(url))
+        try:
+            address = Address.parse(url)
+            parts = urlsplit(url)
+        except ValueError:
+            raise ValueError("expected http://host:port, https://host:port or unix:/path/to.sock") from None
+        if parts.query or parts.fragment or parts.username is not None:
+            raise ValueError("expected an address without query and user; give keys with --api-key")
+        return cls(address, parts.path.rstrip("/").removesuffix("/v1"))
+
+    @property
+    def url(self) -> str:
+        """The address as a URL; a placeholder for a Unix socket, which has none."""
+        scheme = "https" if self.address.tls else "http"
+        return f"{scheme}://{self.address.authority.decode()}{self.prefix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +65,44 @@ class LiveEndpoint:
     name: str
     url: str
     base: BaseUrl
-    headers: list[tuple[str, str]]  # headers of every request, including the API key
-    asks: bool  # whether the headers ask for a backend or a method
+    headers: Sequence[tuple[str, str]] = ()  # headers of every request, including the API key
+    asks: bool = False  # whether the headers ask for a backend or a method
     # Model to request; None for the request's own model if the endpoint lists it, else the first listed.
-    model: str | None
+    model: str | None = None
+
+    @classmethod
+    def of(cls, option: str, given: str, model: str | None, api_key: str | None) -> LiveEndpoint:
+        """Return the endpoint of `[NAME=]URL`; its default name is its address."""
+        is_named = "=" in given.partition("://")[0] or given.partition("=")[2].startswith("unix:")
+        name, url = given.split("=", 1) if is_named else ("", given)
+        try:
+            base = BaseUrl.parse(url)
+        except ValueError as error:
+            raise UsageError(f"{option} {given}: {error}") from None
+        headers = [("authorization", f"Bearer {api_key}")] if api_key else []
+        return cls(name or base.address.path or base.address.authority.decode(), url, base, headers, model=model)
+
+    def client(self) -> httpx.AsyncClient:
+        """Return a client for what is asked beside the run."""
+        return httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=self.base.address.path, trust_env=False),
+            base_url=self.base.url,
+            headers=list(self.headers),
+            timeout=_TIMEOUT_S,
+        )
+
+    def error(self, problem: str) -> UsageError:
+        """Return an error that names the endpoint."""
+        return UsageError(f"{self.url}: {problem}")
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointInfo:
-    """What the preflight found out about an endpoint."""
-
-    models: tuple[str, ...]  # models that requests may ask for by their own name
-    model: str  # model of all other requests
-    scales: Mapping[str, TokenScale]  # token scale by API
+def unique(option: str, endpoints: Sequence[LiveEndpoint]) -> list[LiveEndpoint]:
+    """Return the endpoints, whose names must differ."""
+    names = [one.name for one in endpoints]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{option}: {name} is given twice; name them: {option} first=URL {option} second=URL")
+    return list(endpoints)
 
 
 def live_endpoints(
@@ -43,22 +112,11 @@ def live_endpoints(
     asked = _asked(policies)
     rows: list[LiveEndpoint] = []
     for given in urls:
-        name, url = named_url(given, 0, 1)
-        try:
-            base = BaseUrl.parse(url)
-        except ValueError as error:
-            raise UsageError(f"--live {given}: {error}") from None
-        if name == "endpoint":  # the default name
-            name = base.address.path or base.address.authority.decode()
+        one = LiveEndpoint.of("--live", given, model, api_key)
         for policy, headers in asked.items():
-            title = policy if policy and len(urls) == 1 else f"{name} {policy}".rstrip()
-            if any(row.name == title for row in rows):
-                raise UsageError(
-                    f"--live {given}: {title} is given twice; name them: --live first=URL --live second=URL"
-                )
-            key = [("authorization", f"Bearer {api_key}")] if api_key else []
-            rows.append(LiveEndpoint(title, url, base, [*headers, *key], bool(headers), model))
-    return rows
+            title = policy if policy and len(urls) == 1 else f"{one.name} {policy}".rstrip()
+            rows.append(LiveEndpoint(title, one.url, one.base, [*headers, *one.headers], bool(headers), model))
+    return unique("--live", rows)
 
 
 def _asked(policies: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
@@ -80,13 +138,63 @@ def _asked(policies: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
 
 async def inspect_endpoint(endpoint: LiveEndpoint, apis: Collection[str], seed: int) -> EndpointInfo:
     """Look up the models, and send two short requests to each API to check that they are answered."""
-    preflight = Preflight(Target(endpoint.name, endpoint.model, url=endpoint.url), endpoint.base, endpoint.headers)
+    words = every_word(Random(f"{seed}/probe"))
     try:
-        by_api = {api: await preflight.inspect(api, seed) for api in sorted(apis)}
-        first = next(iter(by_api.values()))
-        models = () if endpoint.model is not None else tuple(await preflight.models())
-    finally:
-        await preflight.close()
-    if endpoint.asks and not preflight.backend:
-        raise UsageError(f"{endpoint.url}: ignores --policy: its answers do not name a backend, so it is not a gateway")
-    return EndpointInfo(models, first.model, {api: info.scale for api, info in by_api.items()})
+        async with endpoint.client() as client:
+            models = await _models(endpoint, client)
+            model = endpoint.model or next(iter(models), None)
+            if model is None:
+                raise endpoint.error("lists no model; give --model")
+            if model not in models:
+                raise endpoint.error(f"has no model '{model}'; it has {', '.join(models) or 'none'}")
+            scales = {}
+            for api in sorted(apis):
+                small = await _probe(endpoint, client, api, model, words[:1])
+                scales[api] = TokenScale.through(
+                    (1, small), (len(words), await _probe(endpoint, client, api, model, words))
+                )
+    except httpx.HTTPError as error:
+        raise endpoint.error(f"cannot be reached: {type(error).__name__} {error}".rstrip()) from None
+    return EndpointInfo(() if endpoint.model is not None else tuple(models), model, scales)
+
+
+async def engine_counters(endpoint: LiveEndpoint) -> EngineMetrics | None:
+    """Return the engine's counters; None if it has none."""
+    try:
+        async with endpoint.client() as client:
+            answer = await client.get("/metrics")
+    except httpx.HTTPError:
+        return None
+    return read_metrics(answer.content) if answer.status_code == 200 else None
+
+
+async def _models(endpoint: LiveEndpoint, client: httpx.AsyncClient) -> list[str]:
+    answer = await client.get("/v1/models")
+    if answer.status_code == 404 and endpoint.model is not None:
+        return [endpoint.model]
+    if answer.status_code in {401, 403}:
+        raise endpoint.error(f"/v1/models answered {answer.status_code}; give the key with --api-key")
+    try:
+        return [card["id"] for card in answer.json()["data"] if isinstance(card["id"], str)]
+    except (ValueError, KeyError, TypeError):
+        raise endpoint.error(
+            f"/v1/models answered {answer.status_code} without a list of models; is this an OpenAI-compatible API?"
+        ) from None
+
+
+async def _probe(endpoint: LiveEndpoint, client: httpx.AsyncClient, api: str, model: str, words: Sequence[str]) -> int:
+    """Send a prompt of these words, and return the engine's token count; 0 if it does not say."""
+    body = orjson.loads(body_of(api, model, " ".join(words), 1)) | {"stream": False}
+    del body["stream_options"]
+    answer = await client.post(PATHS[api], json=body)
+    if answer.status_code != 200:
+        text = " ".join(error_message(answer.content).split())[:300]
+        raise endpoint.error(f"a first request was answered {answer.status_code}: {text}")
+    if endpoint.asks and not answer.headers.get("x-gateway-backend"):
+        raise endpoint.error("ignores --policy: its answers do not name a backend, so it is not a gateway")
+    try:
+        usage = answer.json().get("usage")
+    except (ValueError, AttributeError):
+        raise endpoint.error("a first request was answered 200 with no JSON object") from None
+    count = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
+    return count if isinstance(count, int) else 0

@@ -1,16 +1,20 @@
-"""Conversion of a trace's records to requests for an endpoint."""
+"""Requests to an endpoint, built from the records of a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from lab.bench.prompts import Prompt, RequestFormat, TokenScale
-from lab.live.texts import Texts
+import orjson
+
+from lab.live.generator import Request
+from lab.live.texts import Texts, TokenScale
 from lab.trace import TraceRecord
 from policies.features.request import Endpoint
 
 CHAT, COMPLETIONS = Endpoint.CHAT.value, Endpoint.COMPLETIONS.value
-
+PATHS = {CHAT: "/v1/chat/completions", COMPLETIONS: "/v1/completions"}
 _WORKLOAD = b"x-gateway-workload"
 
 
@@ -31,6 +35,30 @@ def api_of(record: TraceRecord) -> str | None:
     return COMPLETIONS if record.endpoint == COMPLETIONS else CHAT
 
 
+def body_of(api: str, model: str, content: str | Sequence[Any], max_tokens: int | None, **others: Any) -> bytes:
+    """Return the body of a streamed request with usage, as `vllm bench serve` sends it.
+
+    `content` is a text, the messages of a chat, or the token ids of a completion. What is None is left to the engine.
+    """
+    fields: dict[str, Any] = {"model": model}
+    if api == CHAT:
+        fields["messages"] = [{"role": "user", "content": content}] if isinstance(content, str) else content
+        fields["max_completion_tokens"] = max_tokens
+    else:
+        fields |= {"prompt": content, "max_tokens": max_tokens}
+    fields |= {"stream": True, "stream_options": {"include_usage": True}, **others}
+    return orjson.dumps({name: value for name, value in fields.items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointInfo:
+    """What an endpoint says about itself."""
+
+    models: tuple[str, ...]  # models that requests may ask for by their own name
+    model: str  # model of all other requests
+    scales: Mapping[str, TokenScale]  # token scale by API
+
+
 class LiveRequests:
     """Builds the requests for one endpoint.
 
@@ -40,57 +68,34 @@ class LiveRequests:
     Examples
     --------
     >>> record = TraceRecord(prompt="Once upon", output_tokens=8)
-    >>> requests = LiveRequests([record], [], "m", {}, seed="0", ignore_eos=False)
-    >>> requests.api(0), b'"max_tokens":8' in requests.body(0)
-    ('completions', True)
+    >>> request = LiveRequests([record], EndpointInfo((), "m", {}), seed="0", ignore_eos=False)(0)
+    >>> request.path, b'"max_tokens":8' in request.body
+    ('/v1/completions', True)
     """
 
     def __init__(
-        self,
-        records: Sequence[TraceRecord],
-        models: Collection[str],
-        model: str,
-        scales: Mapping[str, TokenScale],
-        *,
-        seed: str,
-        ignore_eos: bool,
+        self, records: Sequence[TraceRecord], info: EndpointInfo, *, prefix: str = "", seed: str, ignore_eos: bool
     ) -> None:
         self._records = records
-        # Models that the endpoint serves; a request asks for its own model if it is one of them.
-        self._models = frozenset(models)
-        self._model = model  # model of all other requests
-        self._texts = {api: Texts(scale, seed) for api, scale in scales.items()}
+        self._info = info
+        self._prefix = prefix  # part of the paths before `/v1`
+        self._texts = {api: Texts(scale, seed) for api, scale in info.scales.items()}
         self._ignore_eos = ignore_eos  # whether answers run to their limit (vLLM)
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def api(self, number: int) -> str:
-        """Return the API for request `number`."""
-        return api_of(self._records[number]) or CHAT
-
-    def headers(self, number: int) -> list[tuple[bytes, bytes]]:
-        """Return the headers specific to request `number`: its workload, for a gateway."""
-        workload = self._records[number].workload
-        return [(_WORKLOAD, workload.encode())] if workload and workload.isascii() and workload.isprintable() else []
-
-    def body(self, number: int) -> bytes:
-        """Return the body of request `number`."""
+    def __call__(self, number: int) -> Request:
+        """Return request `number`, with its workload for a gateway."""
         record = self._records[number]
-        api = self.api(number)
-        model = record.model if record.model in self._models else self._model
-        return RequestFormat(api, model, record.temperature, self._ignore_eos, record.top_p).body(
-            self._prompt(api, number)
-        )
-
-    def _prompt(self, api: str, number: int) -> Prompt:
-        record = self._records[number]
+        api = api_of(record) or CHAT
         limit = record.max_tokens if record.output_tokens is None else record.output_tokens
-        limit = None if limit is None else max(1, limit)
-        if record.messages:
-            return Prompt(messages=record.messages, output_tokens=limit)
-        if record.prompt:
-            return Prompt(record.prompt, output_tokens=limit)
-        if record.prompt_token_ids:
-            return Prompt(token_ids=record.prompt_token_ids, output_tokens=limit)
-        return Prompt(self._texts[api].prompt(record, number), output_tokens=limit)
+        body = body_of(
+            api,
+            record.model if record.model in self._info.models else self._info.model,
+            record.messages or record.prompt or record.prompt_token_ids or self._texts[api].prompt(record, number),
+            None if limit is None else max(1, limit),
+            temperature=record.temperature,
+            top_p=record.top_p,
+            ignore_eos=self._ignore_eos or None,
+        )
+        workload = record.workload
+        headers = [(_WORKLOAD, workload.encode())] if workload and workload.isascii() and workload.isprintable() else []
+        return Request(self._prefix + PATHS[api], body, headers)

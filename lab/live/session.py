@@ -1,32 +1,56 @@
-"""A live replay of one endpoint after the other."""
+"""Live runs: a trace that is sent to one endpoint after the other."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from secrets import token_hex
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from backends import background
 from backends.validation import UsageError
-from lab.bench.generator import Health
-from lab.bench.record import Record
-from lab.bench.report.progress import RequestBar
-from lab.bench.run import caveats
-from lab.live.endpoints import EndpointInfo, LiveEndpoint, inspect_endpoint
-from lab.live.requests import LiveRequests, api_of
-from lab.live.run import LiveRun, failed, replayed
+from lab.live.endpoints import LiveEndpoint
+from lab.live.generator import INTERRUPTED, Generator, Health
+from lab.live.progress import RequestBar
+from lab.live.record import Record
+from lab.live.requests import EndpointInfo, LiveRequests, api_of
 from lab.replay.figures import figures_of
-from lab.replay.options import ReplayOptions
+from lab.replay.simulate import Replayed
 from lab.trace import TraceRecord
 
 _TOKEN_TOLERANCE = 0.05
+_BUSY_SHARE = 0.8
+_LATE_S = 0.010
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The requests of a run."""
+
+    trace: Sequence[TraceRecord]
+    due_s: Sequence[float]  # send times in seconds after the first, ascending
+    left_out: int  # number of requests of the trace that generate no text
+
+    @classmethod
+    def of(cls, timed: Sequence[tuple[float, TraceRecord]], warmup: int) -> Load:
+        """Return the load of requests with their times, of which some are needed beside the warm-up."""
+        sent = [(at_s, record) for at_s, record in timed if api_of(record) is not None]
+        if not sent:
+            raise UsageError("the trace has no requests that generate text")
+        if len(sent) <= warmup:
+            raise UsageError(f"the trace has {len(sent)} requests; --warmup {warmup} leaves none to count")
+        due_s = [at_s - sent[0][0] for at_s, _ in sent]
+        return cls([record for _, record in sent], due_s, len(timed) - len(sent))
+
+    @property
+    def apis(self) -> set[str]:
+        """The APIs that are called."""
+        return {api for record in self.trace if (api := api_of(record)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +60,60 @@ class Outcome:
     endpoint: LiveEndpoint
     model: str
     trace: Sequence[TraceRecord]
-    records: Sequence[Record]
+    records: Sequence[Record]  # of the requests that were sent
     health: Health
+    warmup: int  # number of first requests that do not count
 
-    def figures(self, warmup: int, slo: Mapping[str, float]) -> dict[str, Any]:
+    @property
+    def counted(self) -> list[Record]:
+        """The records after the warm-up."""
+        return [record for record in self.records if record.index >= self.warmup]
+
+    @property
+    def done(self) -> list[Record]:
+        """The records of answered requests after the warm-up, in order of the trace."""
+        done = [record for record in self.counted if record.error is None]
+        return sorted(done, key=lambda record: record.index)
+
+    @property
+    def failures(self) -> dict[str, tuple[int, str]]:
+        """Number of failed requests by kind, and the message of the first; not those of a run that was stopped."""
+        failed = [record for record in self.counted if record.error not in {None, INTERRUPTED}]
+        counts = Counter(record.error or "" for record in failed)
+        examples = {record.error: record.detail for record in reversed(failed)}
+        return {kind: (count, examples[kind]) for kind, count in counts.most_common()}
+
+    def replayed(self) -> tuple[Replayed, list[str]]:
+        """Return the result of the requests after the warm-up, and the names of its backends.
+
+        There are no names if the answers do not name their backend.
+        """
+        done = self.done
+        named = any(record.backend for record in done)
+        names = sorted({record.backend or "unknown" for record in done}) if named else []
+        indices = {name: index for index, name in enumerate(names)}
+        sent_s = np.array([record.sent_s for record in done])
+        e2e_s = np.array([record.e2e_s for record in done])
+        return Replayed(
+            number=np.array([record.index for record in done], np.int64),
+            arrived_s=sent_s - min((record.sent_s for record in self.records), default=0.0),
+            e2e_s=e2e_s,
+            ttft_s=np.array([record.ttft_s for record in done]),
+            tpot_s=np.array([np.nan if record.tpot_s is None else record.tpot_s for record in done]),
+            output_tokens=np.array([record.output_tokens for record in done], np.int64),
+            backend=np.array([indices[record.backend or "unknown"] for record in done] if named else [], np.int64),
+            errors=sum(count for count, _ in self.failures.values()),
+            duration_s=float((sent_s + e2e_s).max() - sent_s.min()) if done else 0.0,
+        ), names
+
+    def figures(self, slo: Mapping[str, float]) -> dict[str, Any]:
         """Return the figures as for a simulated replay, with `failures` by kind and `notes`."""
-        result, backends = replayed(self.records, warmup)
-        counted = [record for record in self.records if record.index >= warmup]
-        kinds = Counter(record.error for record in counted if failed(record))
-        return figures_of(result, backends, slo) | {"failures": dict(kinds), "notes": self.notes(counted)}
+        failures = {kind: count for kind, (count, _) in self.failures.items()}
+        return figures_of(*self.replayed(), slo) | {"failures": failures, "notes": self.notes()}
 
-    def notes(self, counted: Sequence[Record]) -> list[str]:
-        """Return notes on the figures."""
-        done = [record for record in counted if record.error is None]
-        notes = []
+    def notes(self) -> list[str]:
+        """Return notes on the figures, such as reasons to doubt them."""
+        done, notes = self.done, []
         with_usage = [record for record in done if record.usage is not None and record.usage.prompt_tokens is not None]
         traced = sum(self.trace[record.index].prompt_tokens for record in with_usage)
         prompt_tokens = sum((record.usage and record.usage.prompt_tokens) or 0 for record in with_usage)
@@ -64,89 +128,69 @@ class Outcome:
         cached = sum((record.usage and record.usage.cached_tokens) or 0 for record in with_usage)
         if cached:
             notes.append(f"{cached / prompt_tokens:.0%} of the prompt tokens were found in a prefix cache.")
-        return notes + caveats(done, self.health)
+        if any(record.usage is None or record.usage.output_tokens is None for record in done):
+            notes.append("Answers had no usage: a chunk counts as one token, so speculation does not show in TPOT.")
+        health = self.health
+        if health.cpu_share > _BUSY_SHARE:
+            notes.append(f"The load generator used {health.cpu_share:.0%} of a core: it may have been the bottleneck.")
+        if health.late_s > _LATE_S:
+            notes.append(
+                f"The load generator sent requests up to {health.late_s * 1000:.0f} ms late (99th percentile)."
+            )
+        return notes
 
 
 class Session:
-    """Sends a trace to one endpoint after the other, so that they do not compete for the machine."""
+    """Sends loads to one endpoint after the other, so that they do not compete for the machine, until it is stopped."""
 
-    def __init__(
-        self, options: ReplayOptions, endpoints: Sequence[LiveEndpoint], timed: Sequence[tuple[float, TraceRecord]]
-    ) -> None:
-        self._options = options
-        self._endpoints = endpoints
-        sent = [(at_s, record) for at_s, record in timed if api_of(record) is not None]
-        self.left_out = len(timed) - len(sent)  # number of requests of the trace that generate no text
-        if not sent:
-            raise UsageError("the trace has no requests that generate text")
-        if len(sent) <= options.warmup:
-            raise UsageError(f"the trace has {len(sent)} requests; --warmup {options.warmup} leaves none to count")
-        self._due_s = [at_s - sent[0][0] for at_s, _ in sent]
-        self._trace = [record for _, record in sent]
-        # By default texts differ from run to run, so that no prefix cache has them.
-        self._texts_seed = token_hex(8) if options.seed is None else str(options.seed)
-        self.size = len(sent)  # number of requests sent to each endpoint, including the warm-up
+    def __init__(self, *, warmup: int, timeout_s: float, ignore_eos: bool) -> None:
+        self._warmup, self._timeout_s, self._ignore_eos = warmup, timeout_s, ignore_eos
         self.stopped = False  # whether it was ended early by Ctrl-C or SIGTERM
         self._console = Console(stderr=True, highlight=False)
-        self._run: LiveRun | None = None
-        self._inspecting: asyncio.Task[list[EndpointInfo]] | None = None
+        self._sending: Generator | None = None
+        self._work: asyncio.Task[None] | None = None
 
-    async def run(self) -> list[Outcome]:
-        """Inspect all endpoints, then send the trace to each; return the outcomes of the runs that were started."""
-        loop = asyncio.get_running_loop()
+    async def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work that calls `send`; Ctrl-C and SIGTERM end the run in progress, or else cancel the work."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop)
-        self._inspecting = background.start("lab", self._inspect(), raises=Exception)
+            asyncio.get_running_loop().add_signal_handler(number, self._stop)
+        self._work = background.start("lab", work, raises=Exception)
         try:
-            infos = await self._inspecting
+            await self._work
         except asyncio.CancelledError:
-            if self.stopped:
-                return []
-            raise
-        outcomes: list[Outcome] = []
-        for index, (endpoint, info) in enumerate(zip(self._endpoints, infos, strict=True)):
             if not self.stopped:
-                outcomes.append(await self._send(index, endpoint, info))
-        return outcomes
+                raise
+
+    def say(self, text: str) -> None:
+        """Print a line about what happens."""
+        self._console.print(text, markup=False)
+
+    async def send(self, endpoint: LiveEndpoint, info: EndpointInfo, load: Load, seed: str) -> Outcome:
+        """Send a load to an endpoint; generated texts depend on the seed."""
+        requests = LiveRequests(load.trace, info, prefix=endpoint.base.prefix, seed=seed, ignore_eos=self._ignore_eos)
+        size, duration_s = len(load.trace), load.due_s[-1]
+        self.say(f"sending {size:,} requests within {duration_s:,.1f} s to {endpoint.name}")
+        bar = RequestBar(self._console, endpoint.name, size, duration_s)
+        generator = Generator(
+            endpoint.base.address,
+            requests,
+            load.due_s,
+            endpoint.headers,
+            timeout_s=self._timeout_s,
+            on_end=bar.advance,
+        )
+        bar.start()
+        self._sending = generator
+        try:
+            health = await generator.run()
+        finally:
+            self._sending = None
+            bar.stop()
+        return Outcome(endpoint, info.model, load.trace, generator.records, health, self._warmup)
 
     def _stop(self) -> None:
         self.stopped = True
-        if self._run is not None:
-            self._run.stop()
-        elif self._inspecting is not None:
-            self._inspecting.cancel()
-
-    async def _inspect(self) -> list[EndpointInfo]:
-        apis = {api for record in self._trace if (api := api_of(record)) is not None}
-        return [await inspect_endpoint(endpoint, apis, self._options.seed or 0) for endpoint in self._endpoints]
-
-    async def _send(self, index: int, endpoint: LiveEndpoint, info: EndpointInfo) -> Outcome:
-        options = self._options
-        requests = LiveRequests(
-            self._trace,
-            info.models,
-            info.model,
-            info.scales,
-            seed=f"{self._texts_seed}/{index}",
-            ignore_eos=options.ignore_eos,
-        )
-        duration_s = self._due_s[-1]
-        self._console.print(
-            f"sending {self.size:,} requests within {duration_s:,.1f} s to {endpoint.name}", markup=False
-        )
-        bar = RequestBar(self._console)
-        self._run = LiveRun(endpoint.base, requests, self._due_s, endpoint.headers, options.timeout_s, bar.advance)
-        begun_s = time.monotonic()
-
-        def share(ended: int) -> float:
-            """Return the share of the trace's time that has passed, since requests may come in bursts."""
-            passed = (time.monotonic() - begun_s) / duration_s if duration_s else 1.0
-            return min(passed, 0.999) if ended < self.size else 1.0
-
-        bar.start(endpoint.name, self.size, share)
-        try:
-            health = await self._run.run()
-            return Outcome(endpoint, info.model, self._trace, self._run.records, health)
-        finally:
-            self._run = None
-            bar.stop()
+        if self._sending is not None:
+            self._sending.stop()
+        elif self._work is not None:
+            self._work.cancel()

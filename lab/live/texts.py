@@ -3,13 +3,68 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
-from lab.bench.prompts import TokenScale, random_text
 from lab.trace import TraceRecord
 
+# Common words: in nearly every BPE vocabulary each of them, with its leading space, is one token.
+_WORD_LIST = """
+time year people way day man thing woman life child world school state family student group country problem hand part
+place case week company system program question work government number night point home water room mother area money
+story fact month lot right study book eye job word business issue side kind head house service friend father power
+hour game line end member law car city community name president team minute idea body information back parent face
+others level office door health person art war history party result change morning reason research girl guy moment
+air teacher force education foot boy age policy music process market sense nation plan college interest death
+experience effect use class control field development role effort rate heart drug show leader light voice wife police
+mind price report decision son view relationship town road arm difference value building action season society tax
+director position player record paper space ground form event official matter center couple site project activity
+star table need court american oil half situation cost industry figure street image phone data picture practice piece
+land product doctor wall patient worker news test movie north love step green open move live believe hold bring happen
+write provide sit stand lose pay meet include continue set learn lead understand watch follow stop create speak read
+allow add spend grow walk win offer remember consider appear buy wait serve die send expect build stay fall cut reach
+"""
+_WORDS = _WORD_LIST.split()
 _KEPT_BLOCKS = 8192  # of 512 words each, about 25 MB
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScale:
+    """Number of tokens of a generated prompt: `fixed + per_word * words`.
+
+    Examples
+    --------
+    >>> scale = TokenScale.through((10, 21), (110, 146))
+    >>> scale.per_word, scale.words(271)
+    (1.25, 210)
+    """
+
+    fixed: float = 0.0  # tokens of the chat template
+    per_word: float = 1.0  # tokens per word
+
+    @classmethod
+    def through(cls, small: tuple[int, int], large: tuple[int, int]) -> TokenScale:
+        """Return the scale through two pairs of (words, tokens); the default if the counts do not increase."""
+        words, tokens = large[0] - small[0], large[1] - small[1]
+        if words <= 0 or tokens <= 0:
+            return cls()
+        per_word = tokens / words
+        return cls(max(0.0, small[1] - per_word * small[0]), per_word)
+
+    def words(self, tokens: int) -> int:
+        """Return the number of words whose tokens are closest to `tokens`, at least one."""
+        return max(1, round((tokens - self.fixed) / self.per_word))
+
+
+def random_text(random: Random, words: int) -> str:
+    """Return `words` random words."""
+    return " ".join(random.choices(_WORDS, k=words))
+
+
+def every_word(random: Random) -> list[str]:
+    """Return each word of generated prompts once, in random order: a text with exactly their mean tokens per word."""
+    return random.sample(_WORDS, len(_WORDS))
 
 
 class Texts:

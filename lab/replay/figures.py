@@ -46,7 +46,7 @@ def figures_tables(
 
 def _counts(figures: Mapping[str, Mapping[str, Any]], slo: Mapping[str, float], names_of: str) -> Table:
     headings = ["requests", "errors", "tokens/s", *(["SLO kept", "goodput/s"] if slo else [])]
-    table = _table([names_of, *headings], left=1)
+    table = figures_table([names_of, *headings], left=1)
     table.add_column("share of each backend")
     for name, row in figures.items():
         cells = [name, f"{row['requests']:,}", f"{row['errors']:,}", f"{row['output_tokens_per_s']:,.0f}"]
@@ -57,7 +57,7 @@ def _counts(figures: Mapping[str, Mapping[str, Any]], slo: Mapping[str, float], 
 
 
 def _times(figures: Mapping[str, Mapping[str, Any]], names_of: str) -> Table:
-    table = _table(["time", names_of, *STATISTICS], left=2)
+    table = figures_table(["time", names_of, *STATISTICS], left=2)
     for name, title, factor in _TIMES:
         for index, (policy, row) in enumerate(figures.items()):
             times = [_shown(None if value is None else factor * value, ".3f") for value in row[name].values()]
@@ -65,7 +65,8 @@ def _times(figures: Mapping[str, Mapping[str, Any]], names_of: str) -> Table:
     return table
 
 
-def _table(headings: Sequence[str], left: int) -> Table:
+def figures_table(headings: Sequence[str], left: int) -> Table:
+    """Return a table without rows, whose first columns are aligned to the left."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index < left else "right", no_wrap=index != left - 1)

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.app import app
+from lab.trace import TraceRecord, write_trace
 from tests.support.command import ROOT, alive, family, until
 from tests.support.report import ReportPage
 from tests.support.upstream import Upstream, Wire, answer, delta
@@ -58,7 +59,9 @@ def streaming(tokens: int, per_chunk: int = 1, *, usage: bool = True) -> Any:
     async def stream(wire: Wire) -> None:
         if not wire.seen.json["stream"]:
             document = answer("x")
-            document["usage"]["prompt_tokens"] = 9 + 2 * len(wire.seen.json["messages"][0]["content"].split())
+            asked = wire.seen.json
+            text = asked["prompt"] if "prompt" in asked else asked["messages"][0]["content"]
+            document["usage"]["prompt_tokens"] = 9 + 2 * len(text.split())
             await wire.json(document)
             return
         await wire.begin_stream()
@@ -74,47 +77,51 @@ def streaming(tokens: int, per_chunk: int = 1, *, usage: bool = True) -> Any:
 
 
 @pytest.mark.slow
-async def test_an_endpoint_is_measured_and_reported(tmp_path: Path) -> None:
-    async with Upstream("a", "the-model", streaming(12, 3)) as server:
+async def test_endpoints_are_measured_at_each_rate_and_temperature_and_compared(tmp_path: Path) -> None:
+    async with Upstream("a", "m", streaming(12)) as plain, Upstream("b", "m", streaming(12, 3)) as mine:
         status, out, err = await run_bench(
-            *("--url", f"{server.url}/v1", "--rate", "200", "--num-requests", "20", "--warmup", "3"),
-            *("--input-tokens", "100", "--output-tokens", "12", "--temperature", "0,0.5"),
-            *("--header", "X-Team: secret-team", "--api-key", "secret-key"),
-            *("--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")),
+            *(
+                "--url",
+                f"baseline={plain.url}/v1",
+                "--url",
+                f"mine={mine.url}",
+                "--rate",
+                "100,200",
+                "--num-requests",
+                "20",
+            ),
+            *("--warmup", "3", "--input-tokens", "100-120", "--output-tokens", "12", "--temperature", "0,0.5"),
+            *("--api-key", "secret-key", "--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")),
         )
     assert status == 0, err
-    streamed = [seen for seen in server.seen if seen.json["stream"]]
-    assert len(streamed) == 2 * (20 + 3)
-    assert {seen.header("x-team") for seen in server.seen} == {"secret-team"}
-    assert {seen.header("authorization") for seen in server.seen} == {"Bearer secret-key"}
-    assert [sum(seen.json["temperature"] == t for seen in streamed) for t in (0, 0.5)] == [23, 23]
-    texts = [seen.json["messages"][0]["content"] for seen in streamed]
-    assert len(set(texts)) == len(texts)
-    assert {len(text.split()) for text in texts} == {round((100 - 9) / 2)}  # by this server's token count
+    asked = [[seen.json for seen in server.seen if seen.json["stream"]] for server in (plain, mine)]
+    assert {seen.header("authorization") for seen in plain.seen} == {"Bearer secret-key"}
+    assert [sum(one["temperature"] == t for one in asked[0]) for t in (0, 0.5)] == [40, 40]
+    texts = [[one["messages"][0]["content"] for one in each] for each in asked]
+    assert sorted(texts[0]) == sorted(texts[1])  # both get the same prompts, and each run its own
+    assert len(set(texts[0])) == 80
+    assert {len(text.split()) for text in texts[0]} <= set(range(45, 57))  # by this server's token count
     report = json.loads((tmp_path / "r.json").read_text())
-    assert report["schema"] == "speculation-gateway.bench/1"
-    cold, warm = report["runs"]
-    assert (cold["temperature"], warm["temperature"]) == (0.0, 0.5)
+    assert report["schema"] == "speculation-gateway.bench/2"
+    keys = [(run["target"], run["temperature"], run["rate"]) for run in report["runs"]]
+    assert keys == [(name, t, rate) for name in ("baseline", "mine") for t in (0.0, 0.5) for rate in (100.0, 200.0)]
     for run in report["runs"]:
-        assert (run["model"], run["completed"], run["failed"]) == ("the-model", 20, 0)
-        assert (run["output_tokens"], run["input_tokens"]) == (20 * 12, 20 * 40)
-        assert run["output_tokens_per_s"] == pytest.approx(240 / run["duration_s"])
-        assert (run["tokens_per_chunk"], run["tokens_counted_by"]) == (3.0, "usage")
-        assert run["e2e"]["p50"] >= run["ttft"]["p50"] > 0
-        assert run["load"] == {"kind": "rate", "value": 200.0}
-        assert 0.02 < run["duration_s"] < 5
-        assert run["generator"]["late_p99_ms"] is not None
-    for secret in ("secret-team", "secret-key"):
-        assert secret not in out + err + (tmp_path / "r.json").read_text() + (tmp_path / "r.html").read_text()
-    assert "TPOT" in out
+        assert (run["model"], run["requests"], run["errors"]) == ("m", 17, 0)
+        assert run["e2e_s"]["p50"] >= run["ttft_s"]["p50"] > 0
+        assert run["itl_s"]["mean"] > 0
+        assert (run["speedup"] is None) == (run["target"] == "baseline")
+        assert run["speedup"] is None or run["speedup"]["baseline"] == "baseline"
+    page = ReportPage((tmp_path / "r.html").read_text())
+    assert {"Requests/s", "Temperature", "Where speculation loses"} <= set(page.headings)
+    assert "secret-key" not in out + err + (tmp_path / "r.json").read_text() + (tmp_path / "r.html").read_text()
 
 
 @pytest.mark.slow
-async def test_the_replicas_of_a_pool_are_compared_with_its_baseline(tmp_path: Path) -> None:
+async def test_the_replicas_of_a_pool_are_compared_with_its_baseline_at_each_k(tmp_path: Path) -> None:
     pool = tmp_path / "pool.yaml"
     pool.write_text(POOL)
     status, out, err = await run_bench(
-        *("--config", str(pool), "--concurrency", "4", "--num-requests", "12", "--temperature", "0", "--k", "1,3"),
+        *("--config", str(pool), "--rate", "20", "--num-requests", "12", "--temperature", "0", "--k", "1,3"),
         *("--input-tokens", "64", "--output-tokens", "48", "--ignore-eos"),
         *("--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")),
     )
@@ -122,46 +129,32 @@ async def test_the_replicas_of_a_pool_are_compared_with_its_baseline(tmp_path: P
     runs = {run["target"]: run for run in json.loads((tmp_path / "r.json").read_text())["runs"]}
     assert list(runs) == ["plain", "head k=1", "head k=3"]  # the baseline first, once
     for name, run in runs.items():
-        assert run["completed"] == 12
-        assert run["output_tokens"] == 12 * 48
-        assert run["simulated"]
-        assert run["input_tokens"] == pytest.approx(12 * 64, rel=0.1)
+        assert (run["requests"], run["simulated"], run["notes"]) == (12, True, [])  # no note on tokens
         assert run["k"] == {"plain": 0, "head k=1": 1, "head k=3": 3}[name]
-    assert runs["plain"]["acceptance"] is None
-    assert runs["plain"]["speedup"] is None
+    assert (runs["plain"]["acceptance"], runs["plain"]["speedup"]) == (None, None)
     for k in (1, 3):
         run = runs[f"head k={k}"]
-        assert run["acceptance"]["source"] == "answers"
         assert len(run["acceptance"]["by_position"]) == k
-        assert run["acceptance"]["tokens_per_step"] == pytest.approx(run["tokens_per_chunk"], rel=0.15)
-        gain = run["speedup"]["output_tokens_per_s"]
+        assert 1 < run["acceptance"]["tokens_per_step"] <= k + 1
+        gain = run["speedup"]["tpot"]
         assert run["speedup"]["baseline"] == "plain"
-        assert gain["value"] == pytest.approx(run["output_tokens_per_s"] / runs["plain"]["output_tokens_per_s"])
+        assert gain["value"] == pytest.approx(runs["plain"]["tpot_s"]["mean"] / run["tpot_s"]["mean"])
         assert gain["low"] is None or gain["low"] <= gain["value"] <= gain["high"]
-    assert "Simulated" in out
-    page = ReportPage((tmp_path / "r.html").read_text())
-    assert [row[0] for row in page.tables["Throughput; speedups with 95% intervals"][1:]] == list(runs)
-    assert len(page.drawings) >= 7
-    assert "Where speculation loses" in page.headings
+    assert "Simulated: plain, head k=1, head k=3." in out
+    assert "Drafted tokens (k)" in ReportPage((tmp_path / "r.html").read_text()).headings
 
 
-@pytest.mark.slow
-async def test_endpoints_are_compared_by_name() -> None:
-    async with Upstream("a", "m", streaming(8)) as one, Upstream("b", "m", streaming(8)) as other:
-        status, out, _ = await run_bench(
-            *("--url", f"baseline={one.url}", "--url", f"mine={other.url}", "--concurrency", "2", "--num-requests", "6")
-        )
-    assert status == 0
-    assert re.search(r"mine .*\d\.\d\d( \(\d\.\d\d-\d\.\d\d\))?", out)
-    asked = [[seen.json["messages"] for seen in server.seen] for server in (one, other)]
-    assert sorted(map(str, asked[0])) == sorted(map(str, asked[1]))  # the same prompts
-
-
-async def test_answers_without_usage_are_counted_by_chunks_with_a_note() -> None:
-    async with Upstream("a", "m", streaming(8, usage=False)) as server:
-        status, out, _ = await run_bench("--url", server.url, "--concurrency", "2", "--num-requests", "4")
-    assert status == 0
-    assert "no usage" in out
+async def test_the_requests_of_a_trace_are_sent_at_its_pace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    write_trace(trace, [TraceRecord(arrived_at=n / 50, prompt=f"once {n}", output_tokens=4) for n in range(6)])
+    async with Upstream("a", "m", streaming(4)) as server:
+        status, out, err = await run_bench("--url", server.url, "--trace", str(trace), "--num-requests", "5")
+    assert status == 0, err
+    streamed = [seen for seen in server.seen if seen.json["stream"]]
+    assert [(seen.target, seen.json["prompt"]) for seen in streamed] == [
+        ("/v1/completions", f"once {n}") for n in range(5)
+    ]
+    assert "the rate of the trace" in out
 
 
 async def test_failures_are_reported_by_kind() -> None:
@@ -176,7 +169,7 @@ async def test_failures_are_reported_by_kind() -> None:
             await streaming(4)(wire)
 
     async with Upstream("a", "m", every_third_fails) as server:
-        status, out, _ = await run_bench("--url", server.url, "--concurrency", "1", "--num-requests", "12")
+        status, out, _ = await run_bench("--url", server.url, "--rate", "50", "--num-requests", "12")
     assert status == 0
     assert re.search(r"4 failed, http 429: .*too much of it", out)
 
@@ -184,21 +177,17 @@ async def test_failures_are_reported_by_kind() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--num-requests", "3"], "no load given"),
-        (["--rate", "2", "--concurrency", "2"], "a loop is open or closed"),
-        (["--rate", "0"], "--rate: must be greater than 0"),
+        (["--num-requests", "3"], "--rate: give the requests per second"),
+        (["--rate", "0"], "--rate 0: must be at least"),
         (["--rate", "2", "--k", "3"], "--k: requires --config"),
-        (["--rate", "2", "--trace", "nowhere.csv"], "nowhere.csv: no such file"),
-        (["--rate", "2", "--dataset", "CHANGELOG.md"], "CHANGELOG.md:1: not JSON"),
-        (["--rate", "2", "--input-tokens", "9-3"], "--input-tokens: the range is reversed"),
-        (["--rate", "2", "--header", "foo"], "--header: expected NAME: VALUE"),
-        (["--rate", "2", "--prompts", "randm"], "did you mean 'random'"),
+        (["--trace", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
+        (["--rate", "2", "--input-tokens", "9-3"], "--input-tokens 9-3: expected N or N-M"),
         (["--rate", "2", "--baseline", "x"], "--baseline: no target 'x'"),
         (["--rate", "2", "--html", "/nowhere/x.html"], "its folder does not exist"),
-        (["--rate", "2", "--endpoint", "responses"], "--endpoint: unknown 'responses'"),
-        (["--rate", "2", "--temperature", "hot"], "--temperature: expected a number"),
-        (["--rate", "2", "--url", "ftp://x"], "--url: expected http://host:port"),
-        (["--rate", "2", "--config", "config/pool.yaml"], "--config: given beside --url"),
+        (["--rate", "2", "--temperature", "hot"], "--temperature hot: expected numbers, such as 1,2"),
+        (["--rate", "2", "--url", "ftp://x"], "--url ftp://x: expected http://host:port"),
+        (["--rate", "2", "--config", "config/pool.yaml"], "measure endpoints or a pool, not both"),
+        (["--rate", "2", "--warmup", "100"], "--warmup 100 leaves none to count"),
     ],
 )
 async def test_wrong_input_is_rejected_before_anything_is_sent(arguments: list[str], says: str) -> None:
@@ -213,24 +202,17 @@ async def test_wrong_input_is_rejected_before_anything_is_sent(arguments: list[s
     ("arguments", "says"),
     [
         (["--only", "hed"], "--only: no backend 'hed'; did you mean 'head'?"),
-        (["--model", "x"], "--model: no model 'x'"),
-        (["--k", "x"], "--k: expected a whole number"),
+        (["--model", "x"], "has no model 'x'"),
+        (["--k", "x"], "--k x: expected numbers"),
+        (["--only", "far", "--k", "3"], "--k: far already runs"),
     ],
 )
 def test_wrong_options_for_a_pool_are_rejected(tmp_path: Path, arguments: list[str], says: str) -> None:
-    (tmp_path / "pool.yaml").write_text(POOL)
+    far = "{method: eagle, url: 'http://10.0.0.1:1', speculative_config: {num_speculative_tokens: 2}}"
+    (tmp_path / "pool.yaml").write_text(f"{POOL}      far: {far}\n")
     result = CliRunner().invoke(app, ["bench", "--config", str(tmp_path / "pool.yaml"), "--rate", "1", *arguments])
     assert result.exit_code == 2
     assert says in result.stderr
-
-
-async def test_k_cannot_be_set_for_running_replicas(tmp_path: Path) -> None:
-    replica = "{method: eagle, url: 'http://10.0.0.1:1', speculative_config: {num_speculative_tokens: 2}}"
-    pool = f"models: {{m: {{policy: {{name: round_robin}}, backends: {{far: {replica}}}}}}}\n"
-    (tmp_path / "pool.yaml").write_text(pool)
-    status, _, err = await run_bench("--config", str(tmp_path / "pool.yaml"), "--rate", "1", "--k", "3")
-    assert status == 2
-    assert "--k: far already runs" in err
 
 
 @pytest.mark.slow
@@ -243,7 +225,7 @@ async def test_targets_that_fail_are_reported_and_the_others_measured() -> None:
     async with Upstream("b", "m", refuse) as sleeping, Upstream("c", "m", streaming(4)) as well:
         urls = [f"gone={address}", f"sleeping={sleeping.url}", f"well={well.url}"]
         options = [word for url in urls for word in ("--url", url)]
-        status, out, _ = await run_bench(*options, "--concurrency", "1", "--num-requests", "2")
+        status, out, _ = await run_bench(*options, "--rate", "50", "--num-requests", "2")
     assert status == 1
     assert re.search(r"gone: not measured: .*cannot be reached", out)
     assert re.search(r"sleeping: not measured: .*answered 400: .*the model is asleep", out)
@@ -252,7 +234,7 @@ async def test_targets_that_fail_are_reported_and_the_others_measured() -> None:
 
 async def test_a_missing_model_is_reported() -> None:
     async with Upstream("a", "m") as server:
-        status, out, _ = await run_bench("--url", server.url, "--concurrency", "1", "--model", "other")
+        status, out, _ = await run_bench("--url", server.url, "--rate", "9", "--model", "other")
     assert status == 1
     assert "has no model 'other'; it has m" in out
 
@@ -268,7 +250,7 @@ async def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
 
         server.behaviour = hang_after_ten
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway", "bench", "--url", server.url, "--concurrency", "2"),
+            *(sys.executable, "-m", "gateway", "bench", "--url", server.url, "--rate", "100"),
             *("--num-requests", "50", "--json", str(tmp_path / "r.json")),
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -278,11 +260,11 @@ async def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         out, err = await asyncio.wait_for(process.communicate(), 30.0)
     assert process.returncode == 130, err
-    assert b"stopped" in out
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["interrupted"]
     (run,) = report["runs"]
-    assert (run["completed"], run["failed"], run["interrupted"]) == (8, 0, True)  # two of the ten were the preflight
+    assert (run["requests"], run["errors"]) == (8, 0)  # two of the ten were the preflight
+    assert b"8 " in out
 
 
 @pytest.mark.slow

@@ -7,17 +7,16 @@ from typing import Any
 import orjson
 import pytest
 
-from lab.bench.prompts import TokenScale
-from lab.live.requests import LiveRequests, api_of
-from lab.live.texts import Texts
+from lab.live.requests import EndpointInfo, LiveRequests, api_of
+from lab.live.texts import Texts, TokenScale
 from lab.trace import TraceRecord
 
 
 def body_of(record: TraceRecord, **options: Any) -> dict[str, Any]:
     given: dict[str, Any] = {"seed": "0", "ignore_eos": False} | options
     scales = {"chat": TokenScale(fixed=10.0), "completions": TokenScale()}
-    requests = LiveRequests([record], ["served", "other"], "served", scales, **given)
-    document: dict[str, Any] = orjson.loads(requests.body(0))
+    requests = LiveRequests([record], EndpointInfo(("served", "other"), "served", scales), **given)
+    document: dict[str, Any] = orjson.loads(requests(0).body)
     return document
 
 
@@ -60,13 +59,20 @@ def test_a_request_asks_for_its_own_model_if_it_is_served() -> None:
 
 def test_the_workload_is_sent_as_a_header() -> None:
     records = [TraceRecord(prompt="a", workload="code"), TraceRecord(prompt="a"), TraceRecord(workload="é")]
-    requests = LiveRequests(records, [], "m", {}, seed="0", ignore_eos=False)
-    assert [requests.headers(number) for number in range(3)] == [[(b"x-gateway-workload", b"code")], [], []]
+    requests = LiveRequests(records, EndpointInfo((), "m", {"chat": TokenScale()}), seed="0", ignore_eos=False)
+    assert [requests(number).headers for number in range(3)] == [[(b"x-gateway-workload", b"code")], [], []]
 
 
 @pytest.mark.parametrize("endpoint", ["embeddings", "other"])
 def test_requests_that_generate_no_text_have_no_api(endpoint: str) -> None:
     assert api_of(TraceRecord(endpoint=endpoint, prompt="a")) is None
+
+
+def test_the_scale_inverts_the_engine_s_token_counts() -> None:
+    scale = TokenScale.through((32, 11 + 40), (256, 11 + 320))
+    assert (scale.fixed, scale.per_word) == (pytest.approx(11), pytest.approx(1.25))
+    assert (scale.words(511), scale.words(3)) == (400, 1)
+    assert TokenScale.through((32, 7), (256, 7)) == TokenScale()  # counts that do not increase are ignored
 
 
 def test_texts_share_their_common_prefix_blocks() -> None:

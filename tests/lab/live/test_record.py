@@ -5,14 +5,7 @@ from typing import Any
 
 import pytest
 
-from lab.bench.record import AnswerReader, Drafting, Record, error_message, read_drafting
-
-SPECULATION = {
-    "num_spec_steps": 6,
-    "num_draft_tokens": 20,
-    "num_accepted_draft_tokens": 9,
-    "acceptance_histogram": [1, 2, 2, 1],
-}
+from lab.live.record import AnswerReader, Record, error_message
 
 
 def event(document: Any) -> bytes:
@@ -34,7 +27,6 @@ STREAM = (
         {
             "choices": [],
             "usage": {"prompt_tokens": 7, "completion_tokens": 15, "prompt_tokens_details": {"cached_tokens": 4}},
-            "metrics": {"speculative_decoding": SPECULATION},
         }
     )
     + b"data: [DONE]\n\n"
@@ -58,7 +50,6 @@ def test_a_stream_can_be_split_anywhere(cut: int) -> None:
     assert record.output_tokens == 15
     assert record.usage is not None
     assert (record.usage.prompt_tokens, record.usage.cached_tokens) == (7, 4)
-    assert record.drafting == Drafting(6, 20, 9, (5, 3, 1))
 
 
 def test_only_chunks_with_output_have_times() -> None:
@@ -98,20 +89,6 @@ def test_an_invalid_answer_is_a_failure(stream: bytes, error: str, detail: str) 
     record = read(stream)
     assert record.error == error
     assert detail in record.detail
-
-
-@pytest.mark.parametrize(
-    "metrics", [None, [], {}, {"num_spec_steps": 1}, {**SPECULATION, "num_draft_tokens": None}, {"num_spec_steps": "1"}]
-)
-def test_malformed_metrics_are_ignored(metrics: Any) -> None:
-    assert read_drafting({"metrics": {"speculative_decoding": metrics}}) is None
-    assert read_drafting({"metrics": metrics}) is None
-
-
-def test_the_acceptance_histogram_may_be_missing() -> None:
-    assert read_drafting(
-        {"metrics": {"speculative_decoding": {**SPECULATION, "acceptance_histogram": None}}}
-    ) == Drafting(6, 20, 9, ())
 
 
 @pytest.mark.parametrize(

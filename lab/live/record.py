@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,16 +12,6 @@ import orjson
 from gateway.dialects.usage import Usage, read_usage
 
 _DETAIL_CHARACTERS = 300
-
-
-@dataclass(frozen=True, slots=True)
-class Drafting:
-    """Counts of speculation over one or many requests."""
-
-    steps: int  # engine steps with a draft
-    drafted_tokens: int
-    accepted_tokens: int
-    accepted_at: tuple[int, ...] = ()  # steps that accepted the draft at each position, shape (k,); non-increasing
 
 
 @dataclass(slots=True)
@@ -43,7 +33,6 @@ class Record:
     # Arrival time of each chunk with output; one chunk is one engine step.
     chunks_s: array[float] = field(default_factory=lambda: array("d"))
     usage: Usage | None = None
-    drafting: Drafting | None = None
     error: str | None = None  # kind of failure, such as `connect` or `http 400`; None for success
     detail: str = ""  # message of the failure
     backend: str = ""  # replica that served it, from `x-gateway-backend`; empty without a gateway
@@ -146,7 +135,6 @@ class AnswerReader:
             self._record.fail(f"engine error {code}" if code else "engine error", str(message))
         if document.get("usage"):
             self._record.usage = read_usage(document)
-            self._record.drafting = read_drafting(document)
 
 
 def error_message(body: bytes) -> str:
@@ -161,26 +149,6 @@ def error_message(body: bytes) -> str:
         return str(orjson.loads(body)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return body.decode(errors="replace")
-
-
-def read_drafting(document: Mapping[str, Any]) -> Drafting | None:
-    """Return `metrics.speculative_decoding` of an answer or of its last chunk; None if missing or malformed."""
-    metrics = document.get("metrics")
-    report = metrics.get("speculative_decoding") if isinstance(metrics, Mapping) else None
-    if not isinstance(report, Mapping):
-        return None
-    counts = [report.get(name) for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")]
-    if not all(isinstance(count, int) and count >= 0 for count in counts):
-        return None
-    histogram = report.get("acceptance_histogram")
-    return Drafting(counts[0] or 0, counts[1] or 0, counts[2] or 0, _by_position(histogram))
-
-
-def _by_position(histogram: object) -> tuple[int, ...]:
-    """Convert steps by number of accepted tokens, shape (k + 1,), to acceptances by position, shape (k,)."""
-    if not isinstance(histogram, Sequence) or not all(isinstance(count, int) for count in histogram):
-        return ()
-    return tuple(sum(histogram[position + 1 :]) for position in range(len(histogram) - 1))
 
 
 def _only_names_role(choice: Mapping[str, Any]) -> bool:

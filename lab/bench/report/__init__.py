@@ -1,1 +1,0 @@
-"""What `gateway bench` shows: statistics, progress, tables and the HTML page."""

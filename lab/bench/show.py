@@ -1,0 +1,87 @@
+"""Printing the runs of a benchmark on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.text import Text
+
+from lab.bench.run import Condition, Run, Speedup
+from lab.replay.figures import figures_console, figures_table, figures_tables
+from lab.statistics import Interval
+
+_SHOWN_POSITIONS = 8
+
+
+def print_runs(runs: Sequence[Run], not_measured: Mapping[str, str]) -> None:
+    """Print tables for each condition, and remarks."""
+    console = figures_console()
+    for condition in dict.fromkeys(run.condition for run in runs):
+        alike = [run for run in runs if run.condition == condition]
+        console.print(Text(title_of(condition), style="bold"))
+        for table in figures_tables({run.target.name: run.figures for run in alike}, {}, "target"):
+            console.print(table, "")
+        table = figures_table(["target", "x e2e (95%)", "x tpot (95%)", "accepted", "length", "tokens/step"], left=1)
+        table.add_column("accepted at each position")
+        for run in alike:
+            table.add_row(run.target.name, *_gains(run.speedup), *_acceptance(run))
+        console.print(table, "")
+    for line in remarks(runs, not_measured):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def title_of(condition: Condition) -> str:
+    """Return a title.
+
+    Examples
+    --------
+    >>> title_of((0.7, 4.0)), title_of((None, None))
+    ('4 requests/s, temperature 0.7', 'the rate of the trace')
+    """
+    temperature, rate = condition
+    words = "the rate of the trace" if rate is None else f"{rate:g} requests/s"
+    return words if temperature is None else f"{words}, temperature {temperature:g}"
+
+
+def remarks(runs: Sequence[Run], not_measured: Mapping[str, str]) -> Iterator[str]:
+    """Yield remarks on the figures: what is simulated, failures, notes, targets that were not measured."""
+    simulated = dict.fromkeys(run.target.name for run in runs if run.target.simulated)
+    if simulated:
+        yield f"Simulated: {', '.join(simulated)}. Their step times come from tables, not from hardware."
+    for run in runs:
+        name = f"{run.target.name}, {title_of(run.condition)}"
+        for kind, (count, why) in run.outcome.failures.items():
+            yield f"{name}: {count} failed, {kind}: {why}".rstrip(": ")
+        for note in run.figures["notes"]:
+            yield f"{name}: {note}"
+    for target, why in not_measured.items():
+        yield f"{target}: not measured: {why}"
+
+
+def ratio_text(ratio: Interval | None) -> str:
+    """Return a ratio with its interval, if it has one.
+
+    Examples
+    --------
+    >>> ratio_text(Interval(1.5, 1.4, 1.6)), ratio_text(Interval(1.5))
+    ('1.50 (1.40-1.60)', '1.50')
+    """
+    if ratio is None:
+        return ""
+    return f"{ratio.value:.2f}" + (f" ({ratio.low:.2f}-{ratio.high:.2f})" if ratio.is_known else "")
+
+
+def _gains(speedup: Speedup | None) -> tuple[str, str]:
+    return ("", "") if speedup is None else (ratio_text(speedup.e2e), ratio_text(speedup.tpot))
+
+
+def _acceptance(run: Run) -> tuple[str, str, str, str]:
+    if run.acceptance is None:
+        return "", "", "", ""
+    positions = "  ".join(f"{share:.2f}" for share in run.acceptance.by_position[:_SHOWN_POSITIONS])
+    return (
+        f"{run.acceptance.rate:.3f}",
+        f"{run.acceptance.length:.2f}",
+        f"{run.acceptance.tokens_per_step:.2f}",
+        positions,
+    )

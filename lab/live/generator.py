@@ -1,0 +1,181 @@
+"""The load generator: sends requests when they are due and records when each chunk of an answer arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from backends.http.client import Address, Call, HeaderList, UpstreamClient, UpstreamError, request_head
+from lab.live.record import AnswerReader, Record, error_message
+
+INTERRUPTED = "interrupted"
+"""`Record.error` of a request that was aborted because the run was stopped."""
+
+_CONNECT_S = 10.0
+_EARLY_S = 0.0005  # timers of the event loop have a resolution of a millisecond
+_ERROR_BODY_BYTES = 4096
+_BACKEND = b"x-gateway-backend"
+_PREPARED_REQUESTS = 5_000  # made before the run begins; making later ones delays the reading of chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to send."""
+
+    path: str
+    body: bytes
+    headers: Sequence[tuple[bytes, bytes]] = ()  # besides those of all requests
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Health of the generator itself during a run."""
+
+    cpu_share: float  # share of one core used, 0 to 1; near 1, the generator is the bottleneck
+    late_s: float  # delay of a request behind its due time, 99th percentile; chunks are recorded as late
+
+
+class InFlightRequest:
+    """A request in flight, and the receiver of its response."""
+
+    __slots__ = ("_error_body", "_on_end", "_reader", "_status", "call", "record", "timer")
+
+    def __init__(self, record: Record, on_end: Callable[[InFlightRequest], None]) -> None:
+        self.record = record
+        self.call: Call | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self._on_end = on_end
+        self._reader = AnswerReader(record)
+        self._status = 0
+        self._error_body = b""
+
+    def on_head(self, status: int, headers: HeaderList) -> None:
+        """Handle status and headers."""
+        self._status = status
+        self.record.backend = next((value.decode("latin-1") for name, value in headers if name == _BACKEND), "")
+
+    def on_data(self, data: bytes) -> None:
+        """Handle data of the body: read its chunks, or keep the beginning of an error."""
+        if self._status == 200:
+            self._reader.feed(data, time.perf_counter())
+        elif len(self._error_body) < _ERROR_BODY_BYTES:
+            self._error_body += data
+
+    def on_end(self) -> None:
+        """Handle the end of the response."""
+        if self._status == 200:
+            self._reader.close()
+        else:
+            self.record.fail(f"http {self._status}", error_message(self._error_body))
+        self._end()
+
+    def on_error(self, error: UpstreamError) -> None:
+        """Handle a failed connection."""
+        self.record.fail(error.kind, str(error))
+        self._end()
+
+    def abort(self, kind: str, detail: str) -> None:
+        """Close the connection, so that the engine drops the request."""
+        if self.call is not None:
+            self.call.cancel()
+        self.record.fail(kind, detail)
+        self._end()
+
+    def _end(self) -> None:
+        self.record.ended_s = time.perf_counter()
+        if self.timer is not None:
+            self.timer.cancel()
+        self._on_end(self)
+
+
+class Generator:
+    """Sends the requests of one run to one server, each when it is due, regardless of the others."""
+
+    def __init__(
+        self,
+        address: Address,
+        request: Callable[[int], Request],
+        due_s: Sequence[float],
+        headers: Sequence[tuple[str, str]] = (),
+        *,
+        timeout_s: float,
+        on_end: Callable[[Record], None] = lambda _record: None,
+    ) -> None:
+        self._client = UpstreamClient(address, connect_timeout_s=_CONNECT_S, max_idle=100_000)
+        self._request = request  # function that returns request `index`
+        self._due_s = due_s  # send times in seconds after the start, ascending
+        self._timeout_s = timeout_s  # seconds after which a request is aborted
+        self._on_progress = on_end  # called as each request ends
+        self._headers = [(b"host", address.authority), (b"content-type", b"application/json")]
+        self._headers += [(b"accept", b"text/event-stream")]
+        self._headers += [(name.encode(), value.encode()) for name, value in headers]
+        self._flights: set[InFlightRequest] = set()
+        self._done = asyncio.Event()
+        self._next_timer: asyncio.TimerHandle | None = None
+        self._start_s = 0.0
+        self._pending = bool(due_s)  # whether more requests are to be sent
+        self.records: list[Record] = []  # all requests sent, in order; those in flight have `ended_s` 0
+
+    async def run(self) -> Health:
+        """Send all requests, and return when all have ended."""
+        prepared = [self._request(index) for index in range(min(len(self._due_s), _PREPARED_REQUESTS))]
+        gc.collect()
+        gc.freeze()  # shorter collections while chunks arrive
+        cpu_s = time.process_time()
+        self._start_s = time.perf_counter()
+        try:
+            self._send_due(prepared)
+            await self._done.wait()
+        finally:
+            self._client.close()
+            gc.unfreeze()
+        wall_s = max(time.perf_counter() - self._start_s, 1e-9)
+        late_s = [record.sent_s - record.due_s for record in self.records]
+        return Health((time.process_time() - cpu_s) / wall_s, float(np.percentile(late_s, 99)) if late_s else 0.0)
+
+    def stop(self) -> None:
+        """Stop sending and abort the requests in flight."""
+        self._pending = False
+        if self._next_timer is not None:
+            self._next_timer.cancel()
+        for flight in list(self._flights):
+            flight.abort(INTERRUPTED, "the run was stopped")
+        self._check_done()
+
+    def _send_due(self, prepared: Sequence[Request]) -> None:
+        loop, now_s = asyncio.get_running_loop(), time.perf_counter()
+        while len(self.records) < len(self._due_s):
+            index = len(self.records)
+            due_s = self._start_s + self._due_s[index]
+            if due_s - now_s > _EARLY_S:
+                self._next_timer = loop.call_later(due_s - now_s, self._send_due, prepared)
+                return
+            self._send(Record(index, due_s), prepared[index] if index < len(prepared) else self._request(index))
+        self._pending = False
+        self._check_done()
+
+    def _send(self, record: Record, request: Request) -> None:
+        length = (b"content-length", b"%d" % len(request.body))
+        head = request_head(b"POST", request.path.encode(), [*self._headers, *request.headers, length])
+        flight = InFlightRequest(record, self._ended)
+        self.records.append(record)
+        self._flights.add(flight)
+        record.sent_s = time.perf_counter()
+        flight.call = self._client.send(head, request.body, flight)
+        flight.timer = asyncio.get_running_loop().call_later(
+            self._timeout_s, flight.abort, "timeout", "took longer than --timeout"
+        )
+
+    def _ended(self, flight: InFlightRequest) -> None:
+        self._flights.discard(flight)
+        self._on_progress(flight.record)
+        self._check_done()
+
+    def _check_done(self) -> None:
+        if not self._pending and not self._flights:
+            self._done.set()

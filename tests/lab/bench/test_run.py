@@ -1,0 +1,97 @@
+"""Acceptance and speedups of a run."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from backends.engine_metrics import EngineMetrics
+from gateway.dialects.usage import Usage
+from lab.bench.run import Acceptance, Run, Speedup
+from lab.bench.targets import Target
+from lab.live.endpoints import LiveEndpoint
+from lab.live.generator import Health
+from lab.live.record import Record
+from lab.live.session import Outcome
+from lab.statistics import Floats, Interval
+from lab.trace import TraceRecord
+
+ENDPOINT = LiveEndpoint.of("--url", "http://127.0.0.1:1", None, None)
+
+
+def test_acceptance_is_the_difference_of_the_counters() -> None:
+    before = EngineMetrics(
+        drafts=100, draft_tokens=300, accepted_tokens=50, generation_tokens=400, accepted_per_position=(40, 8, 2)
+    )
+    after = EngineMetrics(
+        drafts=200, draft_tokens=600, accepted_tokens=200, generation_tokens=700, accepted_per_position=(120, 58, 22)
+    )
+    told = Acceptance.between(before, after)
+    assert told is not None
+    assert (told.rate, told.length, told.tokens_per_step) == (0.5, 2.5, 300 / 150)
+    assert told.by_position == pytest.approx((0.8, 0.5, 0.2))
+    new = Acceptance.between(EngineMetrics(), EngineMetrics(drafts=4, draft_tokens=8, accepted_per_position=(3, 2)))
+    assert new is not None
+    assert new.by_position == (0.75, 0.5)  # counters that appear during the run
+
+
+def test_an_engine_that_drafted_nothing_or_has_no_counters_has_no_acceptance() -> None:
+    assert Acceptance.between(EngineMetrics(), EngineMetrics(generation_tokens=3)) is None
+    assert Acceptance.between(None, EngineMetrics(drafts=1, draft_tokens=1)) is None
+
+
+def run(tpot_s: Floats, sent_s: Floats | None = None, tokens: int = 100) -> Run:
+    records = []
+    for index, tpot in enumerate(tpot_s):
+        at_s = float(index if sent_s is None else sent_s[index])
+        chunks = array("d", [at_s + 0.1, at_s + 0.1 + (tokens - 1) * float(tpot)])
+        records.append(Record(index, at_s, at_s, chunks[1], chunks, Usage(output_tokens=tokens)))
+    trace = [TraceRecord() for _ in records]
+    return Run(Target("a", None, None), None, 1.0, Outcome(ENDPOINT, "m", trace, records, Health(0.0, 0.0), 0), None)
+
+
+def speedup(own: Run, baseline: Run) -> Speedup:
+    compared = own.compared(baseline).speedup
+    assert compared is not None
+    return compared
+
+
+def test_a_constant_speedup_of_the_same_prompts_has_no_uncertainty() -> None:
+    base = np.random.default_rng(0).lognormal(-4, 0.5, 200)
+    gained = speedup(run(base / 1.5), run(base))
+    assert gained.tpot == Interval(pytest.approx(1.5), pytest.approx(1.5), pytest.approx(1.5))
+    assert gained.e2e is not None
+    assert 1.3 < gained.e2e.value < 1.5  # the time to first token is no faster
+
+
+def test_intervals_cover_where_requests_share_batches() -> None:
+    """Requests that run together are slow together: half of the variance is common to eight in a row."""
+    covered = 0
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        own, base = (
+            np.exp(mean + 0.2 * np.repeat(random.normal(size=32), 8) + 0.2 * random.normal(size=256))
+            for mean in (-4.0, -3.8)
+        )
+        tpot = speedup(run(own), run(base)).tpot
+        assert tpot is not None
+        assert tpot.is_known
+        covered += tpot.low <= np.exp(0.2) <= tpot.high  # the ratio of the means
+    assert covered >= binom.ppf(0.001, 200, 0.95)
+
+
+def test_a_run_as_long_as_its_longest_request_has_no_interval() -> None:
+    base, at_once = np.random.default_rng(0).lognormal(-4, 0.5, 64), np.zeros(64)
+    assert speedup(run(base / 2, at_once), run(base, at_once)).tpot == Interval(pytest.approx(2.0))
+
+
+def test_answers_of_one_token_have_no_tpot_to_compare() -> None:
+    one, other = run(np.ones(5), tokens=1), run(np.ones(5), tokens=1)
+    gained = speedup(one, other)
+    assert gained.tpot is None
+    assert gained.e2e is not None
+    assert gained.e2e.value == pytest.approx(1.0)
+    assert one.compared(one).speedup is None
