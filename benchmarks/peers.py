@@ -30,9 +30,10 @@ from backends.speculation import Method
 from gateway.dialects.errors import GatewayError
 from gateway.relay.limits import Limits
 from gateway.routing.keys import Client, Keyring
+from gateway.routing.sticky import ResponseLocations
 from gateway.service.peer_exchange import PeerExchange
 from gateway.service.peers import Peers
-from gateway.state.live import LiveExchange
+from gateway.state.live_redis import LiveRedis
 from gateway.state.store import ERRORS
 from gateway.telemetry.metrics import Metrics
 
@@ -58,8 +59,8 @@ class Process:
         self.clock = Backend("clock", "llama", Method.BASELINE, CLOCK)
         self.limits = Limits()
         keyring = Keyring([(b"%d" % number, client) for number, client in enumerate(self.clients)])
-        self.peers = Peers(Pool([*self.backends, self.clock], HealthRules()), self.limits, keyring)
-        live = LiveExchange(url, "benchmark", self.peers.writer)
+        self.peers = Peers(Pool([*self.backends, self.clock], HealthRules()), self.limits, keyring, ResponseLocations())
+        live = LiveRedis(url, "benchmark", self.peers.writer)
         self.exchange = PeerExchange(self.peers, live, Metrics().bind_peers("redis", ERRORS))
         self.ages_ms: list[int] = []
         self.peers_seen: list[int] = []
@@ -74,7 +75,7 @@ class Process:
             update()
 
         self.peers.update = update_clock  # type: ignore[method-assign]
-        self.exchange.start(None)
+        self.exchange.start()
         began_s, cpu_s = time.monotonic(), 0.0
         while (passed_s := time.monotonic() - began_s) < WARMUP_S + seconds:
             await asyncio.sleep(self.rng.expovariate(self.rate))
@@ -110,7 +111,7 @@ def _cpu_s() -> float:
 def _work(url: str, rate: float, seconds: float, seed: int, idle: bool, results: Any) -> None:
     process = Process(url, rate, seed)
     if idle:  # what the benchmark itself takes
-        process.exchange.start = lambda share: None  # type: ignore[method-assign]
+        process.exchange.start = lambda: None  # type: ignore[method-assign]
         process.peers_seen.append(0)
     results.put(asyncio.run(process.run(seconds)))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,9 +36,14 @@ def serve_pool(config: Path, server: Mapping[str, Any], picker: Mapping[str, Any
 
             Certificate(settings.picker.tls)  # tells of its files now
 
+    run_dir = Path(tempfile.mkdtemp(prefix="gateway-"))
+    if settings.server.workers > 1:  # read by prometheus_client when it is imported
+        metrics = run_dir / "metrics"
+        metrics.mkdir()
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
     from gateway.service.run import serve
 
-    return serve(settings, config, load)
+    return serve(settings, config, load, run_dir)
 
 
 def _picker(settings: PoolSettings, overrides: Mapping[str, Any]) -> PickerSettings:

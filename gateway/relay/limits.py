@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
@@ -14,12 +13,6 @@ from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
 
 QUIET_S: Final = 70.0
 """Seconds after which the use of a key is no longer reported: its buckets are full again."""
-
-_EVEN_SHARE: Final = 0.25
-"""Part of what is left that is divided evenly; the rest is divided by demand."""
-
-_DEMAND_S: Final = 0.5
-"""Time constant of the demand for a key."""
 
 _ROUNDS: Final = 3
 """Exchanges until what was used here is certainly known to all peers: that of now, theirs, and one to spare."""
@@ -57,15 +50,13 @@ class KeyUse(NamedTuple):
     requests_before: int
     tokens_before: int
     in_flight: int
-    # Requests per second that it was asked for, those that it refused too; in steps, so that it rarely changes.
-    demand: float
     # requests_left, tokens_left: what it knows to be left of the limits per minute; 0.0 where there is no limit.
     requests_left: float
     tokens_left: float
 
-    def steady(self) -> tuple[int, int, int, float]:
+    def steady(self) -> tuple[int, int, int]:
         """Return the part that does not change with time alone."""
-        return self.requests, self.tokens, self.in_flight, self.demand
+        return self.requests, self.tokens, self.in_flight
 
 
 @dataclass(slots=True)
@@ -82,23 +73,13 @@ class _Account:
     used_s: float = -math.inf
     peers: dict[str, KeyUse] = field(default_factory=dict)
     peers_in_flight: int = 0
-    expected: float = 0.0  # requests to all processes until the peers know of one admitted now
-    share: float = 1.0  # of what is left, until then
-    asked: int = 0  # since the last exchange
-    demand: float = 0.0
-    known_demand: float = 0.0
+    is_asked: bool = False  # since the last report
     spent: int = 0  # requests admitted that peers may not know of
     spent_by_round: list[int] = field(default_factory=lambda: [0] * _ROUNDS)  # the last one is of now
 
-    def may_take(self, left: float, chance: float) -> bool:
-        """Return whether this process may admit a request of those that are left.
-
-        Until the peers know of it, it may use its share. If that is less than one request, it draws: each of the
-        requests that come to any process in that time has the same chance, and as many win as are left.
-        """
-        if self.share * (left + self.spent) - self.spent >= 1.0:
-            return True
-        return self.spent == 0 and left > chance * self.expected
+    def may_take(self, left: float, share: float) -> bool:
+        """Return whether this process may admit one of the requests that are left: it has its share, rounded up."""
+        return self.spent < math.ceil(share * (left + self.spent))
 
 
 class Limits:
@@ -107,9 +88,8 @@ class Limits:
     Requests without a key have a limit of their own, and take no places of `max_in_flight`.
 
     The processes that serve a pool report the use of their keys to each other some 20 times per second. Until the next
-    report, each may admit its share of the requests that are left: by its demand in the last second, and a quarter
-    evenly; if that is less than one request, they draw lots. So together they admit no more than one process would,
-    but for one request each in the worst case.
+    report, each may admit an equal share of the requests that are left, and at least one. So together they admit no
+    more than one process would, but for one request each.
 
     Examples
     --------
@@ -121,23 +101,15 @@ class Limits:
     gateway.dialects.errors.GatewayError: Key 'team' is limited to 1 requests per minute: try again in 60 s.
     """
 
-    def __init__(
-        self,
-        max_in_flight: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
-    ) -> None:
+    def __init__(self, max_in_flight: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         # Limit of requests in flight in this process, over all keys; None for no limit.
         self._max_in_flight = max_in_flight
         self._in_flight = 0
         self._clock = clock  # returns monotonic seconds
-        self._rng = random.Random() if rng is None else rng  # source of random numbers
         self._accounts: dict[str, _Account] = {}
         self._limited: dict[str, _Account] = {}  # those of keys with a limit
         self._reported_keys: dict[str, Set[str]] = {}  # in the last report of each peer
-        self._is_shared = False
-        self._even_share = 1.0
-        self._round_s = self._clock()
+        self._share = 1.0  # of what is left, until the next exchange
 
     @property
     def in_flight(self) -> int:
@@ -155,10 +127,10 @@ class Limits:
                 retry_after_s=1.0,
             )
         account = self._account(client)
-        account.asked += 1
+        account.is_asked = True
         if client.max_in_flight is not None:
             left = client.max_in_flight - account.in_flight - account.peers_in_flight
-            if left < 1 or (self._is_shared and has_key and not account.may_take(float(left), self._rng.random())):
+            if left < 1 or (self._share < 1.0 and has_key and not account.may_take(left, self._share)):
                 raise GatewayError(
                     429,
                     f"Key {client.name!r} is limited to {client.max_in_flight} requests in flight: "
@@ -173,9 +145,9 @@ class Limits:
             wait_s = bucket.wait_s(now_s)
             if (
                 wait_s == 0.0
-                and self._is_shared
+                and self._share < 1.0
                 and bucket is account.requests
-                and not account.may_take(bucket.level, self._rng.random())
+                and not account.may_take(bucket.level, self._share)
             ):
                 wait_s = 1.0
             if wait_s > 0.0:
@@ -189,7 +161,7 @@ class Limits:
         account.in_flight += 1
         self._in_flight += has_key
         account.sum_requests += 1
-        if self._is_shared:
+        if self._share < 1.0:
             account.spent += 1
             account.spent_by_round[-1] += 1
         if account.requests is not None:
@@ -224,16 +196,18 @@ class Limits:
     def report(self) -> dict[str, KeyUse]:
         """Return the use of each key with a limit that was used in the last minute."""
         now_s = self._clock()
-        self._measure(now_s)
         used = {}
         for name, account in self._limited.items():
+            if account.is_asked or account.in_flight:
+                if now_s - account.used_s > QUIET_S and account.reported is not None:
+                    account.before = account.reported.requests, account.reported.tokens
+                account.used_s, account.is_asked = now_s, False
             if now_s - account.used_s <= QUIET_S:
                 used[name] = account.reported = KeyUse(
                     account.sum_requests,
                     account.sum_tokens,
                     *account.before,
                     account.in_flight,
-                    _coarse(account.demand),
                     0.0 if account.requests is None else round(account.requests.level, 2),
                     0.0 if account.tokens is None else round(account.tokens.level, 2),
                 )
@@ -251,10 +225,10 @@ class Limits:
         account.peers[peer] = use
 
     def no_longer_uses(self, peer: str, reported: Set[str]) -> None:
-        """Drop the requests in flight and the demand of a peer for keys that it no longer reports."""
+        """Drop the requests in flight of a peer for keys that it no longer reports."""
         for name in self._reported_keys.get(peer, frozenset()) - reported:
             if (account := self._limited.get(name)) is not None and (use := account.peers.get(peer)) is not None:
-                account.peers[peer] = use._replace(in_flight=0, demand=0.0)
+                account.peers[peer] = use._replace(in_flight=0)
         self._reported_keys[peer] = reported
 
     def forget(self, peer: str) -> None:
@@ -263,37 +237,13 @@ class Limits:
         for account in self._limited.values():
             account.peers.pop(peer, None)
 
-    def divide(self, peers: int, window_s: float) -> None:
-        """Set the shares until the next exchange; called after each exchange."""
-        self._is_shared = peers > 0
-        self._even_share = 1.0 / (1 + peers)
+    def divide(self, peers: int) -> None:
+        """Set the share until the next exchange; called after each exchange."""
+        self._share = 1.0 / (1 + peers)
         for account in self._limited.values():
-            account.peers_in_flight = 0
-            reported = 0.0 if account.reported is None else account.reported.demand
-            own = demand = min(reported, account.known_demand)  # peers may not have read the last report yet
-            account.known_demand = reported
-            for use in account.peers.values():
-                account.peers_in_flight += use.in_flight
-                demand += use.demand
-            account.expected = demand * window_s
-            by_demand = own / demand if demand > 0.0 else self._even_share
-            account.share = (1.0 - _EVEN_SHARE) * by_demand + _EVEN_SHARE * self._even_share
+            account.peers_in_flight = sum([use.in_flight for use in account.peers.values()])
             account.spent_by_round.append(0)
             account.spent -= account.spent_by_round.pop(0)
-
-    def _measure(self, now_s: float) -> None:
-        """Update the demand for each key."""
-        passed_s, self._round_s = now_s - self._round_s, now_s
-        if passed_s <= 0.0:
-            return
-        weight = 1.0 - math.exp(-passed_s / _DEMAND_S)
-        for account in self._limited.values():
-            if account.asked or account.in_flight:
-                if now_s - account.used_s > QUIET_S and account.reported is not None:
-                    account.before = account.reported.requests, account.reported.tokens
-                account.used_s = now_s
-            account.demand += weight * (account.asked / passed_s - account.demand)
-            account.asked = 0
 
     def _account(self, client: Client) -> _Account:
         account = self._accounts.get(client.name)
@@ -302,7 +252,6 @@ class Limits:
             account = self._accounts[client.name] = _Account(
                 _bucket(client.requests_per_minute, now_s),
                 _bucket(client.tokens_per_minute, now_s),
-                share=self._even_share,
             )
             self._list(client, account)
         return account
@@ -334,8 +283,3 @@ def _charge(bucket: _Bucket | None, now_s: float, used: int, most: float) -> Non
         return
     bucket.wait_s(now_s)
     bucket.level = bucket.level - used if math.isinf(most) else min(bucket.level, most)
-
-
-def _coarse(demand: float) -> float:
-    """Return a demand rounded to a power of the square root of 2; 0.0 for next to none."""
-    return 0.0 if demand < 0.05 else round(2.0 ** (round(2.0 * math.log2(demand)) / 2.0), 3)

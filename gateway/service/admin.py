@@ -14,7 +14,6 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from pydantic import BaseModel
 
 from backends.backend import Backend, State
-from backends.health import Drain
 from gateway.advice.live import Advice
 from gateway.dialects.errors import GatewayError
 from gateway.reload.reloader import ReloadError
@@ -22,7 +21,6 @@ from gateway.routing.access import RoutingHeaders
 from gateway.routing.keys import ANONYMOUS
 from gateway.service.admin_policy import add_policy_routes
 from gateway.service.assembly import Gateway
-from gateway.service.worker_messages import WorkerMessages
 from policies.policy import Assessment, Decision
 from policies.roles import assess, preview
 
@@ -44,7 +42,7 @@ _RELOAD_ERRORS: dict[str, tuple[int, str]] = {
 _NOT_SHOWN: Any = {"keys": {"__all__": {"key", "sha256"}}, "admin": {"key", "sha256"}}
 
 
-def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI, advice: Advice) -> APIRouter:
+def admin_router(gateway: Gateway, app: FastAPI, advice: Advice) -> APIRouter:
     """Return the router of `/admin`."""
     router = APIRouter(prefix="/admin", tags=["admin"])
 
@@ -62,7 +60,7 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI
     @router.get("/pool")
     async def pool() -> dict[str, Any]:
         """Return the settings, state and load of every replica."""
-        launched = worker_messages.launched
+        launched = gateway.launched()
         return {
             "models": {
                 name: {
@@ -92,12 +90,12 @@ def admin_router(gateway: Gateway, worker_messages: WorkerMessages, app: FastAPI
     @router.post("/drain")
     async def drain(reference: BackendReference) -> dict[str, Any]:
         """Stop sending requests to a replica; those in flight finish."""
-        return _change(gateway, worker_messages, reference, drained=True)
+        return _set_drained(gateway, reference, drained=True)
 
     @router.post("/resume")
     async def resume(reference: BackendReference) -> dict[str, Any]:
         """Send requests to a drained replica again."""
-        return _change(gateway, worker_messages, reference, drained=False)
+        return _set_drained(gateway, reference, drained=False)
 
     @router.post("/reload")
     async def reload(
@@ -186,19 +184,12 @@ def _drafter(gateway: Gateway, backend: Backend) -> dict[str, Any]:
     return {"drafter_silent": shown}
 
 
-def _change(
-    gateway: Gateway,
-    worker_messages: WorkerMessages,
-    reference: BackendReference,
-    *,
-    drained: bool,
-) -> dict[str, Any]:
+def _set_drained(gateway: Gateway, reference: BackendReference, *, drained: bool) -> dict[str, Any]:
     backend = next((member for member in gateway.pool.of(reference.model) if member.name == reference.backend), None)
     if backend is None:
         names = ", ".join(f"{member.model}/{member.name}" for member in gateway.pool)
         raise GatewayError(404, f"There is no backend {reference.model}/{reference.backend}; there are: {names}.")
-    gateway.pool.report(backend, Drain(drained))
-    worker_messages.share_drain(backend.model, backend.name, drained=drained)
+    gateway.peers.set_drained(backend, drained=drained)
     return {
         "model": backend.model,
         "backend": backend.name,

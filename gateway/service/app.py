@@ -29,7 +29,6 @@ from gateway.routing.model import Model
 from gateway.service.admin import admin_router
 from gateway.service.assembly import Gateway
 from gateway.service.default_temperature import find_temperature, must_ask
-from gateway.service.worker_messages import WorkerMessages
 from gateway.telemetry.fallback import Fallback
 from policies.policy import Policy
 from policies.roles import Maintained, Work
@@ -89,12 +88,12 @@ async def _answer(send: Send, status: int, headers: list[Header], body: bytes = 
     await send({"type": "http.response.body", "body": body})
 
 
-def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
+def create_app(gateway: Gateway) -> FastAPI:
     """Return the FastAPI application: health, metrics, models and `/admin`."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await _start(gateway, worker_messages)
+        await _start(gateway)
         tasks = _Tasks(gateway)
         gateway.on_change.append(tasks.follow)
         dashboard.start()
@@ -117,7 +116,7 @@ def create_app(gateway: Gateway, worker_messages: WorkerMessages) -> FastAPI:
     )
     advice = Advice(gateway)
     gateway.advise = advice.by_model
-    app.include_router(admin_router(gateway, worker_messages, app, advice))
+    app.include_router(admin_router(gateway, app, advice))
     dashboard = add_dashboard(app, gateway)
 
     @app.exception_handler(GatewayError)
@@ -228,7 +227,7 @@ class _Tasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _start(gateway: Gateway, worker_messages: WorkerMessages) -> None:
+async def _start(gateway: Gateway) -> None:
     """Start everything that the first request needs."""
     gateway.is_started = True
     background.on_failure.append(gateway.metrics.count_background)
@@ -237,7 +236,7 @@ async def _start(gateway: Gateway, worker_messages: WorkerMessages) -> None:
     if gateway.reporter is not None:
         gateway.reporter.start()
     await gateway.state.start()
-    gateway.peer_exchange.start(None if worker_messages.send is None else worker_messages.share_report)
+    gateway.peer_exchange.start()
     gateway.pool.on_engine_change = partial(_note_engine_change, gateway)
     gateway.pool.on_difference = partial(_note_difference, gateway)
     await gateway.pool.start()

@@ -6,7 +6,9 @@ import math
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from backends.backend import Backend
@@ -32,6 +34,7 @@ from gateway.service.default_temperature import assumed_temperature, must_ask
 from gateway.service.peer_exchange import PeerExchange
 from gateway.service.peers import Peers
 from gateway.service.policy_versions import PolicyVersions, policy_versions_of
+from gateway.service.run_dir import PEERS, read_launched
 from gateway.shadow.replay import ShadowDrafting
 from gateway.state import State
 from gateway.state.location import open_live, open_store
@@ -85,6 +88,8 @@ class Gateway:
     is_started: bool = False  # whether its periodic tasks run
     # What was taken out of use, until the requests that were in flight then have ended.
     leaving: list[Leaving] = field(default_factory=list)
+    # Returns the processes of the replicas that the gateway started: `pid`, `restarts`, ... by `model/backend`.
+    launched: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
     # Called after each change of the other attributes.
     on_change: list[Callable[[], None]] = field(default_factory=list)
     on_drain: list[Callable[[], None]] = field(default_factory=list)  # called when the process stops accepting requests
@@ -95,10 +100,17 @@ class Gateway:
 
 
 def assemble(
-    settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes, previous: Gateway | None = None
+    settings: PoolSettings,
+    backends: Sequence[Backend],
+    admin_digest: bytes,
+    previous: Gateway | None = None,
+    *,
+    metrics: Metrics | None = None,
+    run_dir: Path | None = None,
 ) -> Gateway:
     """Return the parts of a gateway process, without opening or starting anything."""
-    metrics, writes = (Metrics(), WriteBatch()) if previous is None else (previous.metrics, previous.relay.writes)
+    metrics = previous.metrics if previous is not None else metrics or Metrics()
+    writes = WriteBatch() if previous is None else previous.relay.writes
     backends = [_kept(backend, previous) for backend in backends]
     recorder = _recorder(settings, previous)
     reporter = reporter_for(settings.telemetry) if previous is None else previous.reporter
@@ -128,15 +140,16 @@ def assemble(
     router = Router(by_name, pool, keep_prompt_bytes, settings.server.max_body_values)
     timeouts = _timeouts(settings)
     if previous is None:
-        limits = Limits(settings.server.max_in_flight)
+        limits = Limits(max_in_flight(settings))
         relay = RelayContext(router, pool, access, limits, metrics, timeouts, writes)
         relay.followers, relay.reporter, relay.rescuer_for = followers, reporter, rescue_for
         pool.on_down, pool.on_ready, pool.on_implausible = relay.abandon, relay.ready, metrics.note_implausible
         relay.queues = _queues(settings, None)
         state = _state(settings, models, metrics)
-        peers = Peers(pool, limits, access.keyring)
-        live = open_live(settings.state, peers.writer)
-        exchange = PeerExchange(peers, live, metrics.bind_peers(None if live is None else "redis", ERRORS))
+        peers = Peers(pool, limits, access.keyring, router.locations)
+        folder = None if run_dir is None or settings.server.workers == 1 else run_dir / PEERS
+        live = open_live(settings.state, folder, peers.writer)
+        exchange = PeerExchange(peers, live, metrics.bind_peers(None if live is None else live.kind, ERRORS))
     else:
         router.locations = previous.relay.router.locations
         relay = previous.relay.successor(router, access, timeouts, followers)
@@ -163,7 +176,14 @@ def assemble(
         shadow,
         upstreams,
         admin_digest,
+        launched=dict if run_dir is None else partial(read_launched, run_dir),
     )
+
+
+def max_in_flight(settings: PoolSettings) -> int | None:
+    """Return a worker's share of the most requests in flight."""
+    server = settings.server
+    return None if server.max_in_flight is None else math.ceil(server.max_in_flight / server.workers)
 
 
 def health_rules(settings: PoolSettings) -> HealthRules:

@@ -18,7 +18,15 @@ from gateway.config.settings import PoolSettings
 from gateway.relay.exchange import Exchange
 from gateway.relay.queue import UNBOUNDED
 from gateway.routing.model import Model
-from gateway.service.assembly import Gateway, assemble, explain_for, health_rules, learners_of, queue_bounds
+from gateway.service.assembly import (
+    Gateway,
+    assemble,
+    explain_for,
+    health_rules,
+    learners_of,
+    max_in_flight,
+    queue_bounds,
+)
 from gateway.service.policy_versions import PolicyVersions
 from gateway.shadow.replay import ShadowDrafting
 
@@ -76,9 +84,7 @@ class Change:
         versions = self._kept_versions()
         steps: list[Callable[[], object]] = [
             partial(gateway.pool.update, self.members, self.joining, health_rules(later.settings)),
-            partial(
-                gateway.relay.limits.update, later.relay.access.keyring.clients, later.settings.server.max_in_flight
-            ),
+            partial(gateway.relay.limits.update, later.relay.access.keyring.clients, max_in_flight(later.settings)),
             partial(gateway.peers.follow, later.relay.access.keyring),
             *(partial(self._forget, upstream.backend, before) for upstream in retired),
             *(each.unfollow for each in gateway.policy_versions.values() if each not in versions.values()),

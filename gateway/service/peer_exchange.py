@@ -1,7 +1,6 @@
 """The exchange of reports with the peers, some 20 times per second and off the request path.
 
-Workers of the same gateway get them from their parent, other gateways from Redis. If Redis is slow or out of reach,
-nothing waits: its peers are forgotten after some seconds, and found again when it is back.
+If it is slow or out of reach, nothing waits: the peers are forgotten after some seconds, and found again later.
 """
 
 from __future__ import annotations
@@ -10,18 +9,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
 
 from backends import background
 from gateway.service.peers import SILENT_S, Peers
+from gateway.state.live import Live
 from gateway.state.store import StateError
 from gateway.telemetry.metrics import PeerMetrics
-
-if TYPE_CHECKING:  # an extra
-    from gateway.state.live import LiveExchange
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +27,10 @@ _ALONE_PERIOD_S = 0.2
 """The period of a process that knows of no other."""
 
 _FULL_RATE_PROCESSES = 20
-"""With more processes than this, all exchange less often, since what Redis sends grows with their square."""
+"""With more processes than this, all exchange less often, since what is read grows with their square."""
 
 _MAX_CPU_SHARE = 0.05
 """Largest share of a core for the exchange; many keys in use are exchanged less often."""
-
-_WINDOW_PERIODS = 3
-"""Periods until all peers know of a request that is admitted now: two, and one to spare."""
 
 _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 2.0
@@ -48,36 +40,33 @@ _LEAVE_S = 1.0
 class PeerExchange:
     """Sends the reports of this process, and has `peers` apply those of others."""
 
-    def __init__(self, peers: Peers, live: LiveExchange | None, metrics: PeerMetrics) -> None:
+    def __init__(self, peers: Peers, live: Live | None, metrics: PeerMetrics) -> None:
         self._peers = peers
-        self._live = live  # the exchange through Redis; None without Redis
+        self._live = live  # None for a process without peers
         self._metrics = metrics  # metrics of the exchange
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="peers")
         self._task: asyncio.Task[None] | None = None
         self._pending: asyncio.Future[tuple[list[bytes], float]] | None = None
-        self._pending_number = self._written = self._shared = 0
+        self._pending_number = self._written = 0
         self._exchanged_s = time.monotonic()
         self._retry_s = 0.0
         self._failures = 0
         self._cpu_s = 0.0
 
-    def start(self, share: Callable[[bytes], None] | None) -> None:
+    def start(self) -> None:
         """Begin to exchange reports, if there is anybody to exchange them with."""
-        if share is not None or self._live is not None:
-            self._task = background.keep_running("peers", partial(self._run, share))
+        if self._live is not None:
+            self._task = background.keep_running("peers", partial(self._run, self._live))
 
-    async def _run(self, share: Callable[[bytes], None] | None) -> None:
+    async def _run(self, live: Live) -> None:
         period_s = PERIOD_S
         while True:
             began_s, began_cpu_s = time.monotonic(), time.thread_time()
             self._peers.update()
-            if share is not None and self._shared != self._peers.number:
-                self._shared = self._peers.number
-                share(self._peers.report)
             self._cpu_s = time.thread_time() - began_cpu_s
-            is_reported = self._live is None or await self._exchange(self._live, period_s)
+            is_reported = await self._exchange(live, period_s)
             began_cpu_s = time.thread_time()
-            alive = self._peers.settle(_WINDOW_PERIODS * period_s, is_reported=is_reported)
+            alive = self._peers.settle(is_reported=is_reported)
             self._metrics.peers.set(alive)
             self._cpu_s += time.thread_time() - began_cpu_s
             period_s = PERIOD_S * max(1.0, (1 + alive) / _FULL_RATE_PROCESSES) if alive else _ALONE_PERIOD_S
@@ -85,7 +74,7 @@ class PeerExchange:
             await asyncio.sleep(max(0.0, period_s - (time.monotonic() - began_s)))
 
     async def stop(self) -> None:
-        """Remove the report of this process from Redis, waiting up to a second."""
+        """Remove the report of this process, waiting up to a second."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -96,8 +85,8 @@ class PeerExchange:
                 await asyncio.wait_for(leaving, _LEAVE_S)
         self._thread.shutdown(wait=False)
 
-    async def _exchange(self, live: LiveExchange, wait_s: float) -> bool:
-        """Return whether the last report has reached Redis, or Redis has not been reached for long."""
+    async def _exchange(self, live: Live, wait_s: float) -> bool:
+        """Return whether the last report has been written, or none could be for long."""
         now_s = time.monotonic()
         if self._pending is None and now_s >= self._retry_s:
             self._pending_number = self._peers.number
@@ -117,13 +106,13 @@ class PeerExchange:
                     return True
         return time.monotonic() - self._exchanged_s > SILENT_S
 
-    def _apply(self, done: asyncio.Future[tuple[list[bytes], float]], live: LiveExchange) -> bool:
+    def _apply(self, done: asyncio.Future[tuple[list[bytes], float]], live: Live) -> bool:
         now_s = time.monotonic()
         try:
             reports, cpu_s = done.result()
         except StateError as error:
             if not self._failures:
-                logger.warning("%s: %s; this gateway goes by its own counts until Redis is back", error.kind, error)
+                logger.warning("%s: %s; this process goes by its own counts until then", error.kind, error)
             self._retry_s = now_s + min(_FIRST_BACKOFF_S * 2.0 ** min(self._failures, 10), _MAX_BACKOFF_S)
             self._failures += 1
             self._metrics.errors[error.kind].inc()

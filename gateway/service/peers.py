@@ -1,15 +1,15 @@
 """The peers of a gateway process: the other processes that serve the same pool, in this gateway or in others.
 
-Each process reports its requests in flight, its use of keys, and the replicas that it has ejected, to workers of the
-same gateway through their parent and to other gateways through Redis. No clock is compared: a peer is known to be
-alive by the numbers of its reports, which grow at least once a second.
+Each process reports its requests in flight, its use of keys, the replicas that it has ejected or that were drained at
+it, and which replicas hold its stored responses. No clock is compared: a peer is known to be alive by the numbers of
+its reports, which grow at least once a second.
 """
 
 from __future__ import annotations
 
 import platform
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -17,11 +17,12 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from backends.backend import Backend
-from backends.health import Ejected
+from backends.health import Drain, Ejected
 from backends.pool import Pool
 from gateway.relay.limits import Limits
 from gateway.routing.keys import Keyring
-from gateway.state.report import Ejection, Report, decode
+from gateway.routing.sticky import ResponseLocations
+from gateway.state.report import Draining, Ejection, Report, decode
 
 HEARTBEAT_S = 1.0
 """A process reports at least this often."""
@@ -30,7 +31,10 @@ SILENT_S = 3.0
 """A peer without a new report for this long is forgotten."""
 
 GONE_S = 60.0
-"""A peer that was silent for this long is removed from Redis."""
+"""The report of a peer that was silent for this long is removed."""
+
+_RESPONSES_S, _MOST_RESPONSES = 2.0, 1000
+"""For how long, and how many, locations of stored responses are reported."""
 
 _REPORTS_TO_COUNT = 2
 """Reports after which a process counts, so that nothing is believed that an ended one has left."""
@@ -57,12 +61,14 @@ class Peers:
         pool: Pool,
         limits: Limits,
         keyring: Keyring,
+        locations: ResponseLocations,
         clock: Callable[[], float] = time.monotonic,
         host: str | None = None,
     ) -> None:
         self._pool = pool
         self._limits = limits
         self._keyring = keyring  # the keys whose use counts
+        self._locations = locations
         self._clock = clock  # returns monotonic seconds
         # Name of this host: addresses such as 127.0.0.1 name other replicas on other hosts.
         self._host = platform.node() if host is None else host
@@ -77,19 +83,31 @@ class Peers:
         self._peers: dict[str, _Peer] = {}
         self._ids: dict[str, str] = {}  # of replicas, by URL
         self._answered: dict[str, tuple[float, float]] = {}  # by all peers while they were known, by replica
+        self._draining: dict[str, Draining] = {}
+        self._responses: deque[tuple[float, str, str]] = deque(maxlen=_MOST_RESPONSES)  # time, id, backend
+        self._response_count = 0
         pool.on_eject = self._note_ejection
+        locations.on_new = self._note_response
 
     def follow(self, keyring: Keyring) -> None:
         """Replace the known keys, and forget the names of replicas, which may have changed too."""
         self._keyring = keyring
         self._ids.clear()
+        present = {self._id(backend) for backend in self._pool}
+        self._draining = {replica: said for replica, said in self._draining.items() if replica in present}
+
+    def set_drained(self, backend: Backend, *, drained: bool) -> None:
+        """Drain or resume a replica, here and at the peers."""
+        number = 1 + max((said.number for said in self._draining.values()), default=0)
+        self._drain(self._id(backend), Draining(number, drained))
 
     def update(self) -> None:
         """Write a new report if the state has changed, or the last one is a second old."""
         now_s = self._clock()
         in_flight = {self._id(backend): backend.in_flight for backend in self._pool if backend.in_flight}
         keys = self._limits.report()
-        state: tuple[object, ...] = (in_flight, {key: use.steady() for key, use in keys.items()}, self._ejection_count)
+        steady = {key: use.steady() for key, use in keys.items()}
+        state = (in_flight, steady, self._ejection_count, self._response_count, dict(self._draining))
         is_new_to_some, self._greetings = self._greetings > 0, max(0, self._greetings - 1)
         if not is_new_to_some and state == self._reported and now_s - self._reported_s < HEARTBEAT_S:
             return
@@ -103,20 +121,25 @@ class Peers:
         answered = {
             self._id(one): (one.answered_tokens, one.answered_steps) for one in self._pool if one.answered_steps
         }
-        self.report = Report(self.writer, self.number, in_flight, keys, ejected, answered).encode()
+        while self._responses and now_s - self._responses[0][0] > _RESPONSES_S:
+            self._responses.popleft()
+        responses = {response: backend for _, response, backend in self._responses}
+        self.report = Report(
+            self.writer, self.number, in_flight, keys, ejected, answered, self._draining, responses
+        ).encode()
 
-    def receive(self, data: bytes) -> str:
-        """Apply a report of a peer, unless it is known; return the name of its writer."""
+    def receive(self, data: bytes) -> None:
+        """Apply a report of a peer, unless it is known."""
         report = decode(data)
         if report.writer == self.writer:
-            return report.writer
+            return
         peer = self._peers.get(report.writer)
         if peer is None:  # perhaps left by a process that has ended: its next report will tell
             self._peers[report.writer] = _Peer(report.number, self._clock(), answered=report.answered)
             self._greetings = _REPORTS_TO_COUNT
-            return report.writer
+            return
         if report.number <= peer.number:
-            return report.writer
+            return
         is_new = not peer.counts
         peer.number, peer.heard_s, peer.counts, peer.in_flight = report.number, self._clock(), True, report.in_flight
         self._add_answered(peer, report.answered)
@@ -128,14 +151,13 @@ class Peers:
             if ejection.number > peer.ejections.get(replica, 0):
                 peer.ejections[replica] = ejection.number
                 self._apply(replica, ejection)
-        return report.writer
+        for replica, said in report.draining.items():
+            if replica not in self._draining or said.number > self._draining[replica].number:
+                self._drain(replica, said)
+        for response, backend in report.responses.items():
+            self._locations.remember(response, backend)
 
-    def died(self, writer: str) -> None:
-        """Forget a peer that has ended, with its requests."""
-        if self._peers.pop(writer, None) is not None:
-            self._limits.forget(writer)
-
-    def settle(self, window_s: float, *, is_reported: bool) -> int:
+    def settle(self, *, is_reported: bool) -> int:
         """Forget the silent peers, and have load and limits count the others; return the number of those."""
         now_s = self._clock()
         counts: Counter[str] = Counter()
@@ -157,7 +179,7 @@ class Peers:
             backend.answered_by_peers = self._answered.get(replica, (0.0, 0.0))
         alive = sum(peer.counts for peer in self._peers.values())
         if is_reported or not alive:
-            self._limits.divide(alive, window_s)
+            self._limits.divide(alive)
         return alive
 
     def gone(self) -> list[str]:
@@ -179,6 +201,16 @@ class Peers:
             if self._id(backend) == replica and ejection.left_s > 0.0:
                 reason = f"{ejection.reason} (seen by another gateway process)"
                 self._pool.report(backend, Ejected(ejection.left_s, reason))
+
+    def _drain(self, replica: str, said: Draining) -> None:
+        self._draining[replica] = said
+        for backend in self._pool:
+            if self._id(backend) == replica:
+                self._pool.report(backend, Drain(said.drained))
+
+    def _note_response(self, response: str, backend: str) -> None:
+        self._response_count += 1
+        self._responses.append((self._clock(), response, backend))
 
     def _note_ejection(self, backend: Backend, duration_s: float, reason: str) -> None:
         self._ejection_count += 1

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing import resource_tracker
@@ -26,28 +25,29 @@ from gateway.config.settings import PoolSettings
 from gateway.config.settings.keys import address_of
 from gateway.discovery.discovery import Discovery
 from gateway.recorder import with_salt
-from gateway.reload.messages import Counted, DiscoveryCounted, FailureCounted, ReloadCounted
-from gateway.reload.reloader import Cause, Outcome, Reloader, ReloadError
+from gateway.reload.reloader import Reloader, ReloadError
 from gateway.reload.watch import watch
 from gateway.routing.keys import digest
 from gateway.service.assembly import Gateway, assemble
 from gateway.service.banner import pool_table, start_lines
 from gateway.service.change import prepare
 from gateway.service.replicas import SIMULATOR, Replicas, plan
+from gateway.service.run_dir import PEERS, write_launched
 from gateway.service.server import Server, listen, raise_open_file_limit
-from gateway.service.worker_messages import WorkerMessages
 from gateway.service.workers import Workers
 from gateway.telemetry.log_format import configure_logging
+from gateway.telemetry.metrics import Metrics
 
 _SIMULATOR_READY_S = 30.0  # its first start compiles
 _DISCOVERY_PAUSE_S = 0.5
 """Least seconds between two changes of the pool by discovery."""
+_FLUSH_S = 1.0
 _PRINTED_WIDTH = 120  # if standard output is not a terminal
 logger = logging.getLogger("gateway")
 
 
-def serve(settings: PoolSettings, config_path: Path, load: Callable[[], PoolSettings]) -> int:
-    """Serve a pool until SIGTERM or SIGINT."""
+def serve(settings: PoolSettings, config_path: Path, load: Callable[[], PoolSettings], run_dir: Path) -> int:
+    """Serve a pool until SIGTERM or SIGINT; `run_dir` is removed at the end."""
     configure_logging(logging.INFO, settings.telemetry.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop runs
     if settings.server.workers > 1:
@@ -70,7 +70,6 @@ def serve(settings: PoolSettings, config_path: Path, load: Callable[[], PoolSett
         if picker is not None:
             address = _address(sockets[-1])
             settings, load = _with_picker_at(settings, address), partial(_loaded_with_picker_at, load, address)
-        run_dir = Path(tempfile.mkdtemp(prefix="gateway-"))
         serving = _Serving(settings, plan(settings, run_dir), sockets, run_dir, config_path, load)
         status = uvloop.run(serving.run())
     if serving.keep_logs:
@@ -115,10 +114,11 @@ class _Serving:
     ) -> None:
         self._config_path = config_path
         self._settings = with_salt(settings)
-        self._reloader = Reloader(load, settings, self._apply, self._on_reload)
+        self._metrics = Metrics()
+        self._reloader = Reloader(load, settings, self._apply, self._metrics.count_reload)
         self._gateway: Gateway | None = None
         self._found_others = asyncio.Event()
-        self._discovery = Discovery(self._found_others.set, self._on_discovery)
+        self._discovery = Discovery(self._found_others.set, self._metrics.count_discovery)
         self._replicas = replicas
         self._sockets = sockets
         self._run_dir = run_dir
@@ -127,7 +127,6 @@ class _Serving:
         self._admin_digest = settings.admin.digest or digest(self._generated_admin_key or "")
         self._launcher = Launcher(replicas.launches, self._on_launch)
         self._replacing: set[asyncio.Task[None]] = set()
-        self._worker_messages = WorkerMessages()
         self._workers: Workers | None = None
         self.keep_logs = False
 
@@ -163,9 +162,11 @@ class _Serving:
             await asyncio.gather(*self._replacing, return_exceptions=True)
 
     async def _serve_alone(self) -> int:
-        gateway = self._gateway = assemble(self._settings, self._replicas.backends, self._admin_digest)
+        gateway = self._gateway = assemble(
+            self._settings, self._replicas.backends, self._admin_digest, metrics=self._metrics, run_dir=self._run_dir
+        )
         gateway.reload = partial(self._reloader.reload, "admin")
-        server = Server(gateway, self._worker_messages, has_process=True, on_started=self._started.set)
+        server = Server(gateway, has_process=True, on_started=self._started.set)
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, server.drain)
@@ -220,36 +221,32 @@ class _Serving:
                 background.note("discovery", error)
             await asyncio.sleep(_DISCOVERY_PAUSE_S)
 
-    def _on_discovery(self, model: str, source: str, outcome: str, replicas: int) -> None:
-        self._count(DiscoveryCounted(model, source, outcome, replicas))
-
-    def _on_reload(self, cause: Cause, outcome: Outcome) -> None:
-        self._count(ReloadCounted(cause, outcome))
-
-    def _count(self, counted: Counted) -> None:
-        if self._gateway is not None:
-            counted.count(self._gateway.metrics)
-        elif self._workers is not None:
-            self._workers.count(counted)
-
     async def _serve_with_workers(self) -> int:
-        background.on_failure.append(lambda work: self._count(FailureCounted(work)))
-        addresses = [opened.getsockname()[:2] for opened in self._sockets]
+        background.on_failure.append(self._metrics.count_background)
+        (self._run_dir / PEERS).mkdir()
         self._workers = Workers(
             self._settings,
             self._replicas.backends,
             self._admin_digest,
-            addresses,
+            [opened.getsockname()[:2] for opened in self._sockets],
             self._run_dir,
+            reload=partial(self._reloader.reload, "admin"),
             on_started=self._started.set,
-        )
-        self._workers.reload_with(
-            lambda dry_run, restart: self._reloader.reload("admin", dry_run=dry_run, restart=restart)
         )
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, self._workers.stop)
-        return await self._workers.run()
+        flushing = background.keep_running("tick", self._flush, of="metrics")
+        try:
+            return await self._workers.run()
+        finally:
+            flushing.cancel()
+
+    async def _flush(self) -> None:
+        """Have the workers show what this process counts."""
+        while True:
+            self._metrics.flush()
+            await asyncio.sleep(_FLUSH_S)
 
     async def _announce(self, console: Console) -> None:
         """Print the address once all workers accept connections, and the simulator has started."""
@@ -282,6 +279,4 @@ class _Serving:
                 process_name = SIMULATOR if backend.simulated else f"{backend.model}/{backend.name}"
                 if process_name == status.name:
                     launched[f"{backend.model}/{backend.name}"] = fields
-        self._worker_messages.launched = launched
-        if self._workers is not None:
-            self._workers.send_launched(launched)
+        write_launched(self._run_dir, launched)

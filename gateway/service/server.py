@@ -24,7 +24,6 @@ from gateway.http.server import HttpServer, ServerConnection, ServerLimits
 from gateway.relay.frontend import HttpFrontend
 from gateway.service.app import OwnPaths, create_app
 from gateway.service.assembly import Gateway
-from gateway.service.worker_messages import WorkerMessages
 
 if TYPE_CHECKING:
     from gateway.picker.server import PickerServer
@@ -51,7 +50,6 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         gateway: Gateway,
-        worker_messages: WorkerMessages,
         *,
         has_process: bool = False,
         on_started: Callable[[], None] | None = None,
@@ -70,7 +68,7 @@ class Server(uvicorn.Server):
         self._admin_frontend: HttpFrontend | None = None
         self._admin_http: HttpServer | None = None
         self._picker: PickerServer | None = None
-        self._app = create_app(gateway, worker_messages)
+        self._app = create_app(gateway)
         self._own = OwnPaths(self._app, gateway.relay.access, gateway.relay.new_request_id)
         self._admin_own: OwnPaths | None = None
         super().__init__(

@@ -1,4 +1,4 @@
-"""The exchange of reports between gateways: one hash in Redis, with a field for each process.
+"""The exchange of reports between the processes of a pool: each writes its own, and reads those of the others.
 
 It runs in a thread of its own, some 20 times per second; nothing waits for it.
 """
@@ -6,39 +6,60 @@ It runs in a thread of its own, some 20 times per second; nothing waits for it.
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
+from typing import Protocol
 
-from gateway.state.redis_client import RedisConnection
-
-_EXPIRE_S = 120
-"""The hash outlives its last writer by this many seconds."""
+from gateway.state.store import StateError
 
 
-class LiveExchange:
-    """Writes the report of this process, and reads those of the others."""
+class Live(Protocol):
+    """Where the processes of a pool put their reports. Its methods raise `StateError` if it cannot be reached."""
 
-    def __init__(self, url: str, prefix: str, writer: str) -> None:
-        self._connection = RedisConnection(url)
-        self.location = self._connection.location
-        self._key = f"{prefix}:live"
-        self._writer = writer.encode()  # unique name of this process
-        self._last: dict[bytes, bytes] = {}
+    kind: str  # a label in the metrics
+    location: str  # for messages, without passwords
 
     def exchange(self, report: bytes, gone: Collection[str]) -> list[bytes]:
-        """Return the reports of others that changed since the last call."""
-        with self._connection.translate_errors(), self._connection.client.pipeline(transaction=False) as pipeline:
-            if report:
-                pipeline.hset(self._key, self._writer, report)
-                pipeline.expire(self._key, _EXPIRE_S)
-            if gone:
-                pipeline.hdel(self._key, *gone)
-            pipeline.hgetall(self._key)
-            found: dict[bytes, bytes] = pipeline.execute()[-1]
-        found.pop(self._writer, None)
-        last, self._last = self._last, found
-        return [data for writer, data in found.items() if last.get(writer) != data]
+        """Write the own report unless it is empty, remove those of `gone`, and return those of others that changed."""
 
     def leave(self) -> None:
-        """Remove the own report; raise `StateError` if Redis fails."""
-        with self._connection.translate_errors():
-            self._connection.client.hdel(self._key, self._writer)
-        self._connection.client.close()
+        """Remove the own report."""
+
+
+class LiveFolder:
+    """Reports of the workers of one gateway: a file for each, in a folder that ends with the gateway."""
+
+    kind = "folder"
+
+    def __init__(self, folder: Path, writer: str) -> None:
+        self.location = str(folder)
+        self._folder = folder
+        self._writer = writer  # unique name of this process
+        self._known: dict[str, tuple[int, int]] = {}
+
+    def exchange(self, report: bytes, gone: Collection[str]) -> list[bytes]:
+        """See `Live.exchange`."""
+        reports = []
+        try:
+            if report:
+                written = self._folder / f"{self._writer}.new"
+                written.write_bytes(report)
+                written.replace(self._folder / self._writer)
+            for writer in gone:
+                (self._folder / writer).unlink(missing_ok=True)
+            for path in self._folder.iterdir():
+                if path.name == self._writer or path.suffix:
+                    continue
+                found = path.stat()
+                stamp = found.st_ino, found.st_mtime_ns
+                if self._known.get(path.name) != stamp:
+                    reports.append(path.read_bytes())
+                    self._known[path.name] = stamp
+        except FileNotFoundError:  # of a worker that leaves: the others are read the next time
+            return reports
+        except OSError as error:
+            raise StateError("unwritable", f"{self.location}: {error.strerror}") from error
+        return reports
+
+    def leave(self) -> None:
+        """See `Live.leave`."""
+        (self._folder / self._writer).unlink(missing_ok=True)

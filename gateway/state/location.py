@@ -7,14 +7,11 @@ import os
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gateway.config.settings import PoolSettings, StateSettings
+from gateway.state.live import Live, LiveFolder
 from gateway.state.sqlite import SqliteStore, is_corrupt, probe
 from gateway.state.store import StateError, Store
-
-if TYPE_CHECKING:
-    from gateway.state.live import LiveExchange
 
 _FOLDER = "speculation-gateway"
 
@@ -63,13 +60,13 @@ def open_store(state: StateSettings | None) -> Store | None:
     return SqliteStore(state.file) if state.file is not None else None
 
 
-def open_live(state: StateSettings | None, writer: str) -> LiveExchange | None:
-    """Return the exchange with other gateways, which opens nothing before it is used; None without Redis."""
-    if state is None or state.redis is None:
-        return None
-    from gateway.state.live import LiveExchange
+def open_live(state: StateSettings | None, folder: Path | None, writer: str) -> Live | None:
+    """Return the exchange with peers: through Redis, or else the folder of workers; None for a lone process."""
+    if state is not None and state.redis is not None:
+        from gateway.state.live_redis import LiveRedis
 
-    return LiveExchange(state.redis.get_secret_value(), state.prefix, writer)
+        return LiveRedis(state.redis.get_secret_value(), state.prefix, writer)
+    return None if folder is None else LiveFolder(folder, writer)
 
 
 def describe(state: StateSettings | None) -> str:

@@ -13,7 +13,7 @@ import orjson
 from backends.reported import MOST_COUNT, finite, whole
 from gateway.relay.limits import KeyUse
 
-_FORMAT = 2
+_FORMAT = 3
 _MAX_BYTES = 4 << 20
 
 
@@ -23,6 +23,13 @@ class Ejection(NamedTuple):
     number: int  # counted by the process, from 1: an ejection is applied once
     left_s: float  # seconds left of it when the report was written
     reason: str
+
+
+class Draining(NamedTuple):
+    """Whether a replica is drained, as an operator has said at one of the processes."""
+
+    number: int  # grows with each time that it is said: the last one counts
+    drained: bool
 
 
 class Report(NamedTuple):
@@ -35,6 +42,8 @@ class Report(NamedTuple):
     ejected: dict[str, Ejection]
     # Tokens so far of its answers whose steps are known, and these steps, by replica.
     answered: dict[str, tuple[float, float]]
+    draining: dict[str, Draining]
+    responses: dict[str, str]  # the backends that hold the stored responses of the last seconds, by response id
 
     def encode(self) -> bytes:
         """Return the report as JSON."""
@@ -46,7 +55,7 @@ def decode(data: bytes) -> Report:
     if len(data) > _MAX_BYTES:
         raise ValueError(f"a report of {len(data)} bytes")
     try:
-        version, writer, number, in_flight, keys, ejected, answered = orjson.loads(data)
+        version, writer, number, in_flight, keys, ejected, answered, draining, responses = orjson.loads(data)
         if version != _FORMAT:
             raise ValueError(f"a report of format {version}")
         return Report(
@@ -59,20 +68,24 @@ def decode(data: bytes) -> Report:
                 for replica, (count, left_s, why) in ejected.items()
             },
             {str(replica): (_number(tokens), _number(steps)) for replica, (tokens, steps) in answered.items()},
+            {
+                str(replica): Draining(_count(count), bool(drained))
+                for replica, (count, drained) in draining.items()
+            },
+            {str(response): str(backend) for response, backend in responses.items()},
         )
     except (TypeError, AttributeError) as error:
         raise ValueError(f"not a report: {error}") from None
 
 
 def _use(use: Iterable[object]) -> KeyUse:
-    requests, tokens, requests_before, tokens_before, in_flight, demand, requests_left, tokens_left = use
+    requests, tokens, requests_before, tokens_before, in_flight, requests_left, tokens_left = use
     return KeyUse(
         _count(requests),
         _count(tokens),
         _count(requests_before),
         _count(tokens_before),
         _count(in_flight),
-        _number(demand),
         _number(requests_left, -MOST_COUNT),
         _number(tokens_left, -MOST_COUNT),
     )

@@ -17,7 +17,6 @@ from gateway.config.settings import PoolSettings
 from gateway.routing.keys import digest
 from gateway.service.assembly import Gateway, assemble
 from gateway.service.server import Server, listen
-from gateway.service.worker_messages import WorkerMessages
 from tests.support.upstream import Behaviour, Upstream, well
 from tests.support.waiting import TIMEOUT_S, eventually
 
@@ -107,7 +106,7 @@ async def start_gateway(
         ]
         gateway = assemble(pool, backends, digest(ADMIN_KEY))
         listener = stack.enter_context(listen("127.0.0.1", port, shared=False))
-        server = Server(gateway, WorkerMessages())
+        server = Server(gateway)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 
 from backends.backend import Backend, State
 from backends.engine_metrics import EngineMetrics
@@ -13,6 +12,7 @@ from backends.probe import ProbeResult
 from backends.speculation import Method
 from gateway.relay.limits import Limits
 from gateway.routing.keys import Client, Keyring
+from gateway.routing.sticky import ResponseLocations
 from gateway.service.peers import Peers
 from policies.load import LoadMeter
 
@@ -27,8 +27,9 @@ class PeerProcess:
         self.pool = Pool(self.backends, HealthRules(strikes=1))
         for backend in self.backends:
             backend.state = State.UP
-        self.limits = Limits(clock=clock, rng=Random(1))
-        self.peers = Peers(self.pool, self.limits, Keyring([(b"digest", TEAM)]), clock, host)
+        self.limits = Limits(clock=clock)
+        self.locations = ResponseLocations()
+        self.peers = Peers(self.pool, self.limits, Keyring([(b"digest", TEAM)]), self.locations, clock, host)
 
     def load(self) -> list[int]:
         """Return the requests on each replica, as policies see them."""

@@ -1,4 +1,4 @@
-"""Limits over several processes, in virtual time: they admit what one process would, to 2% or one request each."""
+"""Limits over several processes, in virtual time: they admit what one process would, to one request each."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def play(client: Client, arrivals: Arrivals, seed: int, *, takes_s: float = 0.0,
         Most seconds by which an exchange is late.
     """
     clock, rng, result = Clock(), Random(seed), Admitted()
-    limits = [Limits(clock=clock, rng=Random(rng.random())) for _ in range(PROCESSES)]
+    limits = [Limits(clock=clock) for _ in range(PROCESSES)]
     one = Limits(clock=clock)
     board: dict[int, KeyUse] = {}
     heard: list[dict[int, KeyUse]] = [{} for _ in limits]
@@ -63,7 +63,7 @@ def play(client: Client, arrivals: Arrivals, seed: int, *, takes_s: float = 0.0,
             if peer != process and heard[process].get(peer) is not use:
                 limits[process].hear(str(peer), client, use, is_new=False)
                 heard[process][peer] = use
-        limits[process].divide(PROCESSES - 1, 3 * PERIOD_S)
+        limits[process].divide(PROCESSES - 1)
 
     for process in range(PROCESSES):
         at(PERIOD_S * rng.random(), "exchange", process)
@@ -131,10 +131,9 @@ DEMANDS: dict[str, Callable[[float, Random], int]] = {
 def test_a_flood_is_held_to_the_limit(demand: str, per_minute: int) -> None:
     arrivals = poisson(max(60.0, per_minute / 20.0), DEMANDS[demand], per_minute)
     admitted = play(Client("k", requests_per_minute=per_minute), arrivals, seed=1, late_s=0.01)
-    tolerance = max(0.02 * per_minute, 3.0)
     assert over(admitted.one, per_minute) <= 1e-6
-    assert over(admitted.together, per_minute) <= tolerance
-    assert len(admitted.together) >= len(admitted.one) - tolerance
+    assert over(admitted.together, per_minute) <= PROCESSES
+    assert len(admitted.together) >= len(admitted.one) - PROCESSES
 
 
 @pytest.mark.parametrize("per_minute", [20, 600])
@@ -151,19 +150,19 @@ def test_processes_that_all_burst_at_once_out_of_silence_exceed_the_limit_by_one
         assert 0.9 * per_minute <= len(admitted.together) <= per_minute + PROCESSES
 
 
-def test_a_burst_at_one_process_gets_its_share_at_once_and_the_rest_within_a_second() -> None:
+def test_a_burst_at_one_process_gets_its_share_at_once_and_the_rest_later() -> None:
     client = Client("k", requests_per_minute=600)
     burst = [(5.0 + 1e-6 * number, 3) for number in range(100)]
-    assert len(play(client, burst, seed=4).together) == 600 // PROCESSES
-    again = [(time_s + pause_s, 3) for pause_s in (0.25, 0.5, 0.75) for time_s, _ in burst]
-    assert len(play(client, burst + again, seed=4).together) >= 300
+    assert len(play(client, burst, seed=4).together) == 600 // PROCESSES + 1
+    again = [(time_s + pause_s, 3) for pause_s in (1.0, 2.0, 3.0, 4.0) for time_s, _ in burst]
+    assert len(play(client, burst + again, seed=4).together) >= 100
 
 
 @pytest.mark.parametrize("most", [8, 200])
 def test_requests_in_flight_are_held_to_the_limit(most: int) -> None:
     arrivals = poisson(2.0 * most, DEMANDS["even"], most, until_s=12.0)
     admitted = play(Client("k", max_in_flight=most), arrivals, seed=5, takes_s=1.0)
-    assert admitted.most_in_flight <= most + max(0.02 * most, 5.0)
+    assert admitted.most_in_flight <= most + PROCESSES
     assert len(admitted.together) >= 0.8 * len(admitted.one), "a place that becomes free is known late"
 
 
@@ -172,7 +171,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.clock, self.client = Clock(), Client("k", requests_per_minute=60, max_in_flight=100)
-        self.here, self.there = (Limits(clock=self.clock, rng=Random(seed)) for seed in (1, 2))
+        self.here, self.there = (Limits(clock=self.clock) for _ in range(2))
 
     def ask_there(self, times: int) -> int:
         """Return how many of some requests the other process admits."""
@@ -186,7 +185,7 @@ class Pair:
     def hear(self, *, is_new: bool) -> None:
         self.clock.now_s += PERIOD_S
         self.here.hear("there", self.client, self.there.report()["k"], is_new=is_new)
-        self.here.divide(1, 3 * PERIOD_S)
+        self.here.divide(1)
 
 
 def test_a_process_that_joins_takes_over_what_is_left() -> None:
@@ -201,7 +200,7 @@ def test_use_while_the_peer_was_out_of_reach_is_not_charged_afterwards() -> None
     pair.ask_there(1)
     pair.hear(is_new=True)
     pair.here.forget("there")
-    pair.here.divide(0, 3 * PERIOD_S)
+    pair.here.divide(0)
     for _ in range(600):
         pair.clock.now_s += 2.0
         pair.ask_there(1)
@@ -243,7 +242,7 @@ def test_requests_in_flight_of_a_peer_that_ended_are_forgotten() -> None:
     pair.hear(is_new=True)
     assert pair.here._accounts["k"].peers_in_flight == 50
     pair.here.forget("there")
-    pair.here.divide(0, 3 * PERIOD_S)
+    pair.here.divide(0)
     assert pair.here._accounts["k"].peers_in_flight == 0
 
 

@@ -14,7 +14,7 @@ from backends.health import Strike
 from gateway.service import peer_exchange, peers
 from gateway.service.peer_exchange import PeerExchange
 from gateway.state import redis_client
-from gateway.state.live import LiveExchange
+from gateway.state.live_redis import LiveRedis
 from gateway.state.store import ERRORS
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.service.test_peers import admits
@@ -41,14 +41,13 @@ def redis(_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisServer:
 
 
 class Gateway(PeerProcess):
-    """A process with its exchange; another worker of it gets `shared`."""
+    """A process with its exchange."""
 
     def __init__(self, url: str) -> None:
         super().__init__(time.monotonic)
         self.metrics = Metrics()
-        self.live = LiveExchange(url, "test", self.peers.writer)
+        self.live = LiveRedis(url, "test", self.peers.writer)
         self.exchange = PeerExchange(self.peers, self.live, self.metrics.bind_peers("redis", ERRORS))
-        self.shared: list[bytes] = []
 
     def errors(self, kind: str) -> float:
         self.metrics.flush()
@@ -66,7 +65,7 @@ async def gateways(redis: RedisServer, count: int = 2, url: str = "") -> AsyncIt
     """Start gateways, and wait until they know each other."""
     started = [Gateway(url or redis.url) for _ in range(count)]
     for gateway in started:
-        gateway.exchange.start(gateway.shared.append)
+        gateway.exchange.start()
     try:
         await eventually(lambda: all(gateway.peers_seen() == count - 1 for gateway in started), what="all know all")
         yield started
@@ -118,11 +117,9 @@ async def test_nothing_waits_for_a_redis_that_hangs(redis: RedisServer) -> None:
         await eventually(lambda: one.load() == [4, 0])
         redis.freeze()
         try:
-            one.shared.clear()
             await eventually(lambda: one.errors("timeout"))
             assert one.load() == [4, 0], "the last that is known"
             one.backends[0].in_flight = 1
-            await eventually(lambda: len(one.shared) >= 2, what="workers are told meanwhile")
             await eventually(lambda: one.peers_seen() == 0)
         finally:
             redis.thaw()
@@ -171,6 +168,6 @@ async def test_other_things_in_the_hash_are_counted_and_ignored(redis: RedisServ
 async def test_without_peers_nothing_runs(redis: RedisServer) -> None:
     process = PeerProcess(time.monotonic)
     exchange = PeerExchange(process.peers, None, Metrics().bind_peers(None, ERRORS))
-    exchange.start(None)
+    exchange.start()
     await stays(lambda: process.peers.number == 0, for_s=0.1)
     await exchange.stop()

@@ -13,7 +13,7 @@ from gateway.dialects.errors import GatewayError
 from gateway.relay.limits import KeyUse, Limits
 from gateway.routing.keys import Keyring
 from gateway.service.peers import SILENT_S
-from gateway.state.report import Ejection, Report, decode
+from gateway.state.report import Draining, Ejection, Report, decode
 from tests.support.peer_process import TEAM, PeerProcess
 
 
@@ -35,7 +35,7 @@ def exchange(*processes: PeerProcess, rounds: int = 1, passed_s: float = 0.04) -
         for reader, writer in itertools.permutations(processes, 2):
             reader.peers.receive(writer.peers.report)
         for process in processes:
-            process.peers.settle(0.12, is_reported=True)
+            process.peers.settle(is_reported=True)
 
 
 def known(count: int, **options: str) -> list[PeerProcess]:
@@ -116,15 +116,6 @@ def test_a_silent_process_counts_until_the_engine_reports() -> None:
     assert one.load() == [3, 0], "heard of again"
 
 
-def test_the_requests_of_a_dead_worker_count_no_longer() -> None:
-    one, two = known(2)
-    two.backends[0].in_flight = 6
-    exchange(one, two)
-    one.peers.died(two.peers.writer)
-    exchange(one)
-    assert one.load() == [0, 0]
-
-
 def test_a_report_left_by_a_process_that_has_ended_does_not_count() -> None:
     clock = Clock()
     one, two = PeerProcess(clock), PeerProcess(clock)
@@ -147,7 +138,7 @@ def test_reports_that_arrive_late_or_twice_change_nothing() -> None:
     exchange(one, two)
     for _ in range(2):
         one.peers.receive(late)
-        one.peers.settle(0.12, is_reported=True)
+        one.peers.settle(is_reported=True)
     assert one.load() == [1, 0]
 
 
@@ -175,6 +166,29 @@ def test_an_ejection_applies_to_all_for_the_time_left() -> None:
     assert not one.peers._ejections, "nothing is kept of ejections that are over"
 
 
+def test_what_an_operator_said_last_counts_at_all() -> None:
+    one, two = known(2)
+    one.peers.set_drained(one.backends[0], drained=True)
+    exchange(one, two)
+    assert two.backends[0].state is State.DRAINING
+    two.peers.set_drained(two.backends[0], drained=False)
+    exchange(one, two, rounds=3)
+    assert State.DRAINING not in {one.backends[0].state, two.backends[0].state}
+    one.peers.set_drained(one.backends[1], drained=True)
+    late = PeerProcess(one.peers._clock)
+    exchange(one, two, late, rounds=3, passed_s=1.0)
+    assert [backend.state for backend in late.backends] == [State.UP, State.DRAINING], "one that comes later too"
+
+
+def test_stored_responses_are_found_by_all() -> None:
+    one, two = known(2)
+    one.locations.note_answer(b'{"id": "resp_1"}', "2")
+    exchange(one, two)
+    assert two.locations.home_of("/v1/responses/resp_1", {}) == "2"
+    exchange(one, two, rounds=4, passed_s=1.0)
+    assert decode(one.peers.report).responses == {}, "not for ever"
+
+
 def test_the_last_replica_that_is_up_stays() -> None:
     one, two = known(2)
     two.backends[1].state = State.DOWN
@@ -186,7 +200,7 @@ def test_the_last_replica_that_is_up_stays() -> None:
 def test_the_limit_of_a_key_holds_over_all() -> None:
     processes = known(3)
     statuses = [admits(process.limits) for _ in range(60) for process in rounds_of(processes)]
-    assert 65 <= sum(statuses) <= 70, "60, and one per second"
+    assert 65 <= sum(statuses) <= 70, "60, one per second, and one more for each other process"
 
 
 def rounds_of(processes: list[PeerProcess]) -> Iterable[PeerProcess]:
@@ -218,20 +232,18 @@ def test_an_engine_without_metrics_is_known_by_what_the_gateways_sent() -> None:
         b"",
         b"[]",
         b"{}",
-        b"[1,1,1,{},{},{},{}]",
-        b'[2,"w","x",{},{},{},{}]',
-        b'[2,"w",1,[],{},{},{}]',
-        b'[2,"w",1,{},{"k":[1]},{},{}]',
-        b'[2,"w",-1,{},{},{},{}]',
-        b'[2,"w",1,{"http://a":1e308},{},{},{}]',
-        b'[2,"w",1,{"http://a":18446744073709551615},{},{},{}]',
-        b'[2,"w",1,{},{"k":[1,-2,0,0,1,0.5,1.0,1.0]},{},{}]',
-        b'[2,"w",1,{},{"k":[1,2,0,0,1,"much",1.0,1.0]},{},{}]',
-        b'[2,"w",1,{},{"k":[1,2,0,0,1,0.5,-1e308,1.0]},{},{}]',
-        b'[2,"w",1,{},{},{"http://a":[1,1e308,"for ever"]},{}]',
-        b'[2,"w",1,{},{},{},{"http://a":[1]}]',
-        b'[2,"w",1,{},{},{},{"http://a":[1e308,1]}]',
-        b'[2,"w",1,{},{},{}]',
+        b"[1,1,1,{},{},{},{},{},{}]",
+        b'[3,"w","x",{},{},{},{},{},{}]',
+        b'[3,"w",1,[],{},{},{},{},{}]',
+        b'[3,"w",1,{},{"k":[1]},{},{},{},{}]',
+        b'[3,"w",-1,{},{},{},{},{},{}]',
+        b'[3,"w",1,{"http://a":18446744073709551615},{},{},{},{},{}]',
+        b'[3,"w",1,{},{"k":[1,2,0,0,1,-1e308,1.0]},{},{},{},{}]',
+        b'[3,"w",1,{},{},{"http://a":[1,1e308,"for ever"]},{},{},{}]',
+        b'[3,"w",1,{},{},{},{"http://a":[1e308,1]},{},{}]',
+        b'[3,"w",1,{},{},{},{},{"http://a":["x",true]},{}]',
+        b'[3,"w",1,{},{},{},{},{},[]]',
+        b'[3,"w",1,{},{},{},{},{}]',
     ],
 )
 def test_what_is_no_report_is_refused(data: bytes) -> None:
@@ -240,9 +252,12 @@ def test_what_is_no_report_is_refused(data: bytes) -> None:
 
 
 def test_a_report_is_read_as_it_was_written() -> None:
-    use = KeyUse(3, 2048, 1, 0, 1, 0.5, 12.5, -7.0)
+    use = KeyUse(3, 2048, 1, 0, 1, 12.5, -7.0)
     ejected = {"http://a": Ejection(1, 1.5, "broke the connection")}
-    report = Report("w", 3, {"http://a": 2}, {"team": use}, ejected, {"http://a": (60.0, 20.5)})
+    draining = {"http://a": Draining(2, drained=True)}
+    report = Report(
+        "w", 3, {"http://a": 2}, {"team": use}, ejected, {"http://a": (60.0, 20.5)}, draining, {"resp_1": "a"}
+    )
     assert decode(report.encode()) == report
 
 
@@ -250,10 +265,10 @@ def test_processes_know_each_other_after_two_exchanges_without_any_request() -> 
     clock = Clock()
     one, two, late = PeerProcess(clock), PeerProcess(clock), PeerProcess(clock)
     exchange(one, two, rounds=2)
-    assert one.peers.settle(0.12, is_reported=True) == 1
+    assert one.peers.settle(is_reported=True) == 1
     exchange(one, two, rounds=5)
     exchange(one, two, late, rounds=3)
-    assert [each.peers.settle(0.12, is_reported=True) for each in (one, two, late)] == [2, 2, 2]
+    assert [each.peers.settle(is_reported=True) for each in (one, two, late)] == [2, 2, 2]
     number = one.peers.number
     exchange(one, two, late, rounds=5)
     assert one.peers.number == number, "nothing to report"

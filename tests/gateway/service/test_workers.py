@@ -128,7 +128,7 @@ def test_limits_apply_across_workers(two: Command) -> None:
     def refused_by_all() -> bool:
         last = [two.post("/v1/chat/completions", CHAT, headers=slow).status_code for _ in range(8)]
         statuses.extend(last)
-        return statuses.count(200) >= 4 and set(last) == {429}  # workers draw lots for the last ones
+        return statuses.count(200) >= 4 and set(last) == {429}
 
     until(refused_by_all)
     refilled = 4 / 60 * (time.monotonic() - began_s)
@@ -189,7 +189,9 @@ def test_a_worker_that_stands_still_holds_up_neither_the_others_nor_the_end(tmp_
 async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")  # restored at the end
+    for folder in ("metrics", "peers"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "metrics"))
     monkeypatch.setattr(workers, "_SILENT_S", 6.0)
     monkeypatch.setattr(workers, "_FIRST_BACKOFF_S", 0.05)
     monkeypatch.setattr(workers, "_BACKOFF_RESET_S", 0.0)
@@ -204,6 +206,7 @@ async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
             digest(ADMIN_KEY),
             [opened.getsockname()[:2]],
             tmp_path,
+            reload=unwanted,
             on_started=started.set,
         )
         running = asyncio.create_task(parent.run())
@@ -222,6 +225,10 @@ async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
             parent.stop()
             await running
     assert parent._workers == {}
+
+
+async def unwanted(**_: object) -> list[str]:
+    raise AssertionError("nobody asks for a reload")
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.state.live import LiveExchange
+from gateway.state.live_redis import LiveRedis
 from gateway.state.redis import RedisStore
 from gateway.state.redis_client import without_credentials
 from gateway.state.store import StateError
@@ -23,15 +23,15 @@ def learn_and_report(url: str) -> None:
     two.statistics.add(LENGTH, ("k",), 1.0, 6.0)
     in_step(one, two)
     assert one.buckets() == two.buckets() == {("k",): (2.0, 11.0)}
-    here, there = LiveExchange(url, "test", "here"), LiveExchange(url, "test", "there")
+    here, there = LiveRedis(url, "test", "here"), LiveRedis(url, "test", "there")
     assert here.exchange(b"first", []) == []
     assert there.exchange(b"other", []) == [b"first"]
     assert there.exchange(b"", []) == [], "unchanged"
     assert here.exchange(b"second", []) == [b"other"]
     assert there.exchange(b"", []) == [b"second"]
     here.leave()
-    assert LiveExchange(url, "test", "late").exchange(b"", []) == [b"other"]
-    assert LiveExchange(url, "test", "later").exchange(b"", ["there"]) == []
+    assert LiveRedis(url, "test", "late").exchange(b"", []) == [b"other"]
+    assert LiveRedis(url, "test", "later").exchange(b"", ["there"]) == []
     one.store.close()
     two.store.close()
 

@@ -1,0 +1,120 @@
+"""A worker: a gateway process that shares its port with others, and takes what is current from its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from backends import background
+from gateway.reload.reloader import ReloadError
+from gateway.service.assembly import Gateway, assemble
+from gateway.service.change import prepare
+from gateway.service.link import Alive, Current, Link, ReloadAnswered, ReloadWanted
+from gateway.service.server import Server, listen
+from gateway.telemetry.log_format import configure_logging
+
+log = logging.getLogger(__name__)
+
+ALIVE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a worker begins with."""
+
+    worker: int  # from 0
+    current: Current
+    addresses: Sequence[tuple[str, int]]  # hosts and ports that all workers listen on
+    run_dir: Path
+
+
+class Worker:
+    """The part of a worker process that talks with its parent."""
+
+    def __init__(self, gateway: Gateway, number: int, link: Link) -> None:
+        self._gateway = gateway
+        self._alive = Alive(number)
+        self._link = link
+        self._asked: deque[asyncio.Future[list[str]]] = deque()
+        gateway.reload = self._ask_reload
+
+    async def show_life(self) -> None:
+        """Tell the parent every second that the event loop runs."""
+        while True:
+            self._link.send(self._alive)
+            await asyncio.sleep(ALIVE_S)
+
+    async def follow(self) -> None:
+        """Do what the parent says, until it has ended."""
+        async for message in self._link.messages():
+            match message:
+                case Current():
+                    await self._change(message)
+                case ReloadAnswered(lines, outcome, problem):
+                    answer = self._asked.popleft()
+                    if answer.done():  # its client has gone
+                        continue
+                    if outcome is None:
+                        answer.set_result(lines)
+                    else:
+                        answer.set_exception(ReloadError(outcome, problem))
+
+    async def _ask_reload(self, *, dry_run: bool, restart: str | None = None) -> list[str]:
+        self._asked.append(asyncio.get_running_loop().create_future())
+        answer = self._asked[-1]
+        self._link.send(ReloadWanted(dry_run, restart))
+        return await answer
+
+    async def _change(self, current: Current) -> None:
+        self._alive = Alive(current.number)
+        try:
+            change = await prepare(self._gateway, current.settings, current.backends, current.admin_digest)
+            change.commit()
+        except Exception as error:
+            log.exception("this worker cannot make a change")
+            self._alive = Alive(current.number, type(error).__name__)
+        self._link.send(self._alive)
+
+
+def work(assignment: Assignment, opened: socket.socket) -> None:
+    """Run a worker process; the target of `multiprocessing.Process`."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent reloads
+    level = logging.INFO if assignment.worker == 0 else logging.ERROR  # all would log the same about the pool
+    configure_logging(level, assignment.current.settings.telemetry.log_format, assignment.worker)
+    sys.exit(uvloop.run(_work(assignment, opened)))
+
+
+async def _work(assignment: Assignment, opened: socket.socket) -> int:
+    current = assignment.current
+    gateway = assemble(current.settings, current.backends, current.admin_digest, run_dir=assignment.run_dir)
+    worker = Worker(gateway, current.number, await Link.over(opened))
+    tasks: list[asyncio.Task[None]] = []
+
+    async def follow() -> None:
+        await worker.follow()
+        server.drain()
+
+    def on_started() -> None:
+        tasks.append(background.keep_running("workers", worker.show_life, of="sign of life"))
+        tasks.append(background.start("workers", follow()))
+
+    server = Server(gateway, has_process=True, on_started=on_started)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, server.drain)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C also reaches the parent, which terminates the workers
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(listen(*address, shared=True, checked=True)) for address in assignment.addresses]
+        await server.serve_at(*sockets)
+    for task in tasks:
+        task.cancel()
+    return 0 if server.started else 1
