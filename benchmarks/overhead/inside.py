@@ -101,7 +101,7 @@ async def measure(
     gateway = assemble(settings, plan(settings, Path()).backends, digest("admin"))
     for backend in gateway.pool:
         backend.state = State.UP
-    service = HttpFrontend(gateway.relay, _no_app, set())
+    service = HttpFrontend(gateway, _no_app, set())
     server = HttpServer(service, ServerLimits(), writes=gateway.relay.writes)
     frontend, client, carried = server.connect(), NullTransport(), list[Connection]()
     frontend.connection_made(client)

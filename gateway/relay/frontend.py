@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 
@@ -29,31 +30,36 @@ _CODES = {
 _RETRY_AFTER_S = 2.0
 
 
+class Current(Protocol):
+    """The parts of a gateway process as they are now: a reload replaces them."""
+
+    relay: RelayContext
+    admin_access: Access | None  # who may ask for what at the admin address; None if it is the address of the clients
+
+
+def access_of(current: Current, *, is_admin: bool) -> Access:
+    """Return who may ask for what at one of the two addresses."""
+    return current.admin_access if is_admin and current.admin_access is not None else current.relay.access
+
+
 class HttpFrontend:
     """What the gateway's HTTP server serves."""
 
     def __init__(
-        self,
-        relay: RelayContext,
-        app: ASGIApp,
-        tasks: set[asyncio.Task[None]],
-        access: Access | None = None,
+        self, current: Current, app: ASGIApp, tasks: set[asyncio.Task[None]], *, is_admin: bool = False
     ) -> None:
-        self._relay = relay
-        # Who may ask for what at this address; None for the clients' address.
-        self._access = relay.access if access is None else access
+        self._current = current
+        self._is_admin = is_admin  # whether the admin address is served, not that of the clients
         self._app = app  # ASGI application for the gateway's own paths
         self._tasks = tasks  # set to keep the running tasks of `app` in
-
-    def use(self, relay: RelayContext, access: Access) -> None:
-        """Relay the requests that follow with other settings."""
-        self._relay, self._access = relay, access
 
     def admit(self, reply: HttpReply) -> None:
         """Check the API key and the path of a request."""
         request = reply.request
         try:
-            request.notes = self._access.admit(request.method, request.target, request.headers)
+            request.notes = access_of(self._current, is_admin=self._is_admin).admit(
+                request.method, request.target, request.headers
+            )
         except GatewayError as error:
             self._answer(reply, error)
 
@@ -67,7 +73,7 @@ class HttpFrontend:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
-        exchange = Exchange(self._relay, Inbound(headers, body), reply)
+        exchange = Exchange(self._current.relay, Inbound(headers, body), reply)
         reply.source = exchange  # before `begin`, which may already answer
         exchange.begin()
 
@@ -78,10 +84,10 @@ class HttpFrontend:
         self._answer(reply, GatewayError(status, reason, code=code, retry_after_s=retry_after_s))
 
     def _answer(self, reply: HttpReply, error: GatewayError) -> None:
-        request = reply.request
-        request_id = dict(request.headers).get(b"x-request-id") or self._relay.new_request_id()
-        self._relay.count_refused_head(request_id, request.method, request.path, request.headers, error)
-        lines = self._access.lines_of_refusal(request.target, request.headers)
+        request, relay = reply.request, self._current.relay
+        request_id = dict(request.headers).get(b"x-request-id") or relay.new_request_id()
+        relay.count_refused_head(request_id, request.method, request.path, request.headers, error)
+        lines = access_of(self._current, is_admin=self._is_admin).lines_of_refusal(request.target, request.headers)
         send_error(reply, error, request.path, request_id, lines)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from gateway.dashboard.routes import add_dashboard
 from gateway.dialects.errors import GatewayError
 from gateway.http.headers import Header, headers_of, lines_of, request_id_lines
 from gateway.http.paths import canonical_path, format_of, is_admin
-from gateway.routing.access import Access
+from gateway.relay.frontend import Current, access_of
 from gateway.routing.keys import Client
 from gateway.routing.model import Model
 from gateway.service.admin import admin_router
@@ -46,21 +46,14 @@ _YIELD_S = 0.002
 class OwnPaths:
     """The ASGI application of a gateway process at one of its addresses: it answers own paths, and relays nothing."""
 
-    def __init__(self, app: FastAPI, access: Access, new_request_id: Callable[[], bytes]) -> None:
-        self._app = app  # the FastAPI application
-        self._access = access
-        self._new_request_id = new_request_id
-
-    def use(self, access: Access) -> None:
-        """Check the requests that follow with other settings."""
-        self._access = access
+    def __init__(self, app: FastAPI, current: Current, *, is_admin: bool = False) -> None:
+        self._app = app
+        self._current = current
+        self._is_admin = is_admin  # whether the admin address is served, not that of the clients
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request or the lifespan protocol."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        access, headers = self._access, dict(scope["headers"])
+        """Handle a request."""
+        access, headers = access_of(self._current, is_admin=self._is_admin), dict(scope["headers"])
         method, path = scope["method"], canonical_path(scope["raw_path"])
         lines = b"" if is_admin(path) else access.lines_for(headers)
         try:
@@ -69,7 +62,8 @@ class OwnPaths:
                 return
             access.check_own(method, path, headers)
         except GatewayError as error:
-            body, request_id = error.body(format_of(path)), headers.get(b"x-request-id") or self._new_request_id()
+            body = error.body(format_of(path))
+            request_id = headers.get(b"x-request-id") or self._current.relay.new_request_id()
             lines = lines_of(error.headers()) + request_id_lines(path, request_id) + lines
             await _answer(send, error.status, [*headers_of(lines), (b"content-length", b"%d" % len(body))], body)
             return

@@ -1,21 +1,17 @@
-"""The HTTP server of a gateway process: uvicorn with its own handling of signals and draining."""
+"""Serving: the addresses of a gateway process, from opening them to draining."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import gc
 import logging
-import math
 import os
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
-
-import uvicorn
 
 from backends import background
 from gateway.config.settings.server import ServerSettings
@@ -34,163 +30,103 @@ _BACKLOG = 2048
 _GC_THRESHOLD = 20_000  # more objects than a thousand requests in flight hold
 _KEEP_ALIVE_S = 75  # longer than the idle time of clients' pools, so that the client closes first
 _OTHER_FILES = 64  # what a process opens besides connections of clients and to backends
+_POLL_S = 0.05
+_ABORT_S = 5.0  # what aborted requests may take to end
 _FILES_CHECK_S = 1.0
 _LOG_EVERY_S = 60.0
 
 
-class Server(uvicorn.Server):
-    """The HTTP server of one gateway process, on sockets that are already open.
-
-    uvicorn runs the application's lifespan and listens; requests are read by `gateway.http.server`.
-
-    uvicorn raises again the signal that stopped it. This server stops only through `drain`, so that the process can
-    stop its replicas and exit with status 0.
-    """
+class Server:
+    """The HTTP server of one gateway process, on sockets that are already open; it ends through `drain`."""
 
     def __init__(
-        self,
-        gateway: Gateway,
-        *,
-        has_process: bool = False,
-        on_started: Callable[[], None] | None = None,
+        self, gateway: Gateway, *, has_process: bool = False, on_started: Callable[[], None] | None = None
     ) -> None:
+        self.started = False  # whether connections are accepted
+        self.is_draining = asyncio.Event()
+        self.tasks: set[asyncio.Task[None]] = set()  # requests for own paths that are being answered
+        self.app = create_app(gateway)
         self._gateway = gateway
-        self._on_started = on_started  # called once connections are accepted
-        self._admin_socket: socket.socket | None = None
-        self._picker_socket: socket.socket | None = None
-        self._admin_server: asyncio.Server | None = None
-        self._admin_connections: set[ServerConnection] = set()  # not uvicorn's: they do not hold up draining
         # Whether the process serves nothing else, so that its garbage collector can be tuned.
         self._has_process = has_process
-        self._watch: asyncio.Task[None] | None = None
-        self._drain_s = gateway.settings.server.drain_s
-        self._draining = asyncio.Event()
-        self._admin_frontend: HttpFrontend | None = None
-        self._admin_http: HttpServer | None = None
+        self._on_started = on_started  # called once connections are accepted
+        self._must_end = False  # whether nothing in flight is waited for any more
+        limits = server_limits(gateway.settings.server)
+        self._own = OwnPaths(self.app, gateway)
+        self._clients = HttpServer(HttpFrontend(gateway, self._own, self.tasks), limits, writes=gateway.relay.writes)
+        own = OwnPaths(self.app, gateway, is_admin=True)
+        self._operators = HttpServer(HttpFrontend(gateway, own, self.tasks, is_admin=True), limits)
         self._picker: PickerServer | None = None
-        self._app = create_app(gateway)
-        self._own = OwnPaths(self._app, gateway.relay.access, gateway.relay.new_request_id)
-        self._admin_own: OwnPaths | None = None
-        super().__init__(
-            uvicorn.Config(
-                self._own,
-                http=cast("type[asyncio.Protocol]", self._connect),
-                loop="uvloop",
-                ws="none",
-                lifespan="on",
-                access_log=False,
-                log_config=None,  # the format of the gateway
-                log_level="warning",
-                server_header=False,
-                proxy_headers=False,
-                backlog=_BACKLOG,
-                timeout_graceful_shutdown=math.ceil(self._drain_s) + 5,
-            )
-        )
-        self._frontend = HttpFrontend(gateway.relay, self._own, self.server_state.tasks)
-        self._http = HttpServer(
-            self._frontend,
-            server_limits(gateway.settings.server),
-            writes=gateway.relay.writes,
-            connections=self.server_state.connections,
-        )
-        self._served = gateway.settings, gateway.relay.access
         gateway.on_change.append(self._follow)
 
-    def _follow(self) -> None:
-        """Serve the requests that follow with the settings as they are now."""
-        gateway, (settings, access) = self._gateway, self._served
-        self._served = gateway.settings, gateway.relay.access
-        self._own.use(gateway.relay.access)
-        self._frontend.use(gateway.relay, gateway.relay.access)
-        if self._admin_frontend is not None and self._admin_own is not None and gateway.admin_access is not None:
-            self._admin_own.use(gateway.admin_access)
-            self._admin_frontend.use(gateway.relay, gateway.admin_access)
-        servers = [self._http, *([] if self._admin_http is None else [self._admin_http])]
-        if access is not gateway.relay.access:
-            for server in servers:
-                server.forget_heads()
-        if settings.server != gateway.settings.server:
-            self._drain_s = gateway.settings.server.drain_s
-            self.config.timeout_graceful_shutdown = math.ceil(self._drain_s) + 5
-            for server in servers:
-                server.limits = server_limits(gateway.settings.server)
-
-    def _connect(self, **_: object) -> ServerConnection:
-        """Return the protocol of a new connection; uvicorn passes what its own protocols need."""
-        return self._http.connect()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start serving."""
-        await super().startup(sockets)
-        self._watch = background.keep_running("open files", _watch_open_files)
-        if self._admin_socket is not None and self.started:
-            self._admin_server = await self._serve_admin(self._admin_socket)
-        if self._picker_socket is not None and self.started:
-            self._picker = await _serve_picker(self._gateway, self._own, self._picker_socket)
-        if self._has_process:
-            tune_garbage_collector()
-        if self._on_started is not None and self.started:
-            self._on_started()
+    @property
+    def connections(self) -> set[ServerConnection]:
+        """The open connections of clients."""
+        connections: set[ServerConnection] = self._clients.connections
+        return connections
 
     async def serve_at(self, clients: socket.socket, *others: socket.socket) -> None:
         """Serve until `drain`: clients at one address, `/admin` and the endpoint picker at others if there are such."""
         sockets = list(others)
-        if self._gateway.settings.picker is not None:
-            self._picker_socket = sockets.pop()
-        if sockets:
-            self._admin_socket = sockets.pop()
-        try:
-            await self.serve(sockets=[clients])
-        finally:
-            if self._admin_server is not None:
-                self._admin_server.close()
-            for connection in list(self._admin_connections):
-                connection.abort()
+        async with self.app.router.lifespan_context(self.app):
+            listening = await _listen(self._clients, clients)
+            if self._gateway.admin_access is not None:
+                await _listen(self._operators, sockets.pop(0))
+            if self._gateway.settings.picker is not None:
+                self._picker = await _serve_picker(self._gateway, self._own, sockets.pop(0))
+            watching = background.keep_running("open files", _watch_open_files)
+            if self._has_process:
+                tune_garbage_collector()
+            self.started = True
+            if self._on_started is not None:
+                self._on_started()
+            await self.is_draining.wait()
+            watching.cancel()
+            listening.close()
+            await self._wait_for_ends()
 
-    async def _serve_admin(self, opened: socket.socket) -> asyncio.Server:
-        relay, access = self._gateway.relay, self._gateway.admin_access
-        assert access is not None
-        self._admin_own = OwnPaths(self._app, access, relay.new_request_id)
-        self._admin_frontend = HttpFrontend(relay, self._admin_own, self.server_state.tasks, access)
-        limits = server_limits(self._gateway.settings.server)
-        server = self._admin_http = HttpServer(self._admin_frontend, limits, connections=self._admin_connections)
-        # The protocol does not inherit from `asyncio.Protocol`, so that mypyc can compile it.
-        connect = cast("Callable[[], asyncio.Protocol]", server.connect)
-        return await asyncio.get_running_loop().create_server(connect, sock=opened, backlog=_BACKLOG)
-
-    async def main_loop(self) -> None:
-        """Wait for `drain`; uvicorn looks ten times a second, and keeps header lines that only its protocols use."""
-        await self._draining.wait()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop serving."""
-        if self._watch is not None:
-            self._watch.cancel()
+    async def _wait_for_ends(self) -> None:
+        """Wait for what is in flight, which `drain` ends after a time; operators are not waited for."""
         if self._picker is not None:
-            for server in self.servers:
-                server.close()  # clients come no more while the picker's streams end
-            await self._picker.stop(self._drain_s)
-        await super().shutdown(sockets)
+            await self._picker.stop(self._gateway.settings.server.drain_s)
+        for connection in list(self.connections):
+            connection.shutdown()
+        end_s = time.monotonic() + self._gateway.settings.server.drain_s + _ABORT_S
+        await asyncio.sleep(_POLL_S)
+        while self._has_work() and time.monotonic() < end_s:  # noqa: ASYNC110 -- there is no event for the last of them
+            await asyncio.sleep(_POLL_S)
+        for task in self.tasks:
+            task.cancel()
+        for connection in [*self.connections, *self._operators.connections]:
+            connection.abort()
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Ignore signals; the process handles them."""
-        yield
+    def _has_work(self) -> bool:
+        return bool(self.connections or self.tasks) and not self._must_end
+
+    def _follow(self) -> None:
+        """Accept the requests that follow by the settings as they are now."""
+        for server in (self._clients, self._operators):
+            server.limits = server_limits(self._gateway.settings.server)
+            server.forget_heads()
 
     def drain(self) -> None:
         """Stop accepting requests, and abort those still in flight after `drain_s`; a second call aborts them now."""
-        if self.should_exit:
+        if self.is_draining.is_set():
             self._gateway.relay.stop()
-            self.force_exit = True
+            self._must_end = True
             return
-        self.should_exit = True
+        self.is_draining.set()
         if self._picker is not None:
             self._picker.drain()
-        self._draining.set()
         for drained in self._gateway.on_drain:
             drained()
-        asyncio.get_running_loop().call_later(self._drain_s, self._gateway.relay.stop)
+        asyncio.get_running_loop().call_later(self._gateway.settings.server.drain_s, self._gateway.relay.stop)
+
+
+async def _listen(server: HttpServer, opened: socket.socket) -> asyncio.Server:
+    # The protocol does not inherit from `asyncio.Protocol`, so that mypyc can compile it.
+    connect = cast("Callable[[], asyncio.Protocol]", server.connect)
+    return await asyncio.get_running_loop().create_server(connect, sock=opened, backlog=_BACKLOG)
 
 
 async def _serve_picker(gateway: Gateway, own: OwnPaths, opened: socket.socket) -> PickerServer:

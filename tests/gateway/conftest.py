@@ -107,7 +107,7 @@ async def start_gateway(
         gateway = assemble(pool, backends, digest(ADMIN_KEY))
         listener = stack.enter_context(listen("127.0.0.1", port, shared=False))
         server = Server(gateway)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        serving = asyncio.create_task(server.serve_at(listener))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False))

@@ -108,7 +108,7 @@ async def slow_reader(running: Running) -> AsyncIterator[tuple[asyncio.StreamRea
     reader, writer = await asyncio.open_connection(sock=slow, limit=2**12)
     writer.write(f"GET {EVENTS} HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {ADMIN_KEY}\r\n\r\n".encode())
     await reader.readuntil(b"event: history")
-    served: Any = max(running.server.server_state.connections, key=lambda each: each._since_s)
+    served: Any = max(running.server.connections, key=lambda each: each._since_s)
     served._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     await eventually(lambda: served._slow_since_s > 0, what="the client is too slow")
     try:
@@ -136,7 +136,7 @@ async def test_a_slow_reader_skips_snapshots(gateway_of: Start) -> None:
 async def test_the_stream_of_a_slow_reader_ends_when_the_gateway_drains(gateway_of: Start) -> None:
     async with gateway_of(server={"drain_s": 3600.0}) as running, slow_reader(running):
         running.server.drain()
-        await running.until(lambda: not running.server.server_state.tasks)
+        await running.until(lambda: not running.server.tasks)
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
@@ -202,4 +202,4 @@ async def test_it_ends_when_the_client_leaves(gateway_of: Start) -> None:
             async with client.stream("GET", EVENTS, headers=ADMIN) as response:
                 await anext(response.aiter_raw())
         # no task is left
-        await running.until(lambda: not running.server.server_state.tasks)
+        await running.until(lambda: not running.server.tasks)

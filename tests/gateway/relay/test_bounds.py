@@ -153,7 +153,7 @@ async def test_connections_are_bounded(gateway_of: Start, caplog: pytest.LogCapt
         await wire.json(answer("a"))
 
     async with gateway_of({"a": "baseline"}, server={"max_connections": 4}) as running:
-        connections = running.server.server_state.connections
+        connections = running.server.connections
         running.upstreams["a"].behaviour = held
         first, second, busy = [await Raw.to(running) for _ in range(3)]
         await eventually(lambda: len(connections) == 3)
@@ -197,7 +197,7 @@ async def test_the_largest_unfinished_request_is_refused(gateway_of: Start) -> N
             assert (await raw.answer())[0] == 200
             raw.close()
         assert len(running.upstreams["a"].seen) == 3
-        assert all(not connection.held_bytes for connection in running.server.server_state.connections)
+        assert all(not connection.held_bytes for connection in running.server.connections)
 
 
 REFUSED = b"GET /v1/chat/completions HTTP/1.1\r\nhost: h\r\n\r\n"
@@ -224,8 +224,8 @@ async def test_a_client_that_pipelines_and_does_not_read(gateway_of: Start, data
     count = 50_000_000 // len(data)
     async with gateway_of({"a": "baseline"}, keys=["sk-x"]) as running:
         raw = await Raw.to(running)
-        await eventually(lambda: running.server.server_state.connections)
-        (connection,) = running.server.server_state.connections
+        await eventually(lambda: running.server.connections)
+        (connection,) = running.server.connections
         sending = asyncio.create_task(send(raw.writer, data, count))
         await eventually(lambda: connection._is_paused and connection._slow_since_s)
         await stays(lambda: connection._pending and len(connection._pending) < 350_000, 0.2)
@@ -247,7 +247,7 @@ async def test_what_waits_behind_a_request_is_bounded(gateway_of: Start) -> None
         raw = await Raw.to(running)
         sending = asyncio.create_task(send(raw.writer, post(body), 100))
         await eventually(lambda: running.upstreams["a"].seen)
-        (connection,) = running.server.server_state.connections
+        (connection,) = running.server.connections
         await eventually(lambda: connection._is_paused)
         await stays(lambda: 0 < connection.held_bytes < 350_000, 0.2)
         assert not sending.done()
@@ -325,4 +325,4 @@ async def test_other_clients_are_served_meanwhile(gateway_of: Start) -> None:
         for raw in slow:
             raw.close()
         await running.client.aclose()
-        await eventually(lambda: not running.server.server_state.connections)
+        await eventually(lambda: not running.server.connections)

@@ -594,7 +594,7 @@ async def test_a_stream_in_flight_is_finished_while_the_gateway_drains(gateway_o
         await wire.end_stream()
 
     async def release_while_draining(running: Running) -> None:
-        await running.until(lambda: running.server.should_exit)
+        await running.until(running.server.is_draining.is_set)
         release.set()
 
     started = asyncio.Event()

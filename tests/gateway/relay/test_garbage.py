@@ -50,7 +50,7 @@ async def have_the_backend_close(running: Running) -> None:
 async def test_closed_connections_leave_no_cycles(gateway_of: Start) -> None:
     scenarios = (send_requests, leave_a_stream, have_the_backend_close)
     async with gateway_of({"a": "baseline"}) as running:
-        connections = running.server.server_state.connections
+        connections = running.server.connections
         before = len(connections)
         for scenario in scenarios:
             await scenario(running)

@@ -38,7 +38,7 @@ async def series(running: Running, name: str) -> dict[str, float]:
 
 async def test_the_asgi_application_relays_nothing_and_checks_keys_itself(gateway_of: Start) -> None:
     async with gateway_of(keys=KEYS) as running:
-        app = cast("Callable[..., Any]", running.server.config.app)
+        app = cast("Callable[..., Any]", running.server._own)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
             for path in ("/v1/chat/completions", "/v1/models/../chat/completions", "/v1/embeddings", "/"):
                 for method in ("GET", "POST"):
