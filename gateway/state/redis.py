@@ -48,10 +48,11 @@ class RedisStore:
         """See `Store.commit`."""
         keys = [self._key(name) for name in expected]
         with self._connection.translate_errors(), self._connection.client.pipeline() as pipeline:
-            pipeline.watch(*keys)
-            held = [_entry(value or b" ").stamp for value in pipeline.mget(keys)]
-            if held != [*expected.values()]:
-                return False
+            if keys:
+                pipeline.watch(*keys)
+                held = [_entry(value or b" ").stamp for value in pipeline.mget(keys)]
+                if held != [*expected.values()]:
+                    return False
             pipeline.multi()
             for name, entry in changes.items():
                 key = self._key(name)

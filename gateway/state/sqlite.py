@@ -28,6 +28,7 @@ _KINDS = {
     sqlite3.SQLITE_LOCKED: "timeout",
     sqlite3.SQLITE_CORRUPT: "corrupt",
     sqlite3.SQLITE_NOTADB: "corrupt",
+    sqlite3.SQLITE_TOOBIG: "corrupt",  # nothing that was written is so long
     sqlite3.SQLITE_FULL: "full",
     sqlite3.SQLITE_PERM: "unwritable",
     sqlite3.SQLITE_READONLY: "unwritable",

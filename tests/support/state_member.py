@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -37,12 +36,11 @@ class Member:
         clock: Clock | None = None,
         model: str = "m",
         tables: tuple[Table, ...] = (LENGTH, STEPS),
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
         self.clock = clock or Clock()
         self.statistics = Statistics(tables, self.clock)
-        self.ledger = Ledger(model, self.statistics, uuid4().hex, monotonic)
+        self.ledger = Ledger(model, self.statistics, uuid4().hex)
 
     def sync(self) -> None:
         self.ledger.stage()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from uuid import uuid4
@@ -13,13 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.state import ledger
-from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import Entry, StateError
 from policies.statistics import Table
 from tests.gateway.state.conftest import Stores
-from tests.support.redis_server import RedisServer
 from tests.support.state_member import LENGTH, STEPS, Clock, Member, in_step
 
 
@@ -199,196 +195,6 @@ def test_a_file_reset_to_an_older_state_is_detected(tmp_path: Path) -> None:
         member.store.close()
 
 
-def test_a_redis_reset_to_an_older_state_is_detected(redis: RedisServer) -> None:
-    clock = Clock()
-    one, two = (Member(RedisStore(redis.url, "test"), clock) for _ in range(2))
-    one.statistics.add(LENGTH, ("k",), 1.0, 5.0)
-    in_step(one, two)
-    redis.save()
-    one.statistics.add(LENGTH, ("k",), 1.0, 6.0)
-    in_step(one, two)
-    try:
-        redis.kill()
-        with pytest.raises(StateError) as caught:
-            one.sync()
-        assert caught.value.kind == "unreachable"
-    finally:
-        redis.start(with_saved=True)
-    two.statistics.add(LENGTH, ("k",), 1.0, 7.0)
-    in_step(two, one)
-    for member in (one, two):
-        assert member.buckets() == {("k",): (3.0, 18.0)}
-        member.store.close()
-
-
-class Gateways:
-    """Members that stop and come back, and what each of them has observed."""
-
-    def __init__(self, stores: Stores) -> None:
-        self._stores = stores
-        self.clock, self.monotonic = Clock(), Clock(1000.0)
-        self.reference = Member(stores.open(), self.clock)
-
-    def member(self) -> Member:
-        return Member(self._stores.open(), self.clock, monotonic=self.monotonic)
-
-    def observe(self, member: Member, value: float) -> None:
-        for each in (member, self.reference):
-            each.statistics.add(LENGTH, ("k",), 1.0, value)
-            each.statistics.add(STEPS, (str(value),), 1.0, value, 0.1)
-
-    def pass_time(self, *running: Member) -> None:
-        """Synchronise members until those that do not take part are gone and folded."""
-        for _ in range(20):
-            self.monotonic.now_s += ledger.HEARTBEAT_S / 2
-            for member in running:
-                member.sync()
-
-    def check(self, *members: Member) -> None:
-        """Check that these members, and one that starts now, know all observations."""
-        in_step(*members)
-        late = self.member()
-        late.sync()
-        for member in (*members, late):
-            assert member.buckets(LENGTH) == self.reference.buckets(LENGTH)
-            assert member.buckets(STEPS) == self.reference.buckets(STEPS)
-
-    def writers(self) -> int:
-        """Return how many writers have pages."""
-        store = self.reference.store
-        heads = store.read([name for name in store.stamps() if name.startswith("sums/")])
-        return sum(bool(orjson.loads(head.value)[0]) for head in heads.values())
-
-
-@pytest.fixture
-def gateways(stores: Stores) -> Gateways:
-    return Gateways(stores)
-
-
-def test_writers_that_are_gone_are_folded_into_one(gateways: Gateways) -> None:
-    running = gateways.member()
-    for value in range(5):
-        member = gateways.member()
-        gateways.observe(member, float(value))
-        member.sync()
-    assert gateways.writers() == 5
-    gateways.pass_time(running)
-    assert gateways.writers() == 1
-    gateways.check(running)
-    gateways.observe(running, 7.0)
-    gateways.check(running)
-    assert gateways.writers() == 2
-
-
-def test_two_that_fold_at_once_count_once(gateways: Gateways) -> None:
-    lost, *running = [gateways.member() for _ in range(3)]
-    gateways.observe(lost, 3.0)
-    lost.sync()
-    gateways.pass_time(*running)  # in turns, so both find it gone at the same time
-    gateways.check(*running)
-    store, other = running[0].store, running[1]
-    for member in (gateways.member(), gateways.member()):
-        gateways.observe(member, 4.0)
-        member.sync()
-        in_step(*running)
-        (name,) = (head for head, mirror in other.ledger._mirrors.items() if mirror.since_s == gateways.monotonic())
-        stamp = store.stamps()[name]
-        threads = [threading.Thread(target=each.ledger._fold, args=(each.store, name, stamp)) for each in running]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        gateways.check(*running)
-        gateways.monotonic.now_s += 1.0
-    assert gateways.writers() == 1
-
-
-def test_a_folded_writer_that_comes_back_counts_once(gateways: Gateways) -> None:
-    suspended, running = gateways.member(), gateways.member()
-    for value in (1.0, 2.0, 3.0):
-        gateways.observe(suspended, value)
-        suspended.sync()
-        gateways.observe(suspended, value + 0.5)  # not yet written
-        gateways.observe(running, 10.0 * value)
-        gateways.pass_time(running)  # folded
-        gateways.check(running, suspended)
-        gateways.observe(suspended, value)
-        gateways.check(suspended, running)
-
-
-def test_a_folded_writer_finds_a_wiped_store(stores: Stores, gateways: Gateways) -> None:
-    suspended, running = gateways.member(), gateways.member()
-    gateways.observe(suspended, 1.0)
-    suspended.sync()
-    gateways.pass_time(running)
-    stores.wipe()
-    gateways.check(suspended, running)
-    gateways.pass_time(running)
-    gateways.check(suspended, running)
-    stores.wipe()
-    gateways.observe(suspended, 2.0)
-    gateways.check(running, suspended)
-
-
-def test_an_evicted_page_of_a_folded_writer_counts_once(redis: RedisServer) -> None:
-    gateways = Gateways(Stores(lambda: RedisStore(redis.url, "test"), redis.flush))
-    suspended, running = gateways.member(), gateways.member()
-    gateways.observe(suspended, 1.0)
-    suspended.sync()
-    gateways.pass_time(running)
-    gateways.observe(suspended, 2.0)
-    in_step(suspended, running)
-    redis.client.delete(*(key for key in redis.client.keys("test:page/*") if b"sums/gone" not in key))
-    gateways.member().sync()  # misses them
-    gateways.check(suspended, running)
-    for member in (suspended, running, gateways.reference):
-        member.store.close()
-
-
-@pytest.mark.parametrize("saved", ["before it was folded", "when it was folded", "after it came back"])
-def test_a_folded_writer_finds_a_store_that_was_set_back(tmp_path: Path, saved: str) -> None:
-    path = tmp_path / "state.sqlite"
-    gateways = Gateways(Stores(lambda: SqliteStore(path), lambda: None))
-    suspended, running = gateways.member(), gateways.member()
-    members = (suspended, running, gateways.reference)
-    gateways.observe(suspended, 1.0)
-    gateways.observe(running, 2.0)
-    suspended.sync()
-    running.sync()
-    copies = {}
-
-    def save(when: str) -> None:
-        for member in members:
-            member.store.close()
-        copies[when] = path.read_bytes()
-
-    save("before it was folded")
-    gateways.pass_time(running)
-    save("when it was folded")
-    gateways.observe(suspended, 3.0)
-    in_step(suspended, running)
-    save("after it came back")
-    gateways.observe(suspended, 4.0)
-    gateways.observe(running, 5.0)
-    in_step(suspended, running)
-    save("")
-    path.write_bytes(copies[saved])
-    gateways.check(suspended, running)
-    for member in members:
-        member.store.close()
-
-
-def test_an_outage_folds_nobody(stores: Stores, gateways: Gateways) -> None:
-    one, two = gateways.member(), gateways.member()
-    gateways.observe(one, 1.0)
-    gateways.observe(two, 2.0)
-    in_step(one, two)
-    gateways.monotonic.now_s += 10 * ledger.GONE_S
-    in_step(one, two)
-    assert gateways.writers() == 2
-    gateways.check(one, two)
-
-
 class Unreliable(SqliteStore):
     """A store that can fail after a commit has succeeded."""
 
@@ -421,7 +227,6 @@ EVENTS = st.one_of(
     st.tuples(st.just("settle"), MEMBERS),
     st.tuples(st.just("wipe")),
     st.tuples(st.just("time passes")),
-    st.tuples(st.just("suspend all but"), MEMBERS),
 )
 
 
@@ -431,10 +236,10 @@ EVENTS = st.one_of(
 def test_sums_equal_those_of_all_observations_after_any_events(
     unreliable: Unreliable, events: list[tuple[object, ...]]
 ) -> None:
-    clock, monotonic = Clock(), Clock(1000.0)
+    clock = Clock()
     model = uuid4().hex  # every example needs an empty store
     reference = Member(unreliable, clock)
-    members = [Member(unreliable, clock, model, monotonic=monotonic) for _ in range(3)]
+    members = [Member(unreliable, clock, model) for _ in range(3)]
     for event in events:
         match event:
             case ("observe", int(index), str(key), float(value)):
@@ -458,10 +263,6 @@ def test_sums_equal_those_of_all_observations_after_any_events(
                 unreliable.wipe()
             case ("time passes",):
                 clock.now_s += LENGTH.epoch_s / 2
-            case ("suspend all but", int(index)):
-                for _ in range(20):
-                    monotonic.now_s += ledger.HEARTBEAT_S / 2
-                    members[index].sync()
     in_step(*members)
     members.append(Member(unreliable, clock, model))  # reads only what is in the store
     members[-1].sync()

@@ -56,7 +56,7 @@ def test_sums_refused_for_lack_of_memory_are_pushed_later(redis: RedisServer, me
     assert late.buckets() == {("k",): (1.0, 5.0)}
 
 
-@pytest.mark.parametrize("evicted", ["page/*", "sums/*", "index"])
+@pytest.mark.parametrize("evicted", ["page/*", "writer/*", "index"])
 def test_evicted_keys_are_written_again(redis: RedisServer, member: Member, evicted: str) -> None:
     other = Member(member.store, member.clock)
     member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
@@ -72,13 +72,13 @@ def test_keys_expire_with_their_epoch(redis: RedisServer, member: Member) -> Non
     member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     member.sync()
     end_s = LENGTH.end_s(int(member.clock.now_s // LENGTH.epoch_s))
-    for key in redis.client.keys("test:[ps]*"):
+    for key in redis.client.keys("test:[pw]*"):
         assert end_s <= redis.client.expiretime(key) <= end_s + 3600.0
     assert end_s > member.clock.now_s + 5 * LENGTH.half_life_s
 
 
 def test_stamps_of_expired_keys_are_removed(redis: RedisServer, member: Member) -> None:
-    member.store.commit({"sums/w/m": ""}, {"sums/w/m": Entry("stamp", b"[{},{}]", 1000.0)})
+    member.store.commit({"writer/w/m": ""}, {"writer/w/m": Entry("stamp", b"{}", 1000.0)})
     member.store.commit({"document/d": ""}, {"document/d": Entry("other", b"[]")})
     assert member.store.stamps() == {"document/d": "other"}
     assert redis.client.hkeys("test:index") == [b"document/d"]
@@ -90,9 +90,9 @@ def test_keys_of_another_program_are_reported(redis: RedisServer, member: Member
         member.sync()
     assert caught.value.kind == "refused"
     redis.client.delete("test:index")
-    for index, head in (("a stamp and more", "[{},{}]"), ("stamp 0.0", "stamp not json"), ("stamp 0.0", "stamp 7")):
-        redis.client.hset("test:index", "sums/w/m", index)
-        redis.client.set("test:sums/w/m", head)
+    for index, head in (("a stamp and more", "{}"), ("stamp 0.0", "stamp not json"), ("stamp 0.0", "stamp 7")):
+        redis.client.hset("test:index", "writer/w/m", index)
+        redis.client.set("test:writer/w/m", head)
         with pytest.raises(StateError) as caught:
             member.sync()
         assert caught.value.kind == "foreign"
