@@ -33,7 +33,7 @@ def check(
     from gateway.recorder import recorder_issue
     from gateway.service.banner import pool_table
     from gateway.service.replicas import configured
-    from gateway.state.location import describe
+    from gateway.service.stores import describe
 
     if settings.recorder is not None and (issue := recorder_issue(settings.recorder)):
         raise UsageError(f"{path}: {issue}")
@@ -51,6 +51,6 @@ def check(
 def read_pool(path: Path) -> PoolSettings:
     """Return the settings of a pool file, with the default location of its state filled in."""
     from gateway.config.load import load_pool
-    from gateway.state.location import with_state_file
+    from gateway.config.state_file import with_state_file
 
     return with_state_file(load_pool(path), path)

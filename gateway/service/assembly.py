@@ -35,10 +35,10 @@ from gateway.service.peer_exchange import PeerExchange
 from gateway.service.peers import Peers
 from gateway.service.policy_versions import PolicyVersions, policy_versions_of
 from gateway.service.run_dir import PEERS, read_launched
+from gateway.service.stores import open_live, open_store
 from gateway.shadow.replay import ShadowDrafting
-from gateway.state import State
-from gateway.state.location import open_live, open_store
 from gateway.state.store import ERRORS
+from gateway.state.sync import State
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.reporter import Reporter, reporter_for
 from policies.build import build

@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from backends.backend import Candidate
 from gateway.dialects.errors import GatewayError
 from gateway.routing.model import Model
-from gateway.state import Conflict, Document, Documents, StateError
+from gateway.state.documents import Conflict, Document, Documents
+from gateway.state.store import StateError
 from policies.distill.distill import NothingLearnedError, distill
 from policies.distill.report import Distilled
 from policies.guarded.guardrail import CONFIDENCE

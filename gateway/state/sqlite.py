@@ -100,7 +100,7 @@ class SqliteStore:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             self.close()
-            if is_corrupt(error):
+            if _is_corrupt(error):
                 with contextlib.suppress(
                     sqlite3.Error, StateError
                 ):  # the first error is raised; the next call tries again
@@ -134,7 +134,7 @@ def open_file(path: Path) -> sqlite3.Connection:
                 return connection
             _set_aside(path, "old")
         except sqlite3.DatabaseError as error:
-            if not is_corrupt(error):
+            if not _is_corrupt(error):
                 raise
             _set_aside(path, "corrupt")
         connection = _open(path)
@@ -144,14 +144,7 @@ def open_file(path: Path) -> sqlite3.Connection:
         os.close(folder)
 
 
-def probe(path: Path) -> None:
-    """Check that an existing file can be used."""
-    connection = _open(path)
-    if connection is not None:
-        connection.close()
-
-
-def is_corrupt(error: sqlite3.Error) -> bool:
+def _is_corrupt(error: sqlite3.Error) -> bool:
     """Return whether an error means that the file is corrupt."""
     return _KINDS.get(_primary_code(error)) == "corrupt"
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pytest
 
 from gateway.config.load import ConfigError, load_pool
 from gateway.config.settings import StateSettings
-from gateway.state.location import default_file, describe, open_store, with_state_file
+from gateway.config.state_file import default_file, with_state_file
+from gateway.service.stores import describe, open_store
 from gateway.state.sqlite import SqliteStore
 
 POOL = """\
@@ -91,25 +91,3 @@ def test_settings_do_not_contain_passwords(tmp_path: Path) -> None:
     state = state_of(tmp_path, "state: {redis: 'redis://:pa55word@h:1'}")
     assert state is not None
     assert "pa55" not in f"{state!r} {state.model_dump_json()} {describe(state)}"
-
-
-def test_describe_checks_the_file_and_changes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "state.sqlite"
-    state = StateSettings(file=path)
-    assert describe(None) == "State is not kept (state: none)."
-    assert describe(state) == f"State is kept in {path}."
-    assert not path.parent.exists()
-    store = SqliteStore(path)
-    store.stamps()
-    store.close()
-    assert describe(state) == f"State is kept in {path}."
-    (tmp_path / "file").touch()
-    assert "would not be kept: " in describe(StateSettings(file=tmp_path / "file" / "state.sqlite"))
-    theirs = tmp_path / "theirs.sqlite"
-    connection = sqlite3.connect(theirs)
-    connection.execute("CREATE TABLE theirs (x)")
-    connection.close()
-    assert "not a state file of the gateway" in describe(StateSettings(file=theirs))
-    path.write_bytes(b"broken" * 1000)
-    assert describe(state) == f"State is kept in {path}."
-    assert path.read_bytes() == b"broken" * 1000

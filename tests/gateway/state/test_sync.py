@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from backends import background
-from gateway.state import State, StateError, redis_client, sync
+from gateway.state import redis_client, sync
 from gateway.state.documents import Document
 from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore
-from gateway.state.store import ERRORS, Store
+from gateway.state.store import ERRORS, StateError, Store
+from gateway.state.sync import State
 from gateway.telemetry.metrics import Metrics
 from policies.statistics import Statistics
 from tests.gateway.state.conftest import Stores
