@@ -34,8 +34,7 @@ from gateway.service.default_temperature import assumed_temperature, must_ask
 from gateway.service.peer_exchange import PeerExchange
 from gateway.service.peers import Peers
 from gateway.service.policy_versions import PolicyVersions, policy_versions_of
-from gateway.service.run_dir import PEERS, read_launched
-from gateway.service.stores import open_live, open_store
+from gateway.service.stores import PEERS, open_live, open_store, read_launched
 from gateway.shadow.replay import ShadowDrafting
 from gateway.state.store import ERRORS
 from gateway.state.sync import State

@@ -32,8 +32,8 @@ from gateway.service.assembly import Gateway, assemble
 from gateway.service.banner import pool_table, start_lines
 from gateway.service.change import prepare
 from gateway.service.replicas import SIMULATOR, Replicas, plan
-from gateway.service.run_dir import PEERS, write_launched
 from gateway.service.server import Server, listen, raise_open_file_limit
+from gateway.service.stores import PEERS, write_launched
 from gateway.service.workers import Workers
 from gateway.telemetry.log_format import configure_logging
 from gateway.telemetry.metrics import Metrics

@@ -1,13 +1,22 @@
-"""What the state is kept in and shared through, by the settings."""
+"""What the processes of a pool share, and through what."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from gateway.config.settings import StateSettings
 from gateway.state.live import Live, LiveFolder
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import Store
+
+PEERS = "peers"
+"""Folder of the reports of workers, in that of the run."""
+
+_LAUNCHED = "launched.json"
 
 
 def open_store(state: StateSettings | None) -> Store | None:
@@ -34,3 +43,17 @@ def describe(state: StateSettings | None) -> str:
     """Return one line for `gateway check`: where the state is kept."""
     store = open_store(state)
     return "State is not kept (state: none)." if store is None else f"State is kept in {store.location}."
+
+
+def write_launched(run_dir: Path, launched: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the state of the processes of replicas, by `model/backend`."""
+    written = run_dir / f"{_LAUNCHED}.new"
+    written.write_bytes(orjson.dumps(launched))
+    written.replace(run_dir / _LAUNCHED)
+
+
+def read_launched(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """Return what was written last."""
+    path = run_dir / _LAUNCHED
+    found: dict[str, dict[str, Any]] = orjson.loads(path.read_bytes()) if path.exists() else {}
+    return found
