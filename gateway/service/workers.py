@@ -18,8 +18,7 @@ from backends import background
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
 from gateway.reload.reloader import ReloadError
-from gateway.service.link import Alive, Current, Link, ReloadAnswered, ReloadWanted
-from gateway.service.worker import ALIVE_S, Assignment, work
+from gateway.service.worker import ALIVE_S, Alive, Assignment, Current, Link, ReloadAnswered, ReloadWanted, work
 
 logger = logging.getLogger(__name__)
 

@@ -68,10 +68,7 @@ def decode(data: bytes) -> Report:
                 for replica, (count, left_s, why) in ejected.items()
             },
             {str(replica): (_number(tokens), _number(steps)) for replica, (tokens, steps) in answered.items()},
-            {
-                str(replica): Draining(_count(count), bool(drained))
-                for replica, (count, drained) in draining.items()
-            },
+            {str(replica): Draining(_count(count), bool(drained)) for replica, (count, drained) in draining.items()},
             {str(response): str(backend) for response, backend in responses.items()},
         )
     except (TypeError, AttributeError) as error:
