@@ -1,12 +1,8 @@
-"""The results as Markdown: `python -m benchmarks.faults.table RESULTS.json [PAGE]`, which writes them into a page.
-
-RESULTS.json is that of the faults, or of the soak.
-"""
+"""The results as Markdown: `python -m benchmarks.faults.table RESULTS.json`, that of the faults, or of the soak."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,37 +65,15 @@ def _lost(result: Result | None) -> str:
     return ", ".join([*died, *reasons]) or "0"
 
 
-def fill(page: str, name: str, table: str) -> str:
-    r"""Return a page with a table between its markers.
-
-    Examples
-    --------
-    >>> fill("a\n<!-- t -->\nold\n<!-- /t -->\nb", "t", "new")
-    'a\n<!-- t -->\nnew\n<!-- /t -->\nb'
-    """
-    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    if not pattern.search(page):
-        raise SystemExit(f"the page has no {begin} ... {end}")
-    return pattern.sub(lambda _: f"{begin}\n{table}\n{end}", page)
-
-
 def main() -> None:
-    """Print the tables, or write them into a page."""
+    """Print the tables."""
     read = json.loads(Path(sys.argv[1]).read_text())
     if isinstance(read, dict):
         tables = {"soak": summary(Soak(**read | {"samples": [Sample(**each) for each in read["samples"]]}))}
     else:
         results = [Result(**each) for each in read]
         tables = {"peers": peers_table(results), "gateway": own_table(results)}
-    if len(sys.argv) < 3:
-        print("\n\n".join(tables.values()))
-        return
-    page = Path(sys.argv[2])
-    text = page.read_text()
-    for name, table in tables.items():
-        text = fill(text, name, table)
-    page.write_text(text)
+    print("\n\n".join(tables.values()))
 
 
 if __name__ == "__main__":
