@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import signal
 import sys
 import webbrowser
-from collections.abc import Coroutine
 from itertools import count
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import httpx
 import typer
 
-from backends import background
-from backends.http.client import Address
-from lab.demo.process import DemoGateway, running_gateway
-from lab.demo.requests import MODEL
-from lab.demo.traffic import PHASES, Phase, PhaseLoad
+from lab.demo.process import running_gateway
+from lab.demo.requests import CHAT, EDITS, MODEL, Kind
+from lab.live.command import run_live
+from lab.replay.options import ReplayOptions
+from lab.trace import TraceRecord, write_trace
 
-_DISTILL_AT = 0.85  # of a phase
+_PHASES = (("chat at temperature 0.7", 0.9), ("code edits at temperature 0", 0.1))
+"""Name and share of chat of each part of the load; the other requests are edits."""
+
+_MAX_TOKENS = 180
+_INTERRUPTED = 130
 
 
 def main(
@@ -32,63 +35,52 @@ def main(
     browse: Annotated[bool, typer.Option(help="Open the page in a browser, if there is a screen.")] = True,
 ) -> None:
     """Run a gateway with simulated replicas under chat that turns into code edits and back, and show its page."""
-    asyncio.run(_until_stopped(_demo(port, rate, phase_s, phases, browse=browse)))
-
-
-async def _until_stopped(work: Coroutine[None, None, None]) -> None:
-    """Run `work` until it ends, or until SIGINT or SIGTERM, which end it in an orderly way."""
-    task = background.start("lab", work, raises=Exception)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
-async def _demo(port: int, rate: float, phase_s: float, phases: int | None, *, browse: bool) -> None:
     print("Starting a gateway with five simulated replicas ...", flush=True)
-    async with running_gateway(port) as gateway, gateway.client() as client:
+    with TemporaryDirectory(prefix="gateway-demo-") as name, running_gateway(port, Path(name)) as gateway:
         print(f"Open {gateway.page_url}\nCtrl-C ends it.\n", flush=True)
         if browse and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             webbrowser.open(gateway.page_url)
+        trace = Path(name) / "phase.jsonl"
         for number in count() if phases is None else range(phases):
-            phase = PHASES[number % len(PHASES)]
-            await _play(gateway, client, phase, number, rate, phase_s)
+            phase, chat_share = _PHASES[number % len(_PHASES)]
+            print(f"{number * phase_s:4.0f} s  {phase}: {chat_share:.0%} chat, the rest edits", flush=True)
+            write_trace(trace, _requests(chat_share, rate, phase_s, Random(number)))
+            if run_live(ReplayOptions(trace=(trace,), live=(f"demo={gateway.url}",), seed=number)) == _INTERRUPTED:
+                return
+            print(f"{_distil(gateway.client)}\n{_gain(gateway.client)}\n", flush=True)
 
 
-async def _play(
-    gateway: DemoGateway, client: httpx.AsyncClient, phase: Phase, number: int, rate: float, phase_s: float
-) -> None:
-    """Send the requests of a phase, distil towards its end, and print what came of it."""
-    print(f"{number * phase_s:4.0f} s  {phase.name}: {phase.chat_share:.0%} chat, the rest edits", flush=True)
-    load = PhaseLoad(Address.parse(gateway.url), phase, rate, phase_s, seed=number)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(load.run())
-        tasks.create_task(_distil(client, phase_s * _DISTILL_AT))
-    shares = ", ".join(f"{backend} {share:.0%}" for backend, share in load.shares().items())
-    print(f"        went to {shares}{_failed(load)}\n        {await _gain(client)}", flush=True)
-
-
-async def _distil(client: httpx.AsyncClient, after_s: float) -> None:
-    await asyncio.sleep(after_s)
-    answer = await client.post("/admin/policy/distill", json={"model": MODEL})
-    if answer.is_success:
-        rules = answer.json()
-        print(
-            f"        rules, version {rules['version']}: {rules['leaves']} rules, "
-            f"expected time to finish over least_loaded {-rules['rules_gain']:+.0%}",
-            flush=True,
+def _requests(chat_share: float, rate: float, seconds: float, random: Random) -> list[TraceRecord]:
+    """Return requests at random times."""
+    requests, at_s = [], random.expovariate(rate)
+    while at_s < seconds:
+        kind: Kind = CHAT if random.random() < chat_share else EDITS
+        requests.append(
+            TraceRecord(
+                arrived_at=at_s,
+                model=MODEL,
+                workload=kind.workload,
+                temperature=kind.temperature,
+                max_tokens=_MAX_TOKENS,
+                messages=kind.messages(random),
+            )
         )
-    else:
-        print(f"        no rules yet: {answer.json()['error']['message']}", flush=True)
+        at_s += random.expovariate(rate)
+    return requests
 
 
-def _failed(load: PhaseLoad) -> str:
-    kinds = ", ".join(f"{amount} {kind}" for kind, amount in load.failures().items())
-    return f"; failed: {kinds}" if kinds else ""
+def _distil(client: httpx.Client) -> str:
+    """Write what was learned as rules, and return what they are worth."""
+    answer = client.post("/admin/policy/distill", json={"model": MODEL})
+    if not answer.is_success:
+        return f"no rules yet: {answer.json()['error']['message']}"
+    rules = answer.json()
+    gain = f"expected time to finish over least_loaded {-rules['rules_gain']:+.0%}"
+    return f"rules, version {rules['version']}: {rules['leaves']} rules, {gain}"
 
 
-async def _gain(client: httpx.AsyncClient) -> str:
-    (model,) = (await client.get("/admin/dashboard/snapshot")).json()["models"]
+def _gain(client: httpx.Client) -> str:
+    (model,) = client.get("/admin/dashboard/snapshot").json()["models"]
     gain = model["gain"]
     if gain["ratio"] is None:
         return "time per unit of work over least_loaded: too early"

@@ -2,79 +2,70 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import os
 import re
 import secrets
+import subprocess
 import sys
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import httpx
 
-from backends import background
-from backends.launch.process import EngineProcess
-
 _START_S = 60.0
-_END_S = 20.0
 _POLL_S = 0.05
+_UNTIL_INPUT_ENDS = 'exec 3<&0; "$@" & gateway=$!; { read _ <&3; kill $gateway; } & wait $gateway'
+"""Shell command that runs another one, and ends it once nothing holds its input open."""
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class DemoGateway:
     """A running gateway."""
 
-    url: str = ""  # its address
-    key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)  # its admin key, made for this run
+    url: str
+    client: httpx.Client  # for `/admin`, with a key made for this run
 
     @property
     def page_url(self) -> str:
         """Address of the page, with the key behind the `#`, which browsers send nowhere."""
-        return f"{self.url}/dashboard#key={self.key}"
-
-    def client(self) -> httpx.AsyncClient:
-        """Return a client for `/admin`."""
-        headers = {"authorization": f"Bearer {self.key}"}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60.0, trust_env=False)
+        return f"{self.url}/dashboard#key={self.client.headers['authorization'].removeprefix('Bearer ')}"
 
 
-@contextlib.asynccontextmanager
-async def running_gateway(port: int) -> AsyncIterator[DemoGateway]:
-    """Run a gateway with the demo's pool until the block ends; its state and log are in a temporary folder."""
-    gateway = DemoGateway()
-    with TemporaryDirectory(prefix="gateway-demo-") as folder:
-        log = Path(folder) / "gateway.log"
-        config = str(resources.files("lab.demo") / "pool.yaml")
-        command = [sys.executable, "-m", "gateway", "--config", config, "--port", str(port)]
-        process = await EngineProcess.start(command, {"DEMO_FOLDER": folder, "DEMO_ADMIN_KEY": gateway.key}, log)
-        ended = background.start("lab", process.wait(), raises=Exception)
-        try:
-            await _started(gateway, log, ended)
-            yield gateway
-        finally:
-            process.terminate()
-            await asyncio.wait({ended}, timeout=_END_S)
-            process.kill()
-            await ended
+@contextmanager
+def running_gateway(port: int, folder: Path) -> Iterator[DemoGateway]:
+    """Run a gateway with the demo's pool until the block ends; its state and log are in a folder."""
+    key, log = secrets.token_hex(16), folder / "gateway.log"
+    config = str(resources.files("lab.demo") / "pool.yaml")
+    command = [sys.executable, "-m", "gateway", "--config", config, "--port", str(port)]
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(  # noqa: S603 -- our own program
+            ["/bin/sh", "-c", _UNTIL_INPUT_ENDS, "sh", *command],
+            env={**os.environ, "DEMO_FOLDER": str(folder), "DEMO_ADMIN_KEY": key},
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        ) as process,
+    ):
+        url = _url(process, log)
+        with httpx.Client(
+            base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60.0, trust_env=False
+        ) as client:
+            while not client.get("/readyz").is_success:  # the replicas start
+                time.sleep(_POLL_S)
+            yield DemoGateway(url, client)
 
 
-async def _started(gateway: DemoGateway, log: Path, ended: asyncio.Future[int]) -> None:
-    async with asyncio.timeout(_START_S):
-        while not gateway.url:
-            if ended.done():
-                raise RuntimeError(_text_of(log))
-            if match := re.search(r"Listening at (\S+)", _text_of(log)):
-                gateway.url = match[1]
-            await asyncio.sleep(_POLL_S)
-        async with gateway.client() as client:
-            answer = await client.get("/readyz")
-            while not answer.is_success:  # the replicas start
-                await asyncio.sleep(_POLL_S)
-                answer = await client.get("/readyz")
-
-
-def _text_of(log: Path) -> str:
-    return log.read_text(encoding="utf-8")
+def _url(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Return the address of the gateway once it listens."""
+    until_s = time.monotonic() + _START_S
+    while process.poll() is None and time.monotonic() < until_s:
+        if match := re.search(r"Listening at (\S+)", log.read_text("utf-8")):
+            return match[1]
+        time.sleep(_POLL_S)
+    raise RuntimeError(log.read_text("utf-8"))

@@ -10,38 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-import orjson
-
 MODEL = "llama-3.1-8b"
-_MAX_TOKENS = 180
-_MODULES = (
-    *("argparse", "calendar", "cmd", "configparser", "csv", "dataclasses", "difflib", "doctest", "fractions", "ftplib"),
-    *(
-        "gettext",
-        "imaplib",
-        "inspect",
-        "ipaddress",
-        "mailbox",
-        "optparse",
-        "pdb",
-        "pickle",
-        "plistlib",
-        "poplib",
-        "pprint",
-    ),
-    *(
-        "shlex",
-        "shutil",
-        "smtplib",
-        "statistics",
-        "subprocess",
-        "tarfile",
-        "tempfile",
-        "textwrap",
-        "traceback",
-        "zipfile",
-    ),
-)
+_MODULES = """
+argparse calendar cmd configparser csv dataclasses difflib doctest fractions ftplib gettext imaplib inspect ipaddress
+mailbox optparse pdb pickle plistlib poplib pprint shlex shutil smtplib statistics subprocess tarfile tempfile textwrap
+traceback zipfile
+"""
 _CODE_LINES = range(8, 31)
 _ASSISTANT = "You are a friendly assistant. Answer in plain words."
 _EDITOR = "You are a code editor. Return the whole function, changed as asked, and nothing else."
@@ -62,32 +36,17 @@ _QUESTIONS = (
     "What do beginners get wrong about {}?",
     "Describe a quiet afternoon with {}.",
 )
-_ASPECTS = (
-    *("the history of", "the science of", "the sound of", "the price of", "the people behind", "the future of"),
-    *(
-        "the dangers of",
-        "the pleasure of",
-        "the words for",
-        "the smell of",
-        "the rules of",
-        "the art of",
-        "the tools of",
-    ),
-    *(
-        "the myths around",
-        "the places known for",
-        "the craft of",
-        "the arithmetic of",
-        "the colours of",
-        "the seasons of",
-    ),
-)
-_TOPICS = (
-    *("old maps", "the night sky", "bread", "chess", "jazz", "tea", "mountain railways", "lighthouses", "beekeeping"),
-    *("sourdough", "the tides", "bicycles", "public libraries", "earthquakes", "paper", "coral reefs", "trams", "salt"),
-    *("bridges", "clocks", "wool", "canals", "orchards", "kites", "pottery", "glaciers", "harbours", "violins", "moss"),
-    *("windmills", "ink", "rope", "ferries", "cheese", "fountains", "owls", "caves", "printing", "gardens", "stamps"),
-)
+_ASPECTS = """
+the history of, the science of, the sound of, the price of, the people behind, the future of, the dangers of,
+the pleasure of, the words for, the smell of, the rules of, the art of, the tools of, the myths around,
+the places known for, the craft of, the arithmetic of, the colours of, the seasons of
+"""
+_TOPICS = """
+old maps, the night sky, bread, chess, jazz, tea, mountain railways, lighthouses, beekeeping, sourdough, the tides,
+bicycles, public libraries, earthquakes, paper, coral reefs, trams, salt, bridges, clocks, wool, canals, orchards,
+kites, pottery, glaciers, harbours, violins, moss, windmills, ink, rope, ferries, cheese, fountains, owls, caves,
+printing, gardens, stamps
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +57,10 @@ class Kind:
     system: str
     temperature: float
 
-    def body(self, random: Random) -> bytes:
-        """Return the body of a request of this kind, drawn at random."""
-        return orjson.dumps(
-            {
-                "model": MODEL,
-                "messages": [
-                    {"role": "system", "content": self.system},
-                    {"role": "user", "content": _edit(random) if self is EDITS else _question(random)},
-                ],
-                "temperature": self.temperature,
-                "max_tokens": _MAX_TOKENS,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        )
+    def messages(self, random: Random) -> list[dict[str, str]]:
+        """Return the messages of a request of this kind, drawn at random."""
+        asked = _edit(random) if self is EDITS else _question(random)
+        return [{"role": "system", "content": self.system}, {"role": "user", "content": asked}]
 
 
 CHAT = Kind("chat", _ASSISTANT, 0.7)
@@ -121,7 +69,8 @@ EDITS = Kind("edit", _EDITOR, 0.0)
 
 def _question(random: Random) -> str:
     """Return one of six thousand questions: no real chat consists of the same few."""
-    return random.choice(_QUESTIONS).format(f"{random.choice(_ASPECTS)} {random.choice(_TOPICS)}")
+    about = " ".join(random.choice(listed.split(",")).strip() for listed in (_ASPECTS, _TOPICS))
+    return random.choice(_QUESTIONS).format(about)
 
 
 def _edit(random: Random) -> str:
@@ -131,7 +80,7 @@ def _edit(random: Random) -> str:
 def _functions() -> Iterator[str]:
     """Yield functions and methods of the standard library as text: real code that every machine has."""
     library = Path(sysconfig.get_path("stdlib"))
-    for module in _MODULES:
+    for module in _MODULES.split():
         source = (library / f"{module}.py").read_text("utf-8")
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:

@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 from backends.launch.ports import free_port
-from lab.demo.requests import CHAT, EDITS
+from lab.demo.requests import CHAT, EDITS, MODEL, Kind
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until
 from tests.support.deploy_tools import tool
 
@@ -63,6 +63,17 @@ class Served:
         return f"http://127.0.0.1:{self._port}"
 
 
+def _body(kind: Kind, random: Random) -> dict[str, object]:
+    return {
+        "model": MODEL,
+        "messages": kind.messages(random),
+        "temperature": kind.temperature,
+        "max_tokens": 180,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
 class Load:
     """Sends one request after the other, chat and edits in turn, in a thread."""
 
@@ -76,9 +87,9 @@ class Load:
         with httpx.Client(base_url=self._url, timeout=30.0, trust_env=False) as client:
             while not self._stop.is_set():
                 kind = (CHAT, EDITS)[self.sent % 2]
-                headers = {"content-type": "application/json", "x-gateway-workload": kind.workload}
+                headers = {"x-gateway-workload": kind.workload}
                 try:
-                    client.post("/v1/chat/completions", content=kind.body(random), headers=headers)
+                    client.post("/v1/chat/completions", json=_body(kind, random), headers=headers)
                 except httpx.HTTPError:
                     self._stop.wait(0.2)  # the gateway is being restarted
                 self.sent += 1

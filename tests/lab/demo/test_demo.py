@@ -28,11 +28,14 @@ def test_the_demo_learns_rules_moves_traffic_and_leaves_nothing_behind(tmp_path:
             COMMAND, cwd=ROOT, env=environment, stdout=stdout, stderr=stdout, start_new_session=True
         )
     try:
-        until(lambda: demo.poll() is not None or output.read_text().count("went to") == 2, what="two phases")
+        until(
+            lambda: demo.poll() is not None or output.read_text().count("over least_loaded: ") == 2, what="two phases"
+        )
         printed = output.read_text()
         assert re.search(r"rules, version 1: \d+ rules", printed), printed
         assert "failed" not in printed
-        shares = [dict(re.findall(r"(\w+) (\d+)%", line)) for line in re.findall(r"went to (.*)", printed)]
+        shares = [dict(re.findall(r"(\w+) (\d+)%", line)) for line in re.findall(r"demo +\d+ +0 .*tree.*", printed)]
+        assert len(shares) == 2
         assert int(shares[1]["tree"]) > int(shares[0]["tree"])  # code edits go to suffix drafting
         match = re.search(r"Open (\S+)/dashboard#key=(\w+)", printed)
         assert match, printed
