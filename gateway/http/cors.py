@@ -15,6 +15,7 @@ _EXPOSED = (
 )
 _NAMES = re.compile(rb"[A-Za-z0-9_-]+(?:[ \t]*,[ \t]*[A-Za-z0-9_-]+)*")
 _MAX_NAMES_BYTES = 4096
+_MAX_AGE_S = b"600"
 
 
 def is_preflight(method: str, headers: Mapping[bytes, bytes]) -> bool:
@@ -46,13 +47,9 @@ class Cors:
     b'vary: origin\r\n'
     """
 
-    def __init__(self, origins: Iterable[str], headers: Iterable[str] = ("*",), max_age_s: int = 600) -> None:
+    def __init__(self, origins: Iterable[str]) -> None:
         # Origins of the pages, `https://page.example`; `*` for all.
         self._origins = frozenset(origin.encode("ascii") for origin in origins)
-        names = ", ".join(headers)
-        # Request headers that pages may send; `*` for all.
-        self._headers = b"" if names == "*" else names.encode("ascii")
-        self._max_age = b"%d" % max_age_s
 
     def lines_for(self, origin: bytes) -> bytes:
         """Return the header lines of an answer to a page of an origin; empty bytes stand for no origin."""
@@ -63,17 +60,14 @@ class Cors:
         answered = self._answer_headers(headers.get(b"origin", b""))
         if not any(name == b"access-control-allow-origin" for name, _ in answered):
             raise GatewayError(403, "This origin is not in cors.origins of the pool file.", code="origin_not_allowed")
-        allowed = self._headers
-        if not allowed:
-            asked = headers.get(b"access-control-request-headers", b"").strip()
-            allowed = asked if len(asked) <= _MAX_NAMES_BYTES and _NAMES.fullmatch(asked) else b""
-            answered.append((b"vary", b"access-control-request-headers"))
-        if allowed:
-            answered.append((b"access-control-allow-headers", allowed))
+        answered.append((b"vary", b"access-control-request-headers"))
+        asked = headers.get(b"access-control-request-headers", b"").strip()
+        if asked and len(asked) <= _MAX_NAMES_BYTES and _NAMES.fullmatch(asked):
+            answered.append((b"access-control-allow-headers", asked))
         return [
             *answered,
             (b"access-control-allow-methods", _METHODS),
-            (b"access-control-max-age", self._max_age),
+            (b"access-control-max-age", _MAX_AGE_S),
         ]
 
     def _answer_headers(self, origin: bytes) -> list[Header]:

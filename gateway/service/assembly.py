@@ -331,7 +331,7 @@ def _access(settings: PoolSettings, admin_digest: bytes, previous: Gateway | Non
         return previous.relay.access, previous.admin_access
     keyring = Keyring([(key.digest or b"", _client_of(key)) for key in settings.keys], admin_digest)
     paths = RelayedPaths(settings.paths)
-    cors = None if settings.cors is None else Cors(**settings.cors.model_dump())
+    cors = None if settings.cors is None else Cors(settings.cors.origins)
     nothing, page, metrics = set[str](), {"/dashboard"}, {"/metrics"}
     public = "/admin/dashboard/" if settings.dashboard.public else None
     off = nothing if settings.dashboard.enabled else page

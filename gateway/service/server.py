@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, cast
 
 from backends import background
 from gateway.config.settings.server import ServerSettings
-from gateway.http.request_head import HeadLimits
 from gateway.http.server import HttpServer, ServerConnection, ServerLimits
 from gateway.relay.frontend import HttpFrontend
 from gateway.service.app import OwnPaths, create_app
@@ -153,11 +152,6 @@ def server_limits(settings: ServerSettings) -> ServerLimits:
             open_files,
         )
     return ServerLimits(
-        head=HeadLimits(
-            target_bytes=int(settings.max_target_kib * 2**10),
-            headers_bytes=int(settings.max_headers_kib * 2**10),
-            headers=settings.max_headers,
-        ),
         body_bytes=settings.max_body_bytes,
         idle_s=_KEEP_ALIVE_S,
         head_s=settings.head_s,

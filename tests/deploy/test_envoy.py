@@ -13,6 +13,7 @@ import yaml
 
 from backends.launch.ports import free_port
 from gateway.config.settings import PickerSettings, ServerSettings, TimeoutSettings
+from gateway.http.request_head import HeadLimits
 from gateway.service.server import _KEEP_ALIVE_S
 from tests.support.deploy_tools import DEPLOY, replaced, run, tool
 from tests.support.front_proxy import certificate, check_front, proxy_process
@@ -63,7 +64,7 @@ def test_its_time_outs_and_sizes_leave_the_decision_to_the_gateway(file: Path) -
     settings = ServerSettings()
     assert _seconds(manager["stream_idle_timeout"]) > TimeoutSettings().first_byte_s
     assert _seconds(manager["request_timeout"]) == settings.body_s
-    assert manager["max_request_headers_kb"] == settings.max_headers_kib
+    assert manager["max_request_headers_kb"] == HeadLimits().headers_bytes / 2**10
     assert _seconds(options["common_http_protocol_options"]["idle_timeout"]) < _KEEP_ALIVE_S
     (thresholds,) = cluster["circuit_breakers"]["thresholds"]
     assert thresholds["max_requests"] > settings.max_connections

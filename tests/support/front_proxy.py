@@ -252,10 +252,10 @@ async def _check_hidden_paths(front: Front) -> None:
 
 
 async def _check_connections_are_kept(front: Front) -> None:
-    before = set(front.running.server.server_state.connections)
+    before = set(front.running.server.connections)
     for _ in range(8):
         assert (await front.chat()).status_code == 200
-    assert len(set(front.running.server.server_state.connections) - before) <= 1
+    assert len(set(front.running.server.connections) - before) <= 1
 
 
 async def _check_a_restart(client: httpx.AsyncClient, port: int) -> None:

@@ -13,7 +13,6 @@ from gateway.config.settings.base import Settings
 from gateway.http.paths import canonical_path, is_own
 
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
-_HEADER = re.compile(r"[a-z0-9_-]+")
 
 
 def _checked_path(pattern: str) -> str:
@@ -31,12 +30,6 @@ def _checked_origin(origin: str) -> str:
     return origin
 
 
-def _checked_header(name: str) -> str:
-    if name != "*" and not _HEADER.fullmatch(name):
-        raise ValueError("expected the name of a header in lower case, or *")
-    return name
-
-
 PathPattern = Annotated[str, AfterValidator(_checked_path)]
 
 
@@ -47,20 +40,13 @@ class CorsSettings(Settings):
     ----------
     origins
         Origins of the pages, such as `https://page.example`; `*` alone allows all.
-    headers
-        Request headers that the pages may send; `*` alone allows all.
-    max_age_s
-        Seconds for which browsers may remember the answer to a preflight request.
     """
 
     origins: Annotated[list[Annotated[str, AfterValidator(_checked_origin)]], Field(min_length=1)]
-    headers: Annotated[list[Annotated[str, AfterValidator(_checked_header)]], Field(min_length=1)] = ["*"]
-    max_age_s: Annotated[int, Field(ge=0)] = 600
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield an issue for a `*` beside other values."""
-        for field in ("origins", "headers"):
-            values = data.get(field)
-            if isinstance(values, list) and "*" in values and len(values) > 1:
-                yield Issue((field,), "has * beside others", "keep one or the other")
+        origins = data.get("origins")
+        if isinstance(origins, list) and "*" in origins and len(origins) > 1:
+            yield Issue(("origins",), "has * beside others", "keep one or the other")

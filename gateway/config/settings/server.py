@@ -31,12 +31,6 @@ class ServerSettings(Settings):
     max_body_values
         Most that the JSON values of a body may count to, else it is answered with 413: an element counts 1, a string
         2, a member of an object 2, an array or object 4. What is inside strings counts nothing.
-    max_target_kib
-        Longest request target (path and query), in KiB; a longer one is answered with 414.
-    max_headers_kib
-        Most KiB of all headers of a request together; more are answered with 431.
-    max_headers
-        Most headers of a request; more are answered with 431.
     head_s
         Seconds from the first byte of a request to the end of its head; then 408. A new connection has as long for that
         byte.
@@ -65,9 +59,6 @@ class ServerSettings(Settings):
     drain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     max_body_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
     max_body_values: Count = 1_500_000
-    max_target_kib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 8.0
-    max_headers_kib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64.0
-    max_headers: Count = 100
     head_s: Seconds = 30.0
     body_s: Seconds = 300.0
     max_connections: Count = 10_000

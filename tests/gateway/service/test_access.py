@@ -287,14 +287,14 @@ def cors_of(response: httpx.Response) -> tuple[list[str], str]:
     "path", ["/v1/chat/completions", "/v1/audio/transcriptions", "/v1/models", f"/v1/models/{MODEL}"]
 )
 async def test_preflight_requests_are_answered_without_a_key(gateway_of: Start, path: str) -> None:
-    async with gateway_of({"a": "baseline"}, keys=KEYS, cors={"origins": [PAGE], "max_age_s": 60}) as running:
+    async with gateway_of({"a": "baseline"}, keys=KEYS, cors={"origins": [PAGE]}) as running:
         asked = {"access-control-request-headers": "authorization, x-stainless-os"}
         response = await running.client.options(path, headers=PREFLIGHT | asked)
         assert (response.status_code, response.content) == (204, b"")
         assert response.headers["access-control-allow-origin"] == PAGE
         assert response.headers["access-control-allow-headers"] == "authorization, x-stainless-os"
         assert response.headers["access-control-allow-methods"] == "GET, POST"
-        assert response.headers["access-control-max-age"] == "60"
+        assert response.headers["access-control-max-age"] == "600"
         assert "access-control-allow-credentials" not in response.headers
         refused = await running.client.options(path, headers=PREFLIGHT | {"origin": "https://evil.example"})
         assert (refused.status_code, cors_of(refused)) == (403, ([], "origin"))
@@ -354,12 +354,10 @@ async def test_pages_of_allowed_origins_may_read_every_answer(gateway_of: Start)
 
 
 async def test_all_origins(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}, cors={"origins": ["*"], "headers": ["authorization"]}) as running:
+    async with gateway_of({"a": "baseline"}, cors={"origins": ["*"]}) as running:
         response = await running.chat(headers={"origin": "https://any.example"})
         assert cors_of(response) == (["*"], "")
         assert cors_of(await running.chat()) == ([], "")
-        preflight = await running.client.options("/v1/completions", headers=PREFLIGHT)
-        assert preflight.headers["access-control-allow-headers"] == "authorization"
 
 
 async def test_options_that_are_no_preflight_are_relayed(gateway_of: Start) -> None:
