@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.text import Text
 
 from lab.bench.run import Condition, Run, Speedup
-from lab.replay.figures import figures_console, figures_table, figures_tables
+from lab.replay.figures import figures_tables
+from lab.report.terminal import table_console, text_table
 from lab.statistics import Interval
 
 _SHOWN_POSITIONS = 8
@@ -15,13 +16,13 @@ _SHOWN_POSITIONS = 8
 
 def print_runs(runs: Sequence[Run], not_measured: Mapping[str, str]) -> None:
     """Print tables for each condition, and remarks."""
-    console = figures_console()
+    console = table_console()
     for condition in dict.fromkeys(run.condition for run in runs):
         alike = [run for run in runs if run.condition == condition]
         console.print(Text(title_of(condition), style="bold"))
         for table in figures_tables({run.target.name: run.figures for run in alike}, {}, "target"):
             console.print(table, "")
-        table = figures_table(["target", "x e2e (95%)", "x tpot (95%)", "accepted", "length", "tokens/step"], left=1)
+        table = text_table(["target", "x e2e (95%)", "x tpot (95%)", "accepted", "length", "tokens/step"], left=1)
         table.add_column("accepted at each position")
         for run in alike:
             table.add_row(run.target.name, *_gains(run.speedup), *_acceptance(run))

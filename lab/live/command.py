@@ -18,10 +18,11 @@ from lab.live.endpoints import LiveEndpoint, inspect_endpoint, live_endpoints
 from lab.live.session import Load, Outcome, Session
 from lab.options.slo import slo_bounds
 from lab.replay.comparison import Traits, intervals, ratios, reference_of
-from lab.replay.figures import figures_console, figures_tables
+from lab.replay.figures import figures_tables
 from lab.replay.options import ReplayOptions
 from lab.replay.pace import paced
 from lab.replay.page import Rows, replay_page
+from lab.report.terminal import table_console
 
 _FAILED = 1
 _INTERRUPTED = 130
@@ -97,7 +98,7 @@ def _rows(outcomes: Sequence[Outcome]) -> Rows:
 
 
 def _print(document: dict[str, Any], outcomes: Sequence[Outcome], slo: Mapping[str, float], left_out: int) -> None:
-    console = figures_console()
+    console = table_console()
     stopped = ", stopped: unfinished requests are not included" if document["interrupted"] else ""
     console.print(f"{document['requests']:,} requests for {document['model']}{stopped}", end="\n\n", markup=False)
     for table in figures_tables(document["policies"], slo, "endpoint"):

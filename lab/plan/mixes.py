@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
-from math import comb
 from typing import Any
 
 from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED
@@ -183,20 +182,6 @@ def is_coherent(mix: Mix, methods: Mapping[int, Method]) -> bool:
     """Return whether a mix has one kind of each method."""
     members = set(mix)
     return len({methods[index] for index in members}) == len(members)
-
-
-def count_mixes(methods: Mapping[int, Method], replicas: int) -> int:
-    """Return the number of `mixes`.
-
-    Examples
-    --------
-    >>> count_mixes({0: Method.BASELINE, 4: Method.EAGLE3, 5: Method.EAGLE3}, 2)
-    5
-    """
-    choices = [1]  # by number of methods: the ways to choose a kind of each
-    for kinds in Counter(methods.values()).values():
-        choices = [one + kinds * other for one, other in zip([*choices, 0], [0, *choices], strict=True)]
-    return sum(ways * comb(replicas - 1, number - 1) for number, ways in enumerate(choices) if number)
 
 
 def neighbours(mix: Mix, methods: Mapping[int, Method]) -> Iterator[Mix]:

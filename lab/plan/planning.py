@@ -95,7 +95,7 @@ def _plan(runner: MixRunner, usable: Sequence[int], run_all: RunAll, present: Mi
     alike = chosen if len(set(chosen)) == 1 else next(mix for mix in ranked if len(set(mix)) == 1)
     mixed = chosen if len(set(chosen)) > 1 else next((mix for mix in ranked if len(set(mix)) > 1), None)
     results = tuple(judged(chosen, played, _SEEDS, objective))
-    return Plan(runner.kinds, chosen, results, alike, mixed, present, found.tried, found.possible)
+    return Plan(runner.kinds, chosen, results, alike, mixed, present, found.tried)
 
 
 def _present(options: Options, known: list[Kind]) -> Mix | None:

@@ -70,9 +70,7 @@ class Plan:
     alike: Mix
     mixed: Mix | None
     present: Mix | None
-    # tried, possible: number of mixes tried, and of all mixes.
-    tried: int
-    possible: int
+    tried: int  # number of mixes tried
 
     def label(self, mix: Mix) -> str:
         """Return what a mix is, such as `the plan, best of one kind`; empty for one that is nothing of note."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from backends.speculation import Method
-from lab.plan.mixes import Kind, Mix, count_mixes, is_coherent, mixes, neighbours
+from lab.plan.mixes import Kind, Mix, is_coherent, mixes, neighbours
 from lab.plan.result import Objective
 from lab.plan.runner import RunAll, Task
 
@@ -53,7 +54,6 @@ class Found:
     finalists: tuple[Mix, ...]
     alike: Mix  # the best with all replicas alike
     tried: int
-    possible: int
 
 
 def find_mixes(
@@ -78,10 +78,10 @@ def find_mixes(
         raise ValueError("no kind of replica fits into memory")
     tried = _Tried(split, run_all, objective)
     methods = {index: kinds[index].method for index in usable}
-    possible = count_mixes(methods, replicas)
     tried.add([(kind,) * replicas for kind in usable])
-    if possible <= budget:
-        tried.add(list(mixes(methods, replicas)))
+    some = list(islice(mixes(methods, replicas), budget + 1))
+    if len(some) <= budget:
+        tried.add(some)
     else:
         kept = {index: methods[index] for index in _best_of_each_method(methods, tried.quick, replicas)}
         first, second = replicas // 2, replicas - replicas // 2
@@ -97,7 +97,7 @@ def find_mixes(
     members = {index for mix in (ranked[0], mixed or ()) for index in mix}
     compared = [*ranked[:_FINALISTS], *of_method.values(), *((index,) * replicas for index in sorted(members))]
     compared += [mix for mix in (mixed, present) if mix is not None]
-    return Found(tuple(dict.fromkeys(compared)), alike[0], len(tried.quick), possible)
+    return Found(tuple(dict.fromkeys(compared)), alike[0], len(tried.quick))
 
 
 class _Tried:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -18,33 +17,32 @@ from lab.plan.result import Objective, Plan
 from lab.plan.runner import RunAll, Task
 from lab.plan.words import LEFT_OUT, schedules, shown, to_change, verdict
 from lab.replay.simulate import Replayed
+from lab.report.terminal import table_console, text_table
 
 
 def show(planned: Planned, objective: Objective, sampled: str) -> None:
-    """Print a plan; its tables are not cut where the output is no terminal."""
-    console = Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+    """Print a plan."""
     plan = planned.plan
-    console.print(f"{sampled}\n\n{planned.calibration.target} on {planned.machine.title}")
+    print(f"{sampled}\n\n{planned.calibration.target} on {planned.machine.title}")
     if plan is None:
-        console.print("Nothing fits:")
+        print("Nothing fits:")
     else:
-        console.print(verdict(plan, objective))
-        routed = f"routed by {planned.policy['name']}"
-        console.print(f"\nBest of {plan.tried:,} mixes tried (of {plan.possible:,}), {routed}:")
-        console.print(_mixes(plan, objective))
-        console.print(LEFT_OUT)
+        print(verdict(plan, objective))
+        print(f"\nBest of {plan.tried:,} mixes tried, routed by {planned.policy['name']}:")
+        table_console().print(_mixes(plan, objective))
+        print(LEFT_OUT)
         if (changed := to_change(plan)) is not None:
-            console.print(changed)
+            print(changed)
         for line in schedules(plan):
-            console.print(line)
-    console.print("\nMemory:")
+            print(line)
+    print("\nMemory:")
     for kind in planned.kinds:
         if not kind.schedule:
-            console.print(f"  {kind.title}: {kind.fit.reason}")
+            print(f"  {kind.title}: {kind.fit.reason}")
     if plan is not None:
-        console.print("\nTo start them:")
+        print("\nTo start them:")
         for line in serve_commands(planned):
-            console.print("  " + line)
+            print("  " + line)
 
 
 def with_progress(run_all: RunAll) -> RunAll:
@@ -61,9 +59,8 @@ def with_progress(run_all: RunAll) -> RunAll:
 
 
 def _mixes(plan: Plan, objective: Objective) -> Table:
-    table = Table("mix", "", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("e2e_s", "ttft_s", "tpot_s", *(["SLO kept"] if objective.slo else []), "loss", "worse in"):
-        table.add_column(heading, no_wrap=True, justify="right")
+    kept = ["SLO kept"] if objective.slo else []
+    table = text_table(["mix", "", "e2e_s", "ttft_s", "tpot_s", *kept, "loss", "worse in"], left=2)
     for one in plan.judged:
         row = [title(one.mix, plan.kinds), plan.label(one.mix)]
         row += [f"{value:.4g}" for value in (one.e2e_s, one.ttft_s, one.tpot_s)]
@@ -93,7 +90,6 @@ def document(planned: Planned, objective: Objective) -> dict[str, Any]:
         "to_change": to_change(plan),
         "intervals": LEFT_OUT,
         "tried": plan.tried,
-        "possible": plan.possible,
         "mixes": [
             {
                 "mix": title(one.mix, known),

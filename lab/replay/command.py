@@ -16,13 +16,14 @@ from gateway.config.settings import ModelSettings, SimulateSettings
 from gateway.service.default_temperature import assumed_temperature
 from lab.options.shared import PacedOptions
 from lab.options.slo import slo_bounds
-from lab.replay.figures import figures_console, figures_of, figures_tables
+from lab.replay.figures import figures_of, figures_tables
 from lab.replay.options import ReplayOptions
 from lab.replay.pace import arrivals
 from lab.replay.page import Rows, replay_page
 from lab.replay.play import PolicyRunner, chosen_policies, compare, play_all
 from lab.replay.simulate import ReplicaSpec
 from lab.replay.table import RequestTable, request_table
+from lab.report.terminal import table_console
 from policies.learned.models.prior import DEFAULT_CALIBRATION
 
 
@@ -59,7 +60,7 @@ def run_replay(options: ReplayOptions) -> int:
             options.report.write_text(replay_page(document, rows), encoding="utf-8")
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
-    console = figures_console()
+    console = table_console()
     console.print(f"{document['requests']:,} requests on simulated replicas", end="\n\n")
     for table in figures_tables(document["policies"], slo, "policy"):
         console.print(table, "")

@@ -8,14 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lab.replay.parts import Floats, Part, Truths, by_length, by_load, by_temperature, by_workload, distinguishing
 from lab.replay.simulate import Replayed
 from lab.report.distributions import METRICS
 from lab.statistics import Interval, of_replications
 
+Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
+Truths = npt.NDArray[np.bool_]
 
 _PREFERRED = ("least_loaded", "round_robin", "random")
+_FEW = 30
+"""Requests that a part needs."""
+_MOST_WORKLOADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,16 @@ def ratio(one: Replayed, other: Replayed, metric: str, inside: Truths | None = N
     return float(up[known].sum()) / total if total > 0 else None
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the requests: by what they were chosen, its name, and which are in it."""
+
+    by: str
+    name: str
+    inside: Truths
+    key: tuple[str, ...]  # what the same part of other traffic has, too
+
+
 Key = tuple[str, ...]
 """A time and a policy, or a part (`Part.key`) and a policy."""
 
@@ -73,17 +87,44 @@ def intervals(ratios_: Mapping[Key, float], replications: Sequence[Mapping[Key, 
 
 
 def parts(reference: Replayed, traits: Traits) -> list[Part]:
-    """Return parts of the reference's requests by kind, temperature, lengths and load on arrival."""
+    """Return parts of the reference's requests by kind, temperature, lengths and load on arrival.
+
+    A trait that all requests share makes no parts, nor do a few requests.
+    """
     number = reference.number
-    return distinguishing(
-        [
-            by_workload([traits.workload[index] for index in number.tolist()]),
-            by_temperature(traits.temperature[number]),
-            by_length("prompt tokens", traits.prompt_tokens[number]),
-            by_length("answer tokens", reference.output_tokens),
-            by_load("in flight on arrival", in_flight(reference, reference.arrived_s)),
-        ]
-    )
+    load = in_flight(reference, reference.arrived_s)
+    thirds = np.quantile(load, (1 / 3, 2 / 3)).round().tolist() if len(load) else ()
+    candidates = [
+        _by_workload(np.array([traits.workload[index] for index in number.tolist()], dtype=np.str_)),
+        _ranges("temperature", traits.temperature[number], (0.0, 0.5, 1.0)),
+        _ranges("prompt tokens", traits.prompt_tokens[number], (512, 2048, 8192, 32768)),
+        _ranges("answer tokens", reference.output_tokens, (64, 256, 1024)),
+        _ranges("in flight on arrival", load, thirds),
+    ]
+    found: list[Part] = []
+    for candidate in candidates:
+        some = [part for part in candidate if part.inside.sum() >= _FEW]
+        found += some if len(some) > 1 else []
+    return found
+
+
+def _by_workload(each: npt.NDArray[np.str_]) -> list[Part]:
+    """Return the most frequent workloads."""
+    names, counts = np.unique(each, return_counts=True)
+    most = sorted(zip(names.tolist(), counts.tolist(), strict=True), key=lambda one: (-one[1], one[0]))
+    return [
+        Part("workload", name or "not named", each == name, ("workload", name)) for name, _ in most[:_MOST_WORKLOADS]
+    ]
+
+
+def _ranges(by: str, values: Floats | Numbers, bounds: Sequence[float]) -> list[Part]:
+    """Return the ranges up to each bound and beyond the last; NaN is in none."""
+    ranges = []
+    for index, (low, high) in enumerate(zip((-np.inf, *bounds), (*bounds, np.inf), strict=True)):
+        name = f"up to {high:,g}" if index == 0 else f"above {low:,g}"
+        name += f" to {high:,g}" if low > -np.inf and high < np.inf else ""
+        ranges.append(Part(by, name, (values > low) & (values <= high), (by, str(index))))
+    return ranges
 
 
 def in_flight(played: Replayed, at_s: Floats) -> Numbers:

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from lab.replay.simulate import Replayed, slo_kept
+from lab.report.terminal import text_table
 from lab.statistics import STATISTICS, summary
 
 _TIMES = (("e2e_s", "e2e, s", 1.0), ("ttft_s", "ttft, s", 1.0), ("tpot_s", "tpot, ms", 1e3))
@@ -46,7 +45,7 @@ def figures_tables(
 
 def _counts(figures: Mapping[str, Mapping[str, Any]], slo: Mapping[str, float], names_of: str) -> Table:
     headings = ["requests", "errors", "tokens/s", *(["SLO kept", "goodput/s"] if slo else [])]
-    table = figures_table([names_of, *headings], left=1)
+    table = text_table([names_of, *headings], left=1)
     table.add_column("share of each backend")
     for name, row in figures.items():
         cells = [name, f"{row['requests']:,}", f"{row['errors']:,}", f"{row['output_tokens_per_s']:,.0f}"]
@@ -57,7 +56,7 @@ def _counts(figures: Mapping[str, Mapping[str, Any]], slo: Mapping[str, float], 
 
 
 def _times(figures: Mapping[str, Mapping[str, Any]], names_of: str) -> Table:
-    table = figures_table(["time", names_of, *STATISTICS], left=2)
+    table = text_table(["time", names_of, *STATISTICS], left=2)
     for name, title, factor in _TIMES:
         for index, (policy, row) in enumerate(figures.items()):
             times = [_shown(None if value is None else factor * value, ".3f") for value in row[name].values()]
@@ -65,19 +64,5 @@ def _times(figures: Mapping[str, Mapping[str, Any]], names_of: str) -> Table:
     return table
 
 
-def figures_table(headings: Sequence[str], left: int) -> Table:
-    """Return a table without rows, whose first columns are aligned to the left."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index < left else "right", no_wrap=index != left - 1)
-    return table
-
-
 def _shown(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
-
-
-def figures_console() -> Console:
-    """Return the console for tables: the terminal, or lines of fixed width if the output is redirected."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=160)

@@ -9,10 +9,9 @@ from typing import Any
 from lab.replay.comparison import Key, Traits, parts, reference_of
 from lab.replay.page_time import choices_over_time, load_over_time
 from lab.replay.simulate import Replayed
-from lab.report.colors import backend_colors, series_colors
-from lab.report.differences import EXPLAINED, difference_chart, mark, shown
+from lab.report.colors import series_colors
 from lab.report.distributions import METRICS, distribution, ecdf, summary_cells
-from lab.report.page import figures, folded, legend, listed, page, section, table
+from lab.report.page import figures, legend, listed, page, section, table
 from lab.statistics import STATISTICS, Floats, Interval
 
 _SHORT = {"e2e_s": "E2E", "ttft_s": "TTFT", "tpot_s": "TPOT"}
@@ -72,8 +71,6 @@ class _Page:
             yield load_over_time(self._played, self._colors, self._dashes)
             yield choices_over_time(self._played, self._rows.backends)
             yield self._parts()
-            for index, name in enumerate(self._played):
-                yield self._by_backend(name, is_open=index == 0 and len(self._played) == 1)
         yield self._totals()
         yield section("Notes", listed(self._notes()))
 
@@ -83,7 +80,6 @@ class _Page:
         compared = self._rows.compared
         others = [name for name in self._played if name != self._reference]
         found = {metric: {name: compared.get((metric, name)) for name in others} for metric in METRICS}
-        drawn = [difference_chart(METRICS[metric][0], found[metric], self._colors) for metric in METRICS]
         rows, marks = [], []
         for name in others:
             own = [found[metric][name] for metric in METRICS]
@@ -92,12 +88,11 @@ class _Page:
         titles = [METRICS[metric][0] for metric in METRICS]
         return section(
             f"Against {self._reference}",
-            figures(*drawn),
             table(
                 f"Differences from {self._reference}, %", [f"difference in %, {self._names_of}", *titles], rows, marks
             ),
             note=f"Mean times against those of {self._reference}, on the requests that both served; less is faster. "
-            f"{self._intervals()} {EXPLAINED}",
+            f"{self._intervals()} \u25bc less and \u25b2 more beyond the interval.",
         )
 
     def _intervals(self) -> str:
@@ -140,27 +135,6 @@ class _Page:
             f"{self._intervals()} One in twenty is expected to miss.",
         )
 
-    def _by_backend(self, name: str, *, is_open: bool) -> str:
-        played, backends = self._played[name], self._rows.backends[name]
-        if len(backends) < 2:
-            return ""
-        colors = backend_colors(backends)
-        numbers = {backend: index for index, backend in enumerate(backends)}
-        drawn = [
-            _distribution(
-                metric,
-                {backend: getattr(played, metric)[played.backend == index] for backend, index in numbers.items()},
-                colors,
-                numbers,
-                "backend",
-            )
-            for metric in METRICS
-        ]
-        entries = [(backend, colors[backend], index) for backend, index in numbers.items()]
-        return folded(
-            f"{name}, by backend", legend(entries, title="Colour of each backend"), figures(*drawn), is_open=is_open
-        )
-
     def _totals(self) -> str:
         backends = list(dict.fromkeys(backend for one in self._figures.values() for backend in one["shares"]))
         headings = ["requests", "errors", "tokens/s", "goodput, requests/s"]
@@ -196,3 +170,27 @@ def _distribution(
 def _statistic(one: Mapping[str, Any], metric: str, which: str) -> str:
     value = one[metric][which]
     return "-" if value is None else f"{METRICS[metric][2] * value:.3f}"
+
+
+def shown(ratio: Interval | None) -> str:
+    """Return a ratio as a difference in percent with its interval, if it has one; a dash for None.
+
+    Examples
+    --------
+    >>> shown(Interval(0.97, 0.95, 0.99)), shown(Interval(0.97)), shown(None)
+    ('\u25bc -3.0 (-5.0 to -1.0)', '-3.0', '-')
+    """
+    if ratio is None:
+        return "-"
+    if not ratio.is_known:
+        return f"{100 * (ratio.value - 1):+.1f}"
+    value, low, high = (f"{100 * (end - 1):+.1f}" for end in (ratio.value, ratio.low, ratio.high))
+    sign = "\u25bc " if ratio.high < 1 else "\u25b2 " if ratio.low > 1 else ""
+    return f"{sign}{value} ({low} to {high})"
+
+
+def mark(ratio: Interval | None) -> str:
+    """Return the CSS class of a cell: `good` or `bad` if the interval is on one side of 1."""
+    if ratio is None or not ratio.is_known:
+        return "few"
+    return "good" if ratio.high < 1 else "bad" if ratio.low > 1 else ""

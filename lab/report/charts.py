@@ -1,4 +1,4 @@
-"""Bars, lines and stacked areas as SVG text; colours are CSS values, such as `var(--s1)` of `lab.report.colors`."""
+"""Lines and stacked areas as SVG text; colours are CSS values, such as `var(--s1)` of `lab.report.colors`."""
 
 from __future__ import annotations
 
@@ -7,30 +7,10 @@ from dataclasses import dataclass
 from html import escape
 
 from lab.report.scale import Axis, Scale, grid_x, grid_y, number, text
-from lab.statistics import Interval
 
 _WIDTH, _HEIGHT = 500, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 18, 14, 46
-_ROW = 38
-_INDENT = 22
 _DASHES = ("", "6 4", "2 4", "10 4 2 4", "14 5", "1 7")
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One bar; `low` and `high` are the ends of its interval, None without one."""
-
-    label: str
-    color: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @classmethod
-    def of(cls, label: str, color: str, one: Interval, factor: float = 1.0) -> Bar:
-        """Return the bar of an estimate, times a factor."""
-        low, high = (factor * end if one.is_known else None for end in (one.low, one.high))
-        return cls(label, color, factor * one.value, low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,48 +30,6 @@ class Area:
     label: str
     color: str
     shares: Sequence[float]
-
-
-def bar_chart(title: str, bars: Sequence[Bar], reference: float | None = 1.0, *, form: str = "") -> str:
-    """Draw horizontal bars from 0 with intervals as whiskers, and a dashed line at `reference`.
-
-    Examples
-    --------
-    >>> bar_chart("Speed", [Bar("eagle3", "var(--s1)", 1.5, 1.4, 1.6)])[:4]
-    '<svg'
-    """
-    left, right = _INDENT, 64
-    height = _ROW * len(bars) + 34
-    ends = [value for bar in bars for value in (bar.value, bar.high, bar.low) if value is not None]
-    scale = Scale([0.0, *ends, reference or 0.0], Axis("", from_zero=True), left, _WIDTH - right)
-    parts = [grid_x(scale, 4, height - 26)]
-    if reference is not None:
-        parts.append(f'<path class="reference" d="M{scale(reference):.1f} 4V{height - 26}"/>')
-    for index, bar in enumerate(bars):
-        parts.append(_bar(bar, scale, 4 + index * _ROW, form))
-    return _svg(title, height, parts)
-
-
-def _bar(bar: Bar, scale: Scale, y: float, form: str) -> str:
-    def shown(value: float) -> str:
-        return f"{value:{form}}" if form else number(value)
-
-    begin, end = sorted((scale(0.0), scale(bar.value)))
-    label = shown(bar.value)
-    label_x, marks = end, ""
-    tooltip = f"{bar.label}: {label}"
-    if bar.low is not None and bar.high is not None:
-        tooltip += f" ({shown(bar.low)} to {shown(bar.high)})"
-        first, last = scale(bar.low), scale(bar.high)
-        caps = "".join(f"M{x:.1f} {y + 19:.0f}v12" for x in (first, last))
-        marks = f'<path class="whisker" d="M{first:.1f} {y + 25:.0f}H{last:.1f}{caps}"/>'
-        label_x = max(end, last)
-    name = text(_INDENT + 4, y + 13, bar.label, "start", "label")
-    return (
-        f'<g style="--c:{bar.color}"><title>{escape(tooltip)}</title>{name}'
-        f'<rect class="bar" x="{begin:.1f}" y="{y + 18:.0f}" width="{max(1.0, end - begin):.1f}" height="14" rx="2"/>'
-        f"{marks}{text(label_x + 6, y + 30, label, 'start', 'value')}</g>"
-    )
 
 
 def line_chart(

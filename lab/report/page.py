@@ -12,15 +12,11 @@ from lab.report.charts import swatch
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def page(
-    title: str, heading: str, facts: Sequence[str], body: Iterable[str], *, command: str = "", warning: str = ""
-) -> str:
+def page(title: str, heading: str, facts: Sequence[str], body: Iterable[str]) -> str:
     """Return the page."""
     tokens = resources.files("gateway") / "dashboard" / "static" / "tokens.css"
     style = tokens.read_text("utf-8") + (resources.files("lab.report") / "page.css").read_text("utf-8")
     head = "".join(f"<p>{escape(fact)}</p>" for fact in facts)
-    head += code(command) if command else ""
-    head += f'<p class="warning">{escape(warning)}</p>' if warning else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -35,17 +31,6 @@ def section(title: str, *parts: str, note: str = "") -> str:
     content = "".join(parts)
     said = f"<p>{escape(note)}</p>" if note else ""
     return f"<section><h2>{escape(title)}</h2>{said}{content}</section>" if content else ""
-
-
-def folded(title: str, *parts: str, is_open: bool = False) -> str:
-    """Return a section that opens at a click; empty without content."""
-    content = "".join(parts)
-    state = " open" if is_open else ""
-    return (
-        f'<details class="section"{state}><summary><h2>{escape(title)}</h2></summary>{content}</details>'
-        if content
-        else ""
-    )
 
 
 def figure(title: str, chart: str, *, data: str = "") -> str:
@@ -94,8 +79,3 @@ def listed(lines: Iterable[str], title: str = "") -> str:
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     head = f"<h3>{escape(title)}</h3>" if title else ""
     return f"{head}<ul>{items}</ul>" if items else ""
-
-
-def code(lines: str) -> str:
-    """Return lines to copy."""
-    return f"<pre>{escape(lines)}</pre>"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rich import box
-from rich.console import Console
 from rich.table import Table
+
+from lab.report.terminal import table_console, text_table
 
 _NAMES = {
     "prompt_tokens": "prompt tokens",
@@ -27,12 +26,11 @@ _MOST_FILES = 5
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """Print what `lab.trace.summary.summarize` returns."""
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
     for line in _head(summary):
-        console.print(line, soft_wrap=True)
+        print(line)
     for table in _tables(summary):
-        console.print()
-        console.print(table)
+        print()
+        table_console().print(table)
 
 
 def _head(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -60,13 +58,13 @@ def _head(summary: Mapping[str, Any]) -> Iterator[str]:
 
 def _tables(summary: Mapping[str, Any]) -> Iterator[Table]:
     if summary["measures"]:
-        table = _table("", "requests", "mean", "p50", "p90", "p99", "max")
+        table = text_table(["", "requests", "mean", "p50", "p90", "p99", "max"], left=1)
         for name, measure in summary["measures"].items():
             requests, *figures = measure.values()
             table.add_row(_NAMES.get(name, name), str(requests), *map(_figure, figures))
         yield table
     for name, groups in summary["groups"].items():
-        table = _table(name, "requests", "share", "prompt tokens", "output tokens")
+        table = text_table([name, "requests", "share", "prompt tokens", "output tokens"], left=1)
         for group in groups:
             means = ["" if group[key] is None else f"{group[key]:.0f}" for key in list(group)[2:]]
             share = f"{group['requests'] / summary['requests']:.1%}"
@@ -75,7 +73,7 @@ def _tables(summary: Mapping[str, Any]) -> Iterator[Table]:
             table.add_row(f"({summary['distinct'][name]} in all)")
         yield table
     if summary["acceptance"]:
-        table = _table("acceptance", "requests", "tokens/step", "p50")
+        table = text_table(["acceptance", "requests", "tokens/step", "p50"], left=1)
         for steps in summary["acceptance"]:
             table.add_row(steps["method"], str(steps["requests"]), f"{steps['mean']:.2f}", f"{steps['p50']:.2f}")
         yield table
@@ -83,10 +81,3 @@ def _tables(summary: Mapping[str, Any]) -> Iterator[Table]:
 
 def _figure(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index else "left", no_wrap=True)
-    return table

@@ -28,7 +28,7 @@ def _planned(calibration_name: str) -> Planned:
         replace(kind, schedule=SCHEDULE) if kind.draft else kind for kind in kinds(calibration, machine, 4096, methods)
     ]
     chosen = (0, *((1,) * 2), *((2,) if len(known) > 2 else ()))
-    plan = Plan(tuple(known), chosen, (), (0,) * len(chosen), chosen, None, 1, 1)
+    plan = Plan(tuple(known), chosen, (), (0,) * len(chosen), chosen, None, 1)
     return Planned(calibration, machine, 4096, plan, tuple(known), "llama", {"name": "learned"})
 
 

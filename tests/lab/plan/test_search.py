@@ -13,7 +13,7 @@ from backends.speculation import Method
 from lab.plan.catalogue import gpu
 from lab.plan.judge import choose, judged, play
 from lab.plan.memory import Machine
-from lab.plan.mixes import Kind, Mix, calibration_on, count_mixes, kind_of, kinds, machine_of, mixes, neighbours, title
+from lab.plan.mixes import Kind, Mix, calibration_on, kind_of, kinds, machine_of, mixes, neighbours, title
 from lab.plan.result import Objective
 from lab.plan.runner import MixRunner, Task
 from lab.plan.search import Found, Split, find_mixes
@@ -68,12 +68,11 @@ def _task(mix: tuple[int, ...], window: int, seed: int) -> Task:
 def test_every_mix_is_generated_once() -> None:
     several = {0: Method.BASELINE, 1: Method.EAGLE3, 2: Method.EAGLE3, 3: Method.NGRAM, 4: Method.NGRAM}
     generated = list(mixes(several, 4))
-    assert len(generated) == count_mixes(several, 4)
     assert not any({1, 2} <= set(mix) or {3, 4} <= set(mix) for mix in generated)  # one k of each method
     assert (2, 2, 2, 2) in set(neighbours((1, 1, 1, 1), several))
     methods = dict(enumerate([Method.BASELINE, Method.NGRAM, Method.SUFFIX, Method.EAGLE3]))
     generated = list(mixes(methods, 3))
-    assert len(generated) == len(set(generated)) == count_mixes(methods, 3) == 20
+    assert len(generated) == len(set(generated)) == 20
     assert all(list(mix) == sorted(mix) for mix in generated)
     del methods[3]
     assert set(neighbours((0, 0, 2), methods)) == {
@@ -171,7 +170,7 @@ def test_few_mixes_are_all_tried_and_the_best_is_chosen() -> None:
     known, split = _kinds(), Split((), (0,), (1, 2))
     runner = _runner(known)
     found = find_mixes(known, [0, 3, 6], 2, split, _each(runner), Objective(), present=(0, 0))
-    assert (found.tried, found.possible) == (6, 6)
+    assert found.tried == 6
     everything = [(0, 0), (0, 3), (0, 6), (3, 3), (3, 6), (6, 6)]
     means = {mix: float(runner(_task(mix, 0, 0))[0].e2e_s.mean()) for mix in everything}
     assert found.finalists[0] == min(means, key=lambda mix: means[mix])
@@ -205,7 +204,7 @@ def test_the_search_finds_the_best_mix_without_trying_all() -> None:
     found = find_mixes(
         _kinds(), range(8), 6, Split((), (0,), (1,)), _each(_made_up()), Objective(), budget=150
     )  # fmt: skip
-    assert found.tried < 300 < found.possible
+    assert found.tried < 300
     assert found.finalists[0] == (2, 2, 2, 3, 3, 3)
     assert len(set(found.alike)) == 1
 
@@ -213,7 +212,7 @@ def test_the_search_finds_the_best_mix_without_trying_all() -> None:
 def test_all_replicas_alike_are_preferred_unless_a_mix_is_shown_to_be_better() -> None:
     alike: Mix = (3, 3)
     mixed: Mix = (2, 3)
-    found = Found((mixed, alike), alike, 2, 3)
+    found = Found((mixed, alike), alike, 2)
     times = np.random.default_rng(0).lognormal(0, 0.2, 800)
 
     def chosen(worse: float) -> tuple[int, ...]:

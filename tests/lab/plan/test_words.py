@@ -18,7 +18,7 @@ ALIKE, MIXED = (HEAD, HEAD), (SUFFIX, HEAD)
 def _plan(chosen: Mix, loss: Interval | None, present: Mix | None = None) -> Plan:
     rival = MIXED if chosen == ALIKE else ALIKE
     judged = (JudgedMix(chosen, 1.0, 0.1, 0.01, 1.0, None, 0.0), JudgedMix(rival, 1.1, 0.1, 0.01, 1.1, loss, 1.0))
-    return Plan(tuple(kinds(H100, machine_of(H100), 4096)), chosen, judged, ALIKE, MIXED, present, 2, 3)
+    return Plan(tuple(kinds(H100, machine_of(H100), 4096)), chosen, judged, ALIKE, MIXED, present, 2)
 
 
 @pytest.mark.parametrize(

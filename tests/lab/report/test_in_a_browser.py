@@ -23,7 +23,7 @@ RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "be
 def test_the_page_is_accessible_in_light_and_dark_and_on_a_phone(tmp_path: Path) -> None:
     report = tmp_path / "replay.html"
     policies = ("--policy", "round_robin", "--policy", "least_loaded")
-    trace = DATA / "made_up" / "servegen" / "chunk-1-trace.csv"
+    trace = DATA / "AzureLLMInferenceTrace_code.csv"
     given = ("replay", str(trace), "--config", str(CONFIG / "pool.yaml"), *policies, "--report", str(report))
     assert CliRunner().invoke(app, given).exit_code == 0
     with sync_api.sync_playwright() as playwright:
