@@ -16,7 +16,8 @@ from random import Random
 import orjson
 
 from backends.backend import Backend, EngineLoad, State
-from backends.http.client import Address, UpstreamClient
+from backends.http.address import Address
+from backends.http.client import UpstreamClient
 from backends.speculation import Method
 from benchmarks.choose import best_us
 from benchmarks.describe import chat, prose

@@ -10,106 +10,17 @@ connection.
 from __future__ import annotations
 
 import asyncio
-import errno
 import ssl
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
-from urllib.parse import urlsplit
+from typing import Any, Final, cast
 
 import httptools
 
 from backends import background
-from backends.http.head_pattern import HeadPattern, pattern_of
-from backends.http.write_batch import WriteBatch
-
-HeaderList = list[tuple[bytes, bytes]]
-
-
-class UpstreamError(Exception):
-    """A request failed on the way to the backend or back."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        # The label value in metrics: `connect` (no connection), `broken` (closed before the end of the answer),
-        # `garbage` (not HTTP/1.1) or `exhausted` (this process has no file or port left, which is not the backend's
-        # failure).
-        self.kind = kind
-
-
-class Receiver(Protocol):
-    """Callbacks for an answer: `on_head` once, `on_data` for each part of the body, then `on_end` or `on_error`.
-
-    None of them is called after `Call.cancel`.
-    """
-
-    def on_head(self, status: int, headers: HeaderList) -> None:
-        """Handle the final status and headers; interim (1xx) answers are skipped."""
-
-    def on_data(self, data: bytes) -> None:
-        """Handle the next bytes of the body."""
-
-    def on_end(self) -> None:
-        """Handle the end of a complete answer."""
-
-    def on_error(self, error: UpstreamError) -> None:
-        """Handle the failure of the request or its answer."""
-
-
-class AnswerHead:
-    """The status and headers of a complete answer, shared by all answers with the same head."""
-
-    __slots__ = ("headers", "status")
-
-    def __init__(self, status: int, headers: HeaderList) -> None:
-        self.status = status
-        # The headers of the first such answer. Its `content-length` does not hold for the others.
-        self.headers = headers
-
-
-class WholeReceiver(Receiver, Protocol):
-    """A receiver that also takes a complete answer in one call, if it arrived in one piece."""
-
-    def on_whole(self, head: AnswerHead, body: bytes) -> None:
-        """Handle a complete answer of status 200; replaces `on_head`, `on_data` and `on_end`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """The address of a backend.
-
-    Examples
-    --------
-    >>> Address.parse("http://[::1]:8000")
-    Address(host='::1', port=8000, authority=b'[::1]:8000', tls=False, path=None)
-    >>> Address.parse("unix:/run/engine.sock").path
-    '/run/engine.sock'
-    """
-
-    # host, port: the TCP address; an IPv6 host has no brackets.
-    host: str
-    port: int
-    authority: bytes  # value of the `Host` header
-    tls: bool = False
-    path: str | None = None  # path of a Unix socket, which replaces host and port; None for TCP
-
-    @classmethod
-    def parse(cls, url: str) -> Address:
-        """Parse `http://host[:port]`, `https://host[:port]` or `unix:/path/to.sock`."""
-        if url.startswith("unix:"):
-            path = url.removeprefix("unix:").removeprefix("//")
-            if not path.startswith("/"):
-                raise ValueError(f"{url!r}: a Unix socket needs an absolute path, unix:/path/to.sock")
-            return cls("localhost", 0, b"localhost", path=path)
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"{url!r}: expected http://host:port, https://host:port or unix:/path/to.sock")
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        return cls(parts.hostname, port, parts.netloc.rpartition("@")[2].encode("ascii"), parts.scheme == "https")
-
+from backends.http.address import Address, connect
+from backends.http.receiver import AnswerHead, HeaderList, Receiver, UpstreamError, WholeReceiver
+from backends.http.wire import HeadPattern, WriteBatch, pattern_of
 
 _NO_BODY_STATUSES = frozenset({204, 304})
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _MOST_BARE_BYTES: Final = 1 << 17
 """Bytes that may come in a row without any of a body: heads, interim answers, extensions of chunks, trailers."""
@@ -155,7 +66,10 @@ class Connection:
             start = -1 if pattern is None else pattern.body_begins(data)
             if pattern is not None and start >= 0 and len(data) - start == pattern.length:
                 self._client.mismatches = 0
-                self._free(call)
+                self._call = call.connection = None
+                if call.paused and self._transport is not None:
+                    self._transport.resume_reading()
+                self._client.keep(self)
                 call.whole.on_whole(self._client.pattern_head, data[start:])
                 return
             self._first = data
@@ -272,15 +186,13 @@ class Connection:
         else:
             self._transport.writelines((call.head, call.body))
 
-    def pause_reading(self) -> None:
-        """Stop reading from the backend until `resume_reading`."""
+    def pause_reading(self, *, is_paused: bool) -> None:
+        """Stop reading from the backend, or go on."""
         if self._transport is not None and not self.closed:
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Resume reading from the backend."""
-        if self._transport is not None and not self.closed:
-            self._transport.resume_reading()
+            if is_paused:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
 
     def close(self) -> None:
         """Close immediately, without calling the receiver of the current call."""
@@ -293,13 +205,6 @@ class Connection:
     def is_usable(self) -> bool:
         """Return whether an idle connection can carry another call."""
         return not self.closed and self._transport is not None and not self._transport.is_closing()
-
-    def _free(self, call: Call) -> None:
-        """Release a call that was answered in one piece."""
-        self._call = call.connection = None
-        if call.paused and self._transport is not None:
-            self._transport.resume_reading()
-        self._client.keep(self)
 
     def _complete(self, *, reusable: bool = False) -> None:
         call, self._call = self._call, None
@@ -321,27 +226,13 @@ class Connection:
             return
         call.connection = None
         if kind == "broken" and call.reused and not call.answered:
-            self._client.send_again(call)
+            self._client.send_anew(call)
         else:
             call.receiver.on_error(UpstreamError(kind, message))
 
 
 class Call:
     """One request to a backend, and its answer."""
-
-    __slots__ = (
-        "answered",
-        "body",
-        "connecting",
-        "connection",
-        "head",
-        "head_only",
-        "once",
-        "paused",
-        "receiver",
-        "reused",
-        "whole",
-    )
 
     def __init__(
         self,
@@ -378,13 +269,13 @@ class Call:
         """Stop reading the answer, as when the client reads slowly."""
         self.paused = True
         if self.connection is not None:
-            self.connection.pause_reading()
+            self.connection.pause_reading(is_paused=True)
 
     def resume(self) -> None:
         """Resume reading the answer."""
         self.paused = False
         if self.connection is not None:
-            self.connection.resume_reading()
+            self.connection.pause_reading(is_paused=False)
 
 
 class UpstreamClient:
@@ -435,13 +326,13 @@ class UpstreamClient:
                 call.reused = True
                 self._put(call, connection)
                 return call
-        self._connect_for(call)
+        self.send_anew(call)
         return call
 
-    def send_again(self, call: Call) -> None:
-        """Send a call on a new connection, after its first one was lost in the keep-alive race."""
+    def send_anew(self, call: Call) -> None:
+        """Send a call on a new connection, as after its first one was lost in the keep-alive race."""
         call.reused = False
-        self._connect_for(call)
+        call.connecting = background.start("connections", self._connect(call))
 
     def remember_head(self, data: bytes, head: AnswerHead) -> None:
         """Remember the head at the start of `data`, to recognise the same head in later answers.
@@ -492,58 +383,17 @@ class UpstreamClient:
         while self._idle and self._idle[0].idle_since_s <= oldest_s:
             self._idle[0].close()
 
-    def _connect_for(self, call: Call) -> None:
-        call.connecting = background.start("connections", self._connect(call))
-
     async def _connect(self, call: Call) -> None:
-        loop = asyncio.get_running_loop()
-        address = self.address
         connection = Connection(self)
-        try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                if address.path is not None:
-                    await loop.create_unix_connection(lambda: cast("asyncio.Protocol", connection), address.path)
-                else:
-                    await loop.create_connection(
-                        lambda: cast("asyncio.Protocol", connection),
-                        address.host,
-                        address.port,
-                        ssl=self._tls,
-                        server_hostname=address.host if self._tls else None,
-                    )
-        except TimeoutError:
-            error = UpstreamError("connect", f"accepted no connection within {self._connect_timeout_s:g} s")
-        except (OSError, ssl.SSLError) as cause:
-            if cause.errno in _EXHAUSTED:
-                error = UpstreamError("exhausted", f"could not be reached: the gateway is out of resources ({cause})")
-            else:
-                error = UpstreamError("connect", f"refused the connection ({cause})")
-        except Exception as cause:  # noqa: BLE001 -- a name that is none, say: the call has to end, whatever it is
-            error = UpstreamError("connect", f"could not be connected to ({cause!r})")
-        else:
-            call.connecting = None
-            self._put(call, connection)
-            return
+        error = await connect(self.address, cast("asyncio.Protocol", connection), self._connect_timeout_s, self._tls)
         call.connecting = None
-        call.receiver.on_error(error)
+        if error is None:
+            self._put(call, connection)
+        else:
+            call.receiver.on_error(error)
 
     def _put(self, call: Call, connection: Connection) -> None:
         call.connection = connection
         connection.carry(call)
         if call.paused:
-            connection.pause_reading()
-
-
-def request_head(method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    r"""Return an HTTP/1.1 request line and headers, with the blank line that ends them.
-
-    Examples
-    --------
-    >>> request_head(b"GET", b"/health", [(b"host", b"a")])
-    b'GET /health HTTP/1.1\r\nhost: a\r\n\r\n'
-    """
-    parts = [method, b" ", target, b" HTTP/1.1\r\n"]
-    for name, value in headers:
-        parts += (name, b": ", value, b"\r\n")
-    parts.append(b"\r\n")
-    return b"".join(parts)
+            connection.pause_reading(is_paused=True)

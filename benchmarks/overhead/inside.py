@@ -31,6 +31,7 @@ from benchmarks.overhead.load import chat_body
 from benchmarks.overhead.measure import environment
 from gateway.config.load import load_pool
 from gateway.config.settings import TelemetrySettings
+from gateway.http.connection import ServerConnection
 from gateway.http.server import HttpServer, ServerLimits
 from gateway.recorder import Recorder
 from gateway.relay.frontend import HttpFrontend
@@ -103,7 +104,7 @@ async def measure(
         backend.state = State.UP
     service = HttpFrontend(gateway, _no_app, set())
     server = HttpServer(service, ServerLimits(), writes=gateway.relay.writes)
-    frontend, client, carried = server.connect(), NullTransport(), list[Connection]()
+    frontend, client, carried = ServerConnection(server), NullTransport(), list[Connection]()
     frontend.connection_made(client)
     for model in gateway.models.values():
         for upstream in model.upstreams.values():

@@ -11,7 +11,10 @@ from typing import Any
 
 import orjson
 
-from backends.http.client import Address, HeaderList, UpstreamClient, UpstreamError, request_head
+from backends.http.address import Address
+from backends.http.client import UpstreamClient
+from backends.http.receiver import HeaderList, UpstreamError
+from backends.http.wire import request_head
 
 
 @dataclass(slots=True)

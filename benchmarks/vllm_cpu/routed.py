@@ -23,7 +23,10 @@ import httpx
 import orjson
 from scipy.stats import t as student
 
-from backends.http.client import Address, HeaderList, UpstreamClient, UpstreamError, request_head
+from backends.http.address import Address
+from backends.http.client import UpstreamClient
+from backends.http.receiver import HeaderList, UpstreamError
+from backends.http.wire import request_head
 from backends.launch.supervisor import Launcher
 from benchmarks.vllm_cpu.command import serving
 from benchmarks.vllm_cpu.engines import POOL

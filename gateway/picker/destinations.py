@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 from backends import background
 from backends.backend import Backend
-from backends.http.client import Address
+from backends.http.address import Address
 
 log = logging.getLogger(__name__)
 

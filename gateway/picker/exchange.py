@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import ClassVar, Final, Protocol
 
 from backends.backend import Backend
-from backends.http.client import Call, HeaderList
+from backends.http.client import Call
+from backends.http.receiver import HeaderList
 from gateway.dialects.errors import GatewayError
 from gateway.http.headers import request_id_lines
 from gateway.picker.destinations import Destinations

@@ -11,7 +11,7 @@ from typing import Final
 
 import orjson
 
-from backends.http.client import HeaderList
+from backends.http.receiver import HeaderList
 from gateway.dialects.sse import EventStream, engine_error, is_event_stream
 from gateway.dialects.usage import Usage, first_usage, read_other_usage, read_usage
 from gateway.http.headers import is_json, media_type

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from backends.http.client import AnswerHead, Call, HeaderList, Receiver, UpstreamError, WholeReceiver
+from backends.http.client import Call
+from backends.http.receiver import AnswerHead, HeaderList, Receiver, UpstreamError, WholeReceiver
 from backends.recovery import TRIAL
 from gateway.dialects.asked_usage import HiddenUsage
 from gateway.dialects.sse import engine_error

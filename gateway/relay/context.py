@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from backends import background
 from backends.backend import Backend
-from backends.http.write_batch import WriteBatch
+from backends.http.wire import WriteBatch
 from backends.pool import Pool
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.sse import EventStream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from backends.http.client import HeaderList
+from backends.http.receiver import HeaderList
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.sse import engine_error
 from gateway.http.headers import request_id_lines

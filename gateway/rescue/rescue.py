@@ -9,7 +9,7 @@ from typing import Final
 import orjson
 
 from backends.backend import Backend
-from backends.http.client import HeaderList, UpstreamError
+from backends.http.receiver import HeaderList, UpstreamError
 from gateway.dialects.sse import EventStream
 from gateway.dialects.usage import Usage
 from gateway.http.headers import media_type

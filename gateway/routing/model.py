@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from backends.backend import Backend, EngineChange
-from backends.http.client import Address, AnswerHead, Call, HeaderList, Receiver, WholeReceiver
+from backends.http.address import Address
+from backends.http.client import Call
+from backends.http.receiver import AnswerHead, HeaderList, Receiver, WholeReceiver
 from gateway.dialects.asked_usage import StreamHabits
 from gateway.http.cors import without_cors
 from gateway.http.headers import gateway_lines, is_json, lines_for_client, media_type

@@ -13,8 +13,9 @@ from typing import Any, Protocol, get_args
 
 from backends.backend import Backend
 from backends.health import HealthRules
-from backends.http.client import Address, UpstreamClient
-from backends.http.write_batch import WriteBatch
+from backends.http.address import Address
+from backends.http.client import UpstreamClient
+from backends.http.wire import WriteBatch
 from backends.pool import Pool
 from gateway.config.settings import KeySettings, ModelSettings, PoolSettings
 from gateway.http.cors import Cors

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, cast
 
 from backends import background
 from gateway.config.settings.server import ServerSettings
-from gateway.http.server import HttpServer, ServerConnection, ServerLimits
+from gateway.http.connection import ServerConnection
+from gateway.http.server import HttpServer, ServerLimits
 from gateway.relay.frontend import HttpFrontend
 from gateway.service.app import OwnPaths, create_app
 from gateway.service.assembly import Gateway
@@ -124,7 +125,7 @@ class Server:
 
 async def _listen(server: HttpServer, opened: socket.socket) -> asyncio.Server:
     # The protocol does not inherit from `asyncio.Protocol`, so that mypyc can compile it.
-    connect = cast("Callable[[], asyncio.Protocol]", server.connect)
+    connect = cast("Callable[[], asyncio.Protocol]", lambda: ServerConnection(server))
     return await asyncio.get_running_loop().create_server(connect, sock=opened, backlog=_BACKLOG)
 
 

@@ -12,7 +12,7 @@ import httpx
 import orjson
 
 from backends.engine_metrics import EngineMetrics, read_metrics
-from backends.http.client import Address
+from backends.http.address import Address
 from backends.validation import UsageError
 from lab.live.record import error_message
 from lab.live.requests import PATHS, EndpointInfo, body_of

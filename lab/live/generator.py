@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backends.http.client import Address, Call, HeaderList, UpstreamClient, UpstreamError, request_head
+from backends.http.address import Address
+from backends.http.client import Call, UpstreamClient
+from backends.http.receiver import HeaderList, UpstreamError
+from backends.http.wire import request_head
 from lab.live.record import AnswerReader, Record, error_message
 
 INTERRUPTED = "interrupted"

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from backends.http.client import Address, AnswerHead, Call, HeaderList, UpstreamClient, UpstreamError, request_head
-from backends.http.head_pattern import pattern_of
+from backends.http.address import Address
+from backends.http.client import Call, UpstreamClient
+from backends.http.receiver import AnswerHead, HeaderList, UpstreamError
+from backends.http.wire import pattern_of, request_head
 from tests.support.waiting import eventually, stays
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import h11
 
-from backends.http.client import Address, AnswerHead, Connection, HeaderList, UpstreamClient, UpstreamError
+from backends.http.address import Address
+from backends.http.client import Connection, UpstreamClient
+from backends.http.receiver import AnswerHead, HeaderList, UpstreamError
 from tests.fuzz.wire import MemoryTransport, cut, run
 
 _CALLS = 3

@@ -14,7 +14,8 @@ import orjson
 
 from backends.backend import Backend
 from backends.health import HealthRules
-from backends.http.client import Address, UpstreamClient
+from backends.http.address import Address
+from backends.http.client import UpstreamClient
 from backends.pool import Pool
 from backends.speculation import Method
 from gateway.dialects.errors import GatewayError

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import h11
 
+from gateway.http.connection import ServerConnection
 from gateway.http.request_head import HeadLimits
 from gateway.http.server import HttpReply, HttpServer, ServerLimits
 from tests.fuzz.held import held_bytes
@@ -84,7 +85,7 @@ def _compare(ours: list[Accepted], theirs: list[Accepted], what: str) -> None:
 async def serve(pieces: list[bytes], limits: ServerLimits, *, later: bool) -> Service:
     service = Service(later=later)
     server = HttpServer(service, limits)
-    connection = server.connect()
+    connection = ServerConnection(server)
     transport = MemoryTransport(connection)
     for number, piece in enumerate(pieces, 1):
         transport.deliver([piece])

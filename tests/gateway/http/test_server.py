@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.http import server as server_module
+from gateway.http.connection import ServerConnection
 from gateway.http.request_head import HeadLimits
 from gateway.http.server import HttpReply, HttpServer, ServerLimits
 from tests.support.waiting import TIMEOUT_S, eventually, stays
@@ -71,7 +72,7 @@ class Served:
 async def serving(service: Echo, limits: ServerLimits) -> AsyncIterator[Served]:
     http = HttpServer(service, limits)
     server = await asyncio.get_running_loop().create_server(
-        lambda: cast("asyncio.Protocol", http.connect()), "127.0.0.1", 0
+        lambda: cast("asyncio.Protocol", ServerConnection(http)), "127.0.0.1", 0
     )
     yield Served(service, http, server.sockets[0].getsockname()[1])
     server.close()
@@ -422,11 +423,11 @@ async def test_many_small_unfinished_requests_are_refused_from_the_largest_on() 
 async def test_a_request_on_its_way_is_answered_by_a_server_that_stops(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "_BEGIN_S", TIMEOUT_S)
+    monkeypatch.setattr("gateway.http.connection._BEGIN_S", TIMEOUT_S)
     async with serving(Echo(), LIMITS) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(sent)
-        await eventually(lambda: any(len(each._pending) == len(sent) for each in served.http.connections))
+        await eventually(lambda: any(len(each._reader.pending) == len(sent) for each in served.http.connections))
         for connection in list(served.http.connections):
             connection.shutdown()
         writer.write(b"GET /late HTTP/1.1\r\nhost: a\r\n\r\n"[len(sent) :])
@@ -439,7 +440,7 @@ async def test_a_request_on_its_way_is_answered_by_a_server_that_stops(
 
 
 async def test_a_server_that_stops_waits_for_no_silent_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_BEGIN_S", 0.0)
+    monkeypatch.setattr("gateway.http.connection._BEGIN_S", 0.0)
     async with serving(Echo(), LIMITS) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         await eventually(lambda: served.http.connections)

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from backends.backend import Backend, EngineLoad
-from backends.http.client import Address, UpstreamClient
+from backends.http.address import Address
+from backends.http.client import UpstreamClient
 from backends.speculation import Method
 from gateway.config.load import load_pool
 from gateway.config.settings import PoolSettings, RecorderSettings

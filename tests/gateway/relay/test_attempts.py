@@ -12,8 +12,10 @@ import pytest
 from backends.backend import Backend, State
 from backends.engine_metrics import EngineMetrics
 from backends.health import HealthRules
-from backends.http.client import Address, AnswerHead, Call, Receiver, UpstreamError, WholeReceiver
-from backends.http.write_batch import WriteBatch
+from backends.http.address import Address
+from backends.http.client import Call
+from backends.http.receiver import AnswerHead, Receiver, UpstreamError, WholeReceiver
+from backends.http.wire import WriteBatch
 from backends.pool import Pool
 from backends.speculation import Method
 from gateway.http.headers import Header

@@ -23,7 +23,7 @@ ADMIN = b"authorization: Bearer %b\r\n" % ADMIN_KEY.encode()
 @pytest.fixture(autouse=True)
 def _often_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SWEEP_S", 0.05)
-    monkeypatch.setattr(server, "_LINGER_S", 0.05)
+    monkeypatch.setattr("gateway.http.connection._LINGER_S", 0.05)
 
 
 async def until_closed(raw: Raw) -> bytes:
@@ -226,8 +226,8 @@ async def test_a_client_that_pipelines_and_does_not_read(gateway_of: Start, data
         await eventually(lambda: running.server.connections)
         (connection,) = running.server.connections
         sending = asyncio.create_task(send(raw.writer, data, count))
-        await eventually(lambda: connection._is_paused and connection._slow_since_s)
-        await stays(lambda: connection._pending and len(connection._pending) < 350_000, 0.2)
+        await eventually(lambda: connection._reader._is_paused and connection._slow_since_s)
+        await stays(lambda: connection._reader.pending and len(connection._reader.pending) < 350_000, 0.2)
         assert connection._transport.get_write_buffer_size() < 100_000
         assert not sending.done()
         statuses = {(await raw.answer())[0] for _ in range(300)}
@@ -247,7 +247,7 @@ async def test_what_waits_behind_a_request_is_bounded(gateway_of: Start) -> None
         sending = asyncio.create_task(send(raw.writer, post(body), 100))
         await eventually(lambda: running.upstreams["a"].seen)
         (connection,) = running.server.connections
-        await eventually(lambda: connection._is_paused)
+        await eventually(lambda: connection._reader._is_paused)
         await stays(lambda: 0 < connection.held_bytes < 350_000, 0.2)
         assert not sending.done()
         sending.cancel()
@@ -282,7 +282,7 @@ async def test_requests_behind_a_refusal_are_dropped(
     gateway_of: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     """Refused before its body, while the rest of the body and more requests still come."""
-    monkeypatch.setattr(server, "_LINGER_S", 3.0)  # longer than a busy machine takes to send them
+    monkeypatch.setattr("gateway.http.connection._LINGER_S", 3.0)  # longer than a busy machine takes to send them
     keys: list[Any] = ["sk-x"]
     async with gateway_of({"a": "baseline"}, keys=keys) as running:
         raw = await Raw.to(running)
@@ -305,7 +305,7 @@ async def test_requests_behind_a_refusal_are_dropped(
 async def test_a_refusal_is_read_by_a_client_that_is_still_sending(
     gateway_of: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_LINGER_S", 2.0)
+    monkeypatch.setattr("gateway.http.connection._LINGER_S", 2.0)
     async with gateway_of({"a": "baseline"}, server={"max_body_mib": 1}) as running:
         raw = await Raw.to(running)
         raw.writer.write(HEAD % 3_000_000 + b"x" * 3_000_000)

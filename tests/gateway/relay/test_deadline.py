@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from backends.backend import State
-from backends.http.client import UpstreamError
+from backends.http.receiver import UpstreamError
 from gateway.dialects.errors import GatewayError
 from tests.gateway.relay.test_attempts import (
     ANSWER,

@@ -122,7 +122,7 @@ async def after_refusal(running: Running, data: bytes, *, known: bool) -> bytes:
 @pytest.mark.parametrize("known", [False, True])
 async def test_what_is_refused(gateway_of: Start, monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
     monkeypatch.setattr(server, "SWEEP_S", 0.05)
-    monkeypatch.setattr(server, "_LINGER_S", 0.05)
+    monkeypatch.setattr("gateway.http.connection._LINGER_S", 0.05)
     async with gateway_of({"a": "baseline"}) as running:
         found = await asyncio.gather(*[after_refusal(running, data, known=known) for data, _ in REFUSED.values()])
         wrong = {

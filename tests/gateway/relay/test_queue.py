@@ -10,7 +10,7 @@ import pytest
 
 from backends.backend import Backend, State
 from backends.health import Ejected, Probed, Unreachable
-from backends.http.client import AnswerHead, UpstreamError
+from backends.http.receiver import AnswerHead, UpstreamError
 from backends.speculation import Method
 from gateway.config.settings import PoolSettings
 from gateway.dialects.json_body import set_field

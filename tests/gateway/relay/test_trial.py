@@ -11,7 +11,7 @@ import pytest
 from backends.backend import State
 from backends.engine_metrics import EngineMetrics
 from backends.health import Ejected, Probed
-from backends.http.client import UpstreamError
+from backends.http.receiver import UpstreamError
 from gateway.http.headers import Header
 from gateway.routing.access import NO_ROUTING_HEADERS
 from tests.gateway.relay.test_attempts import (

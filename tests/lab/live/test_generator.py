@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import numpy as np
 import pytest
 
-from backends.http.client import Address
+from backends.http.address import Address
 from lab.live.generator import Generator, Request
 from lab.live.record import Record
 from lab.live.requests import CHAT, PATHS, body_of

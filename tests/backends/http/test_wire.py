@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from backends.http import write_batch
-from backends.http.write_batch import WriteBatch
+from backends.http import wire
+from backends.http.wire import WriteBatch
 
 Pair = tuple[asyncio.Transport, socket.socket]
 
@@ -47,11 +47,11 @@ async def test_writes_happen_in_order_at_the_end_of_the_iteration(pair: Pair) ->
 async def test_a_long_iteration_writes_before_its_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     transport, end = pair
     batch = WriteBatch()
-    monkeypatch.setattr(write_batch, "MAX_WAIT_S", 3600.0)
+    monkeypatch.setattr(wire, "MAX_WAIT_S", 3600.0)
     batch.add(transport, b"first ")
     batch.add(transport, b"soon after ")
     assert arrived(end) == b""
-    monkeypatch.setattr(write_batch, "MAX_WAIT_S", 0.0)
+    monkeypatch.setattr(wire, "MAX_WAIT_S", 0.0)
     batch.add(transport, b"later")
     assert arrived(end) == b"first soon after later"
     await asyncio.sleep(0)

@@ -1,0 +1,118 @@
+"""What both ends of HTTP/1.1 share: heads as bytes, those that repeat, and writes that go together.
+
+Nearly all messages on a connection have the same head, except for the value of `content-length`. The result of parsing
+one such head is valid for all that match it.
+
+A write to a socket wakes the reader at the other end and evicts much of what the next request needs from the CPU's
+caches. Consecutive writes wake a reader once for several requests and keep the caches warm. On one machine this saved
+a tenth of the cost of relaying a request, and a quarter with much computation per request (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,9})(?=\r\n)", re.IGNORECASE)
+_MAX_BYTES = 4096  # longer heads are rare, and a pattern is kept for each connection
+MAX_WAIT_S = 0.00025
+"""Seconds after which the next write flushes the batch, since an iteration of the event loop can be long."""
+
+
+class HeadPattern:
+    r"""The bytes of a message head in which only the content length may differ; see `pattern_of`.
+
+    Examples
+    --------
+    >>> pattern = pattern_of(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+    >>> message = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
+    >>> message[pattern.body_begins(message) :], pattern.length
+    (b'hello', 5)
+    """
+
+    __slots__ = ("_after", "_before", "length")
+
+    def __init__(self, before: bytes, after: bytes, length: int) -> None:
+        self._before = before
+        self._after = after
+        self.length = length  # content length of the last head that matched, in bytes
+
+    def body_begins(self, data: bytes, at: int = 0) -> int:
+        """Return the offset of the body if a complete head that matches begins at `at`, else -1."""
+        if not data.startswith(self._before, at):
+            return -1
+        start = at + len(self._before)
+        end = data.find(b"\r", start, start + 10)
+        if end < 0:
+            return -1
+        digits = data[start:end]
+        if not digits.isdigit() or not data.startswith(self._after, end):
+            return -1
+        self.length = int(digits)
+        return end + len(self._after)
+
+
+def pattern_of(data: bytes) -> HeadPattern | None:
+    """Return the pattern of the head at the start of `data`; None if it is incomplete or has not exactly one length.
+
+    Only for heads that a parser has accepted: their validity is not checked here.
+    """
+    end = data.find(b"\r\n\r\n", 0, _MAX_BYTES)
+    if end < 0:
+        return None
+    head = data[: end + 4]
+    lengths = list(_LENGTH.finditer(head))
+    if len(lengths) != 1:
+        return None
+    start, stop = lengths[0].span(1)
+    return HeadPattern(head[:start], head[stop:], int(head[start:stop]))
+
+
+class WriteBatch:
+    """Writes held back, in order, until the end of the event loop iteration."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Any, bytes]] = []
+        self._since_s = 0.0
+
+    def add(self, transport: Any, data: bytes) -> None:
+        """Write `data` at the end of the iteration, or now if the first write has waited for `MAX_WAIT_S`."""
+        waiting = self._waiting
+        waiting.append((transport, data))
+        if len(waiting) == 1:
+            self._since_s = time.perf_counter()
+            # Runs before the event loop polls the sockets again.
+            asyncio.get_running_loop().call_soon(self.flush)
+        elif time.perf_counter() - self._since_s > MAX_WAIT_S:
+            self.flush()
+
+    def write_now(self, transport: Any, data: bytes) -> None:
+        """Write now, after the writes that wait."""
+        if self._waiting:
+            self.flush()
+        transport.write(data)
+
+    def flush(self) -> None:
+        """Write everything now, except to transports that have closed."""
+        waiting, self._waiting = self._waiting, []
+        for transport, data in waiting:
+            if not transport.is_closing():
+                transport.write(data)
+
+
+def request_head(method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    r"""Return an HTTP/1.1 request line and headers, with the blank line that ends them.
+
+    Examples
+    --------
+    >>> request_head(b"GET", b"/health", [(b"host", b"a")])
+    b'GET /health HTTP/1.1\r\nhost: a\r\n\r\n'
+    """
+    parts = [method, b" ", target, b" HTTP/1.1\r\n"]
+    for name, value in headers:
+        parts += (name, b": ", value, b"\r\n")
+    parts.append(b"\r\n")
+    return b"".join(parts)
