@@ -98,23 +98,6 @@ def of_units(up: Sequence[Floats], down: Sequence[Floats]) -> Interval:
     return _around(ratio, math.sqrt(float(shares @ shares) * units / (units - 1)), units)
 
 
-def of_parts(ratio: float, without: Sequence[float]) -> Interval:
-    """Return a ratio with the interval that the jackknife over independent parts of the data gives.
-
-    References
-    ----------
-    Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 11.
-
-    Examples
-    --------
-    >>> of_parts(1.5, [1.5] * 8)
-    Interval(value=1.5, low=1.5, high=1.5)
-    """
-    if len(without) < 2:
-        return Interval(ratio)
-    return _around(ratio, stdev(map(math.log, without)) * (len(without) - 1) / math.sqrt(len(without)), len(without))
-
-
 def _around(ratio: float, error: float, units: int) -> Interval:
     """Return the interval of a ratio whose logarithm has a standard error from so many units."""
     from scipy.stats import t  # takes a while to import

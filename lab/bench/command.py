@@ -16,7 +16,6 @@ import uvloop
 from backends.launch.supervisor import LaunchError
 from backends.validation import UsageError
 from lab.bench.options import BenchOptions
-from lab.bench.page import bench_page
 from lab.bench.run import Acceptance, Condition, Run
 from lab.bench.show import print_runs
 from lab.bench.targets import Target, running, targets_of
@@ -80,8 +79,6 @@ def run_bench(options: BenchOptions) -> int:
     print_runs(runs, sweep.not_measured)
     if options.json_file is not None:
         options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    if options.html_file is not None:
-        options.html_file.write_text(bench_page(runs, sweep.not_measured), encoding="utf-8")
     if session.stopped:
         return _INTERRUPTED
     return 0 if runs and not sweep.not_measured and all(run.outcome.done for run in runs) else _FAILED

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.completion import models
-from lab.options.shared import ApiKey, IgnoreEos, JsonFile, Timeout, TraceOptions, writable
+from lab.options.shared import ApiKey, IgnoreEos, JsonFile, Timeout, TraceOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,3 @@ class BenchOptions(TraceOptions):
     timeout_s: Timeout = 600.0
     ignore_eos: IgnoreEos = False
     json_file: JsonFile = None
-    html_file: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", callback=writable, help="File to write a report with plots to."),
-    ] = None

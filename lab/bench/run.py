@@ -11,9 +11,8 @@ import numpy as np
 from backends.engine_metrics import EngineMetrics
 from lab.bench.targets import Target
 from lab.live.session import Outcome
-from lab.replay.comparison import ratio
 from lab.replay.simulate import Replayed
-from lab.statistics import Interval, of_parts, summary
+from lab.statistics import Interval, of_units, summary
 
 Condition = tuple[float | None, float | None]
 """Temperature and rate (None: as in the requests); runs under the same condition are compared."""
@@ -97,19 +96,22 @@ class Run:
 def _ratio(baseline: Replayed, own: Replayed, metric: str) -> Interval | None:
     """Return the mean of a time under the baseline over that of a run.
 
-    Requests share batches, so the interval is a jackknife over up to eight parts of the runs one after another, each at
+    Requests share batches, so the units of the interval are up to eight parts of the runs one after another, each at
     least as long as the longest request. Runs that are too short for two parts have none.
     """
-    value = ratio(baseline, own, metric)
-    if value is None:
+    _, theirs, mine = np.intersect1d(baseline.number, own.number, assume_unique=True, return_indices=True)
+    up, down = getattr(baseline, metric)[theirs], getattr(own, metric)[mine]
+    known = ~(np.isnan(up) | np.isnan(down))
+    up, down = up[known], down[known]
+    if not (up.sum() > 0 and down.sum() > 0):
         return None
-    parts = min(_PARTS, _parts(own), _parts(baseline))
-    part_of = np.arange(len(own.number)) * parts // len(own.number)
-    without = [ratio(baseline, own, metric, part_of != part) for part in range(parts if parts > 1 else 0)]
-    return of_parts(value, [each for each in without if each is not None])
+    parts = max(1, min(_PARTS, _longest_fit(own), _longest_fit(baseline)))
+    part_of = np.arange(len(up)) * parts // len(up)
+    starts = np.flatnonzero(np.diff(part_of, prepend=-1))
+    return of_units([np.add.reduceat(up, starts)], [np.add.reduceat(down, starts)])
 
 
-def _parts(result: Replayed) -> int:
+def _longest_fit(result: Replayed) -> int:
     """Return how many times the longest request fits into a run."""
     span_s = (result.arrived_s + result.e2e_s).max() - result.arrived_s.min()
     return int(span_s / result.e2e_s.max())

@@ -17,7 +17,7 @@ from gateway.config.load import load_pool
 from gateway.config.settings import BackendSettings, PoolSettings
 from gateway.service.replicas import plan
 from lab.bench.options import BenchOptions
-from lab.live.endpoints import LiveEndpoint, unique
+from lab.live.endpoints import LiveEndpoint, endpoints_of
 from lab.replay.command import served_model
 
 _POLL_S = 0.2
@@ -50,17 +50,13 @@ def targets_of(options: BenchOptions, ks: Sequence[int]) -> list[Target]:
     if options.config is None:
         if ks or options.only:
             raise UsageError(f"--{'k' if ks else 'only'}: requires --config, since it is about the replicas of a pool")
-        targets = [_endpoint(one) for one in _endpoints(options)]
+        targets = [_endpoint(one) for one in endpoints_of("--url", options.url, options.model, options.api_key)]
     else:
         targets = list(_replicas(options, options.config, ks))
         targets.sort(key=lambda target: target.method is not Method.BASELINE)
     if options.baseline is not None:
         _known("--baseline", "target", options.baseline, [target.name for target in targets])
     return targets
-
-
-def _endpoints(options: BenchOptions) -> list[LiveEndpoint]:
-    return unique("--url", [LiveEndpoint.of("--url", url, options.model, options.api_key) for url in options.url])
 
 
 def _endpoint(endpoint: LiveEndpoint) -> Target:

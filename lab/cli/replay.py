@@ -19,9 +19,10 @@ def replay(options: ReplayOptions) -> int:
         from lab.replay.command import run_replay
 
         return run_replay(options)
-    for name in ("config", "calibration"):
-        if getattr(options, name):
-            raise typer.BadParameter("is for simulated replicas; omit it with --live", param_hint=f"--{name}")
+    simulated = {"--config": options.config, "--calibration": options.calibration, "--policy": options.policies}
+    for name, given in simulated.items():
+        if given:
+            raise typer.BadParameter("is for simulated replicas; omit it with --live", param_hint=name)
     from lab.live.command import run_live
 
     return run_live(options)

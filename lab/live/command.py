@@ -14,7 +14,7 @@ import orjson
 import uvloop
 
 from backends.validation import UsageError
-from lab.live.endpoints import LiveEndpoint, inspect_endpoint, live_endpoints
+from lab.live.endpoints import LiveEndpoint, endpoints_of, inspect_endpoint
 from lab.live.session import Load, Outcome, Session
 from lab.options.slo import slo_bounds
 from lab.replay.comparison import Traits, intervals, ratios, reference_of
@@ -32,7 +32,7 @@ def run_live(options: ReplayOptions) -> int:
     """Send a trace to each endpoint with the options of the command line."""
     try:
         slo = slo_bounds(options.slo)
-        endpoints = live_endpoints(options.live, options.policies, options.model, options.api_key)
+        endpoints = endpoints_of("--live", options.live, options.model, options.api_key)
         records = islice(options.records(in_order=True), options.limit)
         load = Load.of(paced(records, options.rate, options.speed, options.seed or 0), options.warmup)
         session = Session(warmup=options.warmup, timeout_s=options.timeout_s, ignore_eos=options.ignore_eos)

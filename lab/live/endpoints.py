@@ -17,76 +17,52 @@ from backends.validation import UsageError
 from lab.live.record import error_message
 from lab.live.requests import PATHS, EndpointInfo, body_of
 from lab.live.texts import TokenScale, every_word
-from lab.options.policy import named_policies
-from policies.balancing.static import Static
 
 _TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class BaseUrl:
-    """The base URL of an endpoint.
+class LiveEndpoint:
+    """An endpoint, and what its requests have in common.
 
     Examples
     --------
-    >>> base = BaseUrl.parse("http://localhost:8000/team/v1")
-    >>> base.prefix, base.url
-    ('/team', 'http://localhost:8000/team')
+    >>> endpoint = LiveEndpoint.of("--live", "mine=http://localhost:8000/team/v1", None, None)
+    >>> endpoint.name, endpoint.prefix
+    ('mine', '/team')
     """
 
+    name: str  # unique name in tables
+    url: str
     address: Address
     prefix: str = ""  # part of its paths before `/v1`; usually empty
-
-    @classmethod
-    def parse(cls, url: str) -> Self:
-        """Parse a URL with or without `/v1` at its end."""
-        if url.startswith("unix:"):
-            return cls(Address.parse(url))
-        try:
-            address = Address.parse(url)
-            parts = urlsplit(url)
-        except ValueError:
-            raise ValueError("expected http://host:port, https://host:port or unix:/path/to.sock") from None
-        if parts.query or parts.fragment or parts.username is not None:
-            raise ValueError("expected an address without query and user; give keys with --api-key")
-        return cls(address, parts.path.rstrip("/").removesuffix("/v1"))
-
-    @property
-    def url(self) -> str:
-        """The address as a URL; a placeholder for a Unix socket, which has none."""
-        scheme = "https" if self.address.tls else "http"
-        return f"{scheme}://{self.address.authority.decode()}{self.prefix}"
-
-
-@dataclass(frozen=True, slots=True)
-class LiveEndpoint:
-    """One row of the table: an endpoint, and the headers of its requests."""
-
-    name: str
-    url: str
-    base: BaseUrl
-    headers: Sequence[tuple[str, str]] = ()  # headers of every request, including the API key
-    asks: bool = False  # whether the headers ask for a backend or a method
+    headers: Sequence[tuple[str, str]] = ()  # headers of every request: the API key
     # Model to request; None for the request's own model if the endpoint lists it, else the first listed.
     model: str | None = None
 
     @classmethod
-    def of(cls, option: str, given: str, model: str | None, api_key: str | None) -> LiveEndpoint:
-        """Return the endpoint of `[NAME=]URL`; its default name is its address."""
+    def of(cls, option: str, given: str, model: str | None, api_key: str | None) -> Self:
+        """Return the endpoint of `[NAME=]URL`, with or without `/v1` at its end; its default name is its address."""
         is_named = "=" in given.partition("://")[0] or given.partition("=")[2].startswith("unix:")
         name, url = given.split("=", 1) if is_named else ("", given)
         try:
-            base = BaseUrl.parse(url)
-        except ValueError as error:
-            raise UsageError(f"{option} {given}: {error}") from None
+            address, parts = Address.parse(url), urlsplit(url)
+        except ValueError:
+            expected = "expected http://host:port, https://host:port or unix:/path/to.sock"
+            raise UsageError(f"{option} {given}: {expected}") from None
+        if parts.query or parts.fragment or parts.username is not None:
+            expected = "expected an address without query and user; give keys with --api-key"
+            raise UsageError(f"{option} {given}: {expected}")
+        prefix = "" if address.path else parts.path.rstrip("/").removesuffix("/v1")
         headers = [("authorization", f"Bearer {api_key}")] if api_key else []
-        return cls(name or base.address.path or base.address.authority.decode(), url, base, headers, model=model)
+        return cls(name or address.path or address.authority.decode(), url, address, prefix, headers, model)
 
     def client(self) -> httpx.AsyncClient:
         """Return a client for what is asked beside the run."""
+        scheme = "https" if self.address.tls else "http"
         return httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=self.base.address.path, trust_env=False),
-            base_url=self.base.url,
+            transport=httpx.AsyncHTTPTransport(uds=self.address.path, trust_env=False),
+            base_url=f"{scheme}://{self.address.authority.decode()}{self.prefix}",
             headers=list(self.headers),
             timeout=_TIMEOUT_S,
         )
@@ -96,44 +72,14 @@ class LiveEndpoint:
         return UsageError(f"{self.url}: {problem}")
 
 
-def unique(option: str, endpoints: Sequence[LiveEndpoint]) -> list[LiveEndpoint]:
-    """Return the endpoints, whose names must differ."""
+def endpoints_of(option: str, given: Sequence[str], model: str | None, api_key: str | None) -> list[LiveEndpoint]:
+    """Return the endpoints of an option, whose names must differ."""
+    endpoints = [LiveEndpoint.of(option, one, model, api_key) for one in given]
     names = [one.name for one in endpoints]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"{option}: {name} is given twice; name them: {option} first=URL {option} second=URL")
-    return list(endpoints)
-
-
-def live_endpoints(
-    urls: Sequence[str], policies: Sequence[str], model: str | None, api_key: str | None
-) -> list[LiveEndpoint]:
-    """Return the rows of the table: each URL with each policy, in order."""
-    asked = _asked(policies)
-    rows: list[LiveEndpoint] = []
-    for given in urls:
-        one = LiveEndpoint.of("--live", given, model, api_key)
-        for policy, headers in asked.items():
-            title = policy if policy and len(urls) == 1 else f"{one.name} {policy}".rstrip()
-            rows.append(LiveEndpoint(title, one.url, one.base, [*headers, *one.headers], bool(headers), model))
-    return unique("--live", rows)
-
-
-def _asked(policies: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-    """Return the headers that request each policy; without a policy, a single row without headers."""
-    asked: dict[str, list[tuple[str, str]]] = {}
-    for policy in (named_policies(policies) if policies else {}).values():
-        if not isinstance(policy, Static):
-            raise UsageError(
-                f"--policy {policy.name}: a running gateway routes by its own policy; a request can only ask for a "
-                "backend or a method: '{name: static, backend: NAME}'. To compare other policies, run a gateway with "
-                "each, and give --live NAME=URL for each"
-            )
-        static = policy.settings
-        header = "x-gateway-method" if static.backend is None else "x-gateway-backend"
-        value = str(static.method) if static.backend is None else static.backend
-        asked[f"{policy.name} {value}"] = [(header, value)]
-    return asked or {"": []}
+    return endpoints
 
 
 async def inspect_endpoint(endpoint: LiveEndpoint, apis: Collection[str], seed: int) -> EndpointInfo:
@@ -190,8 +136,6 @@ async def _probe(endpoint: LiveEndpoint, client: httpx.AsyncClient, api: str, mo
     if answer.status_code != 200:
         text = " ".join(error_message(answer.content).split())[:300]
         raise endpoint.error(f"a first request was answered {answer.status_code}: {text}")
-    if endpoint.asks and not answer.headers.get("x-gateway-backend"):
-        raise endpoint.error("ignores --policy: its answers do not name a backend, so it is not a gateway")
     try:
         usage = answer.json().get("usage")
     except (ValueError, AttributeError):

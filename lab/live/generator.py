@@ -107,13 +107,11 @@ class Generator:
         headers: Sequence[tuple[str, str]] = (),
         *,
         timeout_s: float,
-        on_end: Callable[[Record], None] = lambda _record: None,
     ) -> None:
         self._client = UpstreamClient(address, connect_timeout_s=_CONNECT_S, max_idle=100_000)
         self._request = request  # function that returns request `index`
         self._due_s = due_s  # send times in seconds after the start, ascending
         self._timeout_s = timeout_s  # seconds after which a request is aborted
-        self._on_progress = on_end  # called as each request ends
         self._headers = [(b"host", address.authority), (b"content-type", b"application/json")]
         self._headers += [(b"accept", b"text/event-stream")]
         self._headers += [(name.encode(), value.encode()) for name, value in headers]
@@ -176,7 +174,6 @@ class Generator:
 
     def _ended(self, flight: InFlightRequest) -> None:
         self._flights.discard(flight)
-        self._on_progress(flight.record)
         self._check_done()
 
     def _check_done(self) -> None:

@@ -16,7 +16,6 @@ from backends import background
 from backends.validation import UsageError
 from lab.live.endpoints import LiveEndpoint
 from lab.live.generator import INTERRUPTED, Generator, Health
-from lab.live.progress import RequestBar
 from lab.live.record import Record
 from lab.live.requests import EndpointInfo, LiveRequests, api_of
 from lab.replay.figures import figures_of
@@ -167,25 +166,15 @@ class Session:
 
     async def send(self, endpoint: LiveEndpoint, info: EndpointInfo, load: Load, seed: str) -> Outcome:
         """Send a load to an endpoint; generated texts depend on the seed."""
-        requests = LiveRequests(load.trace, info, prefix=endpoint.base.prefix, seed=seed, ignore_eos=self._ignore_eos)
+        requests = LiveRequests(load.trace, info, prefix=endpoint.prefix, seed=seed, ignore_eos=self._ignore_eos)
         size, duration_s = len(load.trace), load.due_s[-1]
         self.say(f"sending {size:,} requests within {duration_s:,.1f} s to {endpoint.name}")
-        bar = RequestBar(self._console, endpoint.name, size, duration_s)
-        generator = Generator(
-            endpoint.base.address,
-            requests,
-            load.due_s,
-            endpoint.headers,
-            timeout_s=self._timeout_s,
-            on_end=bar.advance,
-        )
-        bar.start()
+        generator = Generator(endpoint.address, requests, load.due_s, endpoint.headers, timeout_s=self._timeout_s)
         self._sending = generator
         try:
             health = await generator.run()
         finally:
             self._sending = None
-            bar.stop()
         return Outcome(endpoint, info.model, load.trace, generator.records, health, self._warmup)
 
     def _stop(self) -> None:

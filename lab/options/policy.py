@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -11,31 +10,7 @@ from pydantic import ValidationError
 from backends.validation import UsageError, issues_of
 from gateway.config.settings import ModelSettings, PolicyReference
 from gateway.config.yaml import read_yaml
-from policies.build import build
-from policies.policy import Policy, PolicySettings
-
-
-def named_policies(
-    given: Sequence[str], model: ModelSettings | None = None, seed: int | None = None
-) -> dict[str, Policy]:
-    """Build the policies of `--policy`, each under a unique name.
-
-    Examples
-    --------
-    >>> list(named_policies(["round_robin", "random", "random"]))
-    ['round_robin', 'random', 'random (2)']
-    """
-    references: list[tuple[str, PolicyReference]] = [_reference(text, model) for text in given]
-    if not references and model is not None:
-        references = [(model.policy.name, model.policy)]
-    if not references:
-        raise UsageError("--policy: name a policy, or give --config to use the pool's policy")
-    built: dict[str, Policy] = {}
-    for name, reference in references:
-        settings = reference.settings if seed is None else with_seed(reference.settings, seed)
-        number = 1 + sum(other == name or other.startswith(f"{name} (") for other in built)
-        built[name if number == 1 else f"{name} ({number})"] = build(reference.name, settings)
-    return built
+from policies.policy import PolicySettings
 
 
 def with_seed(settings: PolicySettings, seed: int) -> PolicySettings:
@@ -46,11 +21,12 @@ def with_seed(settings: PolicySettings, seed: int) -> PolicySettings:
 def policy_reference(given: str | None, model: ModelSettings | None) -> PolicyReference:
     """Return the policy given by `--policy`, else the pool's, else `thresholds`."""
     if given is not None:
-        return _reference(given, model)[1]
+        return named_reference(given, model)[1]
     return model.policy if model is not None else _validated({"name": "thresholds"}, "thresholds")
 
 
-def _reference(text: str, model: ModelSettings | None) -> tuple[str, PolicyReference]:
+def named_reference(text: str, model: ModelSettings | None) -> tuple[str, PolicyReference]:
+    """Return the policy that one `--policy` names, with a title."""
     path = Path(text)
     if path.suffix in (".yaml", ".yml"):
         try:

@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gateway.config.settings import ModelSettings
-from lab.options.policy import named_policies
+from lab.options.policy import named_reference, with_seed
 from lab.parallel import Result, Task, all_cores, report_progress
 from lab.replay.comparison import Key, intervals, ratios, reference_of
 from lab.replay.simulate import Replayed, ReplicaSpec, replay
 from lab.replay.table import RequestTable
 from lab.statistics import REPLICATIONS, Interval
+from policies.build import build
 from policies.policy import Policy
 from policies.roles import Stateful
 
@@ -26,15 +27,15 @@ _PROGRESS_EVERY = 200  # requests
 
 def chosen_policies(given: Sequence[str], served: ModelSettings, seed: int) -> dict[str, Policy | None]:
     """Return the policies of `--policy` in order, each under a unique name; None stands for the oracle."""
-    named = [text for text in given if text != ORACLE]
-    built = iter(named_policies(named, served, seed).items()) if named or not given else iter(())
     chosen: dict[str, Policy | None] = {}
-    for text in given or ("",):
+    for text in given or (served.policy.name,):
         if text == ORACLE:
             chosen[text] = None
-        else:
-            title, policy = next(built)
-            chosen[title] = policy
+            continue
+        name, reference = named_reference(text, served)
+        number = 1 + sum(other == name or other.startswith(f"{name} (") for other in chosen)
+        policy = build(reference.name, with_seed(reference.settings, seed))
+        chosen[name if number == 1 else f"{name} ({number})"] = policy
     return chosen
 
 

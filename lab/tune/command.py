@@ -8,10 +8,8 @@ from typing import Any
 
 import orjson
 import yaml
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from backends.validation import UsageError
 from gateway.config.settings import ModelSettings
@@ -19,7 +17,8 @@ from lab.options.policy import policy_reference
 from lab.options.slo import slo_bounds
 from lab.parallel import all_cores
 from lab.replay.command import pool_of, requests_of, served_model
-from lab.replay.figures import figures_of
+from lab.replay.figures import figures_of, figures_tables
+from lab.report.terminal import table_console
 from lab.statistics import REPLICATIONS, of_replications
 from lab.tune.knobs import Goal, Scoring
 from lab.tune.options import TuneOptions
@@ -80,7 +79,7 @@ def run_tune(options: TuneOptions) -> int:
             options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
-    _print(figures, goal, lines)
+    _print(figures, slo, lines)
     return 0
 
 
@@ -171,16 +170,10 @@ def _inline(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
-def _print(figures: Mapping[str, Mapping[str, Any]], goal: Goal, lines: list[str]) -> None:
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    table = Table(title="Held-out requests, times in seconds", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("rules")
-    for heading in ("errors", "e2e mean", "p50", "p99", "ttft mean", "goodput/s"):
-        table.add_column(heading, justify="right")
-    for name, one in figures.items():
-        times = (one["e2e_s"]["mean"], one["e2e_s"]["p50"], one["e2e_s"]["p99"], one["ttft_s"]["mean"])
-        shown = ("-" if value is None else f"{value:.3f}" for value in times)
-        table.add_row(name, f"{one['errors']}", *shown, f"{one['goodput']:.2f}")
-    console.print(table)
+def _print(figures: Mapping[str, Mapping[str, Any]], slo: Mapping[str, float], lines: list[str]) -> None:
+    console = table_console()
+    console.print("Held-out requests")
+    for table in figures_tables(figures, slo, "rules"):
+        console.print(table, "")
     for line in lines:
-        console.print(line)
+        console.print(line, soft_wrap=True)

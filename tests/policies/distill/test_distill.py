@@ -12,7 +12,7 @@ import pytest
 from backends.backend import Backend
 from backends.speculation import Method
 from gateway.service.policy_versions import settings_of
-from lab.options.policy import named_policies
+from lab.options.policy import policy_reference
 from policies.distill.distill import NothingLearnedError, distill
 from policies.distill.report import Distilled
 from policies.features.request import Endpoint, RequestFeatures, describe
@@ -102,9 +102,7 @@ def test_the_text_parses_to_the_same_rules(distilled: Distilled, tmp_path: Path)
     assert settings_of(distilled.text) == distilled.settings
     path = tmp_path / "rules.yaml"
     path.write_text(distilled.text)
-    (from_file,) = named_policies([str(path)]).values()
-    assert isinstance(from_file, Thresholds)
-    assert from_file.settings == distilled.settings
+    assert policy_reference(str(path), None).settings == distilled.settings
     assert f"{distilled.kept_share:.0%} of that gain" in distilled.text
     gains = distilled.learned_gain, distilled.rules_gain, distilled.default_gain
     assert re.findall(r"[+-][\d.]+%", distilled.text) == [f"{-gain:+.1%}" for gain in gains], "less time is less"
