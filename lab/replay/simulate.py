@@ -6,7 +6,7 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -81,8 +81,6 @@ class Replayed:
     duration_s: float  # seconds from the first arrival after the warm-up to the last end
     number: npt.NDArray[np.int64]  # index in the trace, ascending
     arrived_s: Floats  # seconds from the start of the replay
-    # Engine steps that emitted tokens, the last of the prefill included; empty if unknown.
-    steps: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def replay(
@@ -173,7 +171,7 @@ class _Simulation:
         self.ends: list[tuple[int, float]] = []  # number and end of requests that have ended; the caller empties it
         empty = [math.nan] * len(requests)
         self._arrived_s, self._e2e_s, self._ttft_s, self._tpot_s = (array("d", empty) for _ in range(4))
-        self._output_tokens, self._steps = (array("q", bytes(8 * len(requests))) for _ in range(2))
+        self._output_tokens = array("q", bytes(8 * len(requests)))
         self._backend = array("q", [-1]) * len(requests)
 
     def advance(self, until_s: float) -> None:
@@ -228,7 +226,6 @@ class _Simulation:
             ttft_s=ttft_s,
             tpot_s=tpot_s,
             output_tokens=np.frombuffer(self._output_tokens, np.int64)[counted],
-            steps=np.frombuffer(self._steps, np.int64)[counted],
             backend=backend[counted],
             errors=int((after_warmup & (backend < 0)).sum()),
             duration_s=float((arrived_s + e2e_s).max() - arrived_s.min()) if len(arrived_s) else 0.0,
@@ -275,7 +272,6 @@ class _Simulation:
             later = completion.output_tokens - 1
             self.ends.append((number, completion.ended_s))
             self._e2e_s[number], self._ttft_s[number] = completion.e2e_s, completion.ttft_s
-            self._steps[number] = completion.steps
             if later:
                 self._tpot_s[number] = (completion.ended_s - completion.first_s) / later
             tree = self._trees.get(completion.replica)

@@ -133,14 +133,11 @@ def test_the_status_is_1_if_nothing_fits(tmp_path: Path, monkeypatch: pytest.Mon
     ("options", "message"),
     [
         ([], "--calibration: name the target model and GPU"),
-        (["--calibration", "llama"], "no calibration is called 'llama'"),
         (
             ["--calibration", "llama-3.1-8b-h100", "--gpu", "b200"],
             "no step times of meta-llama/Llama-3.1-8B-Instruct on b200",
         ),
         (["--calibration", "llama-3.1-8b-h100", "--gpu", "h10"], "no such GPU: 'h10'"),
-        (["--calibration", "llama-3.1-8b-h100", "--slo", "ttft=fast"], "write it as ttft=0.5"),
-        (["--calibration", "llama-3.1-8b-h100", "--slo", "itl=1"], "unknown bound 'itl'"),
         (["--calibration", "llama-3.1-8b-h100", "--method", "eagel"], "unknown method 'eagel'"),
         (["--calibration", "llama-3.1-8b-h100", "--method", "mtp"], "no acceptance and draft of mtp are published"),
         (["--calibration", "llama-3.1-8b-h100", "--method", "eagle=x"], "write k as eagle=2,3,5"),
@@ -157,5 +154,5 @@ def test_the_same_trace_gives_the_same_figures(trace: Path, tmp_path: Path) -> N
     """The default policy breaks ties at random and has no seed in its settings."""
     out = [tmp_path / name for name in ("first.json", "second.json")]
     for path in out:
-        run(trace, "--replicas", 2, "--calibration", "llama-3.1-8b-h100", *FEW, "--json", path)
+        run(trace, "--replicas", 2, "--calibration", "llama-3.1-8b-h100", *FEW, "--limit", 200, "--json", path)
     assert out[0].read_bytes() == out[1].read_bytes()

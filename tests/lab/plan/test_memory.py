@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-
 import pytest
 
 from backends.calibration.calibration import load_calibration
 from backends.speculation import Method
 from lab.plan.catalogue import catalogue, draft, gpu, target
 from lab.plan.memory import Footprint, Machine, fit, footprint, kv_room
-from tests.support.paths import ROOT
-
-FACTS = ROOT.parent / "shared" / "facts"
 
 # "Speculative Decoding: Performance or Illusion?", arXiv 2601.11580: static memory in GiB (fp16), KV in KiB per token.
 PUBLISHED = [
@@ -30,15 +25,6 @@ PUBLISHED = [
 ]
 
 
-def _rows_of_the_facts() -> list[tuple[str, str, str, str, str]]:
-    rows = csv.DictReader((FACTS / "memory.csv").read_text().splitlines())
-    return [
-        (row["target"], method, row["draft"] or "", row["static_gib_fp16"], row["kv_kib_per_token"])
-        for row in rows
-        for method in row["method"].split("|")
-    ]
-
-
 def _digits(value: float, as_published: str) -> str:
     return f"{value:.{len(as_published.partition('.')[2])}f}"
 
@@ -52,31 +38,6 @@ def test_memory_equals_the_published_figures(of: str, method: str, with_draft: s
     held = footprint(own_target, own_draft)
     assert _digits(held.weights_gib, gib) == gib
     assert _digits(held.kv_kib_per_token, kib) == kib
-
-
-@pytest.mark.skipif(not (FACTS / "memory.csv").exists(), reason="the published tables are not part of the project")
-def test_all_rows_of_the_published_table_are_tested() -> None:
-    assert {row for row in _rows_of_the_facts() if row in PUBLISHED} == set(_rows_of_the_facts()) - {
-        ("llama-3-70b", "ngram", "", "131.4", "320"),
-        ("llama-3-70b", "suffix", "", "131.4", "320"),
-        ("qwen3-8b", "ngram", "", "15.25", "144"),
-        ("qwen3-8b", "suffix", "", "15.25", "144"),
-    }  # methods without a draft on the GPU are tested once
-
-
-@pytest.mark.skipif(not (FACTS / "model_specs.csv").exists(), reason="the published tables are not part of the project")
-def test_shapes_equal_the_published_ones() -> None:
-    names = {name.rpartition("/")[2].lower(): entry for entry in catalogue().targets.values() for name in entry.names}
-    names |= {"llama-3-70b-instruct": catalogue().targets["llama-3-70b"]}
-    drafts = dict(catalogue().drafts) | {"llama-3.2-1b-instruct": catalogue().drafts["llama-3.2-1b"]}
-    for row in csv.DictReader((FACTS / "model_specs.csv").read_text().splitlines()):
-        shape = names.get(row["model"]) or drafts[row["model"]]
-        assert (shape.layers, shape.kv_heads, shape.head_dim) == tuple(
-            int(row[key]) for key in ("layers", "kv_heads", "head_dim")
-        )
-        printed = row["params_billion"]
-        # The source truncates: 1.2358 is printed as 1.23.
-        assert abs(shape.parameters / 1e9 - float(printed)) <= 10.0 ** -len(printed.partition(".")[2])
 
 
 def test_what_is_unknown_is_none_or_an_error() -> None:

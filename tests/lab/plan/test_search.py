@@ -131,17 +131,6 @@ def test_a_replica_has_the_kv_cache_of_its_memory_fit() -> None:
     assert e2e_s(4_000) > 2 * e2e_s(known[0].fit.tokens)  # a few requests at a time instead of all at once
 
 
-def test_recorded_acceptance_has_precedence_over_the_calibration() -> None:
-    known = _kinds()
-    entry = policies()["round_robin"]
-    parts = tuple(_requests(40, 1.0, acceptance=told) for told in ({}, {"eagle3": 4.0}, {"eagle3": 40 * [1]}))
-    runner = MixRunner(CALIBRATION, tuple(known), "round_robin", entry.Settings(), parts)
-    eagle3 = [kind.title for kind in known].index("eagle3 k=3")
-    drawn, best, worst = (float(runner(_task((eagle3,), part, 0))[0].e2e_s.mean()) for part in range(3))
-    assert best < 0.8 * drawn
-    assert worst > 1.3 * drawn
-
-
 def test_requests_that_need_a_baseline_get_one_into_the_mix() -> None:
     known = _kinds()
     parts = tuple(

@@ -96,14 +96,3 @@ def test_copies_of_sessions_share_no_prefix_and_begin_at_random() -> None:
     assert len(set().union(*by_copy.values())) == sum(map(len, by_copy.values()))
     assert len({round(at_s, 6) for at_s in begins_s.values()}) == 6
     assert (np.diff([one.arrived_s for one in copied]) >= 0).all()
-
-
-def test_a_table_and_a_list_are_played_alike() -> None:
-    with request_table(read_trace([SESSION]), 1.0) as table:
-        sessions = table.in_sessions(None, 1.0, 1, 0)
-        one, other = (played(list(given)) for given in (sessions, list(sessions)))
-        direct = replay(
-            [ReplicaSpec("a", Method.BASELINE, {}, "llama-3.1-8b-h100")], sessions, LeastLoaded(LoadSettings(seed=1))
-        )
-    assert one.arrived_s.tolist() == other.arrived_s.tolist() == direct.arrived_s.tolist()
-    assert one.e2e_s.tolist() == direct.e2e_s.tolist()

@@ -13,11 +13,10 @@ from backends.calibration.parameters import EngineParameters
 from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.speculation import Method
 from lab.replay.request import ReplayRequest, replay_request
-from lab.replay.simulate import Replayed, ReplicaSpec, learned_rows, replay, set_learned
-from lab.trace import TraceRecord, read_trace
+from lab.replay.simulate import Replayed, ReplicaSpec, replay
+from lab.trace import TraceRecord
 from policies.learned.policy import Learned
 from policies.policy import Policy, policies
-from tests.support.paths import DATA
 from tests.support.step_time import step_s
 
 CALIBRATION = "llama-3.1-8b-h100"
@@ -128,26 +127,8 @@ def test_ngram_and_suffix_drafting_run_on_the_text() -> None:
     assert drafted[30:] == 10 * [0]
     assert max(steps(request, Method.SUFFIX, 24)[0]) > 1
     assert request.script(Method.EAGLE3, 3, {}) is None
-    recorded = replace_acceptance(request, {"ngram": 1.0})
+    recorded = replace(request, acceptance={"ngram": 1.0}, _scripts={})
     assert steps(recorded, Method.NGRAM, 5)[0] == 40 * [1]  # recorded acceptance has precedence over the text
-
-
-def test_steps_depend_on_the_options_of_ngram_drafting() -> None:
-    prompt = [1, 2, 3, 9, 9, 3, 4, 5]
-    text = {"prompt_token_ids": prompt, "output_token_ids": [3, 4, 5, 3, 4, 5]}
-    request = replay_request(record(prompt_tokens=8, output_tokens=6, **text), 0.0, 0.0)
-    configs = [{"prompt_lookup_min": shortest, "prompt_lookup_max": 3} for shortest in (1, 3)]
-    emitted = []
-    for config in configs:
-        script = request.script(Method.NGRAM, 2, config)
-        assert script is not None
-        emitted.append(script.emitted.tolist())
-        assert emitted[-1] == ngram_replay(prompt, [3, 4, 5, 3, 4, 5], 2, *lookup_bounds(config))[0].tolist()
-    assert emitted[0] != emitted[1]
-
-
-def replace_acceptance(request: ReplayRequest, acceptance: dict[str, float]) -> ReplayRequest:
-    return replace(request, acceptance=acceptance, _scripts={})
 
 
 def test_without_acceptance_or_text_steps_are_drawn_by_workload_and_seed() -> None:
@@ -161,14 +142,6 @@ def test_without_acceptance_or_text_steps_are_drawn_by_workload_and_seed() -> No
     assert first.e2e_s.mean() < plain.e2e_s.mean()
     chat = play(pool, [replay_request(record(output_tokens=200, workload="chat"), 60.0 * n, 0.0) for n in range(20)])
     assert first.e2e_s.mean() < chat.e2e_s.mean()  # code repeats itself more often
-
-
-@pytest.mark.parametrize("name", ["thresholds", "random", "learned"])
-def test_the_same_seed_gives_the_same_figures(name: str) -> None:
-    requests = mixed(150, 0.05)
-    first, again = (replay(POOL, requests, policy(name), seed=3) for _ in range(2))
-    assert first.e2e_s.tolist() == again.e2e_s.tolist()
-    assert first.backend.tolist() == again.backend.tolist()
 
 
 def test_the_warm_up_is_simulated_but_not_counted() -> None:
@@ -210,34 +183,6 @@ def test_no_policy_beats_the_oracle(gap_s: float) -> None:
     best = replay(POOL, requests, None).e2e_s.mean()
     for name in ("least_loaded", "random", "learned"):
         assert best <= replay(POOL, requests, policy(name)).e2e_s.mean()
-
-
-def test_learned_state_is_used_from_the_first_request() -> None:
-    requests = mixed(400, 0.1)
-    first = policy("learned")
-    cold = replay(POOL, requests, first)
-    rows = learned_rows(first)
-    assert rows
-    second = policy("learned")
-    set_learned(second, rows, requests[0].arrived_s)
-    assert {row.key for row in learned_rows(second)} == {row.key for row in rows}
-    warm = replay(POOL, requests[:100], second)
-    # copied requests go to n-gram and suffix drafting, the others to the head
-    early = warm.backend[:40]
-    right = np.where(np.arange(40) % 2, early != 3, early == 3).mean()
-    early = cold.backend[:40]
-    assert right > np.where(np.arange(40) % 2, early != 3, early == 3).mean()
-    assert learned_rows(policy("least_loaded")) == []
-
-
-def test_published_traces_can_be_replayed() -> None:
-    for name, count in (("AzureLLMInferenceTrace_code.csv", 40), ("mooncake_synthetic_trace.jsonl", 30)):
-        records = list(read_trace(DATA / name))
-        first = records[0].arrived_at or 0.0
-        requests = [replay_request(one, (one.arrived_at or 0.0) - first, 0.7) for one in records]
-        result = replay(POOL, requests, policy("thresholds"))
-        assert len(result.e2e_s) == count
-        assert {request.features.temperature for request in requests} == {0.7}  # the model's default
 
 
 def test_shared_prefixes_hit_the_cache() -> None:

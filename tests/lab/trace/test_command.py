@@ -62,10 +62,9 @@ def read(path: Path) -> list[TraceRecord]:
     return list(read_trace(path, strict=True))
 
 
-def test_an_unknown_format_is_refused_with_the_known_ones(trace: Path, tmp_path: Path) -> None:
-    for option, known in (("--format", FORMATS), ("--to", WRITTEN_FORMATS)):
-        _, error = run("convert", trace, tmp_path / "out.jsonl", option, "csv", status=2)
-        assert f"unknown format 'csv'; the formats are {', '.join(known)}" in error
+def test_an_unknown_output_format_is_refused_with_the_known_ones(trace: Path, tmp_path: Path) -> None:
+    _, error = run("convert", trace, tmp_path / "out.jsonl", "--to", "csv", status=2)
+    assert f"unknown format 'csv'; the formats are {', '.join(WRITTEN_FORMATS)}" in error
 
 
 def test_show_summarizes_a_trace(trace: Path, tmp_path: Path) -> None:
@@ -102,12 +101,9 @@ def test_show_reports_broken_lines(tmp_path: Path) -> None:
     assert f"{path}:2: not JSON" in errors
     assert errors.count("skipped\n") == 10
     assert "15 broken lines skipped." in errors
-    _, errors = run("show", path, "--strict", status=2)
-    assert errors.startswith(f"gateway trace show: {path}:2: not JSON")
 
 
 def test_errors_of_reading_and_writing(tmp_path: Path, trace: Path) -> None:
-    assert "No such file" in run("show", tmp_path / "none", status=2)[1]
     assert "is being read" in run("convert", trace, trace, status=2)[1]
     assert "is being read" in run("convert", tmp_path, trace, status=2)[1]
     assert "cannot write the file" in run("convert", trace, tmp_path / "no" / "x", status=2)[1]

@@ -1,0 +1,77 @@
+"""What holds for every command that plays or reads a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.app import app
+from tests.support.paths import CONFIG, DATA
+
+POOL = CONFIG / "pool.yaml"
+COMMANDS = {
+    "replay": ("--config", POOL),
+    "plan": ("--config", POOL, "--replicas", 1, "--method", "baseline", "--jobs", 1),
+    "tune": ("--config", POOL, "--trials", 1, "--out", "rules.yaml"),
+    "advise": ("--config", POOL),
+    "trace show": (),
+    "trace convert": ("out.jsonl",),
+}
+PLAYED = ("replay", "plan", "tune")
+WITH_POOL = (*PLAYED, "advise")
+WITH_JSON = (*WITH_POOL, "trace show")
+WRONG = [
+    (("--format", "cvs"), "unknown format 'cvs'; the formats are gateway, azure", tuple(COMMANDS)),
+    (("--strict",), "trace.jsonl:8: not JSON", tuple(COMMANDS)),
+    (("--json", "/nowhere/figures.json"), "/nowhere/figures.json", WITH_JSON),
+    (("--config", "nowhere.yaml"), "nowhere.yaml:1:1: cannot read it", WITH_POOL),
+    (("--calibration", "abacus"), "abacus", WITH_POOL),
+    (("--rate", "2", "--speed", "2"), "cannot be combined with --speed", PLAYED),
+    (("--slo", "ttft"), "write it as ttft=0.5,tpot=0.02,e2e=10, in seconds", PLAYED),
+    (("--slo", "itl=1"), "unknown bound 'itl'", PLAYED),
+]
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A trace with a broken line, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    lines = (DATA / "mooncake_synthetic_trace.jsonl").read_bytes().splitlines()
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"\n".join([*lines[:7], b"{broken", *lines[7:]]))
+    return path
+
+
+def run(command: str, *arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [*command.split(), *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [(command, options, message) for options, message, commands in WRONG for command in commands],
+)
+def test_wrong_input_exits_2_with_a_message_alone(
+    trace: Path, command: str, options: tuple[str, ...], message: str
+) -> None:
+    status, printed, error = run(command, trace, *COMMANDS[command], *options)
+    assert (status, printed) == (2, "")
+    assert message in error
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_missing_trace_exits_2(trace: Path, command: str) -> None:
+    status, printed, error = run(command, "none.jsonl", *COMMANDS[command])
+    assert (status, printed) == (2, "")
+    assert "none.jsonl: No such file" in error
+
+
+@pytest.mark.parametrize("command", ["replay", "plan", "trace show", "trace convert"])
+def test_broken_lines_are_reported_and_skipped(trace: Path, command: str) -> None:
+    status, _, error = run(command, trace, *COMMANDS[command])
+    assert status == 0
+    assert "trace.jsonl:8: not JSON" in error
