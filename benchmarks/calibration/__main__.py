@@ -1,44 +1,82 @@
-"""Compare the simulator with measurements, or fit step times.
+"""Print how far the simulator is from published figures: `python -m benchmarks.calibration`.
 
-`python -m benchmarks.calibration FACTS DATA [--write] [--fit NAME]`.
+Every figure was simulated once; the tables that they come from are not part of the project. Of those without a licence
+only the errors are here.
+
+results.csv     each figure with its source: fitted on (`fit`), only reported (`report`), with adaptive verification and
+                step times fitted to other runs (`adaptive`), or by a formula; `blind`: acceptance by the calibration
+winners.csv     the fastest run of each group, simulated and measured, and the share of its speed that the first loses
+crossings.csv   the concurrency from which on a method is slower than none
+left_out.csv    what could not be simulated, and why
 """
 
 from __future__ import annotations
 
-import argparse
+import csv
+from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 
-from benchmarks.calibration.collect import collect
-from benchmarks.calibration.document import as_csv, left_out_csv, terminal
-from benchmarks.calibration.fit import as_yaml
-from benchmarks.calibration.run import compare, fitted
-from benchmarks.calibration.texts import Texts
+AIMS = ("*aim* | | | <= 8% | >= 90% | >= 90% | |", "*aim* | | | <= 10% |", "*aim* | | <= 1.5 | |")
+NEARLY = 0.05
+"""Share of its speed that a choice may lose to be nearly right: ratios between sweeps are no more accurate."""
+Row = dict[str, str]
 
-_HERE = Path(__file__).parent
+
+def read(name: str) -> list[Row]:
+    """Return the rows of a table beside this file."""
+    with (Path(__file__).with_name(name)).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def print_table(columns: str, rows: Iterable[str]) -> None:
+    """Print a Markdown table."""
+    print(f"| {columns} |", "|---" * len(columns.split("|")) + "|", *(f"| {row} |" for row in rows), "", sep="\n")
+
+
+def speedups(results: list[Row], winners: list[Row]) -> Iterable[str]:
+    """Yield how far the speedups are off, and whether the fastest run of a group is named."""
+    yield AIMS[0]
+    for part in ("fit", "report"):
+        of_part = [row for row in results if row["part"] == part and row["quantity"] == "speedup"]
+        for acceptance, column in (("as measured", "error"), ("blind", "blind_error")):
+            errors = [abs(float(row[column])) for row in of_part if row[column]]
+            groups = [row for row in winners if (row["part"], row["acceptance"]) == (part, acceptance)]
+            lost = [float(row["lost"]) for row in groups]
+            methods = sum(row["simulated"].split()[0] == row["measured"].split()[0] for row in groups)
+            yield (
+                f"{part} | {acceptance} | {len(errors)} | {median(errors):.1%} "
+                f"| {sum(error <= 0.2 for error in errors) / len(errors):.0%} "
+                f"| {lost.count(0.0)} of {len(lost)} | {sum(each <= NEARLY for each in lost)} | {methods}"
+            )
+
+
+def held_out(results: list[Row]) -> Iterable[str]:
+    """Yield how far tokens per second are off that nothing was fitted on."""
+    yield AIMS[1]
+    for part, fitted_on in (("report", "the fitting part"), ("adaptive", "no speculation and fixed k")):
+        of_part = [row for row in results if row["part"] == part and row["quantity"] == "output_tok_s"]
+        for source in (*sorted({row["source"] for row in of_part}), "all"):
+            errors = [abs(float(row["error"])) for row in of_part if source in (row["source"], "all")]
+            yield f"{source} | {fitted_on} | {len(errors)} | {median(errors):.1%} | {max(errors):.0%}"
+
+
+def crossings(found: list[Row]) -> Iterable[str]:
+    """Yield how far the concurrencies are off from which on a method is slower than none."""
+    yield AIMS[2]
+    for source in (*sorted({row["source"] for row in found}), "all"):
+        factors = [float(row["factor"]) for row in found if source in (row["source"], "all")]
+        within = f"{sum(factor <= 1.5 for factor in factors)} of {len(factors)}"
+        yield f"{source} | {len(factors)} | {median(factors):.2f} | {within} | {max(factors):.2f}"
 
 
 def main() -> None:
-    """Print or write the report, or print fitted step times."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("facts", type=Path, help="directory of the published figures")
-    parser.add_argument("data", type=Path, help="directory of the measured data")
-    parser.add_argument("--write", action="store_true", help="write results.csv and left_out.csv of this folder")
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="file to write every row to, with all its values")
-    parser.add_argument("--fit", metavar="NAME", help="print the step times of a setup, fitted on the fitting part")
-    arguments = parser.parse_args()
-    collected = collect(arguments.facts, arguments.data)
-    texts = Texts(arguments.data)
-    if arguments.fit:
-        calibration, free = fitted(arguments.fit, collected.cases, texts)
-        print(as_yaml(calibration, free))
-        return
-    report = compare(collected.cases, texts)
-    print(terminal(report))
-    if arguments.rows:
-        arguments.rows.write_text(as_csv(report, collected.figures, unlicensed=True), encoding="utf-8")
-    if arguments.write:
-        (_HERE / "results.csv").write_text(as_csv(report, collected.figures, unlicensed=False), encoding="utf-8")
-        (_HERE / "left_out.csv").write_text(left_out_csv(collected.left_out), encoding="utf-8")
+    """Print the three tables."""
+    results = read("results.csv")
+    columns = "part | acceptance | speedups | median abs. error | within 20% | winner right | nearly | right method"
+    print_table(columns, speedups(results, read("winners.csv")))
+    print_table("tokens/s of | fitted on | figures | median abs. error | largest", held_out(results))
+    print_table("crossing point | curves | median factor | within 1.5 | largest", crossings(read("crossings.csv")))
 
 
 if __name__ == "__main__":

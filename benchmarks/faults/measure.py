@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from benchmarks.faults.injections import Injection
-from benchmarks.faults.load import ANSWERED, LEFT, SILENT, UNSAID, Load, mixed
+from benchmarks.faults.load import ANSWERED, LEFT, SILENT, Load, mixed
 from benchmarks.faults.replicas import last_end_s
 from benchmarks.faults.stage import Stage, until
 
@@ -71,11 +71,6 @@ class Result:
     def silent(self) -> int:
         """Return the number of failures that looked like answers."""
         return sum(count for what, count in self.failed.items() if what in SILENT)
-
-    @property
-    def unsaid(self) -> int:
-        """Return the number of failures about which the system said nothing."""
-        return sum(count for what, count in self.failed.items() if what in UNSAID)
 
 
 async def measure(stage: Stage, injection: Injection, seconds: float, rate_per_s: float, seed: int) -> Result:

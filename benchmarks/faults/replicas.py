@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from backends.launch.ports import free_port
-from benchmarks.faults.engine import LOOK, WELL
+from benchmarks.faults.engine import LOOK
 
 _ROOT = Path(__file__).parents[2]
 
@@ -85,11 +85,6 @@ class Replicas:
     async def stop(self) -> None:
         """Kill all."""
         await asyncio.gather(*(replica.kill() for replica in self.each))
-
-    async def heal(self) -> None:
-        """End all faults."""
-        for replica in self.each:
-            await replica.tell(WELL)
 
     async def running(self) -> int:
         """Return the number of requests that run."""

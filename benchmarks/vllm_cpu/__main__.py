@@ -12,7 +12,7 @@ import yaml
 
 from backends.calibration import calibration as calibrations
 from backends.speculation import Method
-from benchmarks.vllm_cpu import calibrate, chunks, routed
+from benchmarks.vllm_cpu import calibrate
 from benchmarks.vllm_cpu.compare import compare, errors, table
 from benchmarks.vllm_cpu.engines import METHODS
 from benchmarks.vllm_cpu.measure import CONCURRENCIES, Cell, Timeouts, measure, read, write
@@ -69,36 +69,6 @@ def compare_command(
     compared = compare(read(file), fitted)
     for line in table(compared) if every else errors(compared):
         print(line)
-
-
-@app.command("chunks")
-def chunks_command(
-    method: Method = Method.BASELINE,
-    busy: Annotated[int, typer.Option(help="Processes beside the engine that do nothing but compute.")] = 0,
-) -> None:
-    """Print when a chunk of a stream stands for more than one step of an engine."""
-    for line in chunks.table(asyncio.run(chunks.measure(method, (1, 2, 4, 8, 16, 32, 64, 128), busy))):
-        print(line)
-
-
-@app.command("routed")
-def routed_command(
-    rounds: Annotated[int, typer.Option(help="Turns per policy.")] = 5,
-    turn_s: Annotated[float, typer.Option(help="Seconds per turn in which requests are sent.")] = 40.0,
-    rate: Annotated[float, typer.Option(help="Requests per second.")] = 6.0,
-    seed: int = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="File to write every request to.")] = None,
-) -> None:
-    """Load the four replicas of the pool file through one policy after another."""
-    sent, turns = asyncio.run(routed.routed(rounds, turn_s, rate, seed))
-    if json_file is not None:
-        routed.write(json_file, sent, turns)
-    for first in (0, 1) if rounds > 1 else (0,):
-        print(f"\nFrom round {first} on:\n")
-        for line in routed.table(sent, first):
-            print(line)
-    others = max(turn.foreign_share for turn in turns)
-    print(f"\nOther processes took at most {others:.2f} of a core in a turn (engines and gateways not included).")
 
 
 if __name__ == "__main__":

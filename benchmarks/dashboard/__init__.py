@@ -1,1 +1,0 @@
-"""What open dashboards cost the gateway."""
