@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from .report import results_of, save_report, write_report
+from .own_picker import own_picker
+from .report import results_of, write_report
 from .target import Target
 
 HERE = Path(__file__).parent
@@ -32,7 +33,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--rewrites-body", action="store_true", help="it changes request bodies: compare them as JSON")
     group.addoption("--time-limit", type=float, metavar="SECONDS", help="for each of its answers; default: 5")
     group.addoption("--fail-on-should", action="store_true", help="a SHOULD that is not met fails the run")
-    group.addoption("--conformance-report", metavar="FILE", help="also write the report as JSON")
 
 
 def option(config: pytest.Config, name: str) -> str:
@@ -86,10 +86,6 @@ def picker(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
     with contextlib.ExitStack() as stack:
         target = told_target(pytestconfig)
         if target is None:
-            try:
-                from .own_picker import own_picker
-            except ImportError:
-                raise pytest.UsageError("give --target HOST:PORT and --model NAME") from None
             target = stack.enter_context(own_picker(tmp_path_factory.mktemp("picker")))
         yield target
         target.close()
@@ -133,5 +129,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not found:
         return
     write_report(terminalreporter, found, target)
-    if path := option(config, "conformance_report"):
-        save_report(Path(path), found, target)

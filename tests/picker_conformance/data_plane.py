@@ -12,7 +12,8 @@ from typing import Self
 
 import grpc
 
-from . import ext_proc_pb2 as ext_proc
+from gateway.picker import ext_proc_pb2 as ext_proc
+
 from .answer import LB, Answer
 
 SERVED = "x-gateway-destination-endpoint-served"

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 
 from .requirement import Requirement, Source
-
-VERSION = 1
-"""Version of the suite: reports of the same one can be compared."""
 
 MET, NOT_MET, NOT_TESTED = "met", "NOT MET", "not tested"
 _WORST_FIRST = (NOT_MET, MET, NOT_TESTED)
@@ -86,17 +81,3 @@ def write_report(reporter: pytest.TerminalReporter, found: list[Result], target:
             f"{strength}: {counted.count(MET)} of {len(counted)} met, {counted.count(NOT_MET)} not met, "
             f"{counted.count(NOT_TESTED)} not tested"
         )
-
-
-def save_report(path: Path, found: list[Result], target: str) -> None:
-    """Write the report to a file as JSON."""
-    document = {
-        "protocol": "1.0.0",
-        "suite": VERSION,
-        "target": target,
-        "requirements": [
-            {"test": each.test, **asdict(each.requirement), "result": each.result.lower(), "details": each.details}
-            for each in found
-        ],
-    }
-    path.write_text(json.dumps(document, indent=2) + "\n")

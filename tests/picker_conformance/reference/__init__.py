@@ -1,1 +1,0 @@
-"""The smallest picker that conforms, and broken ones."""
