@@ -22,17 +22,17 @@ _FINISH: Final = b'"finish_reason":"'
 _FINGERPRINT: Final = re.compile(rb',"system_fingerprint":"[^"\\]*"')
 
 
-def options_to_ask(document: Mapping[str, Any], body: bytes) -> Mapping[str, object] | None:
+def options_to_ask(document: Mapping[str, Any]) -> Mapping[str, object] | None:
     """Return the `stream_options` with which a streamed request asks for usage; None if it does, or cannot.
 
     Examples
     --------
-    >>> options_to_ask({"stream": True, "stream_options": {"include_usage": False, "x": 1}}, b"{...}")
+    >>> options_to_ask({"stream": True, "stream_options": {"include_usage": False, "x": 1}})
     {'include_usage': True, 'x': 1}
-    >>> options_to_ask({"stream": True, "stream_options": {"include_usage": True}}, b"{...}") is None
+    >>> options_to_ask({"stream": True, "stream_options": {"include_usage": True}}) is None
     True
     """
-    if document.get("stream") is not True or 0 in body[:4]:  # in UTF-16, which Python's `json` also reads
+    if document.get("stream") is not True:
         return None
     if "stream_options" not in document:
         return _OPTIONS

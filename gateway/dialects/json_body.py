@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -35,7 +34,7 @@ def set_field(body: bytes, name: str, value: object) -> bytes:
     >>> set_field(b'{"stream_options": null, "n": 1}', "stream_options", {"include_usage": True})
     b'{"stream_options": {"include_usage":true}, "n": 1}'
     """
-    document = _loads(body)
+    document = orjson.loads(body)
     written = orjson.dumps(value)
     if name not in document and document:
         return insert_field(body, b'"%b":%b' % (name.encode(), written))
@@ -46,18 +45,6 @@ def set_field(body: bytes, name: str, value: object) -> bytes:
         if tried == most:
             break
         changed = body[: found.start(1)] + written + body[found.end(1) :]
-        if _loads(changed) == wanted:
+        if orjson.loads(changed) == wanted:
             return changed
-    try:
-        return orjson.dumps(wanted)
-    except orjson.JSONEncodeError:  # integers of more than 64 bits
-        return json.dumps(wanted).encode()
-
-
-def _loads(body: bytes) -> dict[str, Any]:
-    document: dict[str, Any]
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        document = json.loads(body)  # accepts NaN and large integers, as the router does
-    return document
+    return orjson.dumps(wanted)

@@ -55,29 +55,6 @@ def lines_for_backend(headers: Sequence[Header]) -> tuple[bytes, bytes]:
     return b"".join(lines), b"".join(key_lines)
 
 
-def upstream_head(
-    method: str,
-    target: bytes,
-    *,
-    authority: bytes,
-    lines: bytes,
-    key_lines: bytes,
-    request_id: bytes,
-    body_bytes: int | None,
-) -> bytes:
-    """Return the head of the request to a backend."""
-    length = b"" if body_bytes is None else b"content-length: %d\r\n" % body_bytes
-    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%bx-request-id: %b\r\n%b\r\n" % (
-        method.encode(),
-        target,
-        authority,
-        lines,
-        key_lines,
-        request_id,
-        length,
-    )
-
-
 def lines_of(headers: Iterable[Header]) -> bytes:
     """Return headers as HTTP/1.1 header lines."""
     return b"".join([b"%b: %b\r\n" % header for header in headers])

@@ -14,6 +14,7 @@ from gateway.picker.destinations import Destinations
 from gateway.relay.attempt import Attempt
 from gateway.relay.context import STOPPING, Inbound, RelayContext, Reply
 from gateway.relay.exchange import Exchange
+from gateway.relay.observers import tell
 from gateway.routing.model import Upstream
 from policies.features.request import Endpoint
 from policies.policy import Decision
@@ -106,7 +107,7 @@ class PickedExchange(Exchange):
         """Return whether anything needs the body of the answer."""
         if self.inbound.request_headers.client.tokens_per_minute is not None:
             return True
-        if any(observer.needs_answer for observer in self.delivery.observers.all):
+        if any(observer.needs_answer for observer in self.delivery.observers):
             return True
         is_inference = self.delivery.endpoint is not Endpoint.OTHER
         return is_inference and is_sampled and self.routed is not None and self.routed.model.observe is not None
@@ -128,7 +129,7 @@ class PickedExchange(Exchange):
         self.delivery.retried_from = first.upstream.backend.name
         decision = Decision(upstream.backend.name, "override", "fallback")
         second = self.attempt = Attempt(self, upstream, decision)
-        self.delivery.observers.on_send(decision, [upstream.backend])
+        tell(self.delivery.observers, lambda observer: observer.on_send(decision, [upstream.backend]))
         second.take()
         second.call = Call(b"", b"", second)
 

@@ -12,7 +12,7 @@ from backends.reported import MOST_CONTEXT_TOKENS
 from backends.speculation import Method
 from gateway.dialects.usage import Usage, first_usage
 from gateway.relay.answers import MeteredAnswer, PassThrough
-from gateway.relay.observers import EndedExchange
+from gateway.relay.observers import EndedExchange, tell
 from gateway.routing.model import Model, Upstream
 from gateway.telemetry.metrics import Metrics
 from policies.features.prompt import BYTES_PER_TOKEN
@@ -73,7 +73,7 @@ def conclude(exchange: Exchange, status: int, label: str, *, is_over: bool = Fal
             if delivery.endpoint is _OTHER:
                 _charge(ended, attempt, metrics, exchange.inbound, answer, is_over=is_over)
             else:
-                _account(ended, attempt, metrics, is_observed=bool(delivery.observers.all), is_over=is_over)
+                _account(ended, attempt, metrics, is_observed=bool(delivery.observers), is_over=is_over)
         if ended.tokens:
             metrics.keys.labels(ended.client.name).inc(ended.tokens)
     except Exception as error:  # noqa: BLE001 -- a defect here must not keep the place of a key
@@ -82,8 +82,8 @@ def conclude(exchange: Exchange, status: int, label: str, *, is_over: bool = Fal
         relay.limits.leave(ended.client, ended.tokens)
     except Exception as error:  # noqa: BLE001 -- the place is free; what it is charged cannot be added up
         background.note("accounting", error, of=ended.client.name)
-    if delivery.observers.all:
-        delivery.observers.on_end(ended)
+    if delivery.observers:
+        tell(delivery.observers, lambda observer: observer.on_end(ended))
 
 
 def _account(ended: EndedExchange, attempt: Attempt, metrics: Metrics, *, is_observed: bool, is_over: bool) -> None:
@@ -180,8 +180,9 @@ def _believed(ended: EndedExchange, backend: Backend, metrics: Metrics, more_tok
     if max(usage.prompt_tokens or 0, usage.output_tokens or 0, usage.accepted_tokens or 0) > most:
         most *= ended.routed.features.n
     usage = usage.within(most + more_tokens, most)
-    for what in usage.ignored:
-        metrics.note_implausible(backend, what)
+    if usage.ignored:
+        for what in usage.ignored:
+            metrics.note_implausible(backend, what)
     return usage
 
 

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from gateway.dialects.errors import GatewayError
-from gateway.relay.observers import LocationObserver
+from gateway.relay.observers import LocationObserver, follow
 from gateway.relay.queue import rank_of
+from gateway.routing.router import SMALL_BYTES
 from policies.features.request import Endpoint
 
 if TYPE_CHECKING:
     from gateway.relay.exchange import Exchange
 
 _OTHER: Final = Endpoint.OTHER
-_SMALL_BYTES: Final = 2**15
-"""A body up to this is parsed at once, whatever it holds."""
 
 
 def admit(exchange: Exchange) -> None:
@@ -28,7 +27,7 @@ def admit(exchange: Exchange) -> None:
     except GatewayError as error:
         exchange.refuse(error)
         return
-    if len(body) <= _SMALL_BYTES:
+    if len(body) <= SMALL_BYTES:
         _route(exchange)
     else:
         exchange.has_turn = True
@@ -68,14 +67,12 @@ def _route(exchange: Exchange) -> None:
 
 
 def _route_and_send(exchange: Exchange) -> None:
-    relay, inbound, observers = exchange.relay, exchange.inbound, exchange.delivery.observers
-    headers, endpoint, now_s = inbound.request_headers, inbound.request_headers.endpoint, time.monotonic()
-    routed = exchange.routed = relay.router.route(
-        inbound.path, headers.method, inbound.body, headers.client, headers.routing_headers, now_s
-    )
+    relay, inbound, delivery = exchange.relay, exchange.inbound, exchange.delivery
+    headers, endpoint, now_s, rank = inbound.request_headers, delivery.endpoint, time.monotonic(), 0
+    routed = exchange.routed = relay.router.route(headers, inbound.body, now_s)
     model = routed.model
     if relay.reporter is not None:
-        observers.all.extend(relay.reporter.follow(inbound, exchange.delivery.request_id))
+        delivery.observers.extend(relay.reporter.follow(inbound, delivery.request_id))
     model.traffic.arrive(now_s)
     model.traffic.in_flight += 1
     relay.exchanges.add(exchange)
@@ -83,11 +80,11 @@ def _route_and_send(exchange: Exchange) -> None:
         exchange.timer = asyncio.get_running_loop().call_later(headers.timeout_s, exchange.expire)
     else:
         exchange.deadline_s = inbound.arrived_s + relay.timeouts.total_s  # checked by `check_silence`
-    rank = 0
     if endpoint is not _OTHER or (headers.method == "POST" and inbound.body):
-        observers.add(relay.followers.get(model.name, ()), routed, inbound.body)
+        if followers := relay.followers.get(model.name):
+            delivery.observers.extend(follow(followers, routed, inbound.body))
         if endpoint is Endpoint.RESPONSES:
-            observers.all.append(LocationObserver(relay.router.locations))
+            delivery.observers.append(LocationObserver(relay.router.locations))
         if relay.queues and (queue := relay.queues.get(model.name)) is not None:
             exchange.queue, rank = queue, rank_of(headers.client.priority, routed.priority)
             if endpoint is not _OTHER:

@@ -36,11 +36,10 @@ class InvalidAnswerError(Exception):
 class PassThrough:
     """An answer that is passed on as it comes; the base class of the others."""
 
-    def __init__(self) -> None:
-        self.usage: Usage | None = None  # usage as the engine reported it; None before the end and without a report
-        self.events: EventStream | None = None  # the events of a stream; None for other answers
-        self.error_status = 0  # the code of the 5xx error with which a stream begins or ends; 0 without one
-        self.unread_bytes = 0  # bytes passed on without having been read for their usage
+    usage: Usage | None = None  # usage as the engine reported it; None before the end and without a report
+    events: EventStream | None = None  # the events of a stream; None for other answers
+    error_status = 0  # the code of the 5xx error with which a stream begins or ends; 0 without one
+    unread_bytes = 0  # bytes passed on without having been read for their usage
 
     def feed(self, data: bytes) -> bytes:
         """Return what may be passed on of held and new data."""
@@ -64,7 +63,6 @@ class MeteredAnswer(PassThrough):
     """
 
     def __init__(self, kind: str) -> None:
-        super().__init__()
         self.events_passed = 0  # number of events of a stream
         self._kind = kind  # `json`, `stream` (server-sent events), or `opaque` if its usage cannot be read
         self._tail = b""
@@ -134,7 +132,6 @@ class WholeAnswer(PassThrough):
     """
 
     def __init__(self, *, is_checked: bool) -> None:
-        super().__init__()
         # body, document: the complete answer, and its JSON if it was checked; None before the end and if it was too
         # long to be held.
         self.body: bytes | None = None
@@ -181,7 +178,6 @@ class StreamAnswer(PassThrough):
     """A stream of server-sent events, which is held until its first event is complete."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__()
         self._events = self.events = EventStream(endpoint)
         self._has_begun = False
 

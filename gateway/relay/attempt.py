@@ -13,9 +13,9 @@ from backends.http.client import Call
 from backends.http.receiver import AnswerHead, HeaderList, Receiver, UpstreamError, WholeReceiver
 from backends.recovery import TRIAL
 from gateway.dialects.asked_usage import HiddenUsage
-from gateway.dialects.sse import engine_error
-from gateway.http.headers import relative_location, upstream_head
-from gateway.relay.answers import InvalidAnswerError, PassThrough, WholeAnswer
+from gateway.dialects.sse import EventStream, engine_error
+from gateway.http.headers import relative_location
+from gateway.relay.answers import InvalidAnswerError, WholeAnswer
 from gateway.routing.model import Upstream
 from policies.features.request import Endpoint
 from policies.policy import Decision
@@ -76,14 +76,15 @@ class Attempt:
             key_lines = b"authorization: Bearer %b\r\n" % api_key.encode()
         else:
             key_lines = headers.key_lines if relay.access.keyring.is_open else b""
-        head = upstream_head(
-            headers.method,
+        length = b"content-length: %d\r\n" % len(body) if body or headers.method in _WITH_BODY else b""
+        head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%bx-request-id: %b\r\n%b\r\n" % (
+            headers.method.encode(),
             target,
-            authority=upstream.client.address.authority,
-            lines=inbound.lines,
-            key_lines=key_lines,
-            request_id=inbound.engine_id,
-            body_bytes=len(body) if body or headers.method in _WITH_BODY else None,
+            upstream.client.address.authority,
+            inbound.lines,
+            key_lines,
+            inbound.engine_id,
+            length,
         )
         call = upstream.client.send(head, body, receiver, head_only=headers.method == "HEAD", whole=whole, once=once)
         if self.delivery.is_paused:
@@ -104,13 +105,12 @@ class Attempt:
             self.call.cancel()
             self.release()
 
-    def learn_habits(self, answer: PassThrough) -> None:
+    def learn_habits(self, events: EventStream) -> None:
         """Learn what the engine tells unasked, from a complete stream of its own."""
         routed, rescuer = self.exchange.routed, self.exchange.rescuer
-        if answer.events is None or self.is_asked or routed is None or routed.usage_options is None:
-            return
-        if rescuer is None or not rescuer.left:
-            self.upstream.habits.learn(answer.events.last_events())
+        is_own = not self.is_asked and (rescuer is None or not rescuer.left)
+        if is_own and routed is not None and routed.usage_options is not None:
+            self.upstream.habits.learn(events.last_events())
 
     # Called by the upstream client, and by what goes on with a stream elsewhere
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -20,7 +20,7 @@ from backends.http.wire import WriteBatch
 from backends.pool import Pool
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.sse import EventStream
-from gateway.http.headers import Header, lines_of, request_id_lines
+from gateway.http.headers import lines_of, request_id_lines
 from gateway.http.paths import format_of
 from gateway.relay.failures import Outlook
 from gateway.relay.limits import Limits
@@ -197,24 +197,21 @@ class RelayContext:
             self._ids = [digits[at : at + 32] for at in range(0, len(digits), 32)]
         return self._ids.pop()
 
-    def count_refused_head(
-        self, request_id: bytes, method: str, path: str, headers: Iterable[Header], error: GatewayError
+    def count_refused(
+        self,
+        error: GatewayError,
+        request_id: bytes,
+        method: str,
+        path: str,
+        lines: bytes,
+        arrived_s: float | None = None,
+        client: str = "",
     ) -> None:
-        """Count a request refused before it was read: invalid, or without a valid key."""
+        """Count a request that was refused before routing: its head, or over a limit, or for an unknown model."""
         self.metrics.count_refusal()
         if self.reporter is not None:
-            refused = Refused(request_id, method, path, lines_of(headers), time.perf_counter())
-            self.reporter.refuse(refused, error)
-
-    def count_refused_request(self, inbound: Inbound, request_id: bytes, error: GatewayError) -> None:
-        """Count a request refused before routing: over a limit, or for an unknown model."""
-        self.metrics.count_refusal()
-        if self.reporter is not None:
-            headers = inbound.request_headers
-            refused = Refused(
-                request_id, headers.method, inbound.path, headers.lines, inbound.arrived_s, headers.client.name
-            )
-            self.reporter.refuse(refused, error)
+            arrived_s = time.perf_counter() if arrived_s is None else arrived_s
+            self.reporter.refuse(Refused(request_id, method, path, lines, arrived_s, client), error)
 
     def ready(self, backend: Backend) -> None:
         """Send requests that wait, since a backend may take more."""

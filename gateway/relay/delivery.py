@@ -12,7 +12,7 @@ from gateway.relay.answers import PassThrough, WholeAnswer, answer_for
 from gateway.relay.attempt import Attempt
 from gateway.relay.context import Inbound, Reply, send_error
 from gateway.relay.failures import Has
-from gateway.relay.observers import Observers, Times
+from gateway.relay.observers import Observer, Times, tell
 from policies.features.request import Endpoint
 
 _OTHER: Final = Endpoint.OTHER
@@ -47,7 +47,7 @@ class Delivery:
         self.answer: PassThrough | None = None
         self.endpoint = inbound.request_headers.endpoint  # the API of the request
         self.has_begun = False  # whether the client has part of the answer
-        self.observers = Observers()  # who follows the exchange
+        self.observers: list[Observer] = []  # who follows the exchange
         self.retried_from = ""  # the backend that failed the request before; empty without one
         self.status = 0  # status of the answer; 0 before its head
         self.times = Times(inbound.arrived_s)  # the times of the exchange
@@ -69,8 +69,8 @@ class Delivery:
         """Pass on bytes of the answer."""
         if answer.events is not None:
             self.times.last_s = now_s
-            if self.observers.all:
-                self.observers.on_chunk(data, now_s)
+            if self.observers:
+                tell(self.observers, lambda observer: observer.on_chunk(data, now_s))
         self._reply.data(data)
 
     def send_error_event(self, answer: PassThrough, event: bytes) -> None:
@@ -80,14 +80,15 @@ class Delivery:
 
     def send_whole(self, answer: WholeAnswer, lines: bytes, body: bytes, attempt: Attempt) -> None:
         """Pass on an answer that was read in one piece; `lines` are its header lines for the client."""
-        self.observers.on_answer(body, answer.document)
+        self.note_whole(answer)
         self.has_begun = True
         self._reply.whole(self.status, self._lines(lines, attempt), body)
 
     def note_whole(self, answer: PassThrough) -> None:
         """Show a complete answer in one piece to those who follow."""
-        if isinstance(answer, WholeAnswer) and answer.body is not None:
-            self.observers.on_answer(answer.body, answer.document)
+        if self.observers and isinstance(answer, WholeAnswer) and answer.body is not None:
+            body, document = answer.body, answer.document
+            tell(self.observers, lambda observer: observer.on_answer(body, document))
 
     def end(self, rest: bytes = b"") -> None:
         """Pass on the rest of the answer, and end it."""
@@ -138,11 +139,8 @@ class Delivery:
         return "ok" if self.status < 400 else "client_error"
 
     def _lines(self, lines: bytes, attempt: Attempt) -> bytes:
-        inbound = self._inbound
+        """Return the header lines of an answer, from those of the engine."""
+        headers = self._inbound.request_headers
         choice_lines = attempt.upstream.lines_of_choice(attempt.decision, self.retried_from)
-        return (
-            lines
-            + request_id_lines(inbound.path, self.request_id)
-            + inbound.request_headers.answer_lines
-            + choice_lines
-        )
+        id_lines = request_id_lines(headers.path, self.request_id)
+        return b"%b%b%b%b" % (lines, id_lines, headers.answer_lines, choice_lines)

@@ -36,6 +36,7 @@ from gateway.relay.failures import (
     backend_failed,
     verdict_on,
 )
+from gateway.relay.observers import tell
 from gateway.relay.queue import ModelQueue, Place
 from gateway.routing.router import RoutedRequest
 from policies.features.request import Endpoint
@@ -93,7 +94,16 @@ class Exchange:
 
     def refuse(self, error: GatewayError) -> None:
         """Answer a request that was not admitted."""
-        self.relay.count_refused_request(self.inbound, self.delivery.request_id, error)
+        inbound, headers = self.inbound, self.inbound.request_headers
+        self.relay.count_refused(
+            error,
+            self.delivery.request_id,
+            headers.method,
+            headers.path,
+            headers.lines,
+            inbound.arrived_s,
+            headers.client.name,
+        )
         self.delivery.answer_with(error, None)
 
     def client_gone(self) -> None:
@@ -148,7 +158,8 @@ class Exchange:
         if reason:
             decision = replace(decision, reason=reason)
         attempt = self.attempt = Attempt(self, routed.model.upstreams[decision.backend], decision)
-        self.delivery.observers.on_send(decision, candidates)
+        if self.delivery.observers:
+            tell(self.delivery.observers, lambda observer: observer.on_send(decision, candidates))
         attempt.take()
         relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
         return attempt
@@ -228,7 +239,7 @@ class Exchange:
             attempt.cancel()
             delivery.retried_from = attempt.upstream.backend.name
             metrics.retries.labels(*attempt.upstream.metrics.labels, kind).inc()
-            delivery.observers.on_retry(kind)
+            tell(delivery.observers, lambda observer: observer.on_retry(kind))
             self.send(others if self.queue is None else self.queue.free(others) or others)
             if self.queue is not None:
                 self.queue.dispatch()
@@ -331,12 +342,14 @@ class Exchange:
         backend = attempt.upstream.backend
         attempt.release()
         delivery.answer = answer
-        if delivery.is_served():
+        label = delivery.label()
+        if label == "ok" and delivery.endpoint is not _OTHER and delivery.status < 300:
             self.note_served(backend)
-            attempt.learn_habits(answer)
+            if answer.events is not None:
+                attempt.learn_habits(answer.events)
         elif answer.error_status not in {0, OVERLOADED} and not self._was_suspected:
             self.relay.pool.report(backend, Strike(self.inbound.fingerprint(), "ended a stream with an error"))
-        self._finish(delivery.status, delivery.label())
+        self._finish(delivery.status, label)
 
     def _finish(self, status: int, label: str, *, is_over: bool = False) -> None:
         """Conclude the exchange, which gives up its place in the queue; `is_over` if its time was."""

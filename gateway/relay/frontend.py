@@ -86,7 +86,7 @@ class HttpFrontend:
     def _answer(self, reply: HttpReply, error: GatewayError) -> None:
         request, relay = reply.request, self._current.relay
         request_id = dict(request.headers).get(b"x-request-id") or relay.new_request_id()
-        relay.count_refused_head(request_id, request.method, request.path, request.headers, error)
+        relay.count_refused(error, request_id, request.method, request.path, lines_of(request.headers))
         lines = access_of(self._current, is_admin=self._is_admin).lines_of_refusal(request.target, request.headers)
         send_error(reply, error, request.path, request_id, lines)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -164,62 +164,25 @@ class Follower(Protocol):
         """Return an observer of the exchange of a request; None if it is not of interest."""
 
 
-class Observers:
-    """Those who observe one exchange. What they raise is noted: the request has nothing to do with it."""
+def follow(followers: Sequence[Follower], routed: RoutedRequest, body: bytes) -> list[Observer]:
+    """Return the observers of those who want to follow a request."""
+    observers: list[Observer] = []
+    for follower in followers:
+        try:
+            if (observer := follower.follow(routed, body)) is not None:
+                observers.append(observer)
+        except Exception as error:  # noqa: BLE001
+            _note(error, follower)
+    return observers
 
-    __slots__ = ("all",)
 
-    def __init__(self) -> None:
-        self.all: list[Observer] = []
-
-    def add(self, followers: Sequence[Follower], routed: RoutedRequest, body: bytes) -> None:
-        """Add the observers of those who want to follow the request."""
-        for follower in followers:
-            try:
-                if (observer := follower.follow(routed, body)) is not None:
-                    self.all.append(observer)
-            except Exception as error:  # noqa: BLE001
-                _note(error, follower)
-
-    def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
-        """Have all handle the choice of a backend; see `Observer`."""
-        for observer in self.all:
-            try:
-                observer.on_send(decision, candidates)
-            except Exception as error:  # noqa: BLE001
-                _note(error, observer)
-
-    def on_retry(self, kind: str) -> None:
-        """Have all handle a failed attempt."""
-        for observer in self.all:
-            try:
-                observer.on_retry(kind)
-            except Exception as error:  # noqa: BLE001
-                _note(error, observer)
-
-    def on_chunk(self, data: bytes, now_s: float) -> None:
-        """Have all handle complete events of a stream."""
-        for observer in self.all:
-            try:
-                observer.on_chunk(data, now_s)
-            except Exception as error:  # noqa: BLE001
-                _note(error, observer)
-
-    def on_answer(self, body: bytes, document: object) -> None:
-        """Have all handle a complete answer in one piece."""
-        for observer in self.all:
-            try:
-                observer.on_answer(body, document)
-            except Exception as error:  # noqa: BLE001
-                _note(error, observer)
-
-    def on_end(self, ended: EndedExchange) -> None:
-        """Have all handle the end."""
-        for observer in self.all:
-            try:
-                observer.on_end(ended)
-            except Exception as error:  # noqa: BLE001
-                _note(error, observer)
+def tell(observers: list[Observer], event: Callable[[Observer], None]) -> None:
+    """Have all handle an event. What they raise is noted: the request has nothing to do with it."""
+    for observer in observers:
+        try:
+            event(observer)
+        except Exception as error:  # noqa: BLE001
+            _note(error, observer)
 
 
 def _note(error: Exception, failed: object) -> None:

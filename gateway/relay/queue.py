@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import sys
 import time
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import merge
 from typing import TYPE_CHECKING, Final
 
 from backends.backend import Backend
@@ -45,45 +46,20 @@ UNBOUNDED: Final = QueueBounds(sys.maxsize, sys.maxsize, sys.maxsize, math.inf)
 class Place:
     """The place of one request in the queue."""
 
-    __slots__ = ("_order", "line", "rank", "since_s", "size_bytes", "waiter")
+    __slots__ = ("line", "order", "rank", "since_s", "size_bytes", "waiter")
 
-    def __init__(self, waiter: Exchange, line: _Line, rank: int, number: int, size_bytes: int, since_s: float) -> None:
-        self.waiter: Exchange | None = waiter  # None once the place is given up
+    def __init__(
+        self, waiter: Exchange, line: tuple[str, ...], rank: int, number: int, size_bytes: int, since_s: float
+    ) -> None:
+        self.waiter = waiter
         self.line = line
         self.rank = rank
         self.size_bytes = size_bytes
         self.since_s = since_s
-        self._order = (rank, number)
+        self.order = rank, number
 
     def __lt__(self, other: Place) -> bool:
-        return self._order < other._order
-
-
-class _LastFirst:
-    """A place in a heap whose first element is the last to be served."""
-
-    __slots__ = ("place",)
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-
-    def __lt__(self, other: _LastFirst) -> bool:
-        return other.place < self.place
-
-
-class _Line:
-    """Requests that the same backends can serve."""
-
-    __slots__ = ("places",)
-
-    def __init__(self) -> None:
-        self.places: list[Place] = []  # a heap, with places that were given up
-
-    def head(self) -> Place | None:
-        """Return the place that is served first; None if the line is empty."""
-        while self.places and self.places[0].waiter is None:
-            heappop(self.places)
-        return self.places[0] if self.places else None
+        return self.order < other.order
 
 
 class ModelQueue:
@@ -98,8 +74,8 @@ class ModelQueue:
         # Requests that were refused, by reason: `full`, `evicted`, `timeout` or `deadline`.
         self.refused = dict.fromkeys(("full", "evicted", "timeout", "deadline"), 0)
         self._clock = clock  # returns seconds, as `time.perf_counter`, by which exchanges measure
-        self._lines: dict[tuple[str, ...], _Line] = {}
-        self._last: list[_LastFirst] = []  # a heap, with places that were given up
+        # By the names of the backends that can serve its requests, which are in the order in which they are served.
+        self._lines: dict[tuple[str, ...], list[Place]] = {}
         self._number = 0
         self._sent = Traffic()
         self._is_busy = False
@@ -133,32 +109,25 @@ class ModelQueue:
     def enter(self, waiter: Exchange, members: Sequence[Backend], rank: int, size_bytes: int) -> Place:
         """Add a request to the queue; if it is full, the last request of a lower rank gives up its place."""
         self._make_room(rank, size_bytes)
-        names = tuple([backend.name for backend in members])
-        line = self._lines.get(names)
-        if line is None:
-            line = self._lines[names] = _Line()
         self._number += 1
-        place = Place(waiter, line, rank, self._number, size_bytes, self._clock())
-        heappush(line.places, place)
-        heappush(self._last, _LastFirst(place))
+        names = tuple([backend.name for backend in members])
+        place = Place(waiter, names, rank, self._number, size_bytes, self._clock())
+        insort(self._lines.setdefault(names, []), place)
         self.waiting += 1
         self.waiting_bytes += size_bytes
         return place
 
     def leave(self, place: Place) -> None:
         """Remove a request from the queue, unless it has left already."""
-        if place.waiter is None:
+        line = self._lines.get(place.line, [])
+        at = bisect_left(line, place)
+        if at == len(line) or line[at] is not place:
             return
-        place.waiter = None
+        del line[at]
+        if not line:
+            del self._lines[place.line]
         self.waiting -= 1
         self.waiting_bytes -= place.size_bytes
-        if len(self._last) > 2 * self.waiting + 64:  # most of what the heaps hold is given up
-            self._last = [each for each in self._last if each.place.waiter is not None]
-            heapify(self._last)
-            for line in self._lines.values():
-                line.places = [each for each in line.places if each.waiter is not None]
-                heapify(line.places)
-            self._lines = {names: line for names, line in self._lines.items() if line.places}
 
     def dispatch(self) -> None:
         """Send what can be sent. Called whenever a backend may take more, so that nothing waits for a free one."""
@@ -169,7 +138,6 @@ class ModelQueue:
             while (found := self._next()) is not None:
                 place, candidates = found
                 waiter = place.waiter
-                assert waiter is not None
                 self.leave(place)
                 now_s = self._clock()
                 self._sent.arrive(now_s)
@@ -189,20 +157,15 @@ class ModelQueue:
 
     def end_overdue(self, now_s: float) -> None:
         """End the requests that have waited for as long as they may."""
-        overdue = [place for line in self._lines.values() for place in line.places if self._is_overdue(place, now_s)]
-        for place in overdue:
-            waiter = place.waiter
-            if waiter is None:
+        for place in [place for line in self._lines.values() for place in line]:
+            if now_s - place.since_s < self.bounds.wait_s:
                 continue
             error = self.refusal("timeout", f"The request waited for {now_s - place.since_s:.0f} s for a backend.")
             try:
-                waiter.candidates(())
+                place.waiter.candidates(())
             except GatewayError as none_up:
                 error = none_up
-            waiter.end_with_error(error)
-
-    def _is_overdue(self, place: Place, now_s: float) -> bool:
-        return place.waiter is not None and now_s - place.since_s >= self.bounds.wait_s
+            place.waiter.end_with_error(error)
 
     def refusal(self, reason: str, text: str) -> GatewayError:
         """Count a refusal and return its error, with the time in which the queue empties as `Retry-After`."""
@@ -218,37 +181,33 @@ class ModelQueue:
 
     def _next(self) -> tuple[Place, list[Backend]] | None:
         """Return the place that is served first among those whose backends may take more, with these backends."""
-        heads = [head for line in self._lines.values() if (head := line.head()) is not None]
-        heads.sort()
-        for head in heads:
-            assert head.waiter is not None
-            if candidates := self._free_for(head.waiter):
-                return head, candidates
+        for first in sorted([line[0] for line in self._lines.values()]):
+            if candidates := self._free_for(first.waiter):
+                return first, candidates
         return None
 
     def _make_room(self, rank: int, size_bytes: int) -> None:
-        bounds = self.bounds
-        evicted: list[Place] = []
+        """End the last requests of lower rank until there is room; none of them if there are not enough."""
+        bounds, evicted = self.bounds, list[Place]()
         waiting, waiting_bytes = self.waiting, self.waiting_bytes
-        while waiting >= bounds.waiting or waiting_bytes + size_bytes > bounds.waiting_bytes:
-            while self._last and self._last[0].place.waiter is None:
-                heappop(self._last)
-            if not self._last or self._last[0].place.rank <= rank:
-                for place in evicted:
-                    heappush(self._last, _LastFirst(place))
-                raise self.refusal(
-                    "full", f"The queue of {self.model} is full: {self.waiting} requests wait for a backend."
-                )
-            place = heappop(self._last).place
+        if waiting < bounds.waiting and waiting_bytes + size_bytes <= bounds.waiting_bytes:
+            return
+        last_first = merge(*[reversed(line) for line in self._lines.values()], reverse=True)
+        for place in last_first:
+            if place.rank <= rank:
+                break
             evicted.append(place)
             waiting -= 1
             waiting_bytes -= place.size_bytes
+            if waiting < bounds.waiting and waiting_bytes + size_bytes <= bounds.waiting_bytes:
+                break
+        if waiting >= bounds.waiting or waiting_bytes + size_bytes > bounds.waiting_bytes:
+            text = f"The queue of {self.model} is full: {self.waiting} requests wait for a backend."
+            raise self.refusal("full", text)
         for place in evicted:
-            waiter = place.waiter
             self.leave(place)
-            if waiter is not None:
-                text = f"The queue of {self.model} is full, and a request of higher priority has come."
-                waiter.end_with_error(self.refusal("evicted", text))
+            text = f"The queue of {self.model} is full, and a request of higher priority has come."
+            place.waiter.end_with_error(self.refusal("evicted", text))
 
 
 def rank_of(key_priority: int, sent: object) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -13,37 +13,16 @@ from policies.features.request import Endpoint
 COMPLETIONS_TARGET: Final = b"/v1/completions"
 
 _COPIED: Final = frozenset(
-    {
-        *(
-            "model",
-            "stream",
-            "stream_options",
-            "stream_interval",
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "logit_bias",
-        ),
-        *(
-            "repetition_penalty",
-            "stop",
-            "stop_token_ids",
-            "include_stop_str_in_output",
-            "ignore_eos",
-            "allowed_token_ids",
-        ),
-        *("skip_special_tokens", "spaces_between_special_tokens", "priority", "cache_salt", "session_id", "user"),
-    }
+    """model stream stream_options stream_interval temperature top_p top_k min_p logit_bias repetition_penalty stop
+    stop_token_ids include_stop_str_in_output ignore_eos allowed_token_ids skip_special_tokens
+    spaces_between_special_tokens priority cache_salt session_id user""".split()  # noqa: SIM905
 )
 """Parameters that mean the same of a token wherever it is in an answer, and the same in both APIs."""
 
 _OF_THE_PROMPT: Final = frozenset(
-    {
-        *("messages", "prompt", "chat_template", "chat_template_kwargs", "add_generation_prompt", "documents"),
-        *("continue_final_message", "add_special_tokens", "truncate_prompt_tokens", "truncation_side"),
-        *("reasoning_effort", "include_reasoning", "parallel_tool_calls"),
-    }
+    """messages prompt chat_template chat_template_kwargs add_generation_prompt documents continue_final_message
+    add_special_tokens truncate_prompt_tokens truncation_side reasoning_effort include_reasoning
+    parallel_tool_calls""".split()  # noqa: SIM905
 )
 """Parameters that shape the prompt, whose tokens are known, or the reading of reasoning and calls, which exclude."""
 
@@ -51,44 +30,15 @@ _WITHOUT_EFFECT: Final = frozenset({"metadata", "store", "service_tier", "reques
 _LIMITS: Final = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "seed"})
 
 
-def _is_unset(value: object) -> bool:
-    return value is None or value is False or value in ("", [], {})
-
-
-def _is_one(value: object) -> bool:
-    return value is None or value == 1
-
-
-def _is_zero(value: object) -> bool:
-    return value is None or (isinstance(value, (int, float)) and value == 0)
-
-
-def _is_text(value: object) -> bool:
-    return value is None or value == {"type": "text"}
-
-
-_NEUTRAL: Final[Mapping[str, Callable[[object], bool]]] = {
-    "n": _is_one,
-    "best_of": _is_one,
-    "presence_penalty": _is_zero,  # counts the tokens of the answer alone
-    "frequency_penalty": _is_zero,
-    "top_logprobs": _is_zero,
-    "tool_choice": lambda value: value is None or value == "none",
-    "response_format": _is_text,
-    **dict.fromkeys(
-        (
-            *("logprobs", "prompt_logprobs", "logprob_token_ids", "return_tokens_as_token_ids", "return_prompt_text"),
-            *("echo", "suffix", "use_beam_search", "tools", "functions", "function_call", "structured_outputs"),
-            *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "bad_words", "repetition_detection"),
-            *("thinking_token_budget", "watermarking", "vllm_xargs", "kv_transfer_params", "ec_transfer_params"),
-            *("prompt_embeds", "modalities", "audio", "mm_processor_kwargs", "media_io_kwargs"),
-        ),
-        _is_unset,
-    ),
+_NEUTRAL: Final[Mapping[str, object]] = {
+    "n": 1,
+    "best_of": 1,
+    "tool_choice": "none",
+    "response_format": {"type": "text"},
 }
-"""Parameters that allow it with some values only."""
+"""Parameters that allow it with one value, besides those that mean nothing."""
 
-_KNOWN: Final = _COPIED | _OF_THE_PROMPT | _WITHOUT_EFFECT | _LIMITS | _NEUTRAL.keys()
+_KNOWN: Final = _COPIED | _OF_THE_PROMPT | _WITHOUT_EFFECT | _LIMITS
 _DEFAULT_COMPLETION_TOKENS: Final = 16
 
 
@@ -145,7 +95,7 @@ class RescuableRequest:
 def rescuable(endpoint: Endpoint, body: bytes, document: Mapping[str, Any]) -> RescuableRequest | None:
     """Return a request in the form that another backend can go on with; None if none can.
 
-    A parameter that is not known here excludes its request: whether it holds across the seam is not known either.
+    A parameter that is set and not known here excludes its request: it may not hold across the seam.
 
     Examples
     --------
@@ -157,22 +107,16 @@ def rescuable(endpoint: Endpoint, body: bytes, document: Mapping[str, Any]) -> R
     """
     if endpoint is not Endpoint.CHAT and endpoint is not Endpoint.COMPLETIONS:
         return None
-    if document.get("stream") is not True or 0 in body[:4] or not _is_known(document):  # or in UTF-16
+    if document.get("stream") is not True or "return_token_ids" in document or not _is_known(document):
         return None
     has_text = _has_text(document.get("messages")) if endpoint is Endpoint.CHAT else _has_prompt(document.get("prompt"))
-    if not has_text:
-        return None
-    request = RescuableRequest(endpoint, body, document)
-    try:
-        request.continuation([], [])
-    except TypeError:  # integers of more than 64 bits
-        return None
-    return request
+    return RescuableRequest(endpoint, body, document) if has_text else None
 
 
 def _is_known(document: Mapping[str, Any]) -> bool:
     for name, value in document.items():
-        if name not in _KNOWN or (name in _NEUTRAL and not _NEUTRAL[name](value)):
+        is_unset = not value or value == _NEUTRAL.get(name)
+        if name not in _KNOWN and not is_unset:
             return False
     options = document.get("stream_options")
     if options is not None and not isinstance(options, dict):

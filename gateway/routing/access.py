@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from gateway.dialects.errors import GatewayError
@@ -21,7 +21,7 @@ from gateway.http.paths import (
     relayed_target,
 )
 from gateway.routing.keys import UNAUTHENTICATED, Client, Keyring
-from policies.features.request import Endpoint, RequestFeatures
+from policies.features.request import Endpoint
 
 _READING_POSTS = frozenset({"/admin/explain"})
 _SAFE = frozenset({"GET", "HEAD"})
@@ -30,91 +30,60 @@ _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 @dataclass(frozen=True, slots=True)
 class RoutingHeaders:
-    """The `x-gateway-*` and SLO headers of a request; empty strings for headers that were not sent.
+    """The `x-gateway-*` and SLO headers of a request; empty strings for names that were not sent.
 
     Examples
     --------
     >>> headers = RoutingHeaders.read({b"x-gateway-method": b"eagle3", b"x-slo-ttft-ms": b"500"})
-    >>> headers.method, headers.slo_ttft_ms, headers.backend
-    ('eagle3', '500', '')
+    >>> headers.method, headers.slo_ttft_s, headers.backend
+    ('eagle3', 0.5, '')
     """
 
     model: str = ""
     backend: str = ""
     method: str = ""
     workload: str = ""
-    explore: str = ""
-    slo_ttft_ms: str = ""
-    slo_tpot_ms: str = ""
+    explore: bool = True
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
 
     @classmethod
     def read(cls, headers: Mapping[bytes, bytes]) -> RoutingHeaders:
         """Return the routing headers among headers by lower-case name."""
-        if _NAME_SET.isdisjoint(headers):
+        if _NAMES.isdisjoint(headers):
             return NO_ROUTING_HEADERS
-        return cls(*[headers.get(name, b"").decode("latin-1") for name in _NAMES])
-
-    def applied(self, features: RequestFeatures) -> RequestFeatures:
-        """Return the features with exploration and SLOs as the headers set them."""
-        if not (self.explore or self.slo_ttft_ms or self.slo_tpot_ms):
-            return features
-        explore = self.explore.strip().lower() or "yes"
-        if explore not in ("yes", "no"):
-            raise GatewayError(
-                400, f"x-gateway-explore is {self.explore!r}; expected yes or no.", code="invalid_header"
-            )
-        return replace(
-            features,
-            explore=explore == "yes",
-            slo_ttft_s=_bound_s("x-slo-ttft-ms", self.slo_ttft_ms),
-            slo_tpot_s=_bound_s("x-slo-tpot-ms", self.slo_tpot_ms),
+        model, backend, method, workload = [headers.get(name, b"").decode("latin-1") for name in _TEXTS]
+        explore = headers.get(b"x-gateway-explore", b"").decode("latin-1")
+        if (explore.strip().lower() or "yes") not in {"yes", "no"}:
+            raise GatewayError(400, f"x-gateway-explore is {explore!r}; expected yes or no.", code="invalid_header")
+        slo_ttft_ms = _positive(headers, b"x-slo-ttft-ms", "milliseconds")
+        slo_tpot_ms = _positive(headers, b"x-slo-tpot-ms", "milliseconds")
+        return cls(
+            model,
+            backend,
+            method,
+            workload,
+            explore=explore.strip().lower() != "no",
+            slo_ttft_s=None if slo_ttft_ms is None else 1e-3 * slo_ttft_ms,
+            slo_tpot_s=None if slo_tpot_ms is None else 1e-3 * slo_tpot_ms,
         )
 
 
-def _bound_s(header: str, value: str) -> float | None:
-    if not value:
-        return None
-    bound_ms = positive_number(value)
-    if bound_ms is None:
-        raise GatewayError(
-            400, f"{header} is {value!r}; expected a positive number of milliseconds.", code="invalid_header"
-        )
-    return 1e-3 * bound_ms
-
-
-_NAMES: Final = (
-    b"x-gateway-model",
-    b"x-gateway-backend",
-    b"x-gateway-method",
-    b"x-gateway-workload",
-    b"x-gateway-explore",
-    b"x-slo-ttft-ms",
-    b"x-slo-tpot-ms",
-)
-"""In the order of the fields of `RoutingHeaders`."""
-
-_NAME_SET: Final = frozenset(_NAMES)
+_TEXTS: Final = (b"x-gateway-model", b"x-gateway-backend", b"x-gateway-method", b"x-gateway-workload")
+_NAMES: Final = frozenset({*_TEXTS, b"x-gateway-explore", b"x-slo-ttft-ms", b"x-slo-tpot-ms"})
 NO_ROUTING_HEADERS: Final = RoutingHeaders()
 
 
-def timeout_s_of(headers: Mapping[bytes, bytes]) -> float:
-    """Return the seconds that a request sets for itself; infinity if it sets none.
-
-    Examples
-    --------
-    >>> timeout_s_of({b"x-request-timeout": b"2.5"}), timeout_s_of({})
-    (2.5, inf)
-    """
-    text = headers.get(b"x-request-timeout")
-    if text is None:
-        return math.inf
-    timeout_s = positive_number(text.decode("latin-1"))
-    if timeout_s is None:
-        shown = text[:40].decode("latin-1")
-        raise GatewayError(
-            400, f"x-request-timeout is {shown!r}; expected a positive number of seconds.", code="invalid_header"
-        )
-    return timeout_s
+def _positive(headers: Mapping[bytes, bytes], name: bytes, unit: str) -> float | None:
+    """Return the positive number in a header; None without it."""
+    if name not in headers:
+        return None
+    text = headers[name].decode("latin-1")
+    number = positive_number(text)
+    if number is None:
+        message = f"{name.decode()} is {text[:40]!r}; expected a positive number of {unit}."
+        raise GatewayError(400, message, code="invalid_header")
+    return number
 
 
 # Not frozen: a frozen dataclass sets each field by a call, which is too slow for each request.
@@ -137,35 +106,28 @@ class RequestHeaders:
     endpoint: Endpoint  # the API
     may_repeat: bool  # whether it may run twice: inference only costs time, other requests may have an effect
 
-    @classmethod
-    def read(
-        cls,
-        method: str,
-        client: Client,
-        path: str,
-        target: bytes,
-        headers: list[Header],
-        by_name: Mapping[bytes, bytes],
-        answer_lines: bytes,
-    ) -> RequestHeaders:
-        """Return the parsed head of a request whose client and path have been checked."""
-        timeout_s = timeout_s_of(by_name)
-        lines, key_lines = lines_for_backend(headers)
-        endpoint = endpoint_of(path, method)
-        return cls(
-            method,
-            client,
-            RoutingHeaders.read(by_name),
-            by_name.get(b"x-request-id", b""),
-            lines,
-            key_lines,
-            path,
-            target,
-            answer_lines,
-            timeout_s,
-            endpoint,
-            may_repeat=endpoint is not Endpoint.OTHER or method in _REPEATABLE,
-        )
+
+def read_head(
+    method: str, client: Client, path: str, target: bytes, headers: list[Header], answer_lines: bytes = b""
+) -> RequestHeaders:
+    """Return the parsed head of a request whose client and path have been checked."""
+    by_name = dict(headers)
+    lines, key_lines = lines_for_backend(headers)
+    endpoint, timeout_s = endpoint_of(path, method), _positive(by_name, b"x-request-timeout", "seconds")
+    return RequestHeaders(
+        method,
+        client,
+        RoutingHeaders.read(by_name),
+        by_name.get(b"x-request-id", b""),
+        lines,
+        key_lines,
+        path,
+        target,
+        answer_lines,
+        math.inf if timeout_s is None else timeout_s,
+        endpoint,
+        may_repeat=endpoint is not Endpoint.OTHER or method in _REPEATABLE,
+    )
 
 
 class Access:
@@ -206,8 +168,7 @@ class Access:
             raise GatewayError(
                 404, f"{path} is not in `paths` of this gateway's pool file, so it is not relayed.", code="path_closed"
             )
-        lines = self.lines_for(by_name)
-        return RequestHeaders.read(method, client, path, relayed_target(path, target), headers, by_name, lines)
+        return read_head(method, client, path, relayed_target(path, target), headers, self.lines_for(by_name))
 
     def is_preflight(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:
         """Return whether a request is a preflight request that the gateway answers."""

@@ -73,6 +73,7 @@ class Keyring:
 
     def __init__(self, clients: Sequence[tuple[bytes, Client]], admin: bytes | None = None) -> None:
         self._clients = tuple(clients)  # pairs of key digest and client; without any, the gateway is open
+        self.is_open = not self._clients  # whether requests need no key
         self._by_name = {client.name: client for _, client in self._clients}
         # Digest of the admin key, which may do everything at `/admin` and nothing else; None if there is none.
         self._admin = admin
@@ -81,11 +82,6 @@ class Keyring:
     def clients(self) -> tuple[Client, ...]:
         """The clients of all keys."""
         return tuple(client for _, client in self._clients)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether requests need no key."""
-        return not self._clients
 
     def named(self, name: str) -> Client | None:
         """Return the client of the key with a given name; None if there is no such key."""

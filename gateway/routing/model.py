@@ -231,31 +231,25 @@ class Model:
     def forget(self, backend: str) -> None:
         """Have the policy drop what it keeps of a backend that has left."""
         if isinstance(self.policy, Forgetful):
-            try:
-                self.policy.forget(backend)
-            except Exception as error:  # noqa: BLE001
-                self.fallback.note(self.policy.name, "forget", error)
+            self._guarded("forget", self.policy.forget, backend)
 
     def engine_changed(self, backend: str, change: EngineChange) -> None:
         """Report to the policy that an engine has changed."""
         if isinstance(self.policy, EngineWatcher):
-            try:
-                self.policy.engine_changed(backend, change)
-            except Exception as error:  # noqa: BLE001
-                self.fallback.note(self.policy.name, "engine_changed", error)
+            self._guarded("engine_changed", self.policy.engine_changed, backend, change)
 
     def correct(self, backend: str, factor: float) -> None:
         """Have the policy correct the tokens per step that answers of a backend show."""
         if isinstance(self.policy, Corrected):
-            try:
-                self.policy.correct(backend, factor)
-            except Exception as error:  # noqa: BLE001
-                self.fallback.note(self.policy.name, "correct", error)
+            self._guarded("correct", self.policy.correct, backend, factor)
 
     def warm_up(self) -> None:
         """Have the policy import its libraries."""
         if isinstance(self.policy, Maintained):
-            try:
-                self.policy.warm_up()
-            except Exception as error:  # noqa: BLE001
-                self.fallback.note(self.policy.name, "warm_up", error)
+            self._guarded("warm_up", self.policy.warm_up)
+
+    def _guarded(self, name: str, hook: Callable[..., None], *arguments: object) -> None:
+        try:
+            hook(*arguments)
+        except Exception as error:  # noqa: BLE001
+            self.fallback.note(self.policy.name, name, error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,8 +15,7 @@ from backends.recovery import TRIAL
 from backends.speculation import Method
 from gateway.dialects.asked_usage import StreamHabits, options_to_ask
 from gateway.dialects.errors import GatewayError
-from gateway.http.paths import endpoint_of
-from gateway.routing.access import NO_ROUTING_HEADERS, RoutingHeaders
+from gateway.routing.access import NO_ROUTING_HEADERS, RequestHeaders, RoutingHeaders
 from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
 from gateway.routing.large_bodies import check_cost
 from gateway.routing.model import Model
@@ -29,13 +27,11 @@ from policies.policy import Choose, Decision
 # Final globals save the lookup of enum members on each use and, compiled, the lookup of the global.
 _UP: Final = State.UP
 _OTHER: Final = Endpoint.OTHER
-_LENIENT_BYTES: Final = 2**20
-"""A body up to this may be JSON as Python's parser, and vLLM, reads it; above it only orjson's is fast enough."""
 _CHAT: Final = Endpoint.CHAT
 _COMPLETIONS: Final = Endpoint.COMPLETIONS
 _RESPONSES: Final = Endpoint.RESPONSES
-_SMALL_BYTES: Final = 2**15
-"""A body up to this is kept parsed, until its features are wanted."""
+SMALL_BYTES: Final = 2**15
+"""A body up to this is parsed at once, whatever it holds, and kept parsed until its features are wanted."""
 _SHOWN_CHARS: Final = 100
 """Of what a client sent as a model's name, in the error about it."""
 _WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # a body of theirs has no meaning: RFC 9110, section 9.3
@@ -114,80 +110,49 @@ class Router:
 
     def check(self, body: bytes) -> Iterator[None]:
         """Check in steps that a large body may be parsed, which `route` does."""
-        if len(body) <= _LENIENT_BYTES or _may_be_object(body):  # anything else is not parsed
+        if _may_be_object(body):  # anything else is not parsed
             yield from check_cost(body, self._most_values)
 
-    def route(
-        self,
-        path: str,
-        method: str,
-        body: bytes,
-        client: Client,
-        routing_headers: RoutingHeaders,
-        now_s: float,
-        *,
-        whole: bool = False,
-    ) -> RoutedRequest:
-        """Return a request with its model and the features that the choice needs."""
-        endpoint = endpoint_of(path, method)
-        document = {} if method in _WITHOUT_BODY else _parse(body, required=endpoint is not _OTHER)
-        model = self._find(document.get("model") or routing_headers.model or None, client, path)
-        policy, traffic, home = model.policy, model.traffic, None
+    def route(self, headers: RequestHeaders, body: bytes, now_s: float, *, whole: bool = False) -> RoutedRequest:
+        """Return a request with its model and the features that the choice needs, or all of them (`whole`)."""
+        path, client, endpoint, wanted = headers.path, headers.client, headers.endpoint, headers.routing_headers
+        document = {} if headers.method in _WITHOUT_BODY else _parse(body, required=endpoint is not _OTHER)
+        model = self._find(document.get("model") or wanted.model or None, client, path)
+        policy, traffic, home, usage_options = model.policy, model.traffic, None, None
         if endpoint is _RESPONSES or (endpoint is _OTHER and path.startswith("/v1/responses/")):
             home = self.locations.home_of(path, document)
-        usage_options = None
         if model.ask_usage and (endpoint is _CHAT or endpoint is _COMPLETIONS) and document.get("stream") is True:
-            usage_options = options_to_ask(document, body)
-        is_plain = routing_headers is NO_ROUTING_HEADERS and client.slo_ttft_s is client.slo_tpot_s is None
-        if is_plain and not (whole or policy.reads_requests) and len(body) <= _SMALL_BYTES:
-            later = partial(
-                describe,
-                endpoint,
-                document,
-                model=model.name,
-                default_temperature=model.default_temperature,
-                qps=traffic.qps(now_s),
-                in_flight=traffic.in_flight,
-                text_features=(),
-            )
-            return RoutedRequest(
-                model,
-                later,
-                home,
-                client=client,
-                document=document,
-                baseline_only=baseline_only(document),
-                usage_options=usage_options,
-            )
-        prompt = read_prompt(document)
-        if whole:
-            text_features: Collection[str] = TEXT_FEATURES
-        else:
-            text_features = policy.text_features if policy.reads_requests else ()
-        features = describe(
+            usage_options = options_to_ask(document)
+        has_wishes = wanted is not NO_ROUTING_HEADERS or client.slo_ttft_s is not None or client.slo_tpot_s is not None
+        is_later = not (whole or policy.reads_requests or has_wishes) and len(body) <= SMALL_BYTES
+        prompt = None if is_later else read_prompt(document)
+        text_features: Collection[str] = () if is_later else policy.text_features
+        described = partial(
+            describe,
             endpoint,
             document,
             model=model.name,
             default_temperature=model.default_temperature,
             qps=traffic.qps(now_s),
             in_flight=traffic.in_flight,
-            workload=routing_headers.workload,
-            text_features=text_features,
+            workload=wanted.workload,
+            text_features=TEXT_FEATURES if whole else text_features,
             prompt=prompt,
         )
-        features = routing_headers.applied(features)
-        features.client = client.name
-        if features.slo_ttft_s is None:
-            features.slo_ttft_s = client.slo_ttft_s
-        if features.slo_tpot_s is None:
-            features.slo_tpot_s = client.slo_tpot_s
+        features = None if is_later else described()
+        if features is not None:
+            features.client = client.name
+            features.explore = wanted.explore
+            features.slo_ttft_s = client.slo_ttft_s if wanted.slo_ttft_s is None else wanted.slo_ttft_s
+            features.slo_tpot_s = client.slo_tpot_s if wanted.slo_tpot_s is None else wanted.slo_tpot_s
         return RoutedRequest(
             model,
-            features,
+            described if features is None else features,
             home,
             client=client,
-            headers=routing_headers,
+            headers=wanted,
             document=document,
+            baseline_only=baseline_only(document) if is_later else (),
             prompt=prompt if len(body) <= self._keep_prompt_bytes else None,
             usage_options=usage_options,
         )
@@ -273,7 +238,8 @@ class Router:
             )
         else:
             model = self._models.get(name) if isinstance(name, str) else None
-        if model is None or not client.may_use(model.name):  # one answer for both, which does not reveal what exists
+        # One answer for both, which does not reveal what exists.
+        if model is None or (client.models is not None and not client.may_use(model.name)):
             named = f"The model `{name[:_SHOWN_CHARS]}`" if isinstance(name, str) else "This model"
             raise GatewayError(
                 404,
@@ -336,27 +302,15 @@ def _may_be_object(body: bytes) -> bool:
 
 
 def _parse(body: bytes, *, required: bool) -> dict[str, Any]:
-    if not body and not required:
-        return {}
-    if len(body) > _LENIENT_BYTES and not _may_be_object(body):
-        if required:
-            raise GatewayError(400, "The body is not a JSON object. Send a JSON object.", code="invalid_json")
-        return {}
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
+    """Return the JSON object in a body; an empty one if there is none, and none is required."""
+    problem = "a JSON object"
+    if _may_be_object(body):
         try:
-            if len(body) > _LENIENT_BYTES:
-                raise
-            document = json.loads(body)  # accepts NaN and large integers, as vLLM does
-        except (ValueError, RecursionError) as error:
-            if not required:
-                return {}
-            raise GatewayError(
-                400, f"The body is not JSON: {error}. Send a JSON object.", code="invalid_json"
-            ) from None
-    if not isinstance(document, dict):
-        if not required:
-            return {}
-        raise GatewayError(400, "The body is JSON, but not an object. Send a JSON object.", code="invalid_json")
-    return document
+            document: dict[str, Any] = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            problem = f"JSON: {error}"
+        else:
+            return document
+    if required:
+        raise GatewayError(400, f"The body is not {problem}. Send a JSON object.", code="invalid_json")
+    return {}

@@ -17,7 +17,7 @@ from backends.backend import Backend, State
 from gateway.advice.live import Advice
 from gateway.dialects.errors import GatewayError
 from gateway.reload.reloader import ReloadError
-from gateway.routing.access import RoutingHeaders
+from gateway.routing.access import RequestHeaders, read_head
 from gateway.routing.keys import ANONYMOUS
 from gateway.service.admin_policy import add_policy_routes
 from gateway.service.assembly import Gateway
@@ -123,7 +123,8 @@ def admin_router(gateway: Gateway, app: FastAPI, advice: Advice) -> APIRouter:
         path: Annotated[str, Query(description="Path of the request")] = "/v1/chat/completions",
     ) -> dict[str, Any]:
         """Return where a request would be sent and why, without sending it; the body is that of the request."""
-        return _explain(gateway, await request.body(), path, RoutingHeaders.read(dict(request.scope["headers"])))
+        head = read_head("POST", ANONYMOUS, path, path.encode(), request.scope["headers"])
+        return _explain(gateway, head, await request.body())
 
     @router.get("/advice")
     async def advise() -> dict[str, Any]:
@@ -205,11 +206,11 @@ def _public(choice: Decision) -> dict[str, Any]:
     return shown
 
 
-def _explain(gateway: Gateway, body: bytes, path: str, routing_headers: RoutingHeaders) -> dict[str, Any]:
+def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, Any]:
     router = gateway.relay.router
     for _ in router.check(body):
         pass
-    routed = router.route(path, "POST", body, ANONYMOUS, routing_headers, time.monotonic(), whole=True)
+    routed = router.route(head, body, time.monotonic(), whole=True)
     members = gateway.pool.of(routed.model.name)
     policy = routed.model.policy
     problem: str | None = None

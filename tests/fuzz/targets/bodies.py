@@ -14,7 +14,7 @@ from backends.health import HealthRules
 from backends.pool import Pool
 from backends.speculation import Method
 from gateway.dialects.errors import GatewayError
-from gateway.routing.access import RoutingHeaders
+from gateway.routing.access import read_head
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.model import Model
 from gateway.routing.router import RoutedRequest, Router
@@ -63,7 +63,7 @@ def fuzz_one(data: bytes) -> None:
     path, whole = _PATHS[flags & 7], bool(flags & 8)
     for router, model in zip(_ROUTERS, _MODELS, strict=True):
         try:
-            routed = router.route(path, "POST", body, ANONYMOUS, RoutingHeaders(), 1.0, whole=whole)
+            routed = router.route(read_head("POST", ANONYMOUS, path, path.encode(), []), body, 1.0, whole=whole)
         except GatewayError as error:
             _check_error(error)
             continue

@@ -24,7 +24,7 @@ from gateway.recorder.document import PendingRecord, RecordBuilder
 from gateway.recorder.hashes import TextHasher
 from gateway.recorder.notes import RequestNotes
 from gateway.relay.observers import EndedExchange, Times
-from gateway.routing.access import RoutingHeaders
+from gateway.routing.access import read_head
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.model import Model, Upstream
 from gateway.routing.router import Router
@@ -61,9 +61,9 @@ def fuzz_one(data: bytes) -> None:
         body, answer = document(body), document(answer)
     streams, built = bool(flags & 16), _builders[flags >> 2 & 3]
     try:
-        routed = _router.route(
-            _PATHS[flags & 3], "POST", body, ANONYMOUS, RoutingHeaders(), 1.0, whole=bool(flags & 32)
-        )
+        path = _PATHS[flags & 3]
+        head = read_head("POST", ANONYMOUS, path, path.encode(), [])
+        routed = _router.route(head, body, 1.0, whole=bool(flags & 32))
     except GatewayError:
         return
     notes = RequestNotes(lambda _notes, _ended: None, body, keeps_answer=built.text != "none", max_bytes=_MAX_BYTES)

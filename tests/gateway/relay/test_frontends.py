@@ -241,5 +241,5 @@ async def test_a_refusal_reaches_a_client_that_sends_garbage_after_its_request(g
         raw.writer.write(post(b"no JSON") + b"NOT HTTP AT ALL\r\n\r\n")
         status, _, body = await raw.answer()
         assert status == 400
-        assert b"not JSON" in body, "expected the answer to the request, not to the garbage"
+        assert b"not a JSON object" in body, "expected the answer to the request, not to the garbage"
         raw.close()

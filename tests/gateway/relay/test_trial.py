@@ -13,7 +13,7 @@ from backends.engine_metrics import EngineMetrics
 from backends.health import Ejected, Probed
 from backends.http.receiver import UpstreamError
 from gateway.http.headers import Header
-from gateway.routing.access import NO_ROUTING_HEADERS
+from gateway.routing.access import read_head
 from tests.gateway.relay.test_attempts import (
     CHAT,
     DONE,
@@ -175,7 +175,7 @@ def test_a_request_on_trial_whose_replica_refuses_it_is_served_by_another_one() 
 
 def test_a_replica_on_trial_is_not_what_explain_shows() -> None:
     relay = recovering("a", "b")
-    routed = relay.context.router.route(CHAT, "POST", body_of(1), relay.client, NO_ROUTING_HEADERS, 0.0)
+    routed = relay.context.router.route(read_head("POST", relay.client, CHAT, CHAT.encode(), []), body_of(1), 0.0)
     assert [backend.name for backend in relay.context.router.candidates(routed)] == ["b"]
 
 

@@ -167,8 +167,8 @@ async def test_limit_on_requests_in_flight_of_the_gateway(gateway_of: Start) -> 
         (b'{"model": "nope", "messages": []}', 404, "there are: m"),
         (b'{"model": 7, "messages": []}', 404, "there are: m"),
         (b'{"model": "m", ', 400, "not JSON"),
-        (b'["m"]', 400, "not an object"),
-        (b"", 400, "not JSON"),
+        (b'["m"]', 400, "not a JSON object"),
+        (b"", 400, "not a JSON object"),
     ],
 )
 async def test_errors_of_bad_requests_say_what_is_wrong(

@@ -7,44 +7,26 @@ import pytest
 from gateway.dialects.errors import GatewayError
 from gateway.recorder import RequestNotes
 from gateway.relay.observers import EndedExchange
-from gateway.routing.access import RoutingHeaders
+from gateway.routing.access import NO_ROUTING_HEADERS, RoutingHeaders
 from gateway.routing.router import RoutedRequest
-from policies.features.request import Endpoint, RequestFeatures
 from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
-FEATURES = RequestFeatures("m", Endpoint.CHAT, temperature=0.3)
-
-
-def test_without_headers_a_request_allows_exploration_and_has_no_objective() -> None:
-    features = RoutingHeaders.read({b"x-other": b"1"}).applied(FEATURES)
-    assert features is FEATURES
-    assert (features.explore, features.slo_ttft_s, features.slo_tpot_s) == (True, None, None)
 
 
 def test_headers_become_features_in_seconds() -> None:
-    routing_headers = RoutingHeaders.read(
-        {b"x-gateway-explore": b" No ", b"x-slo-ttft-ms": b"250", b"x-slo-tpot-ms": b"12.5"}
-    )
-    features = routing_headers.applied(FEATURES)
-    assert features.explore is False
-    assert features.slo_ttft_s == pytest.approx(0.25)
-    assert features.slo_tpot_s == pytest.approx(0.0125)
-    assert features.temperature == 0.3
-    assert FEATURES.explore is True
-
-
-def test_headers_are_independent() -> None:
-    assert RoutingHeaders.read({b"x-gateway-explore": b"yes"}).applied(FEATURES) == FEATURES
-    only_first = RoutingHeaders.read({b"x-slo-ttft-ms": b"1e3"}).applied(FEATURES)
-    assert (only_first.explore, only_first.slo_ttft_s, only_first.slo_tpot_s) == (True, 1.0, None)
+    given = RoutingHeaders.read({b"x-gateway-explore": b" No ", b"x-slo-ttft-ms": b"1e3", b"x-slo-tpot-ms": b"12.5"})
+    assert (given.explore, given.slo_ttft_s, given.slo_tpot_s) == (False, 1.0, pytest.approx(0.0125))
+    only_one = RoutingHeaders.read({b"x-slo-ttft-ms": b"250"})
+    assert (only_one.explore, only_one.slo_ttft_s, only_one.slo_tpot_s) == (True, 0.25, None)
+    assert RoutingHeaders.read({b"x-other": b"1"}) is NO_ROUTING_HEADERS
 
 
 @pytest.mark.parametrize("header", ["x-slo-ttft-ms", "x-slo-tpot-ms"])
 @pytest.mark.parametrize("value", ["0", "-5", "soon", "nan", "inf", "-inf", "1,5", "250ms", " ", "1_0"])
 def test_an_objective_must_be_a_positive_number(header: str, value: str) -> None:
     with pytest.raises(GatewayError) as caught:
-        RoutingHeaders.read({header.encode(): value.encode()}).applied(FEATURES)
+        RoutingHeaders.read({header.encode(): value.encode()})
     assert (caught.value.status, caught.value.code) == (400, "invalid_header")
     assert header in caught.value.message
     assert repr(value) in caught.value.message
@@ -53,7 +35,7 @@ def test_an_objective_must_be_a_positive_number(header: str, value: str) -> None
 @pytest.mark.parametrize("value", ["maybe", "0", "true", "yes please", "\xff"])
 def test_the_exploration_header_must_be_yes_or_no(value: str) -> None:
     with pytest.raises(GatewayError) as caught:
-        RoutingHeaders.read({b"x-gateway-explore": value.encode("latin-1")}).applied(FEATURES)
+        RoutingHeaders.read({b"x-gateway-explore": value.encode("latin-1")})
     assert (caught.value.status, caught.value.code) == (400, "invalid_header")
     assert "x-gateway-explore" in caught.value.message
 
