@@ -33,7 +33,7 @@ TraceArgument = Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file
 OutArgument = Annotated[
     Path, typer.Argument(metavar="OUT", help="Output file, compressed if it ends in .zst or .gz; - for stdout.")
 ]
-OutFormat = Annotated[str, typer.Option("--to", help="Format of OUT.")]
+OutFormat = Annotated[str, typer.Option("--to", metavar="gateway|mooncake|vllm", help="Format of OUT.")]
 
 app = typer.Typer(
     cls=CommandGroup,

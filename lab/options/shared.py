@@ -40,7 +40,14 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
-TraceFormat = Annotated[str | None, typer.Option("--format", help="Format of the trace.  [default: detected]")]
+TraceFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="gateway|azure|burstgpt|mooncake|bailian|weka|sharegpt|vllm",
+        help="Format of the trace.  [default: detected]",
+    ),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Reject a trace with a broken line.")]
 PoolModel = Annotated[str | None, typer.Option(autocompletion=models, help="Model, for a pool with several.")]
 CalibrationOfAll = Annotated[

@@ -22,7 +22,7 @@ from lab.plan.options import PlanOptions
 from lab.plan.output import helm_values, pool_file
 from lab.plan.planning import Options, Replica, plan_windows
 from lab.plan.result import Objective
-from lab.plan.show import document, show, with_progress
+from lab.plan.show import document, show
 from lab.plan.traffic import sample
 
 _NOTHING_FITS = 1
@@ -57,7 +57,7 @@ def run_plan(options: PlanOptions) -> int:
             rate=options.rate,
             speed=options.speed,
         )
-        planned = plan_windows(traffic.windows, how, with_progress)
+        planned = plan_windows(traffic.windows, how)
     except ValueError as error:
         raise UsageError(str(error)) from error
     show(planned, objective, str(traffic))

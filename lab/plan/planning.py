@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,8 +60,8 @@ class Options:
     objective: Objective = field(default_factory=Objective)
 
 
-def plan_windows(windows: Windows, options: Options, watch: Callable[[RunAll], RunAll]) -> Planned:
-    """Find the mix that serves windows of traffic best; `watch` wraps the function that runs tasks."""
+def plan_windows(windows: Windows, options: Options) -> Planned:
+    """Find the mix that serves windows of traffic best."""
     calibration, machine, policy = options.calibration, options.machine, options.policy
     longest = max(request.prompt_tokens + request.output_tokens for window in windows for request in window)
     known = kinds(calibration, machine, longest, options.methods)
@@ -74,8 +74,8 @@ def plan_windows(windows: Windows, options: Options, watch: Callable[[RunAll], R
     plan, max_model_len = None, longest
     if usable:
         runner = MixRunner(calibration.name, tuple(known), policy.name, with_seed(policy.settings, 0), windows)
-        with all_cores(runner, options.jobs) as run_all:
-            plan = _plan(runner, usable, watch(run_all), present, options)
+        with all_cores(runner, options.jobs, "simulating") as run_all:
+            plan = _plan(runner, usable, run_all, present, options)
         room = min(known[index].fit.tokens - known[index].k for index in plan.chosen)
         rounded = -(-longest // _ROUNDED_TO) * _ROUNDED_TO
         max_model_len = min(rounded, room, calibration.scheduler.max_model_len)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lab.plan.mixes import title
 from lab.plan.output import serve_commands
 from lab.plan.planning import Planned
 from lab.plan.result import Objective, Plan
-from lab.plan.runner import RunAll, Task
 from lab.plan.words import LEFT_OUT, schedules, shown, to_change, verdict
-from lab.replay.simulate import Replayed
 from lab.report.terminal import table_console, text_table
 
 
@@ -43,19 +37,6 @@ def show(planned: Planned, objective: Objective, sampled: str) -> None:
         print("\nTo start them:")
         for line in serve_commands(planned):
             print("  " + line)
-
-
-def with_progress(run_all: RunAll) -> RunAll:
-    """Return a function that shows on a terminal that tasks run."""
-
-    def run(tasks: Sequence[Task]) -> Sequence[Sequence[Replayed]]:
-        columns = (SpinnerColumn(), TextColumn(f"simulating {len(tasks):,} runs"), TimeElapsedColumn())
-        console = Console(stderr=True)
-        with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
-            progress.add_task("", total=None)
-            return run_all(tasks)
-
-    return run
 
 
 def _mixes(plan: Plan, objective: Objective) -> Table:

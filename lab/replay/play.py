@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from gateway.config.settings import ModelSettings
 from lab.options.policy import named_reference, with_seed
-from lab.parallel import Result, Task, all_cores, report_progress
+from lab.parallel import Result, Task, all_cores
 from lab.replay.comparison import Key, intervals, ratios, reference_of
 from lab.replay.simulate import Replayed, ReplicaSpec, replay
 from lab.replay.table import RequestTable
@@ -22,7 +18,6 @@ from policies.roles import Stateful
 
 ORACLE = "oracle"
 _MIN_PARALLEL_REQUESTS = 100_000  # over all policies; fewer are simulated before other processes would have started
-_PROGRESS_EVERY = 200  # requests
 
 
 def chosen_policies(given: Sequence[str], served: ModelSettings, seed: int) -> dict[str, Policy | None]:
@@ -52,14 +47,6 @@ class PolicyRunner:
 
     def __call__(self, title: str) -> Replayed:
         """Return the result of a policy."""
-        done = 0
-
-        def on_request() -> None:
-            nonlocal done
-            done += 1
-            if done % _PROGRESS_EVERY == 0:
-                report_progress(_PROGRESS_EVERY)
-
         return replay(
             self.pool,
             self.requests,
@@ -67,7 +54,6 @@ class PolicyRunner:
             seed=self.seed,
             warmup=self.warmup,
             remembers=True,
-            progress=on_request,
         )
 
 
@@ -107,15 +93,10 @@ def compare(runner: PolicyRunner, played: Mapping[str, Replayed]) -> dict[Key, I
 
 
 def _run(work: Callable[[Task], Result], tasks: Sequence[Task], requests: int) -> list[Result]:
-    """Run tasks that play so many requests in all, with a bar on a terminal."""
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("requests, left"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=requests)
-        jobs = 1 if requests <= _MIN_PARALLEL_REQUESTS or len(tasks) == 1 else None
-        with all_cores(work, jobs, lambda count: bar.advance(task, count)) as run_all:
-            answers = run_all(tasks)
-        bar.update(task, completed=requests)
-    return answers
+    """Run tasks that play so many requests in all."""
+    jobs = 1 if requests <= _MIN_PARALLEL_REQUESTS or len(tasks) == 1 else None
+    with all_cores(work, jobs, "replaying") as run_all:
+        return run_all(tasks)
 
 
 def _slowness(policy: Policy | None) -> int:

@@ -65,6 +65,9 @@ def read(path: Path) -> list[TraceRecord]:
 def test_an_unknown_output_format_is_refused_with_the_known_ones(trace: Path, tmp_path: Path) -> None:
     _, error = run("convert", trace, tmp_path / "out.jsonl", "--to", "csv", status=2)
     assert f"unknown format 'csv'; the formats are {', '.join(WRITTEN_FORMATS)}" in error
+    shown = re.sub(r"\s", "", run("convert", "--help")[0])
+    assert "|".join(FORMATS) in shown
+    assert "|".join(WRITTEN_FORMATS) in shown
 
 
 def test_show_summarizes_a_trace(trace: Path, tmp_path: Path) -> None:
