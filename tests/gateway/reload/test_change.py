@@ -221,18 +221,6 @@ async def test_what_was_learned_stays_under_other_settings(gateway_of: Start) ->
         assert guarded.statistics is learned.statistics  # type: ignore[attr-defined]
 
 
-async def test_a_learned_policy_forgets_replicas_that_left(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline", "b": "baseline"}, policy={"name": "learned"}) as running, third() as c:
-        predictor = running.gateway.models[MODEL].policy.predictor  # type: ignore[attr-defined]
-        b = running.upstreams["b"]
-        await names(running)
-        for number in range(10):
-            await change(running, backends=backends_of(b) | {f"c{number}": {"method": "baseline", "url": c.url}})
-            await running.chat()
-            assert set(predictor.backend_models) <= {"b", f"c{number}"}
-        assert predictor.prefixes._backends <= 3
-
-
 def names_of_series(running: Running) -> set[str]:
     lines = running.gateway.metrics.render().decode().splitlines()
     return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}

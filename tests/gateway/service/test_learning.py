@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from gateway.config.settings import PoolSettings
 from policies.learned.models.backend_model import FittedModels
 from policies.learned.policy import Learned
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
@@ -71,21 +70,3 @@ async def test_a_gateway_learns_while_it_serves() -> None:
         assert known.acceptance.arms
         assert "(220 tokens" not in (await _notes(running))["b"]
         await running.until(lambda: all(one.backlog.sent == 0 for one in policy.predictor.backend_models.values()))
-
-
-def test_the_pool_file_accepts_all_settings() -> None:
-    document = {
-        "models": {
-            MODEL: {
-                "policy": {
-                    "name": "learned",
-                    "objective": "goodput",
-                    "slo": {"ttft_ms": 300, "tpot_ms": 25},
-                    "exploration": {"share": 0.001, "most": 0.02},
-                    "guardrail": {"share": 0.02, "confidence": 0.995, "tolerance": 0.05},
-                },
-                "backends": {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}},
-            }
-        }
-    }
-    assert PoolSettings.model_validate(document)

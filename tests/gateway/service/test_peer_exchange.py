@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -124,32 +123,6 @@ async def test_nothing_waits_for_a_redis_that_hangs(redis: RedisServer) -> None:
         finally:
             redis.thaw()
         await eventually(lambda: one.load() == [5, 0] and two.load() == [5, 0])
-
-
-async def test_a_redis_that_is_emptied_again_and_again(redis: RedisServer) -> None:
-    async with gateways(redis) as (one, two):
-        for number in range(1, 6):
-            redis.flush()
-            two.backends[0].in_flight = number
-            await eventually(lambda number=number: one.load() == [number, 0])  # type: ignore[misc]
-        redis.flush()
-        await eventually(lambda: redis.client.hlen("test:live") == 2, what="written again without a change")
-        assert one.peers_seen() == two.peers_seen() == 1
-
-
-async def test_a_slow_redis_makes_counts_old_but_loses_none(redis: RedisServer) -> None:
-    async with gateways(redis) as (one, two):
-
-        async def slow_down() -> None:
-            for _ in range(8):
-                await asyncio.to_thread(redis.client.client_pause, 200)
-
-        slowing = asyncio.create_task(slow_down())
-        for number in range(1, 4):
-            two.backends[0].in_flight = number
-            await eventually(lambda number=number: one.load() == [number, 0])  # type: ignore[misc]
-        await slowing
-        assert one.peers_seen() == 1
 
 
 async def test_other_things_in_the_hash_are_counted_and_ignored(redis: RedisServer) -> None:

@@ -173,13 +173,6 @@ async def test_only_a_learned_policy_has_rules() -> None:
         assert "m has the policy `round_robin`" in await failure_of(running, "pin", "1", "--model", MODEL)
 
 
-async def test_a_policy_with_a_guardrail_has_no_rules_of_its_own(state: Any) -> None:
-    async with learning(state, GUARDED) as running:
-        assert await ask(running) == ["thresholds"]
-        for arguments in (("distill",), ("pin", "1"), ("unpin",)):
-            assert "m has the policy `thresholds`; only `learned` has" in await failure_of(running, *arguments)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [LEARNED, GUARDED], ids=["learned", "guarded"])
 async def test_a_frozen_policy_is_shown_and_thawed_in_all_gateways(state: Any, settings: dict[str, Any]) -> None:

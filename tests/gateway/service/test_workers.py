@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from gateway.config.settings import PoolSettings
@@ -21,7 +20,7 @@ from gateway.service.replicas import plan
 from gateway.service.server import listen
 from gateway.service.workers import Workers
 from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
-from tests.support.upstream import Wire, upstreams_in_thread
+from tests.support.upstream import upstreams_in_thread
 from tests.support.waiting import TIMEOUT_S, eventually
 
 POOL = """
@@ -143,46 +142,6 @@ def test_a_dead_worker_is_replaced(two: Command) -> None:
     until(lambda: "restarting it" in two.printed())
     until(lambda: len(family(two.process.pid)) == len(before))
     until_ready(two)
-
-
-async def stored(wire: Wire) -> None:
-    """Answer with a response that later requests may refer to, which the workers tell each other."""
-    await wire.json({"id": f"resp_{len(wire.upstream.seen)}{'x' * 100}", "object": "response", "output": []})
-
-
-def stop_other_worker(command: Command, client: httpx.Client) -> int:
-    """Stop the worker that a client is not connected to, as the kernel does to one that swaps; return its id."""
-    pids = [pid for pid in family(command.process.pid) if b"spawn_main" in command_line(pid)]
-    for pid in 20 * pids:  # the client may connect to the same one again
-        os.kill(pid, signal.SIGSTOP)
-        with contextlib.suppress(httpx.TimeoutException):
-            client.get("/health", timeout=3.0).raise_for_status()
-            return pid
-        os.kill(pid, signal.SIGCONT)
-        client.get("/health", timeout=TIMEOUT_S)
-    raise AssertionError("no worker answers")
-
-
-@pytest.mark.slow
-def test_a_worker_that_stands_still_holds_up_neither_the_others_nor_the_end(tmp_path: Path) -> None:
-    with upstreams_in_thread("ab", "m", stored) as (a, b):
-        path = tmp_path / "pool.yaml"
-        path.write_text(POOL.format(a=a.url, b=b.url, admin=ADMIN_KEY))
-        with gateway_command(path, tmp_path, "--workers", "2") as command:
-            until_ready(command)
-            processes = family(command.process.pid)
-            with httpx.Client(base_url=command.url, headers=KEY, timeout=30.0, trust_env=False) as client:
-                client.get("/health")
-                stopped = stop_other_worker(command, client)
-                for _ in range(1000):  # more than the buffers of sockets hold
-                    answer = client.post("/v1/responses", json={"model": "m", "input": "hi"})
-                    assert answer.status_code == 200
-                client.post("/admin/drain", json={"model": "m", "backend": "a"}, headers=command.admin)
-                os.kill(stopped, signal.SIGCONT)
-                until(lambda: states(command) == {"draining"}, what="it has read what it was sent meanwhile")
-                os.kill(stopped, signal.SIGSTOP)
-            assert command.end(timeout_s=60.0) == 0
-            until(lambda: alive(processes) == set())
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.state.documents import VERSIONS_KEPT, Conflict, Document, Documents, put_version, read_history
+from gateway.state.documents import VERSIONS_KEPT, Conflict, Documents, put_version, read_history
 from gateway.state.redis import RedisStore
 from gateway.state.store import Store
 from tests.gateway.state.conftest import Stores
@@ -104,28 +104,6 @@ async def test_a_store_reset_to_an_older_state_gets_the_latest_versions_back(
     writer.refresh()
     assert [document.text for document in read_history(stores.open(), "m/rules")] == ["one", "two", "three"]
     assert writer.seen == [(1, "one"), (2, "two"), (3, "three")]
-
-
-async def test_a_version_written_to_a_wiped_store_wins(stores: Stores, readers: tuple[Reader, Reader]) -> None:
-    writer, reader = readers
-    for version, text in enumerate(["one", "two"]):
-        await writer.documents.put("m/rules", text, after=version)
-    reader.refresh()
-    stores.wipe()
-    put_version(stores.open(), Document("m/rules", 1, "rewritten", 5.0))
-    reader.refresh()
-    writer.refresh()
-    assert reader.texts() == writer.texts() == ["rewritten"]
-    assert reader.seen == [(2, "two"), (1, "rewritten")]
-
-
-async def test_a_changed_text_with_the_same_version_is_seen(stores: Stores) -> None:
-    reader = Reader(stores.open())
-    await reader.documents.put("m/rules", "one", after=0)
-    stores.wipe()
-    put_version(stores.open(), Document("m/rules", 1, "rewritten", 5.0))
-    reader.refresh()
-    assert reader.texts() == ["rewritten"]
 
 
 async def test_documents_survive_the_loss_of_single_keys(redis: RedisServer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from uuid import uuid4
@@ -58,20 +57,6 @@ def test_sums_that_cannot_be_are_refused(tmp_path: Path, sums: list[object]) -> 
         reader.sync()
 
 
-def test_statistics_of_earlier_members_are_read_by_later_ones(stores: Stores) -> None:
-    first = Member(stores.open())
-    first.statistics.add(LENGTH, ("k",), 1.0, 5.0)
-    first.sync()
-    second = Member(stores.open(), first.clock)
-    second.sync()
-    assert second.buckets() == {("k",): (1.0, 5.0)}
-    second.statistics.add(LENGTH, ("k",), 1.0, 7.0)
-    second.sync()
-    third = Member(stores.open(), first.clock)
-    third.sync()
-    assert third.buckets() == {("k",): (2.0, 12.0)}
-
-
 def test_models_are_separate(stores: Stores) -> None:
     one, other = Member(stores.open(), model="one"), Member(stores.open(), model="one/more")
     one.statistics.add(LENGTH, ("k",), 1.0, 5.0)
@@ -108,23 +93,6 @@ def test_a_commit_needs_the_expected_stamps(stores: Stores) -> None:
     assert store.read(["unlisted"])
     assert other.commit({"listed": "one", "none": ""}, {"listed": None, "unlisted": None})
     assert store.stamps() == store.read(["listed", "unlisted"]) == {}
-
-
-def test_nothing_is_written_or_read_when_nothing_changed(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    members = [Member(stores.open(), clock) for _ in range(3)]
-    for member in members:
-        member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
-    in_step(*members)
-
-    def fail(*_: object) -> None:
-        raise AssertionError
-
-    for member in members:
-        monkeypatch.setattr(member.store, "read", fail)
-        monkeypatch.setattr(member.store, "commit", fail)
-    in_step(*members)
-    assert [member.buckets() for member in members] == [{("k",): (3.0, 15.0)}] * 3
 
 
 def test_only_changed_pages_are_written_and_read(stores: Stores) -> None:
@@ -272,28 +240,3 @@ def test_sums_equal_those_of_all_observations_after_any_events(
         assert buckets.keys() == expected.keys()
         for key, sums in buckets.items():
             assert sums == pytest.approx(expected[key], rel=1e-6, abs=1e-3)
-
-
-def add_and_sync(path: Path, rounds: int, now_s: float) -> None:
-    member = Member(SqliteStore(path), Clock(now_s))
-    for number in range(rounds):
-        member.statistics.add(LENGTH, (f"key {number % 7}",), 1.0, 2.0)
-        member.sync()
-    member.store.close()
-
-
-@pytest.mark.slow
-def test_two_processes_that_push_concurrently_lose_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "state.sqlite"
-    clock = Clock()
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=add_and_sync, args=(path, 70, clock.now_s)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60.0)
-        assert process.exitcode == 0
-    late = Member(SqliteStore(path), clock)
-    late.sync()
-    late.store.close()
-    assert late.buckets() == {(f"key {number}",): (20.0, 40.0) for number in range(7)}

@@ -156,13 +156,6 @@ def test_a_file_of_an_older_version_is_renamed(path: Path, member: Member, caplo
     assert caplog.text.count("was written by an older version of the gateway; it was renamed to") == 1
 
 
-def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StateError, match=r"File exists|Not a directory") as caught:
-        SqliteStore(tmp_path / "file" / "state.sqlite").stamps()
-    assert caught.value.kind == "unwritable"
-
-
 def test_sums_refused_by_a_full_disk_are_pushed_later(member: Member) -> None:
     assert isinstance(member.store, SqliteStore)
     connection = member.store._opened()

@@ -86,19 +86,6 @@ def failing(redis: RedisServer) -> Iterator[RedisServer]:
     redis.start()
 
 
-async def test_three_gateways_share_all_observations(three: list[Gateway]) -> None:
-    async with running(*three):
-        for values in (range(5), range(5, 10)):
-            for number, gateway in enumerate(three):
-                for value in values:
-                    gateway.observe(float(number + value))
-            await eventually(lambda: len({gateway.known for gateway in three}) == 1)
-        await eventually(lambda: all(gateway.known == (30.0, 165.0) for gateway in three))
-        assert all(gateway.is_connected for gateway in three)
-        assert sum(gateway.value("gateway_state_rows_total", direction="pushed") or 0 for gateway in three) >= 3
-        assert all((gateway.value("gateway_state_last_sync_timestamp_seconds") or 0) > 1.7e9 for gateway in three)
-
-
 async def test_a_redis_that_is_killed_and_comes_back_empty(
     three: list[Gateway], failing: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,17 +106,6 @@ async def test_a_redis_that_is_killed_and_comes_back_empty(
             assert sum(gateway.value("gateway_state_errors_total", kind="lost") or 0 for gateway in three)
     assert caplog.text.count("are kept in memory until the store is back") == 3
     assert caplog.text.count(f"state is kept in redis://127.0.0.1:{failing.port}/0") == 6
-
-
-async def test_a_redis_that_is_wiped(three: list[Gateway], redis: RedisServer) -> None:
-    async with running(*three):
-        for gateway in three:
-            gateway.observe(1.0)
-        await eventually(lambda: all(gateway.known == (3.0, 3.0) for gateway in three))
-        redis.flush()
-        for gateway in three[:2]:
-            gateway.observe(2.0)
-        await eventually(lambda: all(gateway.known == (5.0, 7.0) for gateway in three))
 
 
 @pytest.mark.slow
@@ -186,15 +162,6 @@ async def test_a_failure_that_changes_is_logged_again_but_not_too_often(
         assert logged() == ["timeout", "unreachable"], "it is still the same"
 
 
-async def test_a_gateway_starts_without_its_redis(three: list[Gateway], failing: RedisServer) -> None:
-    failing.kill()
-    async with running(*three):
-        assert not any(gateway.state.is_connected for gateway in three)
-        three[0].observe(1.0)
-        await asyncio.to_thread(failing.start)
-        await eventually(lambda: all(gateway.known == (1.0, 1.0) for gateway in three))
-
-
 async def test_the_last_observations_are_pushed_at_stop(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "PERIOD_S", 3600.0)  # synchronise only at start and stop
     clock = Clock()
@@ -204,20 +171,6 @@ async def test_the_last_observations_are_pushed_at_stop(stores: Stores, monkeypa
     second = Gateway(stores.open(), clock)
     async with running(second):
         assert second.known == (1.0, 5.0), "known before the first request"
-
-
-async def test_a_change_reaches_every_watcher(stores: Stores) -> None:
-    clock = Clock()
-    gateways = [Gateway(stores.open(), clock) for _ in range(3)]
-    seen: list[list[str]] = [[], [], []]
-    for gateway, texts in zip(gateways, seen, strict=True):
-        gateway.state.documents.watch("m/rules", lambda document, texts=texts: texts.append(document.text))  # type: ignore[misc]
-    async with running(*gateways):
-        await gateways[0].state.documents.put("m/rules", "one", after=0)
-        assert seen[0] == ["one"]
-        await eventually(lambda: seen == [["one"]] * 3)
-        await gateways[1].state.documents.put("m/rules", "two", after=1)
-        await eventually(lambda: seen == [["one", "two"]] * 3)
 
 
 @pytest.mark.parametrize("breaks", ["watcher", "exchange"])
