@@ -219,8 +219,6 @@ class Launcher:
         # Called with an engine's name and a line of text for each change of its state.
         self._on_event = on_event or (lambda _name, _text: None)
         self._engines = [_Engine(spec, self._on_event) for spec in specs]
-        self._stopped = False
-        self._replacing = asyncio.Lock()
 
     async def start(self) -> None:
         """Start all engines and return at once."""
@@ -241,21 +239,8 @@ class Launcher:
             engines = "\n".join(engine.describe() for engine in self._unready())
             raise LaunchError(f"not ready after {limit_s:g} s:\n{engines}") from None
 
-    async def replace(self, spec: LaunchSpec) -> None:
-        """Stop the engine of the same name, and start this one once all processes of that have ended.
-
-        Memory of a GPU, and a port, are free only then. Nothing is started if the launcher stops meanwhile.
-        """
-        async with self._replacing:
-            number = next(number for number, engine in enumerate(self._engines) if engine.spec.name == spec.name)
-            await self._engines[number].stop()
-            if not self._stopped:
-                self._engines[number] = _Engine(spec, self._on_event)
-                self._engines[number].start()
-
     async def stop(self) -> None:
         """Stop all engines: SIGTERM, and SIGKILL after `shutdown_timeout_s`; may be called again."""
-        self._stopped = True
         await asyncio.gather(*(engine.stop() for engine in self._engines))
 
     def status(self) -> list[LaunchStatus]:

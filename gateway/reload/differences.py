@@ -31,25 +31,14 @@ def differences(old: PoolSettings, new: PoolSettings) -> list[str]:
     return [f"{path}: {text}" for path, text in _differences("", old, new)]
 
 
-def needs_restart(old: PoolSettings, new: PoolSettings, restart: str | None = None) -> list[str]:
+def needs_restart(old: PoolSettings, new: PoolSettings) -> list[str]:
     """Return the lines of `differences` that a reload cannot apply."""
     lines = [
         f"{path}: {text}"
         for path, text in _differences("", old, new)
         if any(path == key or path.startswith(f"{key}.") for key in _RESTART)
     ]
-    started, later = _started(old), _started(new)
-    if restart is not None and is_launched(old, restart) and is_launched(new, restart):
-        model, _, name = restart.rpartition("/")
-        del started[f"{model}.backends.{name}"], later[f"{model}.backends.{name}"]
-    return lines + [f"{path}: {text}" for path, text in _differences("models", started, later)]
-
-
-def is_launched(settings: PoolSettings, replica: str) -> bool:
-    """Return whether `model/backend` is a replica with `serve`, which has a process of its own."""
-    model, _, name = replica.rpartition("/")
-    backend = settings.models[model].backends.get(name) if model in settings.models else None
-    return backend is not None and backend.serve is not None
+    return lines + [f"{path}: {text}" for path, text in _differences("models", _started(old), _started(new))]
 
 
 def _started(settings: PoolSettings) -> dict[str, Any]:

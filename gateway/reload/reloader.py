@@ -10,7 +10,7 @@ from typing import Literal
 
 from backends.validation import UsageError
 from gateway.config.settings import PoolSettings
-from gateway.reload.differences import differences, is_launched, needs_restart
+from gateway.reload.differences import differences, needs_restart
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +63,11 @@ class Reloader:
                 await self.reload(self._wanted or "signal")
             await asyncio.sleep(_PAUSE_S)
 
-    async def reload(self, cause: Cause, *, dry_run: bool = False, restart: str | None = None) -> list[str]:
+    async def reload(self, cause: Cause, *, dry_run: bool = False) -> list[str]:
         """Read the pool file and apply it; return one line for each key that has changed."""
         async with self._one_at_a_time:
             try:
-                return await self._reload(cause, dry_run=dry_run, restart=restart)
+                return await self._reload(cause, dry_run=dry_run)
             except ReloadError as error:
                 refused = error
             except Exception:
@@ -83,15 +83,13 @@ class Reloader:
         async with self._one_at_a_time:
             await self._apply(self._settings)
 
-    async def _reload(self, cause: Cause, *, dry_run: bool, restart: str | None) -> list[str]:
+    async def _reload(self, cause: Cause, *, dry_run: bool) -> list[str]:
         try:
             settings = await asyncio.to_thread(self._load)
         except UsageError as error:
             raise ReloadError("invalid", str(error)) from None
-        if restart is not None and not is_launched(self._settings, restart):
-            raise ReloadError("refused", f"restart: {restart} is no replica with `serve`; write it as MODEL/BACKEND")
         lines = differences(self._settings, settings)
-        if refused := needs_restart(self._settings, settings, restart):
+        if refused := needs_restart(self._settings, settings):
             raise ReloadError("refused", f"these keys take effect at the next start only: {'; '.join(refused)}")
         if dry_run:
             return lines
@@ -102,7 +100,5 @@ class Reloader:
             log.info("reload (%s): %s", cause, f"{len(lines)} changes" if lines else "nothing has changed")
         for line in lines:
             log.info("reload: %s", line)
-        if lines and restart is not None:
-            log.info("reload: %s is started anew", restart)
         self._on_end(cause, "changed" if lines else "unchanged")
         return lines

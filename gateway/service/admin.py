@@ -100,18 +100,12 @@ def admin_router(gateway: Gateway, app: FastAPI, advice: Advice) -> APIRouter:
     @router.post("/reload")
     async def reload(
         dry_run: Annotated[bool, Query(description="Only check the pool file, and tell what would change")] = False,
-        restart: Annotated[
-            str | None, Query(description="A replica with `serve`, as MODEL/BACKEND, to start anew if it has changed")
-        ] = None,
     ) -> dict[str, Any]:
-        """Read the pool file again, and apply it as a whole or not at all.
-
-        Requests in flight are not disturbed, except those of a replica that is started anew: drain it first.
-        """
+        """Read the pool file again, and apply it as a whole or not at all; requests in flight are not disturbed."""
         if gateway.reload is None:
             raise GatewayError(409, "This gateway was not started with a pool file.", code="reload_failed")
         try:
-            lines = await gateway.reload(dry_run=dry_run, restart=restart)
+            lines = await gateway.reload(dry_run=dry_run)
         except ReloadError as error:
             status, code = _RELOAD_ERRORS[error.outcome]
             raise GatewayError(status, f"Nothing was changed: {error.message}", code=code) from None

@@ -58,11 +58,8 @@ class Leaving(Protocol):
 class Reload(Protocol):
     """Reads the pool file again and applies it."""
 
-    async def __call__(self, *, dry_run: bool, restart: str | None = None) -> list[str]:
-        """Return what has changed, or would change, one line for each key; raise `ReloadError` if it is not applied.
-
-        `restart` is a replica, as `model/backend`, that the gateway has started and may start anew.
-        """
+    async def __call__(self, *, dry_run: bool) -> list[str]:
+        """Return what has changed, or would change, one line for each key; raise `ReloadError` if it is not applied."""
 
 
 @dataclass(slots=True)

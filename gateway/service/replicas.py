@@ -22,29 +22,18 @@ SIMULATOR = "simulator"
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A replica that the gateway starts."""
-
-    backend: Backend
-    process: object  # everything that its process depends on
-    launch: LaunchSpec | None  # its process; None for a simulated replica, which shares one with the others
-
-
-@dataclass(frozen=True, slots=True)
 class Replicas:
     """The replicas of a pool, before they are started."""
 
     backends: tuple[Backend, ...]  # all replicas, in the order of the pool file
     # The processes to start: one for each served replica, and one for all simulated replicas.
     launches: tuple[LaunchSpec, ...]
-    started: tuple[Started, ...]  # the replicas that run in them
 
 
 def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None, found: Found | None = None) -> Replicas:
     """Assign addresses to the replicas, and return the processes to start."""
     taken = {each.url for model in settings.models.values() for each in model.backends.values()}
-    started = {} if before is None else {(each.backend.model, each.backend.name): each for each in before.started}
-    now_started: list[Started] = []
+    known = {} if before is None else {(each.model, each.name): each.url for each in before.backends if each.launched}
     backends: list[Backend] = []
     launches: list[LaunchSpec] = []
     simulated: list[dict[str, Any]] = []
@@ -54,28 +43,20 @@ def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None, 
             if backend_settings.url is not None:
                 backends.append(_backend(model, name, backend_settings, backend_settings.url))
                 continue
-            process = backend_settings.model_copy(update={"weight": 1.0}), names  # what its process depends on
-            known = started.get((model, name))
-            if known is not None and known.process == process:
-                backend, launch = _backend(model, name, backend_settings, known.backend.url), known.launch
-            else:
-                port = free_port(_HOST)
-                backend, launch = _backend(model, name, backend_settings, f"http://{_HOST}:{port}"), None
-                if backend_settings.serve is not None:
-                    launch = _launch(backend, backend_settings, names, port, run_dir)
-                else:
-                    simulated.append(_simulated(backend, backend_settings, names, port))
+            if (url := known.get((model, name))) is not None:
+                backends.append(_backend(model, name, backend_settings, url))
+                continue
+            port = free_port(_HOST)
+            backend = _backend(model, name, backend_settings, f"http://{_HOST}:{port}")
             backends.append(backend)
-            now_started.append(Started(backend, process, launch))
-            if launch is not None:
-                launches.append(launch)
+            if backend_settings.serve is not None:
+                launches.append(_launch(backend, backend_settings, names, port, run_dir))
+            else:
+                simulated.append(_simulated(backend, backend_settings, names, port))
         backends += _discovered(model, model_settings, found or {}, taken)
-    if before is not None:
-        assert not simulated, "a reload starts no simulated replica"
-        launches += [launch for launch in before.launches if launch.name == SIMULATOR]
-    elif simulated:
+    if simulated:
         launches.append(_launch_simulator(simulated, run_dir))
-    return Replicas(tuple(backends), tuple(launches), tuple(now_started))
+    return Replicas(tuple(backends), tuple(launches) if before is None else before.launches)
 
 
 def configured(settings: PoolSettings) -> list[Backend]:

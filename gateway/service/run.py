@@ -20,7 +20,7 @@ import uvloop
 from rich.console import Console
 
 from backends import background
-from backends.launch.supervisor import Launcher, LaunchError, LaunchSpec, check_command
+from backends.launch.supervisor import Launcher, LaunchError
 from gateway.config.settings import PoolSettings
 from gateway.config.settings.keys import address_of
 from gateway.discovery.discovery import Discovery
@@ -126,7 +126,6 @@ class _Serving:
         self._generated_admin_key = secrets.token_urlsafe(24) if settings.admin.digest is None else None
         self._admin_digest = settings.admin.digest or digest(self._generated_admin_key or "")
         self._launcher = Launcher(replicas.launches, self._on_launch)
-        self._replacing: set[asyncio.Task[None]] = set()
         self._workers: Workers | None = None
         self.keep_logs = False
 
@@ -159,7 +158,6 @@ class _Serving:
                 task.cancel()
             self._discovery.keep(None)
             await self._launcher.stop()
-            await asyncio.gather(*self._replacing, return_exceptions=True)
 
     async def _serve_alone(self) -> int:
         gateway = self._gateway = assemble(
@@ -182,28 +180,14 @@ class _Serving:
         try:
             await self._discovery.start(settings)
             replicas = self._plan(settings)
-            anew = [launch for launch in replicas.launches if launch not in self._replicas.launches]
-            for launch in anew:
-                check_command(launch)
             if self._gateway is not None:
                 change = await prepare(self._gateway, settings, replicas.backends, admin_digest)
                 change.commit()
             elif self._workers is not None:
                 await self._workers.change(settings, replicas.backends, admin_digest)
             self._settings, self._replicas, self._admin_digest = settings, replicas, admin_digest
-            for launch in anew:
-                await self._start_anew(launch)
-        except LaunchError as error:
-            raise ReloadError("refused", str(error)) from None
         finally:
             self._discovery.keep(self._settings)
-
-    async def _start_anew(self, launch: LaunchSpec) -> None:
-        """Replace an engine, even if nobody waits for it any more; the pool has a new backend, which is not up yet."""
-        task = background.start("engines", self._launcher.replace(launch), of=launch.name)
-        self._replacing.add(task)
-        task.add_done_callback(self._replacing.discard)
-        await asyncio.shield(task)
 
     def _plan(self, settings: PoolSettings) -> Replicas:
         return plan(settings, self._run_dir, self._replicas, self._discovery.found(settings))

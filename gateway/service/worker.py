@@ -55,7 +55,6 @@ class ReloadWanted:
     """From a worker: a client asks for a reload at `/admin/reload`."""
 
     dry_run: bool
-    restart: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +138,10 @@ class Worker:
                     else:
                         answer.set_exception(ReloadError(outcome, problem))
 
-    async def _ask_reload(self, *, dry_run: bool, restart: str | None = None) -> list[str]:
+    async def _ask_reload(self, *, dry_run: bool) -> list[str]:
         self._asked.append(asyncio.get_running_loop().create_future())
         answer = self._asked[-1]
-        self._link.send(ReloadWanted(dry_run, restart))
+        self._link.send(ReloadWanted(dry_run))
         return await answer
 
     async def _change(self, current: Current) -> None:

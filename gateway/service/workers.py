@@ -182,7 +182,7 @@ class Workers:
 
     async def _answer_reload(self, worker: _Worker, wanted: ReloadWanted) -> None:
         try:
-            answer = ReloadAnswered(await self._reload(dry_run=wanted.dry_run, restart=wanted.restart))
+            answer = ReloadAnswered(await self._reload(dry_run=wanted.dry_run))
         except ReloadError as error:
             answer = ReloadAnswered([], error.outcome, error.message)
         worker.link.send(answer)

@@ -215,17 +215,3 @@ async def test_no_process_survives_when_the_gateway_is_killed(bench: Bench) -> N
     gateway.kill()
     await gateway.wait()
     await eventually(lambda: not bench.processes())
-
-
-async def test_an_engine_is_replaced_once_all_of_its_processes_have_ended(bench: Bench) -> None:
-    async with bench.running(bench.spec("--family")) as launcher:
-        await launcher.wait_ready(10)
-        before = bench.processes()
-        await asyncio.gather(launcher.replace(bench.spec()), launcher.replace(bench.spec()))  # one after the other
-        assert before.isdisjoint(bench.processes())
-        await launcher.wait_ready(10)
-        assert (only(launcher).state, only(launcher).restarts) == ("ready", 0)
-        assert sum("started as process" in event for event in bench.events) == 3
-        await launcher.stop()
-        await launcher.replace(bench.spec())  # too late: nothing is started any more
-        assert not bench.processes()
