@@ -152,12 +152,6 @@ def unpin(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = No
 
 
 @app.command()
-def rollback(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
-    """Restore the previous pin."""
-    _print_pin(Admin(url, admin_key, model).post("/admin/policy/rollback"))
-
-
-@app.command()
 def thaw(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
     """Resume a policy that its guardrail has frozen, and reset the comparison."""
     answer = Admin(url, admin_key, model).post("/admin/policy/thaw")

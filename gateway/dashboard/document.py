@@ -150,7 +150,6 @@ class Rules:
 
     versions: list[Version]
     pinned: int | None  # version that decides in place of the policy; None if the policy itself does
-    pinned_before: list[int | None]  # earlier pins, oldest first
 
 
 @dataclass(frozen=True, slots=True)

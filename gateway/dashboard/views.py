@@ -138,4 +138,4 @@ def gain_of(guardrail: Guardrail) -> Gain:
 def rules_of(versions: PolicyVersions) -> Rules:
     """Return the versions of the rules."""
     described = versions.describe()
-    return Rules([Version(**each) for each in described["versions"]], described["pinned"], described["pinned_before"])
+    return Rules([Version(**each) for each in described["versions"]], described["pinned"])

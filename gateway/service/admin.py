@@ -9,8 +9,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, FastAPI, Query, Request, Response
-from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
 from backends.backend import Backend, State
@@ -42,20 +41,9 @@ _RELOAD_ERRORS: dict[str, tuple[int, str]] = {
 _NOT_SHOWN: Any = {"keys": {"__all__": {"key", "sha256"}}, "admin": {"key", "sha256"}}
 
 
-def admin_router(gateway: Gateway, app: FastAPI, advice: Advice) -> APIRouter:
+def admin_router(gateway: Gateway, advice: Advice) -> APIRouter:
     """Return the router of `/admin`."""
     router = APIRouter(prefix="/admin", tags=["admin"])
-
-    @router.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> dict[str, Any]:
-        """Return the OpenAPI document of the gateway's own endpoints."""
-        return app.openapi()
-
-    @router.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        """Return a page about them. It holds the document, since a browser would ask for that without the key."""
-        title, parameters = f"{app.title}: administration", {"spec": app.openapi()}
-        return get_swagger_ui_html(openapi_url="", title=title, swagger_ui_parameters=parameters)
 
     @router.get("/pool")
     async def pool() -> dict[str, Any]:

@@ -78,13 +78,6 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
         await versions.set_pin(None)
         return _description(versions)
 
-    @router.post("/policy/rollback")
-    async def rollback(reference: ModelReference) -> dict[str, Any]:
-        """Restore the previous pin, or no pin."""
-        versions = versions_of(gateway, reference.model)
-        await versions.roll_back()
-        return _description(versions)
-
     @router.post("/policy/thaw")
     async def thaw(reference: ModelReference) -> dict[str, Any]:
         """Resume a policy that its guardrail has frozen, and reset the comparison."""

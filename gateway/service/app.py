@@ -105,12 +105,12 @@ def create_app(gateway: Gateway) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        openapi_url=None,  # `/admin/openapi.json` needs a key
+        openapi_url=None,
         redirect_slashes=False,
     )
     advice = Advice(gateway)
     gateway.advise = advice.by_model
-    app.include_router(admin_router(gateway, app, advice))
+    app.include_router(admin_router(gateway, advice))
     dashboard = add_dashboard(app, gateway)
 
     @app.exception_handler(GatewayError)

@@ -32,7 +32,6 @@ from policies.rules.policy import Thresholds, ThresholdSettings
 
 log = logging.getLogger(__name__)
 
-_MAX_ROLLBACKS = 20
 _UNAVAILABLE = 503
 _PROPAGATION_S = 2.0
 
@@ -42,15 +41,14 @@ class Pin(BaseModel):
 
     Examples
     --------
-    >>> Pin.model_validate_json(Pin(version=2, before=(None, 1)).model_dump_json()).before
-    (None, 1)
+    >>> Pin.model_validate_json(Pin(version=2).model_dump_json()).version
+    2
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: int | None = None  # version of the rules that decides; None if the policy itself decides
     rules: str = ""  # text of that version
-    before: tuple[int | None, ...] = ()  # earlier pins, oldest first, for rollbacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +113,10 @@ class PolicyVersions:
         if current.version == version:
             what = "nothing" if version is None else f"version {version}"
             raise GatewayError(409, f"{self.name} has {what} pinned already.")
-        return await self._put_pin(version, (*current.before, current.version)[-_MAX_ROLLBACKS:])
-
-    async def roll_back(self) -> Pin:
-        """Restore the previous pin."""
-        current = self.pin()
-        if not current.before:
-            raise GatewayError(409, f"There is nothing to roll back to: nothing was pinned for {self.name} before.")
-        return await self._put_pin(current.before[-1], current.before[:-1])
+        rules = "" if version is None else (await self.find_rules(version)).text
+        pin = Pin(version=version, rules=rules)
+        await self._put(self._pin_name, pin.model_dump_json())
+        return pin
 
     async def thaw(self) -> str:
         """Resume a frozen policy, and return where that takes effect."""
@@ -143,7 +137,6 @@ class PolicyVersions:
             "policy": self.policy.name,
             "decides": self.policy.name if pin.version is None else f"rules, version {pin.version}",
             "pinned": pin.version,
-            "pinned_before": list(pin.before),
             "versions": [{"version": each.version, "written_s": each.written_s} for each in history],
             "frozen": guardrail.frozen,
             "ratio_to_least_loaded": None if math.isnan(found.ratio) else round(found.ratio, 4),
@@ -151,12 +144,6 @@ class PolicyVersions:
             "ejected": dict(self.policy.outlier_ejection.reasons),
             "silent_drafters": {name: str(silence) for name, silence in self.policy.drafters.silent.items()},
         }
-
-    async def _put_pin(self, version: int | None, before: tuple[int | None, ...]) -> Pin:
-        rules = "" if version is None else (await self.find_rules(version)).text
-        pin = Pin(version=version, rules=rules, before=before)
-        await self._put(self._pin_name, pin.model_dump_json())
-        return pin
 
     async def _put(self, name: str, text: str) -> Document:
         stored = self.documents.get(name)

@@ -25,7 +25,6 @@ export class RulesPanel {
     });
     byId("distill").addEventListener("click", () => this.#distill());
     byId("unpin").addEventListener("click", () => this.#unpin());
-    byId("rollback").addEventListener("click", () => this.#rollBack());
     byId("thaw").addEventListener("click", () => this.#thaw());
   }
 
@@ -39,12 +38,11 @@ export class RulesPanel {
     const rules = model.rules;
     const versions = rules?.versions ?? [];
     setHidden(byId("rules-body"), versions.length === 0);
-    for (const id of ["distill", "unpin", "rollback"]) setHidden(byId(id), rules === null);
+    for (const id of ["distill", "unpin"]) setHidden(byId(id), rules === null);
     setHidden(byId("thaw"), !(model.gain?.frozen ?? false));
     setText(byId("rules-about"), about(model));
     if (rules === null) return;
     this.#disable("unpin", rules.pinned === null);
-    this.#disable("rollback", rules.pinned_before.length === 0);
     this.#disable("distill", false);
     if (versions.length > 0) {
       this.#showVersions(versions, rules.pinned, nowS);
@@ -150,12 +148,6 @@ export class RulesPanel {
   async #unpin() {
     const text = `\`${this.model.policy}\` then decides again in all gateways.`;
     await this.#change("Unpin the rules?", text, "Unpin", "unpin", {}, "The policy decides.");
-  }
-
-  async #rollBack() {
-    const before = this.model.rules.pinned_before.at(-1) ?? null;
-    const text = `What was pinned before decides again: ${before === null ? "nothing" : `version ${before}`}.`;
-    await this.#change("Roll back?", text, "Roll back", "rollback", {}, "Rolled back.");
   }
 
   async #thaw() {
