@@ -70,10 +70,10 @@ class Server:
         sockets = list(others)
         async with self.app.router.lifespan_context(self.app):
             listening = await _listen(self._clients, clients)
-            if self._gateway.admin_access is not None:
-                await _listen(self._operators, sockets.pop(0))
             if self._gateway.settings.picker is not None:
-                self._picker = await _serve_picker(self._gateway, self._own, sockets.pop(0))
+                self._picker = await _serve_picker(self._gateway, self._own, sockets.pop())
+            if sockets:
+                await _listen(self._operators, sockets.pop())
             watching = background.keep_running("open files", _watch_open_files)
             if self._has_process:
                 tune_garbage_collector()
