@@ -51,8 +51,7 @@ def _of_backend(model: str, backend: BackendEvidence) -> Finding | None:
         backend.name,
         f"k = {k} is too {'large' if best < k else 'small'}: k = {best} is faster",
         gains[best],
-        f"{positions.drafts:,} drafts, {backend.answers:,.0f} answers; accepted up to position 1, 2, ...: {rates}"
-        + (" (from the totals of answers)" if positions.is_estimated else ""),
+        f"{positions.drafts:,} drafts, {backend.answers:,.0f} answers; accepted up to position 1, 2, ...: {rates}",
         lines(model, backend.name, "speculative_config:", f"  num_speculative_tokens: {best} # {k}"),
     )
 

@@ -28,8 +28,6 @@ class Positions:
 
     drafts: int  # steps that drafted
     accepted: tuple[float, ...]  # how many of them accepted at least 1, 2, ..., k tokens
-    # Whether only the totals are known, and each position is taken to accept as many of those that reach it.
-    is_estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

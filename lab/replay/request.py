@@ -15,12 +15,15 @@ from backends.drafting.script import BLOCK_TOKENS, Script, Steps, plain_steps
 from backends.drafting.suffix import SuffixCache
 from backends.speculation import Method
 from lab.trace import Text, TraceRecord
-from lab.trace.features import features_of
 from policies.features.request import Endpoint, RequestFeatures, describe
 
 _NAMES = [one.name for one in fields(RequestFeatures)]
 _VALUES = attrgetter(*_NAMES)
 _QPS, _IN_FLIGHT = _NAMES.index("qps"), _NAMES.index("in_flight")
+_AS_RECORDED = (
+    "temperature", "top_p", "overlap", "code_share", "turns", "structured", "tools", "stream", "qps", "in_flight",
+)  # fmt: skip
+_ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 
 
 @dataclass(slots=True)
@@ -144,6 +147,28 @@ def engine_blocks(record: TraceRecord) -> tuple[int, ...]:
     per_block = max(1, record.block_tokens // BLOCK_TOKENS)
     blocks = [block * per_block + offset for block in record.prefix_blocks for offset in range(per_block)]
     return tuple(blocks[: record.prompt_tokens // BLOCK_TOKENS])
+
+
+def features_of(record: TraceRecord) -> RequestFeatures:
+    """Return the features of a recorded request as a policy saw them, with defaults for missing ones.
+
+    Examples
+    --------
+    >>> features_of(TraceRecord(prompt_tokens=12, overlap=0.5)).overlap
+    0.5
+    """
+    known = {name: value for name in _AS_RECORDED if (value := getattr(record, name)) is not None}
+    return RequestFeatures(
+        model=record.model,
+        endpoint=_ENDPOINTS.get(record.endpoint, Endpoint.CHAT),
+        n=record.n,
+        prompt_tokens=record.prompt_tokens,
+        max_tokens=record.max_tokens,
+        template=record.template,
+        workload=record.workload,
+        baseline_only=tuple(record.baseline_only),
+        **known,
+    )
 
 
 def _described(record: TraceRecord) -> RequestFeatures:

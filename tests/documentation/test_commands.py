@@ -33,7 +33,7 @@ CHECKED_ONLY = {
     "gateway bench": "measures endpoints; tests/lab/bench runs it",
     "gateway tune": "searches for a minute; tests/lab/tune runs it",
     "gateway plan": "simulates for a minute; tests/lab/plan runs it",
-    "gateway advise": "needs some minutes of traffic, or records of a gateway",
+    "gateway advise": "needs some minutes of traffic",
     "gateway import": "needs the configuration of another program; its own tests run it",
     "gateway init": "writes config/pool.yaml, which is there; its own tests run it",
     "vllm": "needs vLLM",

@@ -15,19 +15,16 @@ COMMANDS = {
     "replay": ("--config", POOL),
     "plan": ("--config", POOL, "--replicas", 1, "--method", "baseline", "--jobs", 1),
     "tune": ("--config", POOL, "--trials", 1, "--out", "rules.yaml"),
-    "advise": ("--config", POOL),
     "trace show": (),
     "trace convert": ("out.jsonl",),
 }
 PLAYED = ("replay", "plan", "tune")
-WITH_POOL = (*PLAYED, "advise")
-WITH_JSON = (*WITH_POOL, "trace show")
 WRONG = [
     (("--format", "cvs"), "unknown format 'cvs'; the formats are gateway, azure", tuple(COMMANDS)),
     (("--strict",), "trace.jsonl:8: not JSON", tuple(COMMANDS)),
-    (("--json", "/nowhere/figures.json"), "/nowhere/figures.json", WITH_JSON),
-    (("--config", "nowhere.yaml"), "nowhere.yaml:1:1: cannot read it", WITH_POOL),
-    (("--calibration", "abacus"), "abacus", WITH_POOL),
+    (("--json", "/nowhere/figures.json"), "/nowhere/figures.json", (*PLAYED, "trace show")),
+    (("--config", "nowhere.yaml"), "nowhere.yaml:1:1: cannot read it", PLAYED),
+    (("--calibration", "abacus"), "abacus", PLAYED),
     (("--rate", "2", "--speed", "2"), "cannot be combined with --speed", PLAYED),
     (("--slo", "ttft"), "write it as ttft=0.5,tpot=0.02,e2e=10, in seconds", PLAYED),
     (("--slo", "itl=1"), "unknown bound 'itl'", PLAYED),

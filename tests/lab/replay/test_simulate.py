@@ -12,9 +12,10 @@ from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.speculation import Method
-from lab.replay.request import ReplayRequest, replay_request
+from lab.replay.request import ReplayRequest, features_of, replay_request
 from lab.replay.simulate import Replayed, ReplicaSpec, replay
 from lab.trace import TraceRecord
+from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.policy import Learned
 from policies.policy import Policy, policies
 from tests.support.step_time import step_s
@@ -216,3 +217,13 @@ def test_a_suffix_replica_remembers_its_own_answers() -> None:
     forgetful = replay(pool, requests, policy("least_loaded")).e2e_s
     assert again[1] < 0.3 * again[0]
     assert [apart[0], forgetful[1], again[0]] == pytest.approx([forgetful[0]] * 3, rel=1e-3)
+
+
+def test_a_record_has_the_features_that_the_policy_saw() -> None:
+    known = RequestFeatures(
+        "m", Endpoint.COMPLETIONS, stream=True, n=2, temperature=0.3, top_p=0.9, overlap=0.5, code_share=0.2,
+        prompt_tokens=77, max_tokens=50, template="0a1b2c3d", turns=3, structured=True, tools=True,
+        baseline_only=("min_p",), qps=2.5, in_flight=4, workload="code",
+    )  # fmt: skip
+    names = [name for name in TraceRecord.__dataclass_fields__ if name in RequestFeatures.__dataclass_fields__]
+    assert features_of(TraceRecord(**{name: getattr(known, name) for name in names})) == known

@@ -16,8 +16,6 @@ from lab.trace import (
     encode,
 )
 from lab.trace.decode import OUTCOME_FIELDS
-from lab.trace.features import features_of
-from policies.features.request import Endpoint, RequestFeatures
 
 FULL = TraceRecord(
     id="r-1",
@@ -169,16 +167,6 @@ def test_the_text_for_drafting_is_ids_or_hashes() -> None:
     assert hashed.text is not None
     assert not hashed.text.exact
     assert TraceRecord(prompt="only text").text is None
-
-
-def test_a_record_has_the_features_that_the_policy_saw() -> None:
-    known = RequestFeatures(
-        "m", Endpoint.COMPLETIONS, stream=True, n=2, temperature=0.3, top_p=0.9, overlap=0.5, code_share=0.2,
-        prompt_tokens=77, max_tokens=50, template="0a1b2c3d", turns=3, structured=True, tools=True,
-        baseline_only=("min_p",), qps=2.5, in_flight=4, workload="code",
-    )  # fmt: skip
-    names = [name for name in TraceRecord.__dataclass_fields__ if name in RequestFeatures.__dataclass_fields__]
-    assert features_of(TraceRecord(**{name: getattr(known, name) for name in names})) == known
 
 
 def test_hashes_are_packed_or_numbers() -> None:

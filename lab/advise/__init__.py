@@ -1,1 +1,0 @@
-"""Advice from a recorded trace."""
