@@ -123,11 +123,6 @@ def test_the_search_finds_a_better_bound_and_keeps_the_other_numbers() -> None:
     assert search(made).run(25, 1) == found  # the same seed
 
 
-def test_rules_that_cannot_be_improved_are_kept() -> None:
-    only = [ReplicaSpec("plain", Method.BASELINE, {}, CALIBRATION)]
-    assert search(requests(20), Goal.P99, only).run(5, 0).settings is RULES
-
-
 def test_scores_follow_the_goal_over_all_results() -> None:
     made = requests(60)
     first, second = (rules(part, RULES) for part in (made[:40], made[40:]))
