@@ -22,28 +22,10 @@ TOLERANCE: Final = 0.001
 """Share of the throughput that merging ranges may cost at a batch size."""
 
 SCHEDULED: Final = frozenset({Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DRAFT_MODEL})
-"""Methods for which a schedule of k is worth anything; `why_unscheduled` says why the others have none."""
+"""Methods for which a schedule of k is worth anything.
 
-_WHY: Final = {
-    Method.BASELINE: "it does not speculate",
-    Method.NGRAM: "its drafts cost next to nothing, and without a match it makes none: fewer only lose tokens",
-    Method.SUFFIX: "its drafts are as long as they are likely, and vLLM 0.32 stops with an error at another k",
-    Method.MEDUSA: "vLLM 0.32 stops with an error at another k than num_speculative_tokens",
-    Method.DSPARK: "it drafts a whole block at once; set enable_adaptive_verification instead",
-}
-
-
-def why_unscheduled(method: Method) -> str:
-    """Return why a method has no schedule; empty for a method that may have one.
-
-    Examples
-    --------
-    >>> why_unscheduled(Method.BASELINE), why_unscheduled(Method.EAGLE3)
-    ('it does not speculate', '')
-    """
-    if method in SCHEDULED:
-        return ""
-    return _WHY.get(method, "all its drafts are made in one pass, whatever the schedule says")
+The drafts of others cost next to nothing, are as long as they are likely, or are made in one pass.
+"""
 
 
 def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context_tokens: float) -> Floats:

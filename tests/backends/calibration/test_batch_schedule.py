@@ -12,7 +12,6 @@ from backends.calibration.batch_schedule import (
     decode_step_s,
     goodput,
     ranges_of,
-    why_unscheduled,
 )
 from backends.calibration.calibration import calibration_names, load_calibration
 from backends.calibration.parameters import EngineParameters
@@ -84,7 +83,3 @@ def test_ranges_cover_every_batch_and_lose_no_more_than_the_tolerance(tolerance:
 
 def test_one_range_where_one_k_is_best() -> None:
     assert ranges_of(np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]])) == [(1, 3, 1)]
-
-
-def test_each_method_has_a_schedule_or_a_reason_against_it() -> None:
-    assert {method for method in Method if not why_unscheduled(method)} == SCHEDULED

@@ -48,24 +48,21 @@ def test_what_is_unknown_is_none_or_an_error() -> None:
         gpu("h10")
 
 
-@pytest.mark.parametrize("method", [Method.BASELINE, Method.EAGLE, Method.EAGLE3, Method.DRAFT_MODEL])
-def test_the_kv_cache_equals_that_of_the_calibration(method: Method) -> None:
-    calibration = load_calibration("llama-3.1-8b-h100")
+@pytest.mark.parametrize(
+    ("name", "gpus", "method"),
+    [
+        *(("llama-3.1-8b-h100", 1, method) for method in ("baseline", "eagle", "eagle3", "draft_model")),
+        ("llama-3.1-70b-4xh100", 4, "baseline"),
+    ],
+)
+def test_the_kv_cache_equals_that_of_the_calibration(name: str, gpus: int, method: str) -> None:
+    calibration = load_calibration(name)
     of = target(calibration.target)
     assert of is not None
-    held = footprint(of, draft(calibration.target, method))
-    memory = calibration.memory
-    machine = Machine(gpu("h100"), utilization=memory.utilization, reserved_gib=memory.reserved_gib)
-    _, tokens = kv_room(held, machine)
-    assert tokens == pytest.approx(calibration.kv_tokens(method), rel=2e-3)  # the calibration rounds 79.65 GiB to 79.6
-
-
-def test_the_kv_cache_over_several_gpus_equals_that_of_the_calibration() -> None:
-    calibration = load_calibration("llama-3.1-70b-4xh100")
-    of = target(calibration.target)
-    assert of is not None
-    _, tokens = kv_room(footprint(of), Machine(gpu("h100"), tensor_parallel=4))
-    assert tokens == pytest.approx(calibration.kv_tokens(Method.BASELINE), rel=2e-3)
+    held = footprint(of, draft(calibration.target, Method(method)))
+    _, tokens = kv_room(held, Machine(gpu("h100"), gpus))
+    # The calibration rounds 79.65 GiB to 79.6.
+    assert tokens == pytest.approx(calibration.kv_tokens(Method(method)), rel=2e-3)
 
 
 def test_kv_heads_are_replicated_if_there_are_more_gpus() -> None:
