@@ -33,12 +33,14 @@ from gateway.config.load import load_pool
 from gateway.config.settings import TelemetrySettings
 from gateway.http.connection import ServerConnection
 from gateway.http.server import HttpServer, ServerLimits
-from gateway.recorder import Recorder
+from gateway.recorder.recorder import Recorder
+from gateway.recorder.room import RecorderRoom
 from gateway.relay.frontend import HttpFrontend
+from gateway.reports.outlet import Outlet
+from gateway.reports.reporter import ReportsRoom
 from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
 from gateway.service.replicas import plan
-from gateway.telemetry.outlet import Outlet
 
 _REQUESTS = 512
 _ROUNDS = 24
@@ -112,12 +114,12 @@ async def measure(
             connection = Connection(client_of_backend)
             connection.connection_made(BackendTransport(connection, carried))
             client_of_backend.keep(connection)
-    writes, recorder, reporter = gateway.relay.writes, gateway.recorder, gateway.reporter
-    outlets = [] if reporter is None else reporter._outlets
-    if reporter is not None and recorded:
-        reporter.start()
-    if recorder is not None and recorded:
-        recorder.start()
+    writes = gateway.relay.writes
+    (recorder,) = [room.recorder for room in gateway.rooms if isinstance(room, RecorderRoom)]
+    (outlets,) = [room._outlets for room in gateway.rooms if isinstance(room, ReportsRoom)]
+    for each in (*outlets, recorder) if recorded else ():
+        if each is not None:
+            each.start()
     if recorded:
         gateway.relay.followers = dict.fromkeys(gateway.relay.followers, [recorder] if recorder is not None else [])
     requests, answers = [], []
@@ -137,10 +139,9 @@ async def measure(
         _empty(recorder, outlets, recorded=recorded)
         process_s.append(time.process_time() - process_begun_s)
         await asyncio.sleep(0)
-    if recorder is not None and recorded:
-        recorder.stop()
-    if reporter is not None and recorded:
-        reporter.stop()
+    for each in (*outlets, recorder) if recorded else ():
+        if each is not None:
+            each.stop()
     assert bytes(client.written).startswith(b"HTTP/1.1 200 OK\r\n"), client.written
     return 1e6 * min(taken_s) / _REQUESTS, 1e6 * min(process_s) / _REQUESTS
 

@@ -50,7 +50,7 @@ def chart(panel: Panel) -> timeseries.Panel:
         made.stacking(common_builders.StackingConfig().mode(common.StackingMode.NORMAL))
     for letter, (expression, legend) in zip("ABCDEF", panel.queries, strict=False):
         query = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(letter).datasource(SOURCE).range()
-        made.with_target(query.exemplar(True) if panel.has_exemplars else query)
+        made.with_target(query)
     return made
 
 

@@ -33,7 +33,6 @@ class Panel:
     unit: str
     queries: Sequence[tuple[str, str]]
     is_stacked: bool = False
-    has_exemplars: bool = False
 
 
 def rate(series: str, labels: str = BACKEND, by: str = "backend, method") -> str:
@@ -208,7 +207,6 @@ LATENCY = [
         "Streams, of all chosen replicas.",
         "s",
         quantiles("gateway_ttft_seconds"),
-        has_exemplars=True,
     ),
     Panel(
         "Time to the first token by replica",
@@ -218,7 +216,7 @@ LATENCY = [
     ),
     Panel("Time per output token", "Of all chosen replicas.", "s", quantiles(TPOT)),
     Panel("Time per output token by replica", "Median.", "s", [(quantile(0.5, TPOT), BY_BACKEND)]),
-    Panel("Time to finish", "To the end of the answer.", "s", quantiles("gateway_e2e_seconds"), has_exemplars=True),
+    Panel("Time to finish", "To the end of the answer.", "s", quantiles("gateway_e2e_seconds")),
     Panel(
         "Unevenness",
         "99th percentile of the time to the first token over its median.",

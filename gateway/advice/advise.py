@@ -10,26 +10,20 @@ from typing import Any, Final
 from gateway.advice.draft_length import draft_length
 from gateway.advice.engine_flags import prefix_caching, reports
 from gateway.advice.evidence import ModelEvidence
-from gateway.advice.finding import LEAST_GAIN, Finding
+from gateway.advice.finding import Finding
 from gateway.advice.losing_method import losing_method
 from gateway.advice.pool_file import pool_file
-from gateway.advice.schedule import schedule
-from gateway.advice.tokenizer import tokenizers
 from gateway.advice.waiting import waiting
 
 RULES: Final[tuple[Callable[[ModelEvidence], Sequence[Finding]], ...]] = (
     draft_length,
-    schedule,
     losing_method,
     waiting,
     prefix_caching,
-    tokenizers,
     reports,
 )
-
-
-SPECULATION: Final = {"draft_length": 0.0, "schedule": LEAST_GAIN, "losing_method": 0.0}
-"""Rules on how replicas speculate, of which a model gets one finding; and what it must gain more than the others."""
+SPECULATION: Final = frozenset({"draft_length", "losing_method"})
+"""Rules on how replicas speculate, of which a model gets one finding."""
 
 
 def advise(model: ModelEvidence) -> list[Finding]:
@@ -47,7 +41,7 @@ def advise(model: ModelEvidence) -> list[Finding]:
 
     def worth(finding: Finding) -> float:
         """Return the share of the time of all answers that a change saves."""
-        share = 0.0 if finding.gain is None else finding.gain.share - SPECULATION[finding.rule]
+        share = 0.0 if finding.gain is None else finding.gain.share
         return share * answers[finding.backend] / total
 
     best = max((finding for finding in findings if finding.rule in SPECULATION), key=worth, default=None)

@@ -31,16 +31,6 @@ class Positions:
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabularies:
-    """The vocabularies of target and draft."""
-
-    # target_tokens, draft_tokens: sizes.
-    target_tokens: int
-    draft_tokens: int
-    shared: int  # tokens that have the same id in both
-
-
-@dataclass(frozen=True, slots=True)
 class Contradiction:
     """What an engine shows that is not as the pool file says."""
 
@@ -63,7 +53,6 @@ class BackendEvidence:
     # The calibration's step cost for each k that could be set; empty where k cannot be advised.
     cost_by_k: Mapping[int, StepCost] = field(default_factory=dict)
     baseline_cost: StepCost | None = None  # the calibration's step cost of a baseline
-    calibration: str = ""  # name of the calibration; empty where nothing is learned
     is_silent: bool = False
     contradiction: Contradiction | None = None  # in which way the engine contradicts the pool file; None if it does not
     has_metrics: bool = True  # whether the engine has a page of metrics
@@ -75,8 +64,6 @@ class BackendEvidence:
     output_tokens: int = 0  # output tokens that this share is of
     minutes: tuple[Minute, ...] = ()
     flags: tuple[str, ...] | None = None  # flags of an engine that the gateway starts; None for another one
-    speculative_config: Mapping[str, object] = field(default_factory=dict)  # as in the pool file
-    vocabularies: Vocabularies | None = None
 
 
 @dataclass(frozen=True, slots=True)

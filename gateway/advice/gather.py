@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -30,9 +30,9 @@ def add_learned(
     model: ModelEvidence,
     policy: Learned,
     candidates: Sequence[Candidate],
-    calibration_of: Callable[[str], str | None] = lambda name: None,
+    simulated_by: dict[str, str] | None = None,
 ) -> ModelEvidence:
-    """Return evidence with what a policy has learned; may be called in any thread."""
+    """Return evidence with what a policy has learned; `simulated_by` are the calibrations of simulated backends."""
     priors = {
         each.name: expected_step(
             policy.settings.calibration, each.method, effective_k(each.method, each.num_speculative_tokens)
@@ -44,7 +44,7 @@ def add_learned(
     answers: dict[str, float] = {}
     for key, sums in policy.statistics.buckets(ACCEPTANCE).items():
         answers[key[ARM]] = answers.get(key[ARM], 0.0) + sums[0]
-    calibrations = {each.name: calibration_of(each.name) or policy.settings.calibration for each in candidates}
+    calibrations = dict.fromkeys([each.name for each in candidates], policy.settings.calibration) | (simulated_by or {})
     by_name = {each.name: each for each in candidates}
     backends = tuple(
         replace(
@@ -55,7 +55,6 @@ def add_learned(
             is_silent=backend.name in policy.drafters.silent,
             baseline_cost=expected_step(calibrations[backend.name], Method.BASELINE, 0),
             cost_by_k=_costs(calibrations[backend.name], backend),
-            calibration=calibrations[backend.name],
         )
         for backend in model.backends
     )

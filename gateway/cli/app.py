@@ -1,13 +1,15 @@
 """The command line: `gateway` serves a pool; everything else is a subcommand.
 
-This package registers its subcommands here. Other packages, such as `lab`, register theirs through the entry point
-group `speculation_gateway.commands`; each entry names a function or a `typer.Typer`.
+This package registers its subcommands here; those of rooms only where the room is. Other packages, such as `lab`,
+register theirs through the entry point group `speculation_gateway.commands`; each entry names a function or a
+`typer.Typer`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +17,6 @@ import typer
 
 from gateway.cli.check import check
 from gateway.cli.group import CommandGroup
-from gateway.cli.import_ import app as import_
 from gateway.cli.init import init
 from gateway.cli.picker import picker
 from gateway.cli.policy import app as policy
@@ -24,6 +25,10 @@ from gateway.cli.serve import serve_pool
 
 _DEFAULT_CONFIG = Path("config/pool.yaml")
 _COMMANDS = "speculation_gateway.commands"
+_OF_ROOMS = (
+    EntryPoint("advise", "gateway.advice.command:advise", _COMMANDS),
+    EntryPoint("import", "gateway.importer.command:app", _COMMANDS),
+)
 
 
 app = typer.Typer(cls=CommandGroup, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -63,6 +68,14 @@ def serve(
     raise typer.Exit(serve_pool(config, {"host": host, "port": port, "workers": workers}))
 
 
+def _is_there(module: str) -> bool:
+    """Return whether a module is installed; the room that it is part of may have been taken away."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is its package
+        return False
+
+
 def _register(name: str, command: Callable[..., None] | typer.Typer) -> None:
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=name)
@@ -75,6 +88,6 @@ _register("check", check)
 _register("schema", schema)
 _register("picker", picker)
 _register("policy", policy)
-_register("import", import_)
-for _entry in sorted(entry_points(group=_COMMANDS), key=lambda entry: entry.name):
-    _register(_entry.name, _entry.load())
+for _entry in (*_OF_ROOMS, *sorted(entry_points(group=_COMMANDS), key=lambda entry: entry.name)):
+    if _is_there(_entry.module):
+        _register(_entry.name, _entry.load())

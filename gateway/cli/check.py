@@ -30,13 +30,14 @@ def check(
 
     from rich.console import Console
 
-    from gateway.recorder import recorder_issue
+    from gateway.rooms import rooms
     from gateway.service.banner import pool_table
     from gateway.service.replicas import configured
     from gateway.service.stores import describe
 
-    if settings.recorder is not None and (issue := recorder_issue(settings.recorder)):
-        raise UsageError(f"{path}: {issue}")
+    for room in rooms():
+        if problem := room.problem(settings):
+            raise UsageError(f"{path}: {problem}")
     Console().print(pool_table(settings))
     typer.echo(describe(settings.state))
     if engines and (backends := configured(settings)):

@@ -1,223 +1,185 @@
-"""The dashboard of a gateway process: what it measures all the time, and what it makes while a page is open."""
+"""The dashboard of a gateway process: a page at `/dashboard`, and the live data that it asks for each second."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
+from fastapi import FastAPI, Request, Response
 
 from backends import background
 from backends.backend import Backend
 from gateway import __version__
 from gateway.dashboard.beliefs import Beliefs
 from gateway.dashboard.decisions import SampledDecisions
-from gateway.dashboard.document import FORMAT, ModelView, Process, Snapshot
-from gateway.dashboard.history import Past
-from gateway.dashboard.pages import Pages
-from gateway.dashboard.recent import POINT_S, RATE_WINDOW_S, WINDOW_S, Recent
-from gateway.dashboard.totals import Series, shared_by_workers, totals_of
+from gateway.dashboard.recent import POINT_S, RATE_WINDOW_S, WINDOW_S, Document, Past, Recent, Totals, totals_of
+from gateway.dashboard.static_files import load_static_files
 from gateway.dashboard.views import backend_view, model_view, point_of
 from gateway.dialects.errors import GatewayError
-from gateway.relay.context import RelayContext
-from gateway.service.assembly import Gateway
+from gateway.relay.observers import Follower
+from gateway.rooms import Room, join
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from gateway.service.assembly import Gateway
+
+FORMAT = 2
+"""Changes with the meaning of a field; new fields do not change it."""
 
 SNAPSHOT_S = 1.0
-_ADVICE_S = 60.0
+WATCHED_S = 5.0
+"""Seconds after the last question for a snapshot until which decisions are sampled."""
 
 
-class Dashboard:
+class Dashboard(Room):
     """The live data of a gateway process.
 
-    Every few seconds it reads counters, so that a page that is opened has a past. The rest is made once a second for
-    all open pages together, and not at all without one.
+    Every few seconds it reads counters, so that a page that is opened has a past. The rest is made at most once a
+    second for all open pages together, and not at all without one.
     """
 
     def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+        super().__init__(gateway)
+        self._started_s = time.time()
         self._past = Past()
         self._recent: dict[tuple[str, str], tuple[Backend, Recent]] = {}
-        self._points_at_s = 0.0
-        self._history = -1.0, b""  # as of that point
-        self._started_s = time.time()
-        self._shared = shared_by_workers()
-        self._access = gateway.relay.access
         self._decisions: dict[str, SampledDecisions] = {}
         self._beliefs: dict[str, Beliefs] = {}
-        self._advice: list[Any] | None = None
-        self._advised_s = -math.inf
-        self._followed: RelayContext | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._publishing: asyncio.Task[None] | None = None
-        self._believing: asyncio.Task[None] | None = None
-        self.pages = Pages(self._open)  # the open streams
+        self._next_read_s = -math.inf
+        self._points_at_s = 0.0
+        self._is_watched = False
+        self._asked_s = -math.inf
+        self._made_s = -math.inf
+        self._snapshot = b""
 
-    def start(self) -> None:
-        """Start reading counters."""
-        self._reading = background.keep_running("dashboard", self._read)
-        self._gateway.on_change.append(self._follow)
-        self._gateway.on_drain.append(self.pages.close)
+    def add_routes(self, app: FastAPI) -> None:
+        """Add the page, which holds no data, and what it asks for below `/admin/dashboard`."""
+        files = load_static_files()
+
+        @app.get("/dashboard", include_in_schema=False)
+        async def page(request: Request) -> Response:
+            """Return the page."""
+            return files["index.html"].answer(request)
+
+        @app.get("/dashboard/static/{name:path}", include_in_schema=False)
+        async def static(request: Request, name: str) -> Response:
+            """Return a file of the page."""
+            if name not in files:
+                raise GatewayError(404, f"The dashboard has no file {name}.", code="not_found")
+            return files[name].answer(request)
+
+        @app.get("/admin/dashboard/history", tags=["dashboard"])
+        async def history() -> Response:
+            """Return the last half hour of all backends, a point each few seconds."""
+            self._check()
+            return _json(orjson.dumps({"format": FORMAT} | self._past.document(), option=orjson.OPT_SERIALIZE_NUMPY))
+
+        @app.get("/admin/dashboard/snapshot", tags=["dashboard"])
+        async def snapshot() -> Response:
+            """Return what is shown at present; for some seconds after, decisions are sampled."""
+            self._check()
+            return _json(self._present())
+
+    def follow(self) -> Mapping[str, Follower]:
+        """Return what samples decisions, while a page is open."""
+        if not self._is_watched:
+            return {}
+        explains, known = self.gateway.settings.recorder is not None, self._decisions
+        self._decisions = {name: known.get(name) or SampledDecisions(explains=explains) for name in self.gateway.models}
+        return self._decisions
 
     async def stop(self) -> None:
-        """Stop."""
-        self._gateway.on_change.remove(self._follow)
-        self._gateway.on_drain.remove(self.pages.close)
-        self.pages.close()
-        tasks = [task for task in (self._reading, self._publishing, self._believing) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """End the task that reads counters."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
 
-    def check(self) -> None:
-        """Check that there is a dashboard."""
-        if not self._gateway.settings.dashboard.enabled:
-            raise GatewayError(404, "The dashboard is off: set dashboard.enabled in the pool file.", code="not_found")
-
-    def may(self, headers: Mapping[bytes, bytes], *, write: bool) -> bool:
-        """Return whether the key of a request may read, or also change something."""
-        try:
-            self._gateway.relay.access.keyring.check_admin(headers, writes=write)
-        except GatewayError:
-            return False
-        return True
-
-    def first(self) -> bytes:
-        """Return the events that a stream begins with."""
-        if self._history[0] != self._points_at_s:
-            document = orjson.dumps(self._past.document(), option=orjson.OPT_SERIALIZE_NUMPY)
-            self._history = self._points_at_s, _event("history", document)
-        return self._history[1] + _event("snapshot", self.snapshot())
-
-    def snapshot(self) -> bytes:
-        """Return a snapshot, as JSON."""
-        gateway = self._gateway
-        process = Process(
-            __version__,
-            self._started_s,
-            os.getpid(),
-            gateway.settings.server.workers,
-            self.pages.open,
-            WINDOW_S,
-            RATE_WINDOW_S,
-        )
-        models = [self._model(name) for name in gateway.models]
-        return orjson.dumps(Snapshot(FORMAT, time.time(), self._points_at_s, process, models, self._advice))
-
-    def _model(self, name: str) -> ModelView:
-        gateway, decisions, belief = self._gateway, self._decisions_of(name), self._beliefs.get(name)
-        measured = [(backend, self._recent_of(backend).measured) for backend in gateway.pool.of(name)]
-        total = sum(each.requests_per_s for _, each in measured)
-        backends = [
-            backend_view(gateway, backend, each, total, decisions.accuracy(backend.name)) for backend, each in measured
-        ]
-        return model_view(gateway, name, backends, None if belief is None else belief.json, decisions.document())
-
-    def _decisions_of(self, name: str) -> SampledDecisions:
-        if name not in self._decisions:
-            self._decisions[name] = SampledDecisions(lambda: self._gateway.recorder is not None)
-        return self._decisions[name]
-
-    # While a page is open
-
-    def _open(self) -> None:
-        """Publish snapshots from now on."""
-        if self._publishing is None or self._publishing.done():
-            self._publishing = background.start("dashboard", self._publish())
-
-    async def _publish(self) -> None:
-        try:
-            while self.pages.open:
-                self._sample()
-                if self._believing is None or self._believing.done():
-                    self._believing = background.start("dashboard", self._believe())
-                await asyncio.sleep(SNAPSHOT_S)
-                if self.pages.open:
-                    self.pages.publish(_event("snapshot", self.snapshot()))
-        except Exception:
-            log.exception("the dashboard cannot be shown")
-            self.pages.end()  # the pages open other streams
-        finally:
-            self._unsample()
-
-    def _sample(self) -> None:
-        """Sample the decisions of the present relay."""
-        relay, models = self._gateway.relay, self._gateway.models
-        if self._followed is not relay:
-            self._unsample()
-            for name, followers in relay.followers.items():
-                followers.append(self._decisions_of(name))
-            self._followed = relay
-        for gone in self._decisions.keys() - models.keys():
-            del self._decisions[gone]
-
-    def _unsample(self) -> None:
-        if self._followed is not None:
-            for name, followers in self._followed.followers.items():
-                if (sampled := self._decisions.get(name)) in followers:
-                    followers.remove(sampled)
-            self._followed = None
-
-    async def _believe(self) -> None:
-        """Update beliefs and advice that may be out of date; takes a while."""
-        gateway = self._gateway
-        self._beliefs = {name: self._beliefs.get(name) or Beliefs() for name in gateway.models}
-        try:
-            for (name, model), beliefs in zip(gateway.models.items(), self._beliefs.values(), strict=True):
-                await beliefs.update(model.policy, gateway.pool.of(name))
-            if gateway.advise is not None and time.monotonic() - self._advised_s >= _ADVICE_S:
-                self._advised_s = time.monotonic()
-                advice = await gateway.advise()
-                self._advice = [finding for each in advice.values() for finding in each["findings"]]
-        except Exception:
-            log.exception("the dashboard cannot show what policies believe")
-
-    # All the time
-
-    def _follow(self) -> None:
-        """Follow a change of the settings: streams whose keys may have changed are opened again by their clients."""
-        access, self._access = self._access, self._gateway.relay.access
-        if access is not self._access:
-            self.pages.end()
+    def tick(self) -> None:
+        """Read counters every few seconds, and notice that nobody watches any more."""
+        now_s = time.monotonic()
+        if self._is_watched and now_s - self._asked_s > WATCHED_S:
+            self._watch(is_watched=False)
+        is_reading = self._reading is not None and not self._reading.done()
+        if self.gateway.settings.dashboard.enabled and now_s >= self._next_read_s and not is_reading:
+            self._next_read_s = now_s + POINT_S
+            self._reading = background.start("dashboard", self._read())
 
     async def _read(self) -> None:
-        while True:
-            if self._gateway.settings.dashboard.enabled:
-                try:
-                    shared = None if self._shared is None else await asyncio.to_thread(self._shared.read)
-                    self._add_point(shared)
-                except Exception:
-                    log.exception("the dashboard cannot read the counters")
-            await asyncio.sleep(POINT_S)
+        self._add_points(await asyncio.to_thread(lambda: totals_of(self.gateway.metrics.samples())))
+        if self._is_watched:
+            models = self.gateway.models
+            self._beliefs = {name: self._beliefs.get(name) or Beliefs() for name in models}
+            for name, beliefs in list(self._beliefs.items()):
+                await beliefs.update(models[name].policy, self.gateway.pool.of(name))
 
-    def _add_point(self, shared: Mapping[Series, float] | None) -> None:
-        gateway = self._gateway
-        points: dict[tuple[str, str], list[float | None]] = {}
-        recent = {(backend.model, backend.name): (backend, self._recent_of(backend)) for backend in gateway.pool}
-        self._recent = recent  # without those that are gone
-        for key, (backend, readings) in recent.items():
-            bound = gateway.upstreams[backend.model][backend.name].metrics
-            readings.add(totals_of(bound, gateway.pool.engine(backend), shared))
-            points[key] = point_of(gateway, backend, readings.measured)
-        for name, decisions in self._decisions.items():
-            decisions.keep([backend.name for backend in gateway.pool.of(name)])
+    def _add_points(self, totals: Mapping[tuple[str, str], Totals]) -> None:
+        points = {}
+        backends = {(backend.model, backend.name): backend for backend in self.gateway.pool}
+        self._recent = {key: (backend, self._recent_of(backend)) for key, backend in backends.items()}
+        for key, (backend, recent) in self._recent.items():
+            counted = totals.get(key) or Totals()
+            counted.engine = self.gateway.pool.engine(backend)
+            recent.add(counted)
+            points[key] = point_of(backend, recent.measured)
         self._points_at_s = time.time()
         self._past.add(self._points_at_s, points)
 
     def _recent_of(self, backend: Backend) -> Recent:
         """Return the readings of a backend; another one of the same name begins anew."""
         known = self._recent.get((backend.model, backend.name))
-        if known is not None and known[0] is backend:
-            return known[1]
-        bound = self._gateway.upstreams[backend.model][backend.name].metrics
-        return Recent(bound.ttft.bounds, bound.tpot.bounds)
+        return known[1] if known is not None and known[0] is backend else Recent()
+
+    def _check(self) -> None:
+        if not self.gateway.settings.dashboard.enabled:
+            raise GatewayError(404, "The dashboard is off: set dashboard.enabled in the pool file.", code="not_found")
+
+    def _watch(self, *, is_watched: bool) -> None:
+        self._is_watched = is_watched
+        join(self.gateway)
+
+    def _present(self) -> bytes:
+        """Return a snapshot that is at most a second old."""
+        self._asked_s = time.monotonic()
+        if not self._is_watched:
+            self._watch(is_watched=True)
+        if self._asked_s - self._made_s >= SNAPSHOT_S:
+            self._made_s = self._asked_s
+            self._snapshot = orjson.dumps(self._document())
+        return self._snapshot
+
+    def _document(self) -> Document:
+        process: dict[str, Any] = {
+            "version": __version__,
+            "started_s": self._started_s,
+            "pid": os.getpid(),
+            # With several, decisions, gains, slowdowns and queues are those of the process that answers; what is
+            # counted is of all of them.
+            "workers": self.gateway.settings.server.workers,
+            "window_s": WINDOW_S,  # of quantiles
+            "rate_window_s": RATE_WINDOW_S,  # of rates, shares and acceptance
+        }
+        return {
+            "format": FORMAT,
+            "at_s": time.time(),
+            "points_at_s": self._points_at_s,  # time of the newest points
+            "process": process,
+            "models": [self._model(name) for name in self.gateway.models],
+        }
+
+    def _model(self, name: str) -> Document:
+        policy, belief = self.gateway.models[name].policy, self._beliefs.get(name)
+        measured = [(backend, self._recent_of(backend).measured) for backend in self.gateway.pool.of(name)]
+        total = sum(each.requests_per_s for _, each in measured)
+        backends = [backend_view(policy, backend, each, total) for backend, each in measured]
+        return model_view(
+            self.gateway, name, backends, None if belief is None else belief.json, self._decisions.get(name)
+        )
 
 
-def _event(name: str, document: bytes) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), document)
+def _json(document: bytes) -> Response:
+    return Response(document, media_type="application/json", headers={"cache-control": "no-store"})

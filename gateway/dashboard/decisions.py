@@ -4,169 +4,148 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from backends.backend import Backend
-from gateway.dashboard.document import Accuracy, CandidateView, DecisionView, Ended, RequestView
-from gateway.dashboard.sampled import SampledExchange
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.routing.router import RoutedRequest
 from policies.build import predicted_s
 from policies.features.request import Endpoint, RequestFeatures
-from policies.policy import CandidateScores, Decision
+from policies.policy import Decision
 from policies.roles import Scoring, assess
 
 SHOWN = 50
 SAMPLE_S = 0.25
 """Least seconds between two samples, so that their cost has a bound."""
-ACCURACY_S = 600.0
-_MOST_RATIOS = 500
-_LEAST_RATIOS = 5
 
 
 class SampledDecisions:
     """The sampled decisions of a model; follows its exchanges only while a dashboard is open."""
 
-    def __init__(self, explains: Callable[[], bool]) -> None:
-        # Whether the policy is to include scores in its decisions apart from those sampled here.
-        self._explains = explains
+    def __init__(self, *, explains: bool) -> None:
+        self.explains = explains  # whether the policy includes scores in its decisions apart from those sampled here
         self._next_s = 0.0
         self._count = 0
-        self._shown: deque[DecisionView] = deque(maxlen=SHOWN)
-        self._ratios: dict[str, deque[tuple[float, float]]] = {}  # by backend: time, measured over predicted
+        self._shown: deque[dict[str, Any]] = deque(maxlen=SHOWN)
 
-    def document(self) -> list[DecisionView]:
+    def document(self) -> list[dict[str, Any]]:
         """Return the last decisions, the newest last."""
         return list(self._shown)
-
-    def accuracy(self, backend: str) -> Accuracy | None:
-        """Return how predictions for a backend compared with what came; None if too few did."""
-        oldest_s = time.monotonic() - ACCURACY_S
-        ratios = sorted(ratio for at_s, ratio in self._ratios.get(backend, ()) if at_s >= oldest_s)
-        count = len(ratios)
-        if count < _LEAST_RATIOS:
-            return None
-        return Accuracy(count, *[ratios[int(share * (count - 1) + 0.5)] for share in (0.1, 0.5, 0.9)])
-
-    def keep(self, backends: Sequence[str]) -> None:
-        """Forget the backends that are gone."""
-        for name in self._ratios.keys() - set(backends):
-            del self._ratios[name]
-
-    # Called by the relay
 
     def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
         """Return an observer of the exchange if another sample is due, and have its decision explained."""
         now_s = time.monotonic()
-        if now_s < self._next_s:
+        if now_s < self._next_s or routed.features.endpoint is Endpoint.OTHER:
             return None
         self._next_s = now_s + SAMPLE_S
         if isinstance(routed.model.policy, Scoring):
             routed.model.policy.explain_candidates = True
-        return SampledExchange(routed, self.sent, self.ended)
+        return SampledExchange(routed, self)
 
-    def sent(
-        self, routed: RoutedRequest, decision: Decision, candidates: Sequence[Backend], failed: DecisionView | None
-    ) -> DecisionView | None:
-        """Record a decision before the load of its backend changes; `failed` is the one before it."""
-        policy, features = routed.model.policy, routed.features
-        if failed is not None:
-            failed.ended = Ended("retried", None, None, None, None, None)
-        if isinstance(policy, Scoring):
-            policy.explain_candidates = self._explains()
-        if features.endpoint is Endpoint.OTHER:
-            return None
+    def add(self, decision: dict[str, Any]) -> None:
+        """Show a decision, with its number."""
         self._count += 1
-        view = DecisionView(
-            self._count,
-            time.time(),
-            _request_view(features),
-            decision.backend,
-            decision.policy,
-            decision.reason,
-            round(decision.propensity, 5),
-            _short(predicted_s(decision)),
-            _candidate_views(routed, decision, candidates),
-        )
-        self._shown.append(view)
-        return view
+        decision["number"] = self._count
+        self._shown.append(decision)
 
-    def ended(self, view: DecisionView | None, ended: EndedExchange) -> None:
-        """Record the outcome of the request."""
-        policy = ended.routed.model.policy
+
+class SampledExchange(Observer):
+    """An exchange that is sampled."""
+
+    needs_answer: ClassVar[bool] = False
+
+    def __init__(self, routed: RoutedRequest, sampled: SampledDecisions) -> None:
+        self._routed = routed
+        self._sampled = sampled
+        self._last: dict[str, Any] | None = None
+
+    def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
+        """Show a decision before the load of its backend changes, and how the one before it ended."""
+        if self._last is not None:
+            self._last["ended"] = {"outcome": "retried", "e2e_s": None}
+        self._explain_no_more()
+        self._last = {
+            "at_s": time.time(),
+            "request": _request(self._routed.features),
+            "backend": decision.backend,
+            "policy": decision.policy,
+            "reason": decision.reason,
+            "propensity": _short(decision.propensity),
+            "predicted_s": _short(predicted_s(decision)),  # seconds to finish
+            "candidates": _candidates(self._routed, decision, candidates),
+            "ended": None,
+        }
+        self._sampled.add(self._last)
+
+    def on_end(self, ended: EndedExchange) -> None:
+        """Show the outcome of the request."""
+        self._explain_no_more()  # also if it was never sent
+        if self._last is not None:
+            e2e_s = None if ended.outcome is None else _short(ended.outcome.e2e_s)
+            self._last["ended"] = {"outcome": ended.label, "e2e_s": e2e_s}
+
+    def _explain_no_more(self) -> None:
+        policy = self._routed.model.policy
         if isinstance(policy, Scoring):
-            policy.explain_candidates = self._explains()  # also if it was never sent
-        if view is None:
-            return
-        outcome = ended.outcome
-        if outcome is None:
-            view.ended = Ended(ended.label, None, None, None, None, None)
-            return
-        view.ended = Ended(
-            ended.label,
-            _short(outcome.e2e_s),
-            _short(outcome.ttft_s),
-            _short(outcome.tpot_s),
-            outcome.output_tokens,
-            _short(outcome.tokens_per_step),
-        )
-        if view.predicted_s and ended.label == "ok" and not (ended.retried_from or ended.rescued_from):
-            ratios = self._ratios.setdefault(view.backend, deque(maxlen=_MOST_RATIOS))
-            ratios.append((time.monotonic(), outcome.e2e_s / view.predicted_s))
+            policy.explain_candidates = self._sampled.explains
 
 
-def _request_view(features: RequestFeatures) -> RequestView:
-    return RequestView(
-        features.endpoint.value,
-        features.stream,
-        features.n,
-        features.temperature,
-        features.prompt_tokens,
-        features.max_tokens,
-        features.workload,
-        features.template,
-        round(features.overlap, 3),
-        round(features.code_share, 3),
-        features.turns,
-        features.structured,
-        features.tools,
-    )
+def _request(features: RequestFeatures) -> dict[str, Any]:
+    """Return the kind of a request, and nothing of its text."""
+    return {
+        "endpoint": features.endpoint.value,
+        "stream": features.stream,
+        "n": features.n,
+        "temperature": features.temperature,
+        "prompt_tokens": features.prompt_tokens,
+        "max_tokens": features.max_tokens,
+        "workload": features.workload,
+        "template": features.template,
+        "overlap": _short(features.overlap),
+        "code_share": _short(features.code_share),
+        "turns": features.turns,
+        "structured": features.structured,
+        "tools": features.tools,
+    }
 
 
-def _candidate_views(routed: RoutedRequest, decision: Decision, candidates: Sequence[Backend]) -> list[CandidateView]:
+def _candidates(routed: RoutedRequest, decision: Decision, candidates: Sequence[Backend]) -> list[dict[str, Any]]:
     """Return the candidates with the scores in the decision, or else with what the policy says of them."""
     considered = decision.considered
+    scores: dict[str, tuple[float | None, float | None, float | None]] = {}
     if considered is not None:
-        scores = _scores(considered)
+        costs: Sequence[float | None] = considered.costs or [None] * len(considered.candidates)
+        rows = zip(considered.candidates, costs, considered.predicted_s, considered.propensities, strict=True)
+        scores = {one.name: (cost, predicted, propensity) for one, cost, predicted, propensity in rows}
     else:
         implied = 1.0 - decision.propensity if len(candidates) == 2 or decision.propensity >= 1.0 else None
-        chosen, assessed = decision.backend, _assessed(routed, candidates)
-        scores = {
-            each.name: (assessed.get(each.name), None, decision.propensity if each.name == chosen else implied)
-            for each in candidates
-        }
+        for name, score in _assessed(routed, candidates).items():
+            scores[name] = score, None, decision.propensity if name == decision.backend else implied
     views = []
     for each in candidates:
         score, predicted, propensity = scores.get(each.name, (None, None, 0.0))
-        requests = each.in_flight + each.load.others
-        views.append(CandidateView(each.name, _short(score), _short(predicted), _short(propensity), requests))
+        views.append(
+            {
+                "backend": each.name,
+                "score": _short(score),  # what the policy minimises, in its own unit (`learned`: seconds)
+                "predicted_s": _short(predicted),
+                "propensity": _short(propensity),
+                "in_flight": each.in_flight + each.load.others,
+            }
+        )
     return views
-
-
-def _short(number: float | None) -> float | None:
-    return None if number is None else round(number, 5)
 
 
 def _assessed(routed: RoutedRequest, candidates: Sequence[Backend]) -> dict[str, float | None]:
     policy = routed.model.policy
+    scores: dict[str, float | None] = dict.fromkeys([each.name for each in candidates])
     try:
-        return {each.backend: each.score for each in assess(policy, routed.features, candidates)}
+        scores.update({each.backend: each.score for each in assess(policy, routed.features, candidates)})
     except Exception as error:  # noqa: BLE001 -- plugins may raise anything, and the request is to be sent
         routed.model.fallback.note(policy.name, "assess", error)
-        return {}
+    return scores
 
 
-def _scores(considered: CandidateScores) -> dict[str, tuple[float | None, float | None, float | None]]:
-    costs: Sequence[float | None] = considered.costs or [None] * len(considered.candidates)
-    rows = zip(considered.candidates, costs, considered.predicted_s, considered.propensities, strict=True)
-    return {one.name: (cost, predicted, propensity) for one, cost, predicted, propensity in rows}
+def _short(number: float | None) -> float | None:
+    return None if number is None else round(number, 5)

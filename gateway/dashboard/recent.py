@@ -1,15 +1,18 @@
-"""What was measured of a backend of late: differences between what was counted at two times."""
+"""What was measured of a backend of late, as differences between what was counted at two times; and its past."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client.samples import Sample
 
 from backends.engine_metrics import EngineMetrics
-from gateway.dashboard.document import Acceptance, Quantiles
-from gateway.dashboard.totals import Histogram, Totals
 
 POINT_S = 5.0
 """Seconds between two readings."""
@@ -18,30 +21,86 @@ STEP_WINDOW_S = 10.0
 RATE_WINDOW_S = 60.0
 WINDOW_S = 300.0
 """Of the quantiles that are shown; those over time have `RATE_WINDOW_S`."""
+POINTS = 360
+"""Points kept; with `POINT_S` half an hour."""
+SERIES = (
+    "in_flight",
+    "requests_per_s",
+    "step_s",
+    "tokens_per_step",
+    "ttft_p95_s",
+    "tpot_p95_s",
+)
+"""The numbers of a backend over time, in the order of its points."""
+
+_FAILED = frozenset({"engine_error", "unanswered", "interrupted"})
+
+Document = dict[str, Any]
+"""A part of what the page is sent."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """What was counted of a backend since the gateway started."""
+
+    at_s: float = field(default_factory=time.monotonic)
+    ended: float = 0.0
+    failed: float = 0.0  # of those that ended, at the backend
+    output_tokens: float = 0.0
+    # steps, steps_s: times between two chunks of streams, and their sum.
+    steps: float = 0.0
+    steps_s: float = 0.0
+    # ttft, tpot: the number of values up to each upper bound, in seconds.
+    ttft: dict[float, float] = field(default_factory=dict)
+    tpot: dict[float, float] = field(default_factory=dict)
+    engine: EngineMetrics | None = None  # what its engine last reported; None if it reported nothing
+
+    def add(self, sample: Sample) -> None:
+        """Add the value of a series."""
+        name, value = sample.name, sample.value
+        if name == "gateway_requests_total":
+            self.ended += value
+            self.failed += value if sample.labels["outcome"] in _FAILED else 0.0
+        elif name == "gateway_output_tokens_total":
+            self.output_tokens += value
+        elif name == "gateway_itl_seconds_count":
+            self.steps += value
+        elif name == "gateway_itl_seconds_sum":
+            self.steps_s += value
+        elif name in {"gateway_ttft_seconds_bucket", "gateway_tpot_seconds_bucket"}:
+            counts, bound_s = (self.ttft if "ttft" in name else self.tpot), float(sample.labels["le"])
+            counts[bound_s] = counts.get(bound_s, 0.0) + value
+
+
+def totals_of(samples: Iterable[Sample]) -> dict[tuple[str, str], Totals]:
+    """Return what was counted of each backend, by model and name; takes milliseconds."""
+    found: dict[tuple[str, str], Totals] = {}
+    for sample in samples:
+        if name := sample.labels.get("backend"):
+            found.setdefault((sample.labels["model"], name), Totals()).add(sample)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of a backend of late, see `BackendView`."""
+    """What was measured of a backend of late; None for what is not known."""
 
-    step_s: float | None = None
+    step_s: float | None = None  # mean time between two chunks of streams, over the last seconds
     requests_per_s: float = 0.0
     output_tokens_per_s: float = 0.0
-    failed: int = 0
-    ttft: Quantiles | None = None
-    tpot: Quantiles | None = None
-    ttft_of_late: Quantiles | None = None
-    tpot_of_late: Quantiles | None = None
-    acceptance: Acceptance | None = None
+    failed: int = 0  # requests over the last minutes
+    # Quantiles over the last minutes, and over the last one.
+    ttft: Document | None = None
+    tpot: Document | None = None
+    ttft_of_late: Document | None = None
+    tpot_of_late: Document | None = None
+    acceptance: Document | None = None
 
 
 class Recent:
     """The readings of a backend in the last minutes."""
 
-    def __init__(self, ttft_bounds: Sequence[float], tpot_bounds: Sequence[float]) -> None:
-        # _ttft_bounds, _tpot_bounds: upper bounds of the histograms' buckets, in seconds.
-        self._ttft_bounds = ttft_bounds
-        self._tpot_bounds = tpot_bounds
+    def __init__(self) -> None:
         self._readings: deque[Totals] = deque(maxlen=int(WINDOW_S / POINT_S) + 1)
         self.measured = Measured()
 
@@ -54,83 +113,112 @@ class Recent:
         first, minute, lately = (
             next(self._within(now, window_s)) for window_s in (WINDOW_S, RATE_WINDOW_S, STEP_WINDOW_S)
         )
-        elapsed_s = now.at_s - minute.at_s
-        steps = sum(_since(lately.step, now.step))
+        reported = next((one for one in self._within(now, RATE_WINDOW_S) if one.engine is not None), now)
+        elapsed_s, steps = now.at_s - minute.at_s, now.steps - lately.steps
 
         def per_s(count: float) -> float:
             return count / elapsed_s if elapsed_s else 0.0
 
         self.measured = Measured(
-            (now.step.total - lately.step.total) / steps if steps else None,
+            (now.steps_s - lately.steps_s) / steps if steps else None,
             per_s(now.ended - minute.ended),
             per_s(now.output_tokens - minute.output_tokens),
             round(now.failed - first.failed),
-            quantiles(self._ttft_bounds, _since(first.ttft, now.ttft)),
-            quantiles(self._tpot_bounds, _since(first.tpot, now.tpot)),
-            quantiles(self._ttft_bounds, _since(minute.ttft, now.ttft)),
-            quantiles(self._tpot_bounds, _since(minute.tpot, now.tpot)),
-            self._acceptance(now),
+            quantiles(first.ttft, now.ttft),
+            quantiles(first.tpot, now.tpot),
+            quantiles(minute.ttft, now.ttft),
+            quantiles(minute.tpot, now.tpot),
+            acceptance(reported.engine, now.engine),
         )
 
     def _within(self, now: Totals, window_s: float) -> Iterator[Totals]:
         """Yield the readings of a window, the oldest first."""
         return (one for one in self._readings if now.at_s - one.at_s <= window_s + POINT_S / 2)
 
-    def _acceptance(self, now: Totals) -> Acceptance | None:
-        reported = next((one for one in self._within(now, RATE_WINDOW_S) if one.engine is not None), now)
-        return acceptance(reported.engine, now.engine, now.at_s - reported.at_s)
 
-
-def _since(then: Histogram, now: Histogram) -> list[float]:
-    return [after - before for before, after in zip(then.counts, now.counts, strict=True)]
-
-
-def quantiles(bounds: Sequence[float], counts: Sequence[float]) -> Quantiles | None:
-    """Return quantiles of a histogram, interpolated within its buckets as Prometheus' `histogram_quantile` does.
+def quantiles(before: Mapping[float, float], now: Mapping[float, float]) -> Document | None:
+    """Return quantiles of the values between two readings, interpolated as Prometheus' `histogram_quantile` does.
 
     Examples
     --------
-    >>> quantiles((0.1, 0.2, 0.4), (0, 100, 0, 0))
-    Quantiles(p50_s=0.15000000000000002, p95_s=0.195, p99_s=0.199, count=100)
+    >>> quantiles({}, {0.1: 0, 0.2: 100, 0.4: 100, float("inf"): 100})
+    {'p50_s': 0.15000000000000002, 'p95_s': 0.195, 'p99_s': 0.199, 'count': 100}
     """
-    cumulated = list(accumulate(counts))
-    count = round(cumulated[-1])
+    bounds = sorted(now)
+    cumulated = [now[bound] - before.get(bound, 0.0) for bound in bounds]
+    count = round(cumulated[-1]) if cumulated else 0
     if count <= 0:
         return None
+    known = bounds[:-1]  # without infinity
 
     def at(share: float) -> float:
-        rank = share * cumulated[-1]
+        rank = share * count
         index = next(index for index, upto in enumerate(cumulated) if upto >= rank)
-        if index == len(bounds):
-            return bounds[-1]
-        lower = bounds[index - 1] if index else 0.0
-        return lower + (bounds[index] - lower) * (rank - cumulated[index] + counts[index]) / counts[index]
+        if index == len(known):
+            return known[-1]
+        lower, below = (known[index - 1], cumulated[index - 1]) if index else (0.0, 0.0)
+        return lower + (known[index] - lower) * (rank - below) / (cumulated[index] - below)
 
-    return Quantiles(at(0.5), at(0.95), at(0.99), count)
+    return {"p50_s": at(0.5), "p95_s": at(0.95), "p99_s": at(0.99), "count": count}
 
 
-def acceptance(then: EngineMetrics | None, now: EngineMetrics | None, elapsed_s: float) -> Acceptance | None:
+def acceptance(then: EngineMetrics | None, now: EngineMetrics | None) -> Document | None:
     """Return what an engine accepted between two reports, or since it started if it drafted nothing between them.
 
     Examples
     --------
     >>> before = EngineMetrics(drafts=100, draft_tokens=300, accepted_tokens=150, accepted_per_position=(90, 45, 15))
     >>> after = EngineMetrics(drafts=200, draft_tokens=600, accepted_tokens=330, accepted_per_position=(180, 105, 45))
-    >>> acceptance(before, after, 60.0)
-    Acceptance(rate=0.6, tokens_per_step=2.8, by_position=[0.9, 0.6, 0.3], drafts=100, window_s=60.0)
+    >>> acceptance(before, after)
+    {'tokens_per_step': 2.8, 'by_position': [0.9, 0.6, 0.3], 'is_recent': True}
     """
     if now is None or not now.drafts:
         return None
-    window_s: float | None = elapsed_s
-    if then is None or then.drafts >= now.drafts:  # the engine has drafted nothing since, or started again
-        then, window_s = EngineMetrics(), None
-    drafts, drafted = now.drafts - then.drafts, now.draft_tokens - then.draft_tokens
-    accepted = now.accepted_tokens - then.accepted_tokens
+    is_recent = then is not None and then.drafts < now.drafts  # else it has drafted nothing since, or started again
+    if then is None or not is_recent:
+        then = EngineMetrics()
+    drafts = now.drafts - then.drafts
     earlier = (*then.accepted_per_position, *[0] * len(now.accepted_per_position))
-    return Acceptance(
-        accepted / drafted if drafted else 0.0,
-        1.0 + accepted / drafts,
-        [(after - before) / drafts for after, before in zip(now.accepted_per_position, earlier, strict=False)],
-        drafts,
-        window_s,
-    )
+    positions = zip(now.accepted_per_position, earlier, strict=False)
+    return {
+        "tokens_per_step": 1.0 + (now.accepted_tokens - then.accepted_tokens) / drafts,
+        "by_position": [(after - before) / drafts for after, before in positions],
+        "is_recent": is_recent,
+    }
+
+
+class Past:
+    """The points of all backends, with a bound on its memory: 10 kB for each.
+
+    Examples
+    --------
+    >>> past = Past()
+    >>> past.add(1.0, {("llama", "a"): [2.0] * len(SERIES)})
+    >>> past.document()["backends"][0]["values"][0]
+    array([2.], dtype=float32)
+    """
+
+    def __init__(self) -> None:
+        self._at_s: list[float] = []
+        self._rings: dict[tuple[str, str], npt.NDArray[np.float32]] = {}  # one column a point, the newest last
+
+    def add(self, at_s: float, points: Mapping[tuple[str, str], list[float | None]]) -> None:
+        """Add a point of each backend that there is; those that are gone are forgotten."""
+        self._at_s = [*self._at_s, at_s][-POINTS:]
+        self._rings = {key: self._rings.get(key, _EMPTY) for key in points}
+        for key, point in points.items():
+            shifted = np.roll(self._rings[key], -1, axis=1)
+            shifted[:, -1] = np.array(point, np.float32)  # None becomes NaN
+            self._rings[key] = shifted
+
+    def document(self) -> Document:
+        """Return all points; what is not known is not a number, in JSON null."""
+        count = len(self._at_s)
+        backends = [
+            {"model": model, "backend": backend, "values": np.ascontiguousarray(ring[:, POINTS - count :])}
+            for (model, backend), ring in self._rings.items()
+        ]
+        return {"series": SERIES, "at_s": self._at_s, "backends": backends}
+
+
+_EMPTY = np.full((len(SERIES), POINTS), np.nan, np.float32)

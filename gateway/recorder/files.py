@@ -43,7 +43,7 @@ class TraceFiles:
         self._begun_at = 0.0
         self._number = 0
 
-    def write(self, lines: bytes) -> int:
+    def write(self, lines: bytes) -> None:
         """Append lines, all or none."""
         frame = self._compressor.compress(lines) if self._is_compressed else lines
         if self._descriptor is not None and not self._is_in_place(self._descriptor):
@@ -67,7 +67,6 @@ class TraceFiles:
         self._size_bytes += len(frame)
         if self._size_bytes >= self._settings.rotate_mib * 2**20:
             self.close()
-        return len(frame)
 
     def maintenance(self) -> None:
         """Close the file if it is old enough."""

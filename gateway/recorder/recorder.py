@@ -11,10 +11,8 @@ import threading
 import time
 from collections import deque
 
-from pydantic import SecretStr
-
 from backends import background
-from gateway.config.settings import PoolSettings, RecorderSettings
+from gateway.config.settings import RecorderSettings
 from gateway.recorder.document import PendingRecord, RecordBuilder
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
@@ -22,7 +20,7 @@ from gateway.recorder.notes import RequestNotes
 from gateway.relay.observers import EndedExchange
 from gateway.routing.router import RoutedRequest
 from gateway.telemetry.log_format import place_of
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.registry import Registry
 from policies.features.request import TEXT_FEATURES
 
 logger = logging.getLogger(__name__)
@@ -69,9 +67,9 @@ class Recorder:
         self._pending_bytes = 0
         self._oldest_s = 0.0
         self._logged_s = -_LOG_INTERVAL_S
-        self._counted = (0, 0, 0, 0)
+        self._counted = (0, 0, 0)
         self._failed_on_loop = self._failed_in_thread = 0  # each counted by one thread only
-        self.written = self.dropped = self.written_bytes = 0
+        self.written = self.dropped = 0
 
     # On the request path
 
@@ -124,16 +122,19 @@ class Recorder:
             if self._writer.is_alive():
                 logger.error("recorder: the last records could not be written within %g s", _STOP_S)
 
-    def count(self, metrics: Metrics) -> None:
-        """Add the changes since the last call to the metrics; runs on the event loop."""
+    def count(self, registry: Registry) -> None:
+        """Add the changes since the last call to the series; runs on the event loop."""
         self._wall_offset_s = _wall_offset_s()  # the system time may have been changed
-        now = (self.written, self.dropped, self.failed, self.written_bytes)
-        written, dropped, failed, written_bytes = (new - old for new, old in zip(now, self._counted, strict=True))
+        records = registry.counter(
+            "gateway_recorder_records",
+            "Requests to be recorded: `written` to a file; `dropped` because the queue was full; `failed` because"
+            " the file could not be written",
+            ("result",),
+        )
+        now = (self.written, self.dropped, self.failed)
+        for result, new, old in zip(("written", "dropped", "failed"), now, self._counted, strict=True):
+            records.labels(result).inc(new - old)
         self._counted = now
-        for result, records in (("written", written), ("dropped", dropped), ("failed", failed)):
-            metrics.recorded.labels(result).inc(records)
-        metrics.recorded_bytes.labels(self._settings.text).inc(written_bytes)
-        metrics.recorder_queue.labels(self._settings.text).set(len(self._queue))
 
     @property
     def failed(self) -> int:
@@ -216,7 +217,7 @@ class Recorder:
         self._pending.clear()
         self._pending_bytes = 0
         try:
-            self.written_bytes += self._files.write(lines)
+            self._files.write(lines)
         except OSError as error:
             self._failed_in_thread += records
             self._log_error(f"records are lost: {self._settings.path}: {error.strerror or error}")
@@ -228,15 +229,6 @@ class Recorder:
         if now_s - self._logged_s >= _LOG_INTERVAL_S:
             self._logged_s = now_s
             logger.error("recorder: %s (logged once a minute; gateway_recorder_records_total counts them)", message)
-
-
-def with_salt(settings: PoolSettings) -> PoolSettings:
-    """Return the settings with a random salt if hashes need one and none is set; a gateway's workers share it."""
-    recorder = settings.recorder
-    if recorder is None or recorder.text != "hashes" or recorder.hash_salt is not None:
-        return settings
-    salted = recorder.model_copy(update={"hash_salt": SecretStr(secrets.token_hex(32))})
-    return settings.model_copy(update={"recorder": salted})
 
 
 def _salt(settings: RecorderSettings) -> bytes:

@@ -14,7 +14,7 @@ from gateway.dialects.usage import Usage, first_usage
 from gateway.relay.answers import MeteredAnswer, PassThrough
 from gateway.relay.observers import EndedExchange, tell
 from gateway.routing.model import Model, Upstream
-from gateway.telemetry.metrics import Metrics
+from gateway.routing.series import RequestSeries
 from policies.features.prompt import BYTES_PER_TOKEN
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision, Outcome
@@ -86,7 +86,9 @@ def conclude(exchange: Exchange, status: int, label: str, *, is_over: bool = Fal
         tell(delivery.observers, lambda observer: observer.on_end(ended))
 
 
-def _account(ended: EndedExchange, attempt: Attempt, metrics: Metrics, *, is_observed: bool, is_over: bool) -> None:
+def _account(
+    ended: EndedExchange, attempt: Attempt, metrics: RequestSeries, *, is_observed: bool, is_over: bool
+) -> None:
     """Count the tokens and times of an exchange, and pass its outcome to the policy.
 
     Sets `ended.tokens`, and `ended.outcome` if the request was answered. If nobody learns or observes, an answer in one
@@ -132,7 +134,7 @@ def _account(ended: EndedExchange, attempt: Attempt, metrics: Metrics, *, is_obs
 def _charge(
     ended: EndedExchange,
     attempt: Attempt,
-    metrics: Metrics,
+    metrics: RequestSeries,
     inbound: Inbound,
     answer: PassThrough | None,
     *,
@@ -171,7 +173,7 @@ def _charge(
     )
 
 
-def _believed(ended: EndedExchange, backend: Backend, metrics: Metrics, more_tokens: int = 0) -> Usage | None:
+def _believed(ended: EndedExchange, backend: Backend, metrics: RequestSeries, more_tokens: int = 0) -> Usage | None:
     """Return the usage without what cannot be, which is counted."""
     usage = ended.usage
     if usage is None:
@@ -277,7 +279,7 @@ def _tokens_per_step(features: RequestFeatures, backend: Backend, tokens: int, c
 
 
 def _count_outcome(
-    outcome: Outcome, usage: Usage | None, upstream: Upstream, metrics: Metrics, waited_s: float
+    outcome: Outcome, usage: Usage | None, upstream: Upstream, metrics: RequestSeries, waited_s: float
 ) -> None:
     bound, temperature = upstream.metrics, outcome.request.temperature
     bound.e2e.observe(outcome.e2e_s + waited_s)
@@ -285,12 +287,8 @@ def _count_outcome(
         bound.ttft.observe(outcome.ttft_s + waited_s)
     if outcome.tpot_s is not None:
         bound.tpot.observe(outcome.tpot_s)
-    if usage is not None and usage.queue_s is not None:
-        bound.queue.observe(usage.queue_s)
     bound.prompt_tokens.inc(outcome.prompt_tokens)
     bound.output_tokens.inc(outcome.output_tokens)
-    if outcome.is_estimated:
-        bound.estimated_tokens.inc(outcome.output_tokens)
     if outcome.tokens_per_step is not None:
         source = "engine" if usage is not None and usage.tokens_per_step is not None else "chunks"
         steps = outcome.output_tokens / outcome.tokens_per_step

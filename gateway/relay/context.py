@@ -29,7 +29,7 @@ from gateway.relay.queue import ModelQueue
 from gateway.routing.access import Access, RequestHeaders
 from gateway.routing.large_bodies import Turns
 from gateway.routing.router import Router
-from gateway.telemetry.metrics import Metrics
+from gateway.routing.series import RequestSeries
 
 if TYPE_CHECKING:
     from gateway.relay.exchange import Exchange
@@ -131,7 +131,7 @@ class Rescuer(Protocol):
 
 
 class Reporting(Protocol):
-    """What reports requests outside: `gateway.telemetry.reporter`."""
+    """What reports requests outside: `gateway.reports`."""
 
     def follow(self, inbound: Inbound, request_id: bytes) -> Sequence[Observer]:
         """Return who observes a request that was routed; nobody if it is not of interest."""
@@ -161,7 +161,7 @@ class RelayContext:
         pool: Pool,
         access: Access,
         limits: Limits,
-        metrics: Metrics,
+        metrics: RequestSeries,
         timeouts: Timeouts,
         writes: WriteBatch,
     ) -> None:
@@ -181,12 +181,10 @@ class RelayContext:
         self.turns = Turns()  # where large bodies are parsed one after another
         self._ids: list[bytes] = []
 
-    def successor(
-        self, router: Router, access: Access, timeouts: Timeouts, followers: dict[str, list[Follower]]
-    ) -> RelayContext:
+    def successor(self, router: Router, access: Access, timeouts: Timeouts) -> RelayContext:
         """Return the context of later exchanges; those in flight keep theirs, and are in `exchanges` of both."""
         later = RelayContext(router, self.pool, access, self.limits, self.metrics, timeouts, self.writes)
-        later.exchanges, later.followers, later.reporter = self.exchanges, followers, self.reporter
+        later.exchanges, later.reporter = self.exchanges, self.reporter
         later.turns, later.rescuer_for = self.turns, self.rescuer_for
         return later
 

@@ -59,7 +59,7 @@ class EndedExchange:
     status
         HTTP status of the answer.
     label
-        One of `gateway.telemetry.metrics.OUTCOMES`.
+        One of `gateway.routing.series.OUTCOMES`.
     usage
         Usage as the engine reported it; None without a report.
     stream

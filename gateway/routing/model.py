@@ -14,8 +14,8 @@ from backends.http.receiver import AnswerHead, HeaderList, Receiver, WholeReceiv
 from gateway.dialects.asked_usage import StreamHabits
 from gateway.http.cors import without_cors
 from gateway.http.headers import gateway_lines, is_json, lines_for_client, media_type
-from gateway.telemetry.fallback import Fallback
-from gateway.telemetry.metrics import BackendMetrics
+from gateway.routing.fallback import Fallback
+from gateway.routing.series import BackendSeries
 from policies.policy import Decision, Outcome, Policy
 from policies.roles import Corrected, EngineWatcher, Forgetful, Learner, Maintained
 
@@ -64,7 +64,7 @@ class Upstream:
         "tokens_per_chunk",
     )
 
-    def __init__(self, backend: Backend, client: Sender, metrics: BackendMetrics, *, drops_cors: bool = False) -> None:
+    def __init__(self, backend: Backend, client: Sender, metrics: BackendSeries, *, drops_cors: bool = False) -> None:
         self.backend = backend
         self._drops_cors = drops_cors  # whether the gateway does CORS, so that the engine's headers of it are dropped
         self.client = client

@@ -95,13 +95,11 @@ class RoutedRequest:
 class Router:
     """Finds the model and the features of a request, and has the model's policy choose a backend."""
 
-    def __init__(
-        self, models: Mapping[str, Model], pool: Pool, keep_prompt_bytes: int = 0, most_values: int = 1_500_000
-    ) -> None:
+    def __init__(self, models: Mapping[str, Model], pool: Pool, most_values: int = 1_500_000) -> None:
         self._models = models  # models by each name that clients may use, including aliases
         self._pool = pool
         self._recovery = pool.recovery
-        self._keep_prompt_bytes = keep_prompt_bytes  # size of the largest body whose prompt is kept for the recorder
+        self.keep_prompt_bytes = 0  # size of the largest body whose prompt is kept until its exchange has ended
         # Most that the values of a body may count to, as `gateway.routing.large_bodies` counts them.
         self._most_values = most_values
         self.locations = ResponseLocations()  # the backends that hold stored responses
@@ -153,7 +151,7 @@ class Router:
             headers=wanted,
             document=document,
             baseline_only=baseline_only(document) if is_later else (),
-            prompt=prompt if len(body) <= self._keep_prompt_bytes else None,
+            prompt=prompt if len(body) <= self.keep_prompt_bytes else None,
             usage_options=usage_options,
         )
 

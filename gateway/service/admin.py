@@ -13,7 +13,6 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
 from backends.backend import Backend, State
-from gateway.advice.live import Advice
 from gateway.dialects.errors import GatewayError
 from gateway.reload.reloader import ReloadError
 from gateway.routing.access import RequestHeaders, read_head
@@ -41,7 +40,7 @@ _RELOAD_ERRORS: dict[str, tuple[int, str]] = {
 _NOT_SHOWN: Any = {"keys": {"__all__": {"key", "sha256"}}, "admin": {"key", "sha256"}}
 
 
-def admin_router(gateway: Gateway, advice: Advice) -> APIRouter:
+def admin_router(gateway: Gateway) -> APIRouter:
     """Return the router of `/admin`."""
     router = APIRouter(prefix="/admin", tags=["admin"])
 
@@ -107,11 +106,6 @@ def admin_router(gateway: Gateway, advice: Advice) -> APIRouter:
         """Return where a request would be sent and why, without sending it; the body is that of the request."""
         head = read_head("POST", ANONYMOUS, path, path.encode(), request.scope["headers"])
         return _explain(gateway, head, await request.body())
-
-    @router.get("/advice")
-    async def advise() -> dict[str, Any]:
-        """Return what to change in each model's backends: the gain with its interval, the evidence, and the lines."""
-        return {"models": await advice.by_model()}
 
     add_policy_routes(router, gateway)
     return router

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -16,22 +16,21 @@ from starlette.types import Message, Receive, Scope, Send
 
 from backends import background
 from backends.backend import Backend, EngineChange
-from backends.speculation import Method
 from gateway import __version__
-from gateway.advice.live import Advice
-from gateway.dashboard.routes import add_dashboard
 from gateway.dialects.errors import GatewayError
 from gateway.http.headers import Header, headers_of, lines_of, request_id_lines
 from gateway.http.paths import canonical_path, format_of, is_admin
 from gateway.relay.frontend import Current, access_of
+from gateway.reload.series import BesideSeries
+from gateway.routing.fallback import Fallback
+from gateway.routing.gauges import BackendGauges, PolicyGauges
 from gateway.routing.keys import Client
 from gateway.routing.model import Model
 from gateway.service.admin import admin_router
 from gateway.service.assembly import Gateway
 from gateway.service.default_temperature import find_temperature, must_ask
-from gateway.telemetry.fallback import Fallback
 from policies.policy import Policy
-from policies.roles import Maintained, Work
+from policies.roles import Freezable, Maintained, Work
 
 log = logging.getLogger(__name__)
 
@@ -84,20 +83,19 @@ async def _answer(send: Send, status: int, headers: list[Header], body: bytes = 
 
 def create_app(gateway: Gateway) -> FastAPI:
     """Return the FastAPI application: health, metrics, models and `/admin`."""
+    count_failure = BesideSeries(gateway.metrics).count_failure
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await _start(gateway)
+        await _start(gateway, count_failure)
         tasks = _Tasks(gateway)
         gateway.on_change.append(tasks.follow)
-        dashboard.start()
         try:
             yield
         finally:
             gateway.on_change.remove(tasks.follow)
-            await dashboard.stop()
             await tasks.stop()
-            await _stop(gateway)
+            await _stop(gateway, count_failure)
 
     app = FastAPI(
         title="Speculation gateway",
@@ -108,10 +106,9 @@ def create_app(gateway: Gateway) -> FastAPI:
         openapi_url=None,
         redirect_slashes=False,
     )
-    advice = Advice(gateway)
-    gateway.advise = advice.by_model
-    app.include_router(admin_router(gateway, advice))
-    dashboard = add_dashboard(app, gateway)
+    app.include_router(admin_router(gateway))
+    for room in gateway.rooms:
+        room.add_routes(app)
 
     @app.exception_handler(GatewayError)
     async def answer_error(request: Request, error: GatewayError) -> Response:
@@ -135,13 +132,12 @@ def create_app(gateway: Gateway) -> FastAPI:
         return JSONResponse(shown, 200 if ready else 503)
 
     @app.get("/metrics")
-    async def metrics(request: Request) -> Response:
-        """Return the metrics in the text format of Prometheus, or as OpenMetrics if asked for that."""
-        _refresh(gateway)
-        accept = request.headers.get("accept", "")
+    async def metrics() -> Response:
+        """Return the metrics in the text format of Prometheus."""
+        refresh(gateway)
         # Takes 15 ms for 200 series, too long for the event loop.
-        page, content_type = await asyncio.to_thread(gateway.metrics.page, accept)
-        return Response(page, headers={"content-type": content_type})
+        page = await asyncio.to_thread(gateway.metrics.page)
+        return Response(page, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
@@ -221,37 +217,27 @@ class _Tasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _start(gateway: Gateway) -> None:
+async def _start(gateway: Gateway, count_failure: Callable[[background.Work], None]) -> None:
     """Start everything that the first request needs."""
     gateway.is_started = True
-    background.on_failure.append(gateway.metrics.count_background)
-    if gateway.recorder is not None:
-        gateway.recorder.start()
-    if gateway.reporter is not None:
-        gateway.reporter.start()
+    background.on_failure.append(count_failure)
+    for room in gateway.rooms:
+        room.start()
     await gateway.state.start()
     gateway.peer_exchange.start()
     gateway.pool.on_engine_change = partial(_note_engine_change, gateway)
     gateway.pool.on_difference = partial(_note_difference, gateway)
     await gateway.pool.start()
-    for shadow in gateway.shadow.values():
-        shadow.start()  # its process loads during the warm-up
     for model in gateway.models.values():
         await asyncio.to_thread(model.warm_up)
     await gateway.pool.wait_until_probed(_FIRST_PROBE_TIMEOUT_S)
 
 
-async def _stop(gateway: Gateway) -> None:
+async def _stop(gateway: Gateway, count_failure: Callable[[background.Work], None]) -> None:
     """Stop everything that `_start` started, and what requests have opened."""
-    recorder = gateway.recorder
-    for shadow in gateway.shadow.values():
-        await asyncio.to_thread(shadow.stop)
-    if recorder is not None:
-        await asyncio.to_thread(recorder.stop)
-        recorder.count(gateway.metrics)
-    if gateway.reporter is not None:
-        await asyncio.to_thread(gateway.reporter.stop)
-        gateway.reporter.count(gateway.metrics)
+    for room in gateway.rooms:
+        with background.guarded("tick", of=type(room).__name__):
+            await room.stop()
     await gateway.peer_exchange.stop()
     await gateway.state.stop()
     gateway.metrics.flush()  # other workers still report this worker's counts
@@ -259,7 +245,7 @@ async def _stop(gateway: Gateway) -> None:
     for upstreams in gateway.upstreams.values():
         for upstream in upstreams.values():
             upstream.client.close()
-    background.on_failure.remove(gateway.metrics.count_background)
+    background.on_failure.remove(count_failure)
 
 
 def _note_engine_change(gateway: Gateway, backend: Backend, change: EngineChange) -> None:
@@ -277,12 +263,9 @@ async def _tick(gateway: Gateway) -> None:
         await asyncio.sleep(_TICK_S)
         with background.guarded("tick", of="requests"):
             gateway.relay.sweep()
-        for name, shadow in gateway.shadow.items():
-            with background.guarded("tick", of=f"shadow drafting for {name}"):
-                shadow.deliver(gateway.models[name].fallback)
         with background.guarded("tick", of="what has left"):
             gateway.leaving = [each for each in gateway.leaving if not each.has_ended()]
-        _refresh(gateway)
+        refresh(gateway)
 
 
 async def _learn(policy: Maintained, fallback: Fallback) -> None:
@@ -312,36 +295,27 @@ def _yield_to_event_loop() -> None:
     time.sleep(_YIELD_S)  # releases the interpreter lock
 
 
-def _refresh(gateway: Gateway) -> None:
-    """Update the metrics; one that cannot be is left as it is."""
-    for refresh in (_refresh_counters, _refresh_policies):
+def refresh(gateway: Gateway) -> None:
+    """Have the rooms do what is due, and update the series; one that cannot be is left as it is."""
+    for room in gateway.rooms:
+        with background.guarded("tick", of=type(room).__name__):
+            room.tick()
+    for update in (_refresh_models, _refresh_backends):
         with background.guarded("tick", of="metrics"):
-            refresh(gateway)
-    with background.guarded("tick", of="metrics"):
-        gateway.metrics.refresh((backend, gateway.pool.engine(backend)) for backend in gateway.pool)
+            update(gateway)
+    gateway.metrics.flush()
 
 
-def _refresh_counters(gateway: Gateway) -> None:
-    if gateway.recorder is not None:
-        gateway.recorder.count(gateway.metrics)
-    if gateway.reporter is not None:
-        gateway.reporter.count(gateway.metrics)
+def _refresh_models(gateway: Gateway) -> None:
     for name, model in gateway.models.items():
         model.fallback.count(gateway.metrics, name)
-    for name, shadow in gateway.shadow.items():
-        shadow.count(gateway.metrics, name)
     for queue in gateway.relay.queues.values():
-        gateway.metrics.refresh_queue(queue.model, queue.waiting, queue.refused)
+        gateway.relay.metrics.refresh_queue(queue.model, queue.waiting, queue.refused)
 
 
-def _refresh_policies(gateway: Gateway) -> None:
-    for name, versions in gateway.policy_versions.items():
-        guardrail, reasons = versions.policy.guardrail, versions.policy.outlier_ejection.reasons
-        ejected = {backend.name: backend.name in reasons for backend in gateway.pool.of(name)}
-        gateway.metrics.refresh_policy(name, guardrail.frozen, guardrail.ratio, ejected)
-        silent = versions.policy.drafters.silent
-        gateway.metrics.refresh_drafters(
-            (backend, silent[backend.name].cause if backend.name in silent else "")
-            for backend in gateway.pool.of(name)
-            if backend.said.method is not Method.BASELINE
-        )
+def _refresh_backends(gateway: Gateway) -> None:
+    backends, policies = BackendGauges(gateway.metrics), PolicyGauges(gateway.metrics)
+    backends.refresh(gateway.pool)
+    for name, model in gateway.models.items():
+        if isinstance(model.policy, Freezable):
+            policies.refresh(name, model.policy, gateway.pool.of(name))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 from backends.backend import Backend
 from backends.health import HealthRules
@@ -20,31 +19,25 @@ from backends.pool import Pool
 from gateway.config.settings import KeySettings, ModelSettings, PoolSettings
 from gateway.http.cors import Cors
 from gateway.http.paths import RelayedPaths
-from gateway.recorder import Recorder
 from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
-from gateway.relay.observers import Follower
 from gateway.relay.queue import ModelQueue, QueueBounds
-from gateway.reload.reloader import Cause, Outcome
 from gateway.rescue.rescue import rescue_for
+from gateway.rooms import Room, join, rooms
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream
 from gateway.routing.router import Router
+from gateway.routing.series import RequestSeries
 from gateway.service.default_temperature import assumed_temperature, must_ask
 from gateway.service.peer_exchange import PeerExchange
 from gateway.service.peers import Peers
 from gateway.service.policy_versions import PolicyVersions, policy_versions_of
 from gateway.service.stores import PEERS, open_live, open_store, read_launched
-from gateway.shadow.replay import ShadowDrafting
-from gateway.state.store import ERRORS
 from gateway.state.sync import State
-from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.reporter import Reporter, reporter_for
+from gateway.telemetry.registry import Registry
 from policies.build import build
-from policies.learned.shadow_drafting import shadow_arms
-from policies.policy import Policy
-from policies.roles import Heir, Scoring, ShadowLearner, Stateful
+from policies.roles import Heir, Scoring, Stateful
 from policies.statistics import Statistics
 
 
@@ -70,16 +63,12 @@ class Gateway:
     models: dict[str, Model]  # models by name, in the order of the pool file
     pool: Pool
     relay: RelayContext
-    metrics: Metrics
+    metrics: Registry
     admin_access: Access | None  # who may ask for what at the admin address; None if it is the address of the clients
     state: State  # state that outlives the process and is shared with others
     peers: Peers  # the other processes that serve the pool, as known to this one
     peer_exchange: PeerExchange  # exchanges reports with them
     policy_versions: dict[str, PolicyVersions]  # rules and pins of each model with a learned policy
-    recorder: Recorder | None  # records finished requests; None if recording is off
-    # Reports requests to a collector, to the log and as exemplars; None if all of that is off.
-    reporter: Reporter | None
-    shadow: dict[str, ShadowDrafting]  # shadow drafting of each model whose policy and pool make use of it
     upstreams: dict[str, dict[str, Upstream]]  # the upstreams of each model, by name of their backends
     admin_digest: bytes  # SHA-256 of the admin key
     is_started: bool = False  # whether its periodic tasks run
@@ -87,11 +76,9 @@ class Gateway:
     leaving: list[Leaving] = field(default_factory=list)
     # Returns the processes of the replicas that the gateway started: `pid`, `restarts`, ... by `model/backend`.
     launched: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
+    rooms: list[Room] = field(default_factory=list)  # what joins it
     # Called after each change of the other attributes.
     on_change: list[Callable[[], None]] = field(default_factory=list)
-    on_drain: list[Callable[[], None]] = field(default_factory=list)  # called when the process stops accepting requests
-    # Returns the advice for each model, with its `findings`; None if nobody gives any.
-    advise: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
     # Reads the pool file again, or tells what that would change; None if this process was not started with one.
     reload: Reload | None = None
 
@@ -102,54 +89,42 @@ def assemble(
     admin_digest: bytes,
     previous: Gateway | None = None,
     *,
-    metrics: Metrics | None = None,
+    metrics: Registry | None = None,
     run_dir: Path | None = None,
 ) -> Gateway:
     """Return the parts of a gateway process, without opening or starting anything."""
-    metrics = previous.metrics if previous is not None else metrics or Metrics()
+    metrics = previous.metrics if previous is not None else metrics or Registry()
     writes = WriteBatch() if previous is None else previous.relay.writes
+    series = RequestSeries(metrics)
     backends = [_kept(backend, previous) for backend in backends]
-    recorder = _recorder(settings, previous)
-    reporter = reporter_for(settings.telemetry) if previous is None else previous.reporter
     pool = Pool(backends, health_rules(settings)) if previous is None else previous.pool
-    clients = _Clients(settings, metrics, writes, previous)
+    clients = _Clients(settings, series, writes, previous)
     models: dict[str, Model] = {}
     upstreams: dict[str, dict[str, Upstream]] = {}
     by_name: dict[str, Model] = {}
-    shadow: dict[str, ShadowDrafting] = {}
     for name, model_settings in settings.models.items():
         upstreams[name] = {each.name: clients.upstream(each) for each in backends if each.model == name}
         model = models[name] = _model(name, model_settings, upstreams[name], previous)
-        before = None if previous is None else previous.shadow.get(name)
-        if (drafting := _shadow(model.policy, upstreams[name], before)) is not None:
-            shadow[name] = drafting
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)
-    followers: dict[str, list[Follower]] = {}
-    for name in models:
-        both: list[Follower | None] = [shadow.get(name), recorder]
-        followers[name] = [follower for follower in both if follower is not None]
     access, admin_access = _access(settings, admin_digest, previous)
     for name in models:
-        metrics.retries_refused.labels(name)  # at once: the rate of a series that begins with an event misses that
-    for cause, outcome in product(get_args(Cause), get_args(Outcome)):
-        metrics.reloads.labels(cause, outcome)
-    keep_prompt_bytes = 0 if recorder is None else recorder.keep_prompt_bytes
-    router = Router(by_name, pool, keep_prompt_bytes, settings.server.max_body_values)
+        series.retries_refused.labels(name)  # at once: the rate of a series that begins with an event misses that
+    router = Router(by_name, pool, settings.server.max_body_values)
     timeouts = _timeouts(settings)
     if previous is None:
         limits = Limits(max_in_flight(settings))
-        relay = RelayContext(router, pool, access, limits, metrics, timeouts, writes)
-        relay.followers, relay.reporter, relay.rescuer_for = followers, reporter, rescue_for
-        pool.on_down, pool.on_ready, pool.on_implausible = relay.abandon, relay.ready, metrics.note_implausible
+        relay = RelayContext(router, pool, access, limits, series, timeouts, writes)
+        relay.rescuer_for = rescue_for
+        pool.on_down, pool.on_ready, pool.on_implausible = relay.abandon, relay.ready, series.note_implausible
         relay.queues = _queues(settings, None)
         state = _state(settings, models, metrics)
         peers = Peers(pool, limits, access.keyring, router.locations)
         folder = None if run_dir is None or settings.server.workers == 1 else run_dir / PEERS
         live = open_live(settings.state, folder, peers.writer)
-        exchange = PeerExchange(peers, live, metrics.bind_peers(None if live is None else live.kind, ERRORS))
+        exchange = PeerExchange(peers, live, metrics)
     else:
         router.locations = previous.relay.router.locations
-        relay = previous.relay.successor(router, access, timeouts, followers)
+        relay = previous.relay.successor(router, access, timeouts)
         relay.queues = _queues(settings, previous)
         state, peers, exchange = previous.state, previous.peers, previous.peer_exchange
     policy_versions = policy_versions_of(models, state.documents)
@@ -157,7 +132,7 @@ def assemble(
         explain_for(models, settings)
         for versions in policy_versions.values():
             versions.follow()
-    return Gateway(
+    gateway = Gateway(
         settings,
         models,
         pool,
@@ -168,13 +143,14 @@ def assemble(
         peers,
         exchange,
         policy_versions,
-        recorder,
-        reporter,
-        shadow,
         upstreams,
         admin_digest,
         launched=dict if run_dir is None else partial(read_launched, run_dir),
     )
+    if previous is None:
+        gateway.rooms = [room(gateway) for room in rooms()]
+        join(gateway)
+    return gateway
 
 
 def max_in_flight(settings: PoolSettings) -> int | None:
@@ -201,11 +177,10 @@ def _timeouts(settings: PoolSettings) -> Timeouts:
 
 
 def explain_for(models: Mapping[str, Model], settings: PoolSettings) -> None:
-    """Include the scores of all candidates in decisions if these are recorded, or exported with spans."""
-    is_read = settings.recorder is not None or settings.telemetry.otlp is not None
+    """Include the scores of all candidates in decisions if these are recorded."""
     for model in models.values():
         if isinstance(model.policy, Scoring):
-            model.policy.explain_candidates = is_read
+            model.policy.explain_candidates = settings.recorder is not None
 
 
 def learners_of(models: Mapping[str, Model]) -> dict[str, Statistics]:
@@ -241,9 +216,11 @@ def _kept(backend: Backend, previous: Gateway | None) -> Backend:
 class _Clients:
     """The upstreams of the backends, old ones as far as their settings are the same."""
 
-    def __init__(self, settings: PoolSettings, metrics: Metrics, writes: WriteBatch, previous: Gateway | None) -> None:
+    def __init__(
+        self, settings: PoolSettings, series: RequestSeries, writes: WriteBatch, previous: Gateway | None
+    ) -> None:
         self._settings = settings
-        self._metrics = metrics
+        self._series = series
         self._writes = writes
         self._old: dict[tuple[str, str], Upstream] = {}
         if previous is not None and _of_clients(previous.settings) == _of_clients(settings):
@@ -269,7 +246,7 @@ class _Clients:
             tls=self._tls if address.tls else None,
             writes=self._writes,
         )
-        return Upstream(backend, client, self._metrics.bind(backend), drops_cors=self._settings.cors is not None)
+        return Upstream(backend, client, self._series.of(backend), drops_cors=self._settings.cors is not None)
 
 
 def _of_clients(settings: PoolSettings) -> tuple[float, float, bool]:
@@ -313,12 +290,6 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
         rescue=settings.rescue,
         ask_usage=settings.ask_usage,
     )
-
-
-def _recorder(settings: PoolSettings, previous: Gateway | None) -> Recorder | None:
-    if previous is not None and previous.settings.recorder == settings.recorder:
-        return previous.recorder
-    return None if settings.recorder is None else Recorder(settings.recorder)
 
 
 def _access(settings: PoolSettings, admin_digest: bytes, previous: Gateway | None) -> tuple[Access, Access | None]:
@@ -367,19 +338,9 @@ def _queues(settings: PoolSettings, previous: Gateway | None) -> dict[str, Model
     return {name: running.get(name) or ModelQueue(name, bounds) for name, bounds in queue_bounds(settings).items()}
 
 
-def _state(settings: PoolSettings, models: Mapping[str, Model], metrics: Metrics) -> State:
+def _state(settings: PoolSettings, models: Mapping[str, Model], metrics: Registry) -> State:
     store = open_store(settings.state)
-    return State(store, learners_of(models), None if store is None else metrics.bind_state(store.kind, ERRORS))
-
-
-def _shadow(policy: Policy, upstreams: Mapping[str, Upstream], before: ShadowDrafting | None) -> ShadowDrafting | None:
-    backends = [upstream.backend for upstream in upstreams.values()]
-    arms = shadow_arms((each.method, each.num_speculative_tokens, each.speculative_config) for each in backends)
-    if not isinstance(policy, ShadowLearner) or policy.shadow.sample == 0 or not arms or len(backends) < 2:
-        return None
-    if before is not None and before.replays(policy, arms):
-        return before
-    return ShadowDrafting(policy, policy.shadow, arms)
+    return State(store, learners_of(models), metrics)
 
 
 def _client_of(key: KeySettings) -> Client:

@@ -17,6 +17,7 @@ from backends.pool import Joining
 from gateway.config.settings import PoolSettings
 from gateway.relay.exchange import Exchange
 from gateway.relay.queue import UNBOUNDED
+from gateway.rooms import join
 from gateway.routing.model import Model
 from gateway.service.assembly import (
     Gateway,
@@ -28,7 +29,6 @@ from gateway.service.assembly import (
     queue_bounds,
 )
 from gateway.service.policy_versions import PolicyVersions
-from gateway.shadow.replay import ShadowDrafting
 
 _FIRST_PROBE_S = 1.0
 """How long a change waits for the first probes of new replicas, so that those that answer take requests at once."""
@@ -92,12 +92,7 @@ class Change:
             partial(gateway.state.follow, learners_of(later.models)),
             partial(explain_for, later.models, later.settings),
             partial(gateway.metrics.set_present, gateway.pool),
-            *(
-                each.start
-                for each in later.shadow.values()
-                if gateway.is_started and each not in gateway.shadow.values()
-            ),
-            *(partial(_stop, each) for each in gateway.shadow.values() if each not in later.shadow.values()),
+            partial(join, gateway),
             # Requests in a queue that is gone are sent at once.
             *(queue.dispatch for queue in gateway.relay.queues.values()),
             # Idle connections are closed now; the others close when their calls end.
@@ -112,8 +107,8 @@ class Change:
             queue.bounds = bounds.get(name, UNBOUNDED)
         gateway.settings, gateway.admin_digest = later.settings, later.admin_digest
         gateway.relay, gateway.admin_access = later.relay, later.admin_access
-        gateway.models, gateway.upstreams, gateway.shadow = later.models, later.upstreams, later.shadow
-        gateway.policy_versions, gateway.recorder = versions, later.recorder
+        gateway.models, gateway.upstreams = later.models, later.upstreams
+        gateway.policy_versions = versions
         gateway.pool.on_ready = later.relay.ready
         if gone.is_anything():
             gateway.leaving.append(gone)
@@ -132,7 +127,7 @@ class Change:
         for name, model in later.models.items():
             upstreams = later.upstreams[name]
             for upstream in upstreams.values():  # since it was prepared, one of the same name may have been forgotten
-                upstream.metrics = gateway.metrics.bind(upstream.backend)
+                upstream.metrics = gateway.relay.metrics.of(upstream.backend)
             if (before := gateway.models.get(name)) is not None:
                 before.upstreams.clear()
                 before.upstreams.update(upstreams)
@@ -199,7 +194,3 @@ class Gone:
         for key in self._keys:
             if gateway.relay.access.keyring.named(key) is None:
                 metrics.forget(key=key)
-
-
-def _stop(shadow: ShadowDrafting) -> None:
-    background.start("shadow drafting", asyncio.to_thread(shadow.stop))

@@ -16,7 +16,7 @@ from backends import background
 from gateway.service.peers import SILENT_S, Peers
 from gateway.state.live import Live
 from gateway.state.store import StateError
-from gateway.telemetry.metrics import PeerMetrics
+from gateway.telemetry.registry import Registry
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +37,16 @@ _LEAVE_S = 1.0
 class PeerExchange:
     """Sends the reports of this process, and has `peers` apply those of others."""
 
-    def __init__(self, peers: Peers, live: Live | None, metrics: PeerMetrics) -> None:
+    def __init__(self, peers: Peers, live: Live | None, registry: Registry) -> None:
         self._peers = peers
         self._live = live  # None for a process without peers
-        self._metrics = metrics  # metrics of the exchange
+        self._alive = registry.gauge(
+            "gateway_peers",
+            "Other processes that serve the pool and were heard of in the last 3 s; 0 if this one is alone, or "
+            "Redis is out of reach",
+            (),
+            "livemin",
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="peers")
         self._task: asyncio.Task[None] | None = None
         self._written = 0  # number of the last report that was written
@@ -58,7 +64,7 @@ class PeerExchange:
             self._peers.update()
             is_reported = await self._exchange(live) or began_s - self._exchanged_s > SILENT_S
             alive = self._peers.settle(is_reported=is_reported)
-            self._metrics.peers.set(alive)
+            self._alive.set(alive)
             period_s = PERIOD_S * max(1.0, (1 + alive) / _FULL_RATE_PROCESSES) if alive else _ALONE_PERIOD_S
             if self._failures:
                 period_s = min(_FIRST_BACKOFF_S * 2.0 ** min(self._failures, 10), _MAX_BACKOFF_S)
@@ -86,17 +92,11 @@ class PeerExchange:
             if not self._failures:
                 logger.warning("%s: %s; this process goes by its own counts until then", error.kind, error)
             self._failures += 1
-            self._metrics.errors[error.kind].inc()
             return False
         if self._failures or not self._written:
             logger.info("requests in flight and limits are shared through %s", live.location)
-        now_s = time.monotonic()
-        if self._metrics.age is not None:
-            self._metrics.age.observe(now_s - self._exchanged_s)
-        self._failures, self._written, self._exchanged_s = 0, number, now_s
+        self._failures, self._written, self._exchanged_s = 0, number, time.monotonic()
         for report in reports:
-            try:
+            with contextlib.suppress(ValueError):  # from other software
                 self._peers.receive(report)
-            except ValueError:
-                self._metrics.errors["foreign"].inc()
         return True

@@ -24,8 +24,8 @@ from backends.launch.supervisor import Launcher, LaunchError
 from gateway.config.settings import PoolSettings
 from gateway.config.settings.keys import address_of
 from gateway.discovery.discovery import Discovery
-from gateway.recorder import with_salt
 from gateway.reload.reloader import Reloader, ReloadError
+from gateway.reload.series import BesideSeries
 from gateway.reload.watch import watch
 from gateway.routing.keys import digest
 from gateway.service.assembly import Gateway, assemble
@@ -36,7 +36,7 @@ from gateway.service.server import Server, listen, raise_open_file_limit
 from gateway.service.stores import PEERS, write_launched
 from gateway.service.workers import Workers
 from gateway.telemetry.log_format import configure_logging
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.registry import Registry
 
 _SIMULATOR_READY_S = 30.0  # its first start compiles
 _DISCOVERY_PAUSE_S = 0.5
@@ -113,12 +113,14 @@ class _Serving:
         load: Callable[[], PoolSettings],
     ) -> None:
         self._config_path = config_path
-        self._settings = with_salt(settings)
-        self._metrics = Metrics()
-        self._reloader = Reloader(load, settings, self._apply, self._metrics.count_reload)
+        recorder = settings.recorder
+        self._settings = settings if recorder is None else settings.model_copy(update={"recorder": recorder.salted()})
+        self._metrics = Registry()
+        self._series = BesideSeries(self._metrics)
+        self._reloader = Reloader(load, settings, self._apply, self._series.count_reload)
         self._gateway: Gateway | None = None
         self._found_others = asyncio.Event()
-        self._discovery = Discovery(self._found_others.set, self._metrics.count_discovery)
+        self._discovery = Discovery(self._found_others.set, self._series.count_discovery)
         self._replicas = replicas
         self._sockets = sockets
         self._run_dir = run_dir
@@ -206,7 +208,7 @@ class _Serving:
             await asyncio.sleep(_DISCOVERY_PAUSE_S)
 
     async def _serve_with_workers(self) -> int:
-        background.on_failure.append(self._metrics.count_background)
+        background.on_failure.append(self._series.count_failure)
         (self._run_dir / PEERS).mkdir()
         self._workers = Workers(
             self._settings,

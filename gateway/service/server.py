@@ -118,8 +118,6 @@ class Server:
         self.is_draining.set()
         if self._picker is not None:
             self._picker.drain()
-        for drained in self._gateway.on_drain:
-            drained()
         asyncio.get_running_loop().call_later(self._gateway.settings.server.drain_s, self._gateway.relay.stop)
 
 

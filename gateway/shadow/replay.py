@@ -19,10 +19,9 @@ from typing import Any
 import orjson
 
 from backends import background
+from gateway.routing.fallback import Fallback
 from gateway.routing.router import RoutedRequest
 from gateway.shadow.text import AnswerText
-from gateway.telemetry.fallback import Fallback
-from gateway.telemetry.metrics import Metrics
 from policies.features.request import Endpoint
 from policies.learned.shadow_drafting import ShadowArm, ShadowSettings
 from policies.policy import Outcome
@@ -72,7 +71,6 @@ class ShadowDrafting:
         self._restart_at_s = 0.0
         self.replayed = self.dropped = self.failed = 0
         self.cpu_s = 0.0  # CPU seconds used for replaying
-        self._counted = (0, 0, 0, 0.0)
 
     def replays(self, policy: ShadowLearner, arms: Sequence[ShadowArm]) -> bool:
         """Return whether it replays these arms for this policy."""
@@ -123,15 +121,6 @@ class ShadowDrafting:
                 self._policy.observe_shadow(outcome)
             except Exception as error:  # noqa: BLE001 -- plugins may raise anything; other periodic tasks must run
                 fallback.note(self._policy.name, "observe_shadow", error)
-
-    def count(self, metrics: Metrics, model: str) -> None:
-        """Add the changes since the last call to the metrics."""
-        counts = (self.replayed, self.dropped, self.failed, self.cpu_s)
-        increments = [new - old for new, old in zip(counts, self._counted, strict=True)]
-        self._counted = counts
-        for result, texts in zip(("replayed", "dropped", "failed"), increments, strict=False):
-            metrics.shadow.labels(model, result).inc(texts)
-        metrics.shadow_cpu.labels(model).inc(increments[-1])
 
     def stop(self) -> None:
         """End the thread and its process; texts in the queue are not replayed."""

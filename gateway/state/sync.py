@@ -15,8 +15,8 @@ from uuid import uuid4
 from backends import background
 from gateway.state.documents import Documents, History
 from gateway.state.ledger import Ledger
-from gateway.state.store import StateError, Store
-from gateway.telemetry.metrics import StateMetrics
+from gateway.state.store import ERRORS, StateError, Store
+from gateway.telemetry.registry import Registry
 from policies.statistics import Statistics
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,27 @@ _LOG_INTERVAL_S = 10.0
 """Least seconds between two messages about failures that follow each other and differ."""
 
 
+class _Series:
+    """The series of a store."""
+
+    def __init__(self, registry: Registry, store: str) -> None:
+        connected = registry.gauge(
+            "gateway_state_connected",
+            "1 if the last attempt to use the store succeeded, 0 if it failed and the gateway continues without it",
+            ("store",),
+            "livemin",
+        )
+        last_sync = registry.gauge(
+            "gateway_state_last_sync_timestamp_seconds",
+            "Time of the last successful exchange with the store, in seconds since 1970",
+            ("store",),
+            "livemin",
+        )
+        errors = registry.counter("gateway_state_errors", "Errors of the store, by kind", ("store", "kind"))
+        self.connected, self.last_sync = connected.labels(store), last_sync.labels(store)
+        self.errors = {kind: errors.labels(store, kind) for kind in ERRORS}
+
+
 class State:
     """The state that one gateway process keeps and shares: statistics and documents.
 
@@ -39,11 +60,9 @@ class State:
     knows. A failed attempt is repeated after one second, then with doubled pauses up to 15 s.
     """
 
-    def __init__(
-        self, store: Store | None, learners: Mapping[str, Statistics], metrics: StateMetrics | None = None
-    ) -> None:
+    def __init__(self, store: Store | None, learners: Mapping[str, Statistics], registry: Registry) -> None:
         self._store = store  # the store; None keeps nothing
-        self._metrics = metrics  # metrics of the store; None without a store
+        self._series = None if store is None else _Series(registry, store.kind)
         writer = uuid4().hex
         self._learners = dict(learners)  # statistics of the models whose policy learns, by model
         self._ledgers = {model: Ledger(model, statistics, writer) for model, statistics in learners.items()}
@@ -137,7 +156,7 @@ class State:
         self.documents.settle(changed)
         if exchange_due:
             self._next_exchange_s = began_s + cpu_s / _MAX_CPU_SHARE
-        self._note_success(store, time.perf_counter() - began_s)
+        self._note_success(store)
 
     def _exchange(self, store: Store, ledgers: Sequence[Ledger]) -> tuple[dict[str, History], float]:
         """Return the changed documents, and the CPU seconds used."""
@@ -154,24 +173,21 @@ class State:
             logger.warning("%s: %s; statistics are kept in memory until the store is back", *failure)
             self._logged_failure, self._logged_s = failure, now_s
         self._failures += 1
-        if self._metrics is not None:
-            self._metrics.connected.set(0)
-            self._metrics.errors[error.kind].inc()
+        if self._series is not None:
+            self._series.connected.set(0)
+            self._series.errors[error.kind].inc()
 
-    def _note_success(self, store: Store, took_s: float) -> None:
+    def _note_success(self, store: Store) -> None:
         if self._failures or not self._tried.is_set():
             logger.info("state is kept in %s", store.location)
         self._failures = 0
-        if self._metrics is None:
+        if self._series is None:
             return
-        self._metrics.connected.set(1)
-        self._metrics.last_sync.set(time.time())
-        self._metrics.sync.observe(took_s)
+        self._series.connected.set(1)
+        self._series.last_sync.set(time.time())
         for ledger in self._ledgers.values():
-            self._metrics.pushed.inc(ledger.pages_written)
-            self._metrics.read.inc(ledger.pages_read)
-            self._metrics.errors["lost"].inc(ledger.losses)
-            ledger.pages_written = ledger.pages_read = ledger.losses = 0
+            self._series.errors["lost"].inc(ledger.losses)
+            ledger.losses = 0
 
     async def _ask(self, job: Callable[[Store], None]) -> None:
         if self._store is None:

@@ -1,1 +1,1 @@
-"""What the gateway tells of itself: series for Prometheus, spans, logs; and the fallback for policies that fail."""
+"""What the gateway tells of itself: series for Prometheus, and the log."""

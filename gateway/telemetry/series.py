@@ -7,13 +7,11 @@ its updates are summed here without locks, and `flush` adds the sums to `prometh
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import Counter, Histogram
-from prometheus_client.samples import Exemplar
 
 
 class Count:
@@ -33,16 +31,12 @@ class Count:
     __slots__ = ("_amount", "_series")
 
     def __init__(self, series: Counter) -> None:
-        self._series: Any = series  # Any: `total` reads its private value
+        self._series = series
         self._amount = 0.0
 
     def inc(self, amount: float = 1.0) -> None:
         """Add an amount."""
         self._amount += amount
-
-    def total(self) -> float:
-        """Return the sum of all updates by this process."""
-        return float(self._series._value.get()) + self._amount
 
     def flush(self) -> None:
         """Add the updates since the last flush to `prometheus_client`."""
@@ -54,33 +48,18 @@ class Count:
 class Distribution:
     """One series of a histogram."""
 
-    __slots__ = ("_bounds", "_counts", "_series", "_sum", "exemplars")
+    __slots__ = ("_bounds", "_counts", "_series", "_sum")
 
     def __init__(self, series: Histogram, bounds: tuple[float, ...]) -> None:
         self._series: Any = series  # Any: `flush` adds to its private buckets; the public method adds single values
         self._bounds = bounds  # upper bounds of its buckets, ascending, without infinity
         self._counts = [0] * (len(bounds) + 1)  # the last one is for values beyond all bounds
         self._sum = 0.0
-        self.exemplars: dict[int, Exemplar] = {}  # the last request marked in each bucket, by its index
-
-    def mark(self, value: float, labels: dict[str, str], now_s: float) -> None:
-        """Name the request of a value that was or will be observed, at a time in seconds since 1970."""
-        self.exemplars[bisect_left(self._bounds, value)] = Exemplar(labels, value, now_s)
-
-    @property
-    def bounds(self) -> tuple[float, ...]:
-        """Upper bounds of the buckets, without infinity."""
-        return self._bounds
 
     def observe(self, value: float) -> None:
         """Add a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
-
-    def total(self) -> tuple[list[float], float]:
-        """Return the number of values in each bucket, and their sum, by this process."""
-        buckets = zip(self._series._buckets, self._counts, strict=True)
-        return [bucket.get() + count for bucket, count in buckets], self._series._sum.get() + self._sum
 
     def flush(self) -> None:
         """Add the updates since the last flush to `prometheus_client`."""
@@ -140,14 +119,6 @@ class Distributions:
         if series is None:
             series = self._series[values] = Distribution(self._histogram.labels(*values), self._bounds)
         return series
-
-    def exemplars_of(self, labels: Mapping[str, str]) -> dict[float, Exemplar]:
-        """Return the exemplars of the series with these labels, by the upper bound of their buckets."""
-        series = self._series.get(tuple([labels[name] for name in self._histogram._labelnames]))
-        if series is None:
-            return {}
-        bounds = (*self._bounds, math.inf)
-        return {bounds[index]: exemplar for index, exemplar in series.exemplars.copy().items()}
 
     def forget(self, labels: Mapping[str, str]) -> None:
         """Remove the series with these label values."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -30,8 +29,6 @@ class Received:
     ----------
     resources
         The attributes of each export's resource.
-    metrics
-        The latest data points of each metric, by name and then by instance of the service.
     status
         Status with which exports are answered.
     """
@@ -39,30 +36,18 @@ class Received:
     url: str
     spans: list[Span] = field(default_factory=list)
     resources: list[dict[str, Any]] = field(default_factory=list)
-    metrics: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     headers: list[dict[str, str]] = field(default_factory=list)
     status: int = 200
 
     def of_trace(self, trace_id: str) -> list[Span]:
         return [span for span in self.spans if span.trace_id.hex() == trace_id]
 
-    def points(self, name: str) -> list[Any]:
-        return [point for points in self.metrics.get(name, {}).values() for point in points]
-
     def take(self, path: str, body: bytes) -> None:
-        if path == "/v1/traces":
-            for of_resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                self.resources.append(plain(of_resource.resource.attributes))
-                for scope in of_resource.scope_spans:
-                    self.spans.extend(scope.spans)
-        else:
-            assert path == "/v1/metrics"
-            for of_resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-                instance = plain(of_resource.resource.attributes)["service.instance.id"]
-                for scope in of_resource.scope_metrics:
-                    for metric in scope.metrics:
-                        by_instance = self.metrics.setdefault(metric.name, {})
-                        by_instance[instance] = list(metric.histogram.data_points)
+        assert path == "/v1/traces"
+        for of_resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            self.resources.append(plain(of_resource.resource.attributes))
+            for scope in of_resource.scope_spans:
+                self.spans.extend(scope.spans)
 
 
 @contextlib.contextmanager

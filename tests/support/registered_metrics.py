@@ -1,12 +1,11 @@
-"""The series that the gateway registers."""
+"""The series that the gateway declares, and their values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prometheus_client.metrics import MetricWrapperBase
-
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.registry import Registry
+from scripts.reference.metrics import declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +18,12 @@ class Series:
 
 
 def registered() -> set[Series]:
-    """Return all registered series."""
+    """Return all declared series."""
     series = set()
-    for metric in Metrics().registry._collector_to_names:
-        if isinstance(metric, MetricWrapperBase):
-            (described,) = metric.describe()
-            name = described.name + ("_total" if described.type == "counter" else "")
-            series.add(Series(name, described.type, tuple(metric._labelnames)))
+    for metric in declared():
+        (described,) = metric.describe()
+        name = described.name + ("_total" if described.type == "counter" else "")
+        series.add(Series(name, described.type, tuple(metric._labelnames)))
     assert series
     return series
 
@@ -34,3 +32,11 @@ def sample_names() -> set[str]:
     """Return every series name that a query may use."""
     suffixes = {"histogram": ("_bucket", "_sum", "_count")}
     return {series.name + suffix for series in registered() for suffix in suffixes.get(series.type, ("",))}
+
+
+def value_of(registry: Registry, name: str, **labels: str) -> float:
+    """Return the sum of the values of a series whose labels match."""
+    registry.flush()
+    return sum(
+        sample.value for sample in registry.samples() if sample.name == name and labels.items() <= sample.labels.items()
+    )

@@ -58,7 +58,7 @@ class PoolSettings(Settings):
     state
         Store of learned statistics and rules; `none` keeps nothing.
     telemetry
-        OpenTelemetry, exemplars and the log; off by default.
+        OpenTelemetry and the log; off by default.
     """
 
     model_config = ConfigDict(json_schema_extra={"patternProperties": {"^x-": {}}})

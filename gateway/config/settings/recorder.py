@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-)
+from pydantic import Field, SecretStr
 
 from gateway.config.settings.base import Count, Seconds, Secret, Settings
 
@@ -66,3 +65,9 @@ class RecorderSettings(Settings):
     hash_salt: Secret = None
     hash_ngram: Annotated[int, Field(ge=1, le=16)] = 1
     tokenizer: Path | None = None
+
+    def salted(self) -> RecorderSettings:
+        """Return the settings with a random salt if hashes need one and none is set; a gateway's workers share it."""
+        if self.text != "hashes" or self.hash_salt is not None:
+            return self
+        return self.model_copy(update={"hash_salt": SecretStr(secrets.token_hex(32))})

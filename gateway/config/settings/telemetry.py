@@ -1,4 +1,4 @@
-"""The section `telemetry`: spans and metrics for OpenTelemetry, exemplars, and the log."""
+"""The section `telemetry`: spans for OpenTelemetry, and the log."""
 
 from __future__ import annotations
 
@@ -27,15 +27,13 @@ class OtlpSettings(Settings):
     Parameters
     ----------
     endpoint
-        Address of the collector, such as `http://collector:4318`; `/v1/traces` and `/v1/metrics` are appended. Null
-        takes it from `OTEL_EXPORTER_OTLP_ENDPOINT`, or else uses `http://localhost:4318`.
+        Address of the collector, such as `http://collector:4318`; `/v1/traces` is appended. Null takes
+        it from `OTEL_EXPORTER_OTLP_ENDPOINT`, or else uses `http://localhost:4318`.
     headers
         Headers of each export, such as `authorization`.
     sample_ratio
         Share of requests without a trace of their own that get spans. A request whose `traceparent` says whether it is
         sampled follows that.
-    metrics
-        Whether GenAI metrics are exported besides the spans; of all requests, whether sampled or not.
     queue
         Most requests waiting to be exported; further ones are counted as dropped.
     """
@@ -43,7 +41,6 @@ class OtlpSettings(Settings):
     endpoint: Annotated[str, AfterValidator(_checked_endpoint)] | None = None
     headers: dict[str, SecretStr] = {}
     sample_ratio: Share = 1.0
-    metrics: bool = True
     queue: Count = 4096
 
 
@@ -53,9 +50,7 @@ class TelemetrySettings(Settings):
     Parameters
     ----------
     otlp
-        Export of spans and metrics by OpenTelemetry; null exports nothing.
-    exemplars
-        Whether the latency histograms of `/metrics` name a request for each bucket, to clients that accept OpenMetrics.
+        Export of spans by OpenTelemetry; null exports nothing.
     log_format
         Format of the log: `text`, or `json` with one object a line.
     access_log
@@ -63,6 +58,5 @@ class TelemetrySettings(Settings):
     """
 
     otlp: OtlpSettings | None = None
-    exemplars: bool = False
     log_format: Literal["text", "json"] = "text"
     access_log: Share = 0.0

@@ -46,7 +46,7 @@ export function showFigures(model) {
   const up = backends.filter((backend) => backend.state === "up").length;
   const sum = (value) => backends.reduce((total, backend) => total + (value(backend) ?? 0), 0);
   const ended = sum((backend) => backend.requests_per_s);
-  const queued = sum((backend) => backend.engine?.waiting) + (model.queue?.waiting ?? 0);
+  const queued = sum((backend) => backend.engine?.waiting) + model.waiting;
   const [gain, verdict] = gainInWords(model.gain);
   const frozen = model.gain?.frozen ?? false;
   const figures = [
@@ -87,8 +87,7 @@ function slowest(backends) {
 }
 
 /** Shows the findings of `gateway advise`; the panel is hidden where there are none. */
-export function showAdvice(advice, modelName) {
-  const findings = (advice ?? []).filter((finding) => finding.model === modelName);
+export function showAdvice(findings) {
   setHidden(byId("advice"), findings.length === 0);
   follow(byId("advice-list"), findings, (finding) => JSON.stringify(finding), adviceItem, () => {});
 }

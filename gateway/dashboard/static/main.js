@@ -4,28 +4,35 @@ import { showBeliefs } from "./beliefs.js";
 import { Charts } from "./charts.js";
 import { DecisionsPanel } from "./decisions.js";
 import { byId, follow, h, setAttribute, setHidden, setText } from "./dom.js";
+import { Feed } from "./feed.js";
 import { showAdvice, showFigures } from "./figures.js";
 import { age, date } from "./format.js";
-import { showLatency, showPredictions } from "./latency.js";
+import { showLatency } from "./latency.js";
 import { marksOf } from "./methods.js";
 import { Past } from "./past.js";
 import { showPool } from "./pool.js";
 import { RulesPanel } from "./rules.js";
-import { askForKey, hasKey, headers, keepKey, restoreKey } from "./session.js";
-import { Stream } from "./stream.js";
+import { askForKey, get, hasKey, headers, keepKey, restoreKey } from "./session.js";
 
-const FORMAT = 1;
+const FORMAT = 2;
 const STALE_S = 5;
 const DONE_MS = 20_000;
-const HIDDEN_MS = 60_000; // a page that nobody sees lets go of its stream after this
+const HIDDEN_MS = 60_000; // a page that nobody sees asks no more after this
+const ADVICE_MS = 60_000;
 
 const past = new Past();
 const charts = new Charts(past);
 const decisions = new DecisionsPanel();
-const rules = new RulesPanel(announce, (message) => askForKey(message, () => stream.open()));
-const stream = new Stream("admin/dashboard/events", headers, { event: take, state: followConnection, refused });
+const rules = new RulesPanel(announce, (message) => askForKey(message, () => feed.open()));
+const feed = new Feed("admin/dashboard", headers, {
+  history: takeHistory,
+  snapshot: takeSnapshot,
+  state: followConnection,
+  refused,
+});
 
 let snapshot = null;
+let advice = {}; // findings by model
 let takenMs = 0; // when the snapshot came, by performance.now()
 let connection = "connecting";
 let nextAttemptMs = 0;
@@ -41,19 +48,35 @@ function announce(text) {
   doneTimer = setTimeout(() => setText(byId("done"), ""), DONE_MS);
 }
 
-function take(name, data) {
-  if (data.format !== FORMAT) {
-    stream.close();
-    refused(0, "The gateway has another version than this page: load the page again.");
-  } else if (name === "history") {
-    past.load(data);
-    charted = "";
-  } else if (name === "snapshot") {
-    snapshot = data;
-    takenMs = performance.now();
-    if (connection !== "live") followConnection("live", 0);
-    const hasPoint = past.append(data);
-    if (!document.hidden) render(hasPoint);
+function isKnown(data) {
+  if (data.format === FORMAT) return true;
+  feed.close();
+  refused(0, "The gateway has another version than this page: load the page again.");
+  return false;
+}
+
+function takeHistory(data) {
+  if (!isKnown(data)) return;
+  past.load(data);
+  charted = "";
+}
+
+function takeSnapshot(data) {
+  if (!isKnown(data)) return;
+  snapshot = data;
+  takenMs = performance.now();
+  if (connection !== "live") followConnection("live", 0);
+  const hasPoint = past.append(data);
+  if (!document.hidden) render(hasPoint);
+}
+
+/** Asks for the findings of `gateway advise`, if there is a key: they take a fit, so they are no part of the live data. */
+async function takeAdvice() {
+  if (document.hidden || !hasKey() || connection !== "live") return;
+  try {
+    advice = (await get("admin/advice")).models;
+  } catch (error) {
+    advice = {}; // the key may not see it, or this gateway gives none
   }
 }
 
@@ -66,10 +89,9 @@ function render(withCharts) {
   setHidden(byId("main"), false);
   const panels = [
     () => showFigures(model),
-    () => showAdvice(snapshot.advice, model.name),
+    () => showAdvice(advice[model.name]?.findings ?? []),
     () => showPool(model, marks),
     () => showLatency(model, marks, process),
-    () => showPredictions(model, marks),
     () => showBeliefs(model, marks),
     () => rules.show(model, snapshot.at_s),
     () => decisions.show(model, marks, process),
@@ -105,6 +127,7 @@ function followConnection(state, untilMs) {
   setText(byId("live-text"), { connecting: "Connecting", live: "Live", lost: "No connection" }[state]);
   setHidden(byId("notice"), !lost);
   setHidden(byId("forget"), !hasKey());
+  if (state === "live") takeAdvice();
   setText(byId("notice-text"), lost ? "The connection to the gateway is lost." : "");
   tick();
 }
@@ -113,7 +136,7 @@ function refused(status, message) {
   setHidden(byId("forget"), true);
   setText(byId("live-text"), "Not connected");
   if (status === 401 || status === 403) {
-    askForKey(hasKey() ? message : "", () => stream.open());
+    askForKey(hasKey() ? message : "", () => feed.open());
   } else {
     setHidden(byId("notice"), false);
     setText(byId("notice-text"), message);
@@ -139,24 +162,25 @@ byId("model").addEventListener("change", (event) => {
   history.replaceState(null, "", `?${new URLSearchParams({ model: chosenModel })}`); // a link to this page shows it again
   render(true);
 });
-byId("retry").addEventListener("click", () => stream.open());
+byId("retry").addEventListener("click", () => feed.open());
 byId("forget").addEventListener("click", () => {
   keepKey("");
   location.reload();
 });
-addEventListener("online", () => connection === "lost" && stream.open());
+addEventListener("online", () => connection === "lost" && feed.open());
 document.addEventListener("visibilitychange", () => {
   clearTimeout(hiddenTimer);
   if (document.hidden) {
-    hiddenTimer = setTimeout(() => stream.close(), HIDDEN_MS);
-  } else if (stream.isClosed && snapshot !== null) {
-    stream.open();
+    hiddenTimer = setTimeout(() => feed.close(), HIDDEN_MS);
+  } else if (feed.isClosed && snapshot !== null) {
+    feed.open();
   } else {
     render(true);
   }
 });
-addEventListener("pagehide", () => stream.close());
-addEventListener("pageshow", (event) => event.persisted && stream.open());
+addEventListener("pagehide", () => feed.close());
+addEventListener("pageshow", (event) => event.persisted && feed.open());
 setInterval(tick, 1000);
+setInterval(takeAdvice, ADVICE_MS);
 restoreKey();
-stream.open();
+feed.open();

@@ -11,7 +11,7 @@ export class Past {
     this.points = 360;
   }
 
-  /** Takes the event `history`, which replaces what is known. */
+  /** Takes the history, which replaces what is known. */
   load(history) {
     this.series = history.series;
     this.atS = history.at_s.slice(-MOST_POINTS);

@@ -1,11 +1,10 @@
-// The versions of the distilled rules: their text, a comparison, and the pin.
+// The versions of the distilled rules: their text, and the pin.
 
 import { byId, follow, h, setAttribute, setHidden, setText } from "./dom.js";
 import { age, date, percent } from "./format.js";
 import { header } from "./methods.js";
-import { confirmed, get, mayWrite, post } from "./session.js";
+import { confirmed, get, post } from "./session.js";
 
-const NOTHING = "none";
 const RETRY_MS = 10_000;
 
 export class RulesPanel {
@@ -15,14 +14,8 @@ export class RulesPanel {
     this.needKey = needKey;
     this.model = null;
     this.chosen = null; // version shown; null follows the newest
-    this.against = null; // version compared with; null follows the one before, or the pinned one
     this.shown = "";
     this.busy = false;
-    byId("rules-version").addEventListener("change", (event) => this.#choose(Number(event.target.value)));
-    byId("rules-against").addEventListener("change", (event) => {
-      this.against = event.target.value === NOTHING ? NOTHING : Number(event.target.value);
-      this.#showText();
-    });
     byId("distill").addEventListener("click", () => this.#distill());
     byId("unpin").addEventListener("click", () => this.#unpin());
     byId("thaw").addEventListener("click", () => this.#thaw());
@@ -30,7 +23,7 @@ export class RulesPanel {
 
   show(model, nowS) {
     if (this.model?.name !== model.name) {
-      this.chosen = this.against = null;
+      this.chosen = null;
       this.shown = "";
     }
     this.model = model;
@@ -46,7 +39,6 @@ export class RulesPanel {
     this.#disable("distill", false);
     if (versions.length > 0) {
       this.#showVersions(versions, rules.pinned, nowS);
-      this.#fillChoices(versions);
       this.#showText();
     }
   }
@@ -82,25 +74,9 @@ export class RulesPanel {
     return h("tr", {}, h("th", { scope: "row" }, look), h("td", {}, h("span")), h("td", {}, pin));
   }
 
-  #fillChoices(versions) {
-    const newestFirst = versions.toReversed().map((each) => each.version);
-    const option = (value) => h("option", { value }, value === NOTHING ? "nothing" : `version ${value}`);
-    const fill = (select, values) => follow(select, values, String, option, () => {});
-    fill(byId("rules-version"), newestFirst);
-    fill(byId("rules-against"), [NOTHING, ...newestFirst]);
-  }
-
   #version() {
     const versions = this.model.rules.versions.map((each) => each.version);
     return versions.includes(this.chosen) ? this.chosen : versions.at(-1);
-  }
-
-  #other(version) {
-    const versions = this.model.rules.versions.map((each) => each.version);
-    if (this.against === NOTHING || versions.includes(this.against)) return this.against;
-    const pinned = this.model.rules.pinned;
-    if (pinned !== null && pinned !== version && versions.includes(pinned)) return pinned;
-    return versions.filter((each) => each < version).at(-1) ?? NOTHING;
   }
 
   #choose(version) {
@@ -108,27 +84,21 @@ export class RulesPanel {
     this.#showText();
   }
 
-  /** Fetches and shows the text of a version, or the lines in which it differs from another; only when that changes. */
+  /** Fetches and shows the text of a version; only when that changes. */
   async #showText() {
     const model = this.model.name;
     const version = this.#version();
-    const against = this.#other(version);
-    byId("rules-version").value = String(version);
-    byId("rules-against").value = String(against);
-    const wanted = JSON.stringify([model, version, against]);
+    const wanted = JSON.stringify([model, version]);
     if (this.shown === wanted) return;
     this.shown = wanted;
-    const alone = against === NOTHING || against === version;
-    let lines;
+    let text;
     try {
-      if (alone) lines = (await get("admin/dashboard/rules", { model, version })).text.trimEnd().split("\n").map((line) => ` ${line}`);
-      else lines = (await get("admin/dashboard/diff", { model, old: against, new: version })).lines;
-      if (!alone && lines.length === 0) lines = [" The two versions are the same."];
+      text = (await get("admin/policy/rules", { model, version })).text;
     } catch (error) {
-      lines = [` ${error.message}`];
+      text = error.message;
       setTimeout(() => (this.shown = ""), RETRY_MS);
     }
-    if (this.shown === wanted) byId("rules-text").replaceChildren(...lines.map((line) => lineOf(line, !alone)));
+    if (this.shown === wanted) setText(byId("rules-text"), text);
   }
 
   async #pin(version) {
@@ -164,17 +134,14 @@ export class RulesPanel {
   async #change(title, text, action, path, body, done) {
     const button = document.activeElement;
     if (this.busy || button?.getAttribute("aria-disabled") === "true") return;
-    if (!(await mayWrite())) {
-      this.needKey("This needs a key that may change the pool.");
-      return;
-    }
     if (title !== null && !(await confirmed(title, text, action))) return;
     this.#setBusy(true);
     try {
       const answer = await post(`admin/policy/${path}`, { model: this.model.name, ...body });
       this.say(typeof done === "function" ? done(answer) : done);
     } catch (error) {
-      this.say(`Not done: ${error.message}`);
+      if (error.status === 401 || error.status === 403) this.needKey("This needs a key that may change the pool.");
+      else this.say(`Not done: ${error.message}`);
     }
     this.#setBusy(false);
   }
@@ -190,13 +157,4 @@ function about(model) {
   const { versions, pinned } = model.rules;
   if (versions.length === 0) return "No rules have been distilled yet. They write down what was learned, and change nothing until one is pinned.";
   return pinned === null ? `No version is pinned: ${model.decides} decides.` : `Version ${pinned} decides in place of ${model.policy}.`;
-}
-
-function lineOf(line, isDiff) {
-  const mark = line[0];
-  const text = `${isDiff ? line : line.slice(1)}\n`;
-  if (isDiff && mark === "+") return h("ins", {}, text);
-  if (isDiff && mark === "-") return h("del", {}, text);
-  const quiet = line.startsWith("@@") || line.slice(1).trimStart().startsWith("#");
-  return h("span", { class: quiet ? "soft" : null }, text);
 }

@@ -1,7 +1,7 @@
 // The key of this tab, and what is asked of the gateway with it.
 
 import { byId, setText } from "./dom.js";
-import { errorOf } from "./stream.js";
+import { ask } from "./feed.js";
 
 const NAME = "gateway-admin-key";
 let key = "";
@@ -70,30 +70,16 @@ export function confirmed(title, text, action) {
   });
 }
 
-async function answered(path, options) {
-  const answer = await fetch(path, { cache: "no-store", ...options });
-  if (!answer.ok) throw new Error(await errorOf(answer));
-  return answer.json();
-}
-
 /** Returns what the gateway answers; raises an `Error` with its message. */
 export function get(path, parameters = {}) {
-  return answered(`${path}?${new URLSearchParams(parameters)}`, { headers: headers() });
+  return ask(`${path}?${new URLSearchParams(parameters)}`, { headers: headers() });
 }
 
 export function post(path, body) {
-  return answered(path, {
+  return ask(path, {
     method: "POST",
     headers: { ...headers(), "content-type": "application/json" },
     body: JSON.stringify(body),
+    signal: null, // distilling takes long
   });
-}
-
-/** Returns whether the key may change something. */
-export async function mayWrite() {
-  try {
-    return (await get("admin/dashboard/access")).write;
-  } catch {
-    return false;
-  }
 }

@@ -28,7 +28,8 @@ from gateway.routing.access import read_head
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.model import Model, Upstream
 from gateway.routing.router import Router
-from gateway.telemetry.metrics import Metrics
+from gateway.routing.series import RequestSeries
+from gateway.telemetry.registry import Registry
 from lab.trace.read import read_trace
 from policies.policy import CandidateScores, Decision, Outcome, policies
 from tests.fuzz.documents import document
@@ -37,10 +38,12 @@ _PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messa
 _TEXTS = ("none", "hashes", "full", "hashes")
 _MAX_BYTES = 1 << 16
 _backend = Backend("b", "m", Method.NGRAM, "http://127.0.0.1:1")
-_upstream = Upstream(_backend, UpstreamClient(Address.parse("http://127.0.0.1:1")), Metrics().bind(_backend))
+_series = RequestSeries(Registry()).of(_backend)
+_upstream = Upstream(_backend, UpstreamClient(Address.parse("http://127.0.0.1:1")), _series)
 _kind = policies()["thresholds"]
 _model = Model("m", _kind(_kind.Settings()), 1.0, {"b": _upstream})
-_router = Router({"m": _model}, Pool([_backend], HealthRules()), _MAX_BYTES)
+_router = Router({"m": _model}, Pool([_backend], HealthRules()))
+_router.keep_prompt_bytes = _MAX_BYTES
 _file = Path(tempfile.mkdtemp(prefix="fuzz-record-", dir="/dev/shm")) / "trace.jsonl"
 
 

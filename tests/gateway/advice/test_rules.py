@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,8 @@ from backends.occupancy import Minute
 from backends.speculation import Method
 from benchmarks.routing.advice import CASES, Case, advised, measure, play
 from gateway.advice.advise import advise
-from gateway.advice.evidence import BackendEvidence, Kind, ModelEvidence, Vocabularies
+from gateway.advice.evidence import BackendEvidence, Kind, ModelEvidence
 from gateway.advice.finding import flag_change
-from gateway.advice.tokenizer import compare_vocabularies
 
 BUSY = tuple(Minute(100, number % 7, number % 5) for number in range(30))
 
@@ -116,30 +113,6 @@ def test_missing_reports_are_found() -> None:
     findings = advise(of(blind, silent, sound))
     assert [(finding.rule, finding.backend) for finding in findings] == [("metrics", "a"), ("acceptance_reports", "b")]
     assert '["--seed", "1", "--per-request-spec-decode-metrics", "summary"]' in findings[1].change
-
-
-def _write(folder: Path, tokens: list[str]) -> str:
-    folder.mkdir()
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
-    return str(folder)
-
-
-def test_a_draft_with_another_tokenizer_is_found(tmp_path: Path) -> None:
-    target = _write(tmp_path / "target", ["a", "b", "c"])
-    same, other = _write(tmp_path / "same", ["a", "b", "c"]), _write(tmp_path / "other", ["b", "a", "c", "d"])
-    assert compare_vocabularies(target, same) == Vocabularies(3, 3, 3)
-    assert compare_vocabularies(target, other) == Vocabularies(3, 4, 1)
-    assert compare_vocabularies(target, "org/name") is None
-    found = {
-        draft: advise(of(BackendEvidence("a", Method.DRAFT_MODEL, 3, vocabularies=compare_vocabularies(target, draft))))
-        for draft in (same, other)
-    }
-    assert found[same] == []
-    assert "1 of the target's 3 tokens" in found[other][0].evidence
-    allowed = {"use_heterogeneous_vocab": True}
-    known = Vocabularies(3, 4, 1)
-    assert advise(of(BackendEvidence("a", Method.DRAFT_MODEL, 3, vocabularies=known, speculative_config=allowed))) == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from backends.health import Drain
 from gateway.dashboard import decisions
 from tests.gateway.conftest import MODEL, Running, Start
-from tests.gateway.dashboard.conftest import opened, snapshot
+from tests.gateway.dashboard.conftest import snapshot
 from tests.support.upstream import Wire, well
 
 
@@ -19,12 +19,10 @@ def sample_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def decisions_after(running: Running, requests: int, **fields: Any) -> list[dict[str, Any]]:
-    """Send requests while a stream is open, and return the decisions sampled."""
-    async with opened(running) as stream:
-        await anext(stream)
-        await running.until(lambda: bool(running.gateway.relay.followers[MODEL]))
-        for _ in range(requests):
-            await running.chat("a secret", **fields)
+    """Send requests while somebody asks for snapshots, and return the decisions sampled."""
+    await snapshot(running)
+    for _ in range(requests):
+        await running.chat("a secret", **fields)
     found: list[dict[str, Any]] = (await snapshot(running))["models"][0]["decisions"]
     return found
 
@@ -42,7 +40,7 @@ async def test_a_policy_by_load_scores_the_load_before_the_request(gateway_of: S
         assert "secret" not in str(decision)
 
 
-async def test_learned_scores_what_it_minimises_and_its_predictions_are_compared(gateway_of: Start) -> None:
+async def test_learned_scores_what_it_minimises_and_tells_what_it_predicted(gateway_of: Start) -> None:
     policy = {
         "name": "learned",
         "shadow_drafting": {"sample": 0},
@@ -57,13 +55,7 @@ async def test_learned_scores_what_it_minimises_and_its_predictions_are_compared
             assert scores[decision["backend"]] == min(scores.values())
             chosen = next(each for each in decision["candidates"] if each["backend"] == decision["backend"])
             assert chosen["predicted_s"] == decision["predicted_s"] > 0
-        accuracies = [each["accuracy"] for each in (await snapshot(running))["models"][0]["backends"]]
-        counts = [each["count"] for each in accuracies if each]
-        assert sum(counts) >= 7
-        ratios = sorted(each["ended"]["e2e_s"] / each["predicted_s"] for each in found)
-        for accuracy in accuracies:
-            if accuracy:
-                assert ratios[0] * 0.99 <= accuracy["p10"] <= accuracy["p50"] <= accuracy["p90"] <= ratios[-1] * 1.01
+            assert decision["ended"]["e2e_s"] > 0
 
 
 async def test_only_the_last_are_kept(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.gateway.dashboard.conftest import EVENTS, SNAPSHOT
+from tests.gateway.dashboard.conftest import SNAPSHOT
 from tests.support.command import ADMIN_KEY, gateway_command, until
 from tests.support.upstream import upstreams_in_thread
 
 POOL = """
-server: {{drain_s: 40, workers: 2}}
+server: {{workers: 2}}
 health: {{interval_s: 0.2}}
 models:
   m:
@@ -26,11 +25,10 @@ admin: {{key: "{admin}"}}
 """
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 REQUESTS = 24
-DRAIN_S = 40
 
 
 @pytest.mark.slow
-def test_each_worker_shows_the_counts_of_all_and_an_open_stream_does_not_hold_up_sigterm(tmp_path: Path) -> None:
+def test_each_worker_shows_the_counts_of_all(tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     with upstreams_in_thread("ab", "m") as (a, b):
         path.write_text(POOL.format(a=a.url, b=b.url, admin=ADMIN_KEY))
@@ -57,8 +55,4 @@ def test_each_worker_shows_the_counts_of_all_and_an_open_stream_does_not_hold_up
                 assert [backend["share"] for backend in each["models"][0]["backends"]] == [
                     pytest.approx(0.5, abs=0.1)
                 ] * 2
-            with client.stream("GET", command.url + EVENTS, headers=command.admin) as stream:
-                assert next(stream.iter_lines()) == "event: history"
-                began_s = time.monotonic()
-                assert command.end() == 0
-                assert time.monotonic() - began_s < DRAIN_S / 2, "an open stream does not hold it up"
+            assert command.end() == 0

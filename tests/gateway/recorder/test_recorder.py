@@ -18,16 +18,18 @@ from backends.http.address import Address
 from backends.http.client import UpstreamClient
 from backends.speculation import Method
 from gateway.config.load import load_pool
-from gateway.config.settings import PoolSettings, RecorderSettings
-from gateway.recorder import Recorder, RequestNotes, recorder_issue, with_salt
+from gateway.config.settings import RecorderSettings
 from gateway.recorder.document import PendingRecord, RecordBuilder
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
+from gateway.recorder.notes import RequestNotes
+from gateway.recorder.recorder import Recorder, recorder_issue
 from gateway.relay.observers import EndedExchange, Times
 from gateway.routing.keys import Client
 from gateway.routing.model import Model, Upstream
 from gateway.routing.router import RoutedRequest
-from gateway.telemetry.metrics import Metrics
+from gateway.routing.series import RequestSeries
+from gateway.telemetry.registry import Registry
 from lab.trace import BrokenLine, TraceRecord, read_trace
 from lab.trace.lines import open_unpacked
 from policies.features.prompt import Prompt
@@ -35,6 +37,7 @@ from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import CandidateScores, Decision, Outcome, policies
 from tests.gateway.conftest import MODEL, Start, start_gateway
 from tests.support.command import gateway_command, until
+from tests.support.registered_metrics import value_of
 from tests.support.upstream import Wire, delta
 from tests.support.waiting import eventually_blocking
 
@@ -94,7 +97,8 @@ def finished(recorder: Recorder, number: int = 0, body: bytes = b"", **changes: 
     outcome = Outcome(
         routed.features, decision, Method.NGRAM, 200, 1.0, 0.25, 2.0, 9, 4, 2.0, 6, 2, shadow={"suffix:24": 1.5}
     )
-    upstream = Upstream(backends[0], UpstreamClient(Address.parse("http://127.0.0.1:1")), Metrics().bind(backends[0]))
+    series = RequestSeries(Registry()).of(backends[0])
+    upstream = Upstream(backends[0], UpstreamClient(Address.parse("http://127.0.0.1:1")), series)
     ended = EndedExchange(
         b"%d" % number,
         Client("team"),
@@ -200,15 +204,14 @@ def test_records_beyond_the_queue_are_dropped_and_counted(tmp_path: Path) -> Non
     recorder.start()
     recorder.stop()
     assert [record.id for record in records(tmp_path)] == ["0", "1", "2"]
-    metrics = Metrics()
-    recorder.count(metrics)
-    recorder.count(metrics)
-    metrics.flush()
-    page = metrics.render().decode()
-    assert 'gateway_recorder_records_total{result="dropped"} 2.0' in page
-    assert 'gateway_recorder_records_total{result="written"} 3.0' in page
-    size = sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert f'gateway_recorder_bytes_total{{text="none"}} {float(size)}' in page
+    registry = Registry()
+    recorder.count(registry)
+    recorder.count(registry)
+    counted = {
+        result: value_of(registry, "gateway_recorder_records_total", result=result)
+        for result in ("written", "dropped", "failed")
+    }
+    assert counted == {"written": 3, "dropped": 2, "failed": 0}
 
 
 def test_queued_texts_are_limited(tmp_path: Path) -> None:
@@ -405,15 +408,11 @@ def test_the_recorder_goes_on_after_what_nobody_expects(tmp_path: Path, monkeypa
 
 
 def test_workers_share_a_generated_salt(tmp_path: Path) -> None:
-    backends = {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}
-    model = {"policy": {"name": "round_robin"}, "backends": backends}
-    pool = PoolSettings.model_validate({"models": {"m": model}, "recorder": {"path": tmp_path, "text": "hashes"}})
-    salted, again = with_salt(pool), with_salt(pool)
-    assert salted.recorder is not None
-    assert again.recorder is not None
-    assert salted.recorder.hash_salt is not None
-    assert salted.recorder.hash_salt != again.recorder.hash_salt
-    assert with_salt(salted) is salted
+    unsalted = settings(tmp_path, text="hashes")
+    salted, again = unsalted.salted(), unsalted.salted()
+    assert salted.hash_salt is not None
+    assert salted.hash_salt != again.hash_salt
+    assert salted.salted() is salted
 
 
 def test_a_folder_that_cannot_be_written_is_an_issue(tmp_path: Path) -> None:
@@ -611,7 +610,7 @@ def test_sigterm_writes_the_remaining_records(tmp_path: Path) -> None:
     with gateway_command(pool_file(tmp_path, flush_s=3600), tmp_path) as running:
         for _ in range(5):
             running.post("/v1/chat/completions", BODY)
-        assert running.get("/metrics").text.count("gateway_recorder_queue")
+        assert running.get("/metrics").text.count("gateway_recorder_records_total")
         assert not (tmp_path / "traces").exists()
         assert running.end() == 0
     recorded = records(tmp_path / "traces")

@@ -27,8 +27,10 @@ from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring, digest
 from gateway.routing.model import Model, Upstream
 from gateway.routing.router import Router
-from gateway.telemetry.metrics import Metrics
+from gateway.routing.series import RequestSeries
+from gateway.telemetry.registry import Registry
 from policies.policy import policies
+from tests.support.registered_metrics import value_of
 
 CHAT = "/v1/chat/completions"
 JSON_HEAD = [(b"content-type", b"application/json")]
@@ -119,9 +121,10 @@ class Relay:
         self.clients = {name: RecordingClient(Address.parse("http://127.0.0.1:1")) for name in names}
         settings = {"name": "static", "backend": names[0]} if policy is None else policy
         kind = policies()[settings.pop("name")]
-        self.metrics = Metrics()
+        self.registry = Registry()
+        self.metrics = RequestSeries(self.registry)
         upstreams = {
-            name: Upstream(backend, self.clients[name], self.metrics.bind(backend))
+            name: Upstream(backend, self.clients[name], self.metrics.of(backend))
             for name, backend in self.backends.items()
         }
         self.model = Model("m", kind(kind.Settings.model_validate(settings)), 1.0, upstreams)
@@ -174,13 +177,7 @@ class Relay:
 
     def count(self, name: str, **labels: str) -> float:
         """Return a counter's sum over all labels that match."""
-        self.metrics.flush()
-        return sum(
-            sample.value
-            for family in self.metrics.registry.collect()
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        return value_of(self.registry, name, **labels)
 
 
 # Routing

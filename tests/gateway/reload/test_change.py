@@ -89,7 +89,7 @@ async def test_replicas_are_added_and_removed_while_a_stream_goes_on(gateway_of:
             go_on.set()
             assert "last" in "".join([line async for line in lines])
         await running.until(lambda: not running.gateway.leaving)
-        page = running.gateway.metrics.render().decode()
+        page = running.gateway.metrics.page().decode()
         assert 'backend="a"' not in page
         assert 'backend="c"' in page
         assert old.in_flight == 0
@@ -115,7 +115,7 @@ async def test_a_replica_with_another_address_is_another_replica(gateway_of: Sta
         assert running.backend("a") is not before
         assert (await running.chat()).json()["choices"][0]["message"]["content"] == "from c"
         await running.until(lambda: not running.gateway.leaving)
-        assert "gateway_requests_total" in running.gateway.metrics.render().decode()
+        assert "gateway_requests_total" in running.gateway.metrics.page().decode()
         assert running.gateway.pool.engine(running.backend("a")) is not None, "its record is that of the new one"
 
 
@@ -197,7 +197,7 @@ async def test_a_removed_model_is_gone_and_an_added_one_is_served(gateway_of: St
         assert (await running.chat()).status_code == 404
         assert (await running.chat(model="new")).status_code == 200
         await running.until(lambda: not running.gateway.leaving)
-        assert f'model="{MODEL}"' not in running.gateway.metrics.render().decode()
+        assert f'model="{MODEL}"' not in running.gateway.metrics.page().decode()
 
 
 async def test_what_was_learned_stays_under_other_settings(gateway_of: Start) -> None:
@@ -222,7 +222,7 @@ async def test_what_was_learned_stays_under_other_settings(gateway_of: Start) ->
 
 
 def names_of_series(running: Running) -> set[str]:
-    lines = running.gateway.metrics.render().decode().splitlines()
+    lines = running.gateway.metrics.page().decode().splitlines()
     return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
 
 

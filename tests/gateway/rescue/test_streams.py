@@ -107,9 +107,6 @@ async def test_a_client_that_asked_for_no_usage_gets_none_from_a_rescued_stream(
             assert (text, reason, usage) == (TEXT, "stop", None)
         assert b'"system_fingerprint":"v1"' in answers[1].content, "the rest of the first is not what its engine shows"
         assert any("stream_options" in seen.body.decode() for seen in running.upstreams["a"].seen)
-        page = (await running.client.get("/metrics")).text
-        estimated = [line for line in page.splitlines() if line.startswith("gateway_estimated_output_tokens_total{")]
-        assert sum(float(line.rsplit(" ", 1)[1]) for line in estimated) == 2 * len(SCRIPT), "of the first two"
         assert (await rescues(running)).get("a complete") == (1 if events < 17 else None), "only the end was missing"
 
 

@@ -245,7 +245,6 @@ async def test_metrics_of_a_request(gateway_of: Start) -> None:
         steps = f'{{{labels},source="engine",temperature="0.5-0.7"}}'
         assert (await series(running, "gateway_steps_total"))[steps] == 4
         assert (await series(running, "gateway_step_tokens_total"))[steps] == 8
-        assert (await series(running, "gateway_queue_seconds_sum"))[f"{{{labels}}}"] == pytest.approx(0.003)
         for name in ("ttft", "tpot", "e2e"):
             assert (await series(running, f"gateway_{name}_seconds_count"))[f"{{{labels}}}"] == 1
         ttft = (await series(running, "gateway_ttft_seconds_sum"))[f"{{{labels}}}"]

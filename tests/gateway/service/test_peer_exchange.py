@@ -14,11 +14,11 @@ from gateway.service import peer_exchange, peers
 from gateway.service.peer_exchange import PeerExchange
 from gateway.state import redis_client
 from gateway.state.live_redis import LiveRedis
-from gateway.state.store import ERRORS
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.registry import Registry
 from tests.gateway.service.test_peers import admits
 from tests.support.peer_process import PeerProcess
 from tests.support.redis_server import RedisServer, redis_server
+from tests.support.registered_metrics import value_of
 from tests.support.waiting import eventually, stays
 
 pytestmark = pytest.mark.slow
@@ -44,19 +44,16 @@ class Gateway(PeerProcess):
 
     def __init__(self, url: str) -> None:
         super().__init__(time.monotonic)
-        self.metrics = Metrics()
+        self.registry = Registry()
         self.live = LiveRedis(url, "test", self.peers.writer)
-        self.exchange = PeerExchange(self.peers, self.live, self.metrics.bind_peers("redis", ERRORS))
+        self.exchange = PeerExchange(self.peers, self.live, self.registry)
 
-    def errors(self, kind: str) -> float:
-        self.metrics.flush()
-        return (
-            self.metrics.registry.get_sample_value("gateway_peers_errors_total", {"store": "redis", "kind": kind})
-            or 0.0
-        )
+    @property
+    def failures(self) -> int:
+        return self.exchange._failures
 
     def peers_seen(self) -> float:
-        return self.metrics.registry.get_sample_value("gateway_peers") or 0.0
+        return value_of(self.registry, "gateway_peers")
 
 
 @contextlib.asynccontextmanager
@@ -82,10 +79,7 @@ async def test_gateways_know_the_load_the_limits_and_the_ejections_of_each_other
         await eventually(lambda: not admits(two.limits) and not admits(three.limits), what="the limit is of all")
         two.pool.report(two.backends[1], Strike(1, "broke the connection"))
         await eventually(lambda: one.backends[1].state is three.backends[1].state is State.EJECTED)
-        one.metrics.flush()
-        page = one.metrics.render().decode()
-        assert "gateway_peers 2.0" in page
-        assert 'gateway_peers_exchange_interval_seconds_count{store="redis"}' in page
+        assert one.peers_seen() == 2
 
 
 async def test_what_a_gateway_leaves_behind(redis: RedisServer) -> None:
@@ -102,7 +96,7 @@ async def test_redis_is_killed_and_comes_back_empty(redis: RedisServer) -> None:
     async with gateways(redis) as (one, two):
         redis.kill()
         try:
-            await eventually(lambda: one.peers_seen() == two.peers_seen() == 0 and one.errors("unreachable"))
+            await eventually(lambda: one.peers_seen() == two.peers_seen() == 0 and one.failures)
             assert sum(admits(one.limits) for _ in range(70)) >= 59, "each goes by its own counts"
         finally:
             redis.start()
@@ -116,7 +110,7 @@ async def test_nothing_waits_for_a_redis_that_hangs(redis: RedisServer) -> None:
         await eventually(lambda: one.load() == [4, 0])
         redis.freeze()
         try:
-            await eventually(lambda: one.errors("timeout"))
+            await eventually(lambda: one.failures)
             assert one.load() == [4, 0], "the last that is known"
             one.backends[0].in_flight = 1
             await eventually(lambda: one.peers_seen() == 0)
@@ -125,14 +119,13 @@ async def test_nothing_waits_for_a_redis_that_hangs(redis: RedisServer) -> None:
         await eventually(lambda: one.load() == [5, 0] and two.load() == [5, 0])
 
 
-async def test_other_things_in_the_hash_are_counted_and_ignored(redis: RedisServer) -> None:
+async def test_other_things_in_the_hash_are_ignored(redis: RedisServer) -> None:
     async with gateways(redis) as (one, two):
         redis.client.hset("test:live", "someone", "no report")
-        await eventually(lambda: one.errors("foreign") == 1)
         two.backends[0].in_flight = 4
         await eventually(lambda: one.load() == [4, 0])
         redis.client.set("test:live", "a text")
-        await eventually(lambda: one.errors("refused"))
+        await eventually(lambda: one.failures)
         redis.client.delete("test:live")
         two.backends[0].in_flight = 5
         await eventually(lambda: one.load() == [5, 0])
@@ -140,7 +133,7 @@ async def test_other_things_in_the_hash_are_counted_and_ignored(redis: RedisServ
 
 async def test_without_peers_nothing_runs(redis: RedisServer) -> None:
     process = PeerProcess(time.monotonic)
-    exchange = PeerExchange(process.peers, None, Metrics().bind_peers(None, ERRORS))
+    exchange = PeerExchange(process.peers, None, Registry())
     exchange.start()
     await stays(lambda: process.peers.number == 0, for_s=0.1)
     await exchange.stop()

@@ -20,25 +20,25 @@ def broken(*_: object) -> Any:
     raise ZeroDivisionError
 
 
-class FailsThrice(dict[str, Any]):
+class FailsThrice(list[Any]):
     failures = 3
 
-    def items(self) -> Any:
+    def __iter__(self) -> Any:
         self.failures -= 1
-        return super().items() if self.failures < 0 else broken()
+        return super().__iter__() if self.failures < 0 else broken()
 
 
-@pytest.mark.parametrize("part", ["gauges", "what has left", "the tick itself"])
+@pytest.mark.parametrize("part", ["a room", "what has left", "the tick itself"])
 async def test_requests_time_out_although_something_else_raises(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[str] = []
     monkeypatch.setattr(background, "on_failure", [counts.append])
     async with start_gateway({"a": "baseline"}, behaviour=silent) as running:
         gateway = running.gateway
-        if part == "gauges":
-            monkeypatch.setattr(gateway.metrics, "refresh", broken)
+        if part == "a room":
+            monkeypatch.setattr(gateway.rooms[0], "tick", broken)
         elif part == "the tick itself":
             monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.01)
-            monkeypatch.setattr(gateway, "shadow", FailsThrice())
+            monkeypatch.setattr(gateway, "rooms", FailsThrice())
         else:
             gateway.leaving.append(SimpleNamespace(has_ended=broken))
         assert (await running.chat()).status_code == 504

@@ -15,12 +15,13 @@ from gateway.state import redis_client, sync
 from gateway.state.documents import Document
 from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore
-from gateway.state.store import ERRORS, StateError, Store
+from gateway.state.store import StateError, Store
 from gateway.state.sync import State
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.registry import Registry
 from policies.statistics import Statistics
 from tests.gateway.state.conftest import Stores
 from tests.support.redis_server import RedisServer
+from tests.support.registered_metrics import value_of
 from tests.support.state_member import LENGTH, STEPS, Clock
 from tests.support.waiting import eventually
 
@@ -39,9 +40,8 @@ class Gateway:
 
     def __init__(self, store: Store | None, clock: Clock) -> None:
         self.statistics = Statistics((LENGTH, STEPS), clock)
-        self.metrics = Metrics()
-        series = None if store is None else self.metrics.bind_state(store.kind, ERRORS)
-        self.state = State(store, {"m": self.statistics}, series)
+        self.registry = Registry()
+        self.state = State(store, {"m": self.statistics}, self.registry)
 
     def observe(self, value: float) -> None:
         self.statistics.add(LENGTH, ("k",), 1.0, value)
@@ -51,11 +51,8 @@ class Gateway:
         count, total = self.statistics.buckets(LENGTH).get(("k",), (0.0, 0.0))
         return round(count, 6), round(total, 6)
 
-    def value(self, name: str, **labels: str) -> float | None:
-        self.metrics.flush()
-        store = self.state._store
-        assert store is not None
-        return self.metrics.registry.get_sample_value(name, {"store": store.kind, **labels})
+    def value(self, name: str, **labels: str) -> float:
+        return value_of(self.registry, name, **labels)
 
     @property
     def is_connected(self) -> bool:
@@ -103,7 +100,7 @@ async def test_a_redis_that_is_killed_and_comes_back_empty(
             await eventually(lambda: all(gateway.known == (6.0, 9.0) for gateway in three))
             assert all(gateway.is_connected for gateway in three)
             assert three[0].value("gateway_state_errors_total", kind="unreachable")
-            assert sum(gateway.value("gateway_state_errors_total", kind="lost") or 0 for gateway in three)
+            assert sum(gateway.value("gateway_state_errors_total", kind="lost") for gateway in three)
     assert caplog.text.count("are kept in memory until the store is back") == 3
     assert caplog.text.count(f"state is kept in redis://127.0.0.1:{failing.port}/0") == 6
 
@@ -145,7 +142,7 @@ async def test_a_failure_that_changes_is_logged_again_but_not_too_often(
         return [line.message.partition(":")[0] for line in caplog.records if "kept in memory" in line.message]
 
     def attempts(kind: str) -> float:
-        return gateway.value("gateway_state_errors_total", kind=kind) or 0
+        return gateway.value("gateway_state_errors_total", kind=kind)
 
     gateway = three[0]
     failing.freeze()
@@ -202,12 +199,12 @@ async def test_it_goes_on_after_what_nobody_expects(
 
 async def test_an_unused_store_is_not_opened(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
-    idle = State(SqliteStore(path), {})
+    idle = State(SqliteStore(path), {}, Registry())
     await idle.start()
     assert not path.exists()
     await idle.documents.put("m/rules", "one", after=0)
     await idle.stop()
-    late = State(SqliteStore(path), {})
+    late = State(SqliteStore(path), {}, Registry())
     late.documents.watch("m/rules", lambda _: None)
     await late.start()
     assert [document.text for document in late.documents.history("m/rules")] == ["one"]
@@ -228,7 +225,7 @@ async def test_a_folder_that_cannot_be_written_is_logged_once(tmp_path: Path, ca
     (tmp_path / "file").touch()
     gateway = Gateway(SqliteStore(tmp_path / "file" / "state.sqlite"), Clock())
     async with running(gateway):
-        await eventually(lambda: (gateway.value("gateway_state_errors_total", kind="unwritable") or 0) >= 3)
+        await eventually(lambda: gateway.value("gateway_state_errors_total", kind="unwritable") >= 3)
         gateway.observe(1.0)
         assert gateway.known == (1.0, 1.0)
         assert gateway.value("gateway_state_connected") == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 
 from gateway.telemetry.series import Counts, Distributions
@@ -50,13 +48,3 @@ def test_series_exist_before_the_first_update() -> None:
     Distributions(Histogram("d", "text", ("a",), buckets=BOUNDS, registry=registry), BOUNDS).labels("x")
     assert registry.get_sample_value("c_total", {"a": "x"}) == 0.0
     assert registry.get_sample_value("d_count", {"a": "x"}) == 0.0
-
-
-def test_an_exemplar_belongs_to_the_bucket_of_its_value_and_the_last_one_stays() -> None:
-    bounds = (1.0, 2.0)
-    series = Distributions(Histogram("h", "text", ("model",), buckets=bounds, registry=None), bounds)
-    for value, name in ((0.5, "a"), (2.0, "b"), (9.0, "c"), (1.5, "d")):
-        series.labels("m").mark(value, {"request_id": name}, 1.0)
-    found = series.exemplars_of({"model": "m", "le": "2.0"})
-    assert {bound: each.labels["request_id"] for bound, each in found.items()} == {1.0: "a", 2.0: "d", math.inf: "c"}
-    assert series.exemplars_of({"model": "other"}) == {}

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from gateway.reports.trail import Trail
 from gateway.telemetry.log_format import place_of
-from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.trail import Trail
+from gateway.telemetry.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,6 @@ _BATCH = 64
 _PAUSE_S = 0.0005
 _STOP_S = 3.0
 _LOG_INTERVAL_S = 60.0
-RESULTS = ("sent", "dropped", "failed")
 
 
 class Sink(Protocol):
@@ -45,8 +44,9 @@ class Outlet:
         self._awake = threading.Event()
         self._stopping = self._gives_up = False
         self._thread = threading.Thread(target=self._run, name=f"telemetry {sink.signal}", daemon=True)
-        self._passed = dict.fromkeys(RESULTS, 0)  # `dropped` is counted by the event loop, the others by the thread
-        self._counted = dict.fromkeys(RESULTS, 0)
+        # Since the start; `dropped` is counted by the event loop, the others by the thread.
+        self._passed = {"sent": 0, "dropped": 0, "failed": 0}
+        self._counted = self._passed.copy()
         self._logged_s = -_LOG_INTERVAL_S
 
     def put(self, trail: Trail) -> None:
@@ -73,13 +73,16 @@ class Outlet:
         self._sink.close()
         self._passed["dropped"] += len(self._queue)
 
-    def count(self, metrics: Metrics) -> None:
-        """Add the changes since the last call to the metrics; runs on the event loop."""
-        for result in RESULTS:
-            passed = self._passed[result]
-            metrics.telemetry.labels(self._sink.signal, result).inc(passed - self._counted[result])
+    def count(self, registry: Registry) -> None:
+        """Add the changes since the last call to the series; runs on the event loop."""
+        requests = registry.counter(
+            "gateway_telemetry_requests",
+            "Requests reported as spans or lines of the access log, by what came of that",
+            ("signal", "result"),
+        )
+        for result, passed in self._passed.items():
+            requests.labels(self._sink.signal, result).inc(passed - self._counted[result])
             self._counted[result] = passed
-        metrics.telemetry_queue.labels(self._sink.signal).set(len(self._queue))
 
     def _run(self) -> None:
         while not self._stopping:

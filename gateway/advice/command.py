@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-import orjson
 import typer
 
 from gateway.cli.policy import DEFAULT_URL, Admin, AdminKey, Url
-from lab.options.command import command
-from lab.options.shared import JsonFile, PoolModel
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdviseOptions:
-    """Options of the command line."""
-
-    url: Url = DEFAULT_URL
-    admin_key: AdminKey = ""
-    model: PoolModel = None
-    json_file: JsonFile = None
-
-
-@command
-def advise(options: AdviseOptions) -> None:
-    """Recommend changes to a pool (k, methods, flags, memory), each with its expected gain and the lines to edit."""
-    models = Admin(options.url, options.admin_key, None).get("/admin/advice")["models"]
-    if options.model is not None:
-        if options.model not in models:
+def advise(
+    *,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = "",
+    model: Annotated[str | None, typer.Option(help="One model of the pool.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write the findings to this file, as JSON.")] = None,
+) -> None:
+    """Recommend changes to a running pool (k, methods, flags, memory), each with its gain and the lines to edit."""
+    models = Admin(url, admin_key, None).get("/admin/advice")["models"]
+    if model is not None:
+        if model not in models:
             raise typer.BadParameter(f"no such model; there are: {', '.join(models)}", param_hint="--model")
-        models = {options.model: models[options.model]}
-    if options.json_file is not None:
-        options.json_file.write_bytes(orjson.dumps({"models": models}, option=orjson.OPT_INDENT_2))
+        models = {model: models[model]}
+    if json is not None:
+        import orjson
+
+        json.write_bytes(orjson.dumps({"models": models}, option=orjson.OPT_INDENT_2))
     typer.echo("\n\n".join(_text(name, advised) for name, advised in models.items()))
 
 
@@ -42,7 +36,7 @@ def _text(name: str, advised: dict[str, Any]) -> str:
     count = "nothing to advise" if not findings else f"{len(findings)} change{'s' if len(findings) > 1 else ''}"
     parts = [f"{name}: {count}. Answers with measured steps: {answers}."]
     if not advised["learns"]:
-        parts.append("Its policy learns no step times; `gateway plan` compares methods and k on a recording.")
+        parts.append("Its policy learns no step times: `gateway plan` judges methods and k by a recording.")
     for number, finding in enumerate(findings, 1):
         gain = finding["gain"]
         saved = "something known, not a time"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from backends.backend import Candidate
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.registry import Registry
 from policies.balancing.least_loaded import LeastLoaded
 from policies.features.request import RequestFeatures
 from policies.load_policy import LoadSettings
@@ -76,8 +76,15 @@ class Fallback:
                 exc_info=error,
             )
 
-    def count(self, metrics: Metrics, model: str) -> None:
-        """Add the failures since the last call to the metrics."""
+    def count(self, registry: Registry, model: str) -> None:
+        """Add the failures since the last call to the series."""
+        errors = registry.counter(
+            "gateway_policy_errors",
+            "Exceptions raised by the policy, by method: `choose`, after which `least_loaded` routes the request "
+            "(reason `policy_failed`); `observe`, `observe_shadow`, `maintenance`, `assess` (for the dashboard), "
+            "`forget`, `engine_changed`, `correct`, `take_over` or `warm_up`, which are left out",
+            ("model", "call"),
+        )
         for call in CALLS:
-            metrics.policy_errors.labels(model, call).inc(self._failed[call] - self._counted[call])
+            errors.labels(model, call).inc(self._failed[call] - self._counted[call])
         self._counted = self._failed.copy()

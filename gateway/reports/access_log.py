@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.telemetry.trail import Trail
+from gateway.reports.trail import Trail
 
 log = logging.getLogger("gateway.access")
 

@@ -1,0 +1,50 @@
+"""The series of what a gateway does beside requests: reloads, discoveries, and failures."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import get_args
+
+from backends.background import Work
+from gateway.reload.reloader import Cause, Outcome
+from gateway.telemetry.registry import Registry
+
+
+class BesideSeries:
+    """Counts reloads, answers of sources of replicas, and failures of work beside the requests."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._reloads = registry.counter(
+            "gateway_reloads", "Reloads of the pool file, by cause and outcome", ("cause", "outcome")
+        )
+        self._discoveries = registry.counter(
+            "gateway_discoveries",
+            "Answers of a source of replicas: `found`, `nothing` (no replica, so those before are kept) or `failed`",
+            ("model", "source", "outcome"),
+        )
+        self._discovered = registry.gauge(
+            "gateway_discovered_backends", "Replicas that the source has found", ("model", "source")
+        )
+        self._failures = registry.counter(
+            "gateway_background_failures",
+            "Failures of work beside the requests, by kind; it was begun again, or what failed was left out",
+            ("work",),
+        )
+        # At once: the rate of a series that begins with an event misses that.
+        for cause, outcome in product(get_args(Cause), get_args(Outcome)):
+            self._reloads.labels(cause, outcome)
+        for work in get_args(Work):
+            self._failures.labels(work)
+
+    def count_reload(self, cause: str, outcome: str) -> None:
+        """Count a reload of the pool file."""
+        self._reloads.labels(cause, outcome).inc()
+
+    def count_discovery(self, model: str, source: str, outcome: str, replicas: int) -> None:
+        """Count an answer of a source of replicas, and set the number of those that it has found."""
+        self._discoveries.labels(model, source, outcome).inc()
+        self._discovered.labels(model, source).set(replicas)
+
+    def count_failure(self, work: Work) -> None:
+        """Count a failure of work beside the requests; called on the event loop."""
+        self._failures.labels(work).inc()

@@ -1,0 +1,90 @@
+"""Rooms: what joins a gateway process, and may be missing from it.
+
+A room observes exchanges, answers paths of the gateway's own, or works beside the requests. A package adds its own by
+an entry point of the group `speculation_gateway.rooms`, which names a subclass of `Room`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from backends import background
+from gateway.relay.observers import Follower
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from gateway.config.settings import PoolSettings
+    from gateway.service.assembly import Gateway
+
+_OWN = (
+    "gateway.shadow.room:ShadowRoom",
+    "gateway.recorder.room:RecorderRoom",
+    "gateway.reports.reporter:ReportsRoom",
+    "gateway.advice.live:AdviceRoom",
+    "gateway.dashboard.dashboard:Dashboard",
+)
+_GROUP = "speculation_gateway.rooms"
+
+
+class Room:
+    """What joins a gateway process. Each method does nothing unless a subclass overrides it.
+
+    Attributes
+    ----------
+    gateway
+        The gateway process; its attributes change with its settings.
+    keep_prompt_bytes
+        Size of the largest body whose prompt is to be kept until the exchange has ended.
+    """
+
+    keep_prompt_bytes: int = 0
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    @staticmethod
+    def problem(settings: PoolSettings) -> str:
+        """Return why the room cannot do what the settings say; empty if it can. Creates nothing."""
+        return ""
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add paths, for which `gateway.routing.access` checks the keys."""
+
+    def follow(self) -> Mapping[str, Follower]:
+        """Return who follows the exchanges of each model; called at first, and after each change of the settings."""
+        return {}
+
+    def start(self) -> None:
+        """Start what goes on beside the requests."""
+
+    async def stop(self) -> None:
+        """End it; called when no request is in flight."""
+
+    def tick(self) -> None:
+        """Do what is due, and update the series; called every half second, and before the series are read."""
+
+
+def rooms() -> Iterator[type[Room]]:
+    """Yield the rooms that there are, in the order in which they observe an exchange."""
+    for name in _OWN:
+        module, _, room = name.partition(":")
+        if find_spec(module.rpartition(".")[0]) is not None:
+            yield getattr(import_module(module), room)
+    for entry in entry_points(group=_GROUP):
+        yield entry.load()
+
+
+def join(gateway: Gateway) -> None:
+    """Have the rooms follow the exchanges of the models that there are now."""
+    relay = gateway.relay
+    relay.followers = {name: [] for name in gateway.models}
+    relay.router.keep_prompt_bytes = max((room.keep_prompt_bytes for room in gateway.rooms), default=0)
+    for room in gateway.rooms:
+        with background.guarded("observers", of=type(room).__name__):
+            for name, follower in room.follow().items():
+                relay.followers[name].append(follower)

@@ -1,0 +1,65 @@
+"""Shadow drafting as a room of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from backends import background
+from gateway.relay.observers import Follower
+from gateway.rooms import Room
+from gateway.routing.model import Model
+from gateway.shadow.replay import ShadowDrafting
+from policies.learned.shadow_drafting import shadow_arms
+from policies.roles import ShadowLearner
+
+if TYPE_CHECKING:
+    from gateway.service.assembly import Gateway
+
+
+class ShadowRoom(Room):
+    """Has drafting replayed for each model whose policy and pool make use of it."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        self.drafting: dict[str, ShadowDrafting] = {}  # by model
+        self._is_started = False
+
+    def follow(self) -> Mapping[str, Follower]:
+        """Begin with the models that need it now, and end with those that no longer do."""
+        before = self.drafting
+        found = {name: self._drafting(model, before.get(name)) for name, model in self.gateway.models.items()}
+        self.drafting = {name: drafting for name, drafting in found.items() if drafting is not None}
+        for drafting in self.drafting.values():
+            if self._is_started and drafting not in before.values():
+                drafting.start()
+        for drafting in before.values():
+            if drafting not in self.drafting.values():
+                background.start("shadow drafting", asyncio.to_thread(drafting.stop))
+        return self.drafting
+
+    def start(self) -> None:
+        """Start the threads and their processes, which load while the policies warm up."""
+        self._is_started = True
+        for drafting in self.drafting.values():
+            drafting.start()
+
+    async def stop(self) -> None:
+        """End them."""
+        for drafting in self.drafting.values():
+            await asyncio.to_thread(drafting.stop)
+
+    def tick(self) -> None:
+        """Pass results to the policies."""
+        for name, drafting in self.drafting.items():
+            drafting.deliver(self.gateway.models[name].fallback)
+
+    def _drafting(self, model: Model, before: ShadowDrafting | None) -> ShadowDrafting | None:
+        policy, backends = model.policy, [upstream.backend for upstream in model.upstreams.values()]
+        arms = shadow_arms((each.method, each.num_speculative_tokens, each.speculative_config) for each in backends)
+        if not isinstance(policy, ShadowLearner) or policy.shadow.sample == 0 or not arms or len(backends) < 2:
+            return None
+        if before is not None and before.replays(policy, arms):
+            return before
+        return ShadowDrafting(policy, policy.shadow, arms)

@@ -1,0 +1,120 @@
+"""The registry in which each part of a gateway process declares its series `gateway_...`, with bounded label values.
+
+With one worker the values live in the process. With several, `PROMETHEUS_MULTIPROC_DIR` is set before this module is
+imported, the workers keep the values in files there, and each worker can serve the page of all. Updates on the request
+path get there with `flush` (see `series`): the page is exact for the worker that serves it, and at most half a second
+old for the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, disable_created_metrics
+from prometheus_client.exposition import generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.samples import Sample
+
+from backends.backend import Backend
+from gateway.telemetry.series import Counts, Distributions, forget_series
+
+OfWorkers = Literal["livemostrecent", "livesum", "livemin", "livemax"]
+"""How a gauge is aggregated over workers: most recent value, sum, minimum or maximum."""
+
+
+class Registry:
+    """The series of a gateway process; what was declared before is returned when it is declared again."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a third series for each counter and histogram
+        self._collected = CollectorRegistry()
+        self._is_shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
+        if self._is_shared:
+            MultiProcessCollector(self._collected)  # type: ignore[no-untyped-call]
+        self._counters: dict[str, Counts] = {}
+        self._histograms: dict[str, Distributions] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self.declared: list[Counter | Gauge | Histogram] = []
+        self._present: frozenset[tuple[str, str]] | None = None
+
+    def counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counts:
+        """Declare a counter."""
+        if name not in self._counters:
+            made = Counter(name, text, labels, registry=self._own)
+            self.declared.append(made)
+            self._counters[name] = Counts(made)
+        return self._counters[name]
+
+    def histogram(self, name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> Distributions:
+        """Declare a histogram with the upper bounds of its buckets."""
+        if name not in self._histograms:
+            made = Histogram(name, text, labels, buckets=bounds, registry=self._own)
+            self.declared.append(made)
+            self._histograms[name] = Distributions(made, bounds)
+        return self._histograms[name]
+
+    def gauge(self, name: str, text: str, labels: tuple[str, ...], workers: OfWorkers = "livemostrecent") -> Gauge:
+        """Declare a gauge."""
+        if name not in self._gauges:
+            made = Gauge(name, text, labels, registry=self._own, multiprocess_mode=workers)
+            self.declared.append(made)
+            self._gauges[name] = made
+        return self._gauges[name]
+
+    def flush(self) -> None:
+        """Add counted updates to `prometheus_client`, for the page of any process; runs on the event loop."""
+        for counts in self._counters.values():
+            counts.flush()
+        for distributions in self._histograms.values():
+            distributions.flush()
+
+    def forget(self, **labels: str) -> None:
+        """Remove the series with these label values: of a model, a backend or a key that is gone."""
+        for counts in self._counters.values():
+            counts.forget(labels)
+        for distributions in self._histograms.values():
+            distributions.forget(labels)
+        for gauge in self._gauges.values():
+            forget_series(gauge, labels)
+
+    def set_present(self, backends: Iterable[Backend]) -> None:
+        """Set the backends to show with several workers, whose common files keep the series of those that are gone."""
+        if self._is_shared:
+            self._present = frozenset((backend.model, backend.name) for backend in backends)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the values of all series, of all workers, without those of backends that are gone."""
+        for metric in _Page(self._collected, self._present).collect():
+            yield from metric.samples
+
+    def page(self) -> bytes:
+        """Return the page that Prometheus scrapes, in its text format."""
+        return generate_latest(_Page(self._collected, self._present))
+
+    @property
+    def _own(self) -> CollectorRegistry | None:
+        """What own series are registered with; None with several workers, whose series are read from files."""
+        return None if self._is_shared else self._collected
+
+
+class _Page(CollectorRegistry):
+    """A registry without the series of backends that are gone."""
+
+    def __init__(self, registry: CollectorRegistry, present: frozenset[tuple[str, str]] | None) -> None:
+        super().__init__()
+        self._registry = registry
+        self._present = present
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        for metric in self._registry.collect():
+            if (present := self._present) is not None:
+                metric.samples = [sample for sample in metric.samples if _is_present(sample, present)]
+            yield metric
+
+
+def _is_present(sample: Sample, present: frozenset[tuple[str, str]]) -> bool:
+    name = sample.labels.get("backend")
+    return not name or (sample.labels["model"], name) in present
