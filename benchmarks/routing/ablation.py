@@ -23,16 +23,15 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
 
 import numpy as np
-from scipy.stats import t as student
 
 from benchmarks.routing.parts import PARTS, without
 from benchmarks.routing.peers import Greedy
 from benchmarks.routing.regressions import Bandit, Model, PerReplica, Seen, bayesian_ridge, boosted_trees
 from benchmarks.routing.scenes import SCENES, Stage, break_later
 from lab.replay.simulate import learned_rows, replay, set_learned
+from lab.statistics import of_runs
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
 from policies.learned.policy import LearnedSettings
@@ -122,11 +121,11 @@ def _is_impossible(scene: str, row: str) -> bool:
 
 def over(of_row: Mapping[str, list[float]], of_learned: Mapping[str, list[float]], which: int) -> tuple[float, float]:
     """Return how much more a row takes than `learned`, and half the width of the 95% interval over runs."""
-    logs = [math.log(of_row[run][which] / of_learned[run][which]) for run in of_row if run in of_learned]
-    if len(logs) < 2:
+    ratios = [of_row[run][which] / of_learned[run][which] for run in of_row if run in of_learned]
+    if len(ratios) < 2:
         return math.nan, math.nan
-    half = float(student.ppf(0.975, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
-    return math.expm1(fmean(logs)), half
+    one = of_runs(ratios)
+    return one.value - 1.0, one.relative_half
 
 
 def report(figures: Figures, which: int) -> None:

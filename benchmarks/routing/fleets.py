@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +18,8 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import NamedTuple
-
-from scipy.stats import t as student
 
 from backends.calibration.batch_schedule import SCHEDULE_KEY
 from backends.calibration.calibration import load_calibration
@@ -30,6 +27,7 @@ from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, Ground, Task, draw
 from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec, replay
+from lab.statistics import of_runs
 from policies.balancing.least_loaded import LeastLoaded
 from policies.learned.policy import Learned, LearnedSettings
 from policies.load_policy import LoadSettings
@@ -133,12 +131,9 @@ def _column(runs: Sequence[Means], rows: Sequence[tuple[str, str]]) -> list[str]
         if row == best:
             entries.append(f"**{seconds[row]:.2f}**")
             continue
-        logs = [math.log(means[row] / means[best]) for means in runs]
-        entry = f"{seconds[row]:.2f} ({math.expm1(fmean(logs)):+.1%}"
-        if len(logs) > 1:
-            half = student.ppf(0.975, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
-            entry += f" ±{half:.1%}"
-        entries.append(entry + ")")
+        one = of_runs([means[row] / means[best] for means in runs])
+        half = f" ±{one.relative_half:.1%}" if one.is_known else ""
+        entries.append(f"{seconds[row]:.2f} ({one.value - 1.0:+.1%}{half})")
     return entries
 
 

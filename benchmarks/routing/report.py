@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from itertools import product
-from statistics import fmean, stdev
-
-from scipy.stats import t as student
+from statistics import fmean
 
 from benchmarks.routing.ground import LOADS, POOLS, Task
+from lab.statistics import of_runs
 
 Results = Mapping[Task, Mapping[str, Mapping[str, float]]]
 """Figures by run of arrivals, policy and name."""
@@ -54,10 +53,8 @@ def _over(
             by_seed.setdefault(task.seed, []).append(math.log(ratio))
     if not by_seed:
         return math.nan, math.nan
-    means = [fmean(logs) for logs in by_seed.values()]
-    count = len(means)
-    half = student.ppf(0.975, count - 1) * stdev(means) / math.sqrt(count) if count > 1 else math.nan
-    return math.exp(fmean(means)), math.exp(fmean(means)) * half
+    one = of_runs([math.exp(fmean(logs)) for logs in by_seed.values()])
+    return one.value, one.value * one.relative_half if one.is_known else math.nan
 
 
 def _lost(results: Results) -> list[str]:
