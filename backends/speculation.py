@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
@@ -41,12 +40,6 @@ _NEEDS_MODEL = frozenset(
         Method.CUSTOM_CLASS,
     }
 )
-_ONLY_WITH = {
-    "use_heterogeneous_vocab": Method.DRAFT_MODEL,
-    "dspark_draft_topk": Method.DSPARK,
-    "index_share_for_mtp_iteration": Method.MTP,
-}
-_MAY_BE_FALSE = frozenset({"use_heterogeneous_vocab"})
 # Keys of other vLLM versions: allowed for a running replica, whose version may differ; not for one that we start.
 _OTHER_VERSIONS = {
     "disable_by_batch_size": "use num_speculative_tokens_per_batch_size, such as [[1, 16, 5], [17, 256, 0]]",
@@ -54,6 +47,16 @@ _OTHER_VERSIONS = {
     "speculative_token_tree": "remove it: vLLM no longer drafts trees",
 }
 # vLLM 0.32's proposers of these methods assert that k is `num_speculative_tokens`: the engine dies at another one.
+_OTHER_KEYS = frozenset(
+    {
+        *("draft_sample_method", "draft_tensor_parallel_size", "draft_load_config", "use_heterogeneous_vocab"),
+        *("use_local_argmax_reduction", "disable_padded_drafter_batch", "disable_eagle_block_drop"),
+        *("index_share_for_mtp_iteration", "dspark_draft_topk", "rejection_sample_method"),
+        *("synthetic_acceptance_rates", "synthetic_acceptance_length", "quantization", "moe_backend"),
+        *("attention_backend", "kv_cache_dtype", "max_model_len", "revision", "code_revision", "enforce_eager"),
+    }
+)
+"""Keys of vLLM 0.32 that the gateway only passes on."""
 _NO_SCHEDULE = frozenset({Method.SUFFIX, Method.MEDUSA})
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
 _NEAR = 0.8  # difflib's ratio: `num_spec_tokens` is near `num_speculative_tokens`; `draft_temperature` is near no key
@@ -63,10 +66,10 @@ BatchRange = tuple[PositiveInt, PositiveInt, Annotated[int, Field(ge=0)]]
 
 
 class SpeculativeConfig(BaseModel):
-    """vLLM's `--speculative-config`: keys of vLLM 0.32 are validated, unknown keys are passed on unchanged.
+    """vLLM's `--speculative-config`: the keys that the gateway itself reads; all others are passed on unchanged.
 
-    An unknown key that is close to a known one is refused as a typo. Types and the rules between keys follow
-    `vllm/config/speculative.py`, which also documents the keys; vLLM sets the defaults of absent keys.
+    A key that is close to one of vLLM 0.32's is refused as a typo. Their types and rules are those of
+    `vllm/config/speculative.py`, which documents the keys and sets the defaults of absent ones.
 
     Parameters
     ----------
@@ -74,10 +77,6 @@ class SpeculativeConfig(BaseModel):
         Maximum tokens drafted per step.
     num_speculative_tokens_per_batch_size
         `[first, last, tokens]` for ranges of batch sizes, both ends included; the first range starts at 1.
-    synthetic_acceptance_rates
-        Probability for each position that it and all positions before it are accepted, 0 to 1, never increasing.
-    synthetic_acceptance_length
-        Mean tokens per step (accepted + 1), 1 to `num_speculative_tokens` + 1.
 
     Examples
     --------
@@ -102,29 +101,7 @@ class SpeculativeConfig(BaseModel):
     suffix_decoding_min_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
 
     parallel_drafting: bool = False
-    draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
-    draft_tensor_parallel_size: PositiveInt | None = None
-    draft_load_config: dict[str, Any] | None = None
-    use_heterogeneous_vocab: bool = False
-    use_local_argmax_reduction: bool = False
-    disable_padded_drafter_batch: bool = False
-    disable_eagle_block_drop: bool = False
-    index_share_for_mtp_iteration: bool | None = None
-    dspark_draft_topk: PositiveInt | None = None
     enable_adaptive_verification: bool = False
-
-    rejection_sample_method: Literal["standard", "synthetic", "block"] = "standard"
-    synthetic_acceptance_rates: list[Annotated[float, Field(ge=0, le=1)]] | None = None
-    synthetic_acceptance_length: Annotated[float, Field(ge=1)] | None = None
-
-    quantization: str | None = None
-    moe_backend: str | None = None
-    attention_backend: str | None = None
-    kv_cache_dtype: str | None = None
-    max_model_len: PositiveInt | None = None
-    revision: str | None = None
-    code_revision: str | None = None
-    enforce_eager: bool | None = None
 
     @model_validator(mode="wrap")
     @classmethod
@@ -170,11 +147,6 @@ def method_issues(method: Method, config: Mapping[str, Any] | None, *, served: b
         issues.append(Issue(("model",), f"required by {method}", f"set it to {what}"))
     if not _is_name_of(method, values.get("method", method)):
         issues.append(Issue(("method",), f"differs from the backend's method, {method}", "remove it"))
-    issues += [
-        Issue((key,), f"only allowed with {owner}", "remove it", at_key=True)
-        for key, owner in _ONLY_WITH.items()
-        if key in values and method is not owner and (values[key] is not False or key not in _MAY_BE_FALSE)
-    ]
     if served and method in _NO_SCHEDULE and _SCHEDULE in values:
         what = f"vLLM 0.32 cannot change k with {method}: the engine would die in its first larger batch"
         issues.append(Issue((_SCHEDULE,), what, "remove it", at_key=True))
@@ -228,7 +200,7 @@ def _is_name_of(method: Method, name: object) -> bool:
 
 
 def _typos(data: Mapping[str, Any]) -> Iterator[Issue]:
-    known = SpeculativeConfig.model_fields
+    known = {*SpeculativeConfig.model_fields, *_OTHER_KEYS}
     for key in data:
         if key == "tensor_parallel_size":
             yield Issue((key,), "not a key of vLLM", "did you mean 'draft_tensor_parallel_size'?", at_key=True)
@@ -243,10 +215,7 @@ def _contradictions(config: SpeculativeConfig) -> Iterator[Issue]:
     low, high = config.prompt_lookup_min, config.prompt_lookup_max
     if low is not None and high is not None and low > high:
         yield Issue(("prompt_lookup_min",), f"greater than prompt_lookup_max, {high}")
-    if config.use_heterogeneous_vocab and config.draft_sample_method != "greedy":
-        yield Issue(("draft_sample_method",), "must be 'greedy' with use_heterogeneous_vocab")
     yield from _schedule_issues(config.num_speculative_tokens_per_batch_size or [])
-    yield from _synthetic_issues(config)
 
 
 def _schedule_issues(schedule: list[BatchRange]) -> Iterator[Issue]:
@@ -262,26 +231,3 @@ def _schedule_issues(schedule: list[BatchRange]) -> Iterator[Issue]:
         elif first <= end:
             yield Issue((key, index), f"overlaps the previous range, which ends at {end}", f"start it at {end + 1}")
         end = max(end, first, last)
-
-
-def _synthetic_issues(config: SpeculativeConfig) -> Iterator[Issue]:
-    rates, length, tokens = (
-        config.synthetic_acceptance_rates,
-        config.synthetic_acceptance_length,
-        config.num_speculative_tokens,
-    )
-    if config.rejection_sample_method != "synthetic":
-        for key, value in (("synthetic_acceptance_rates", rates), ("synthetic_acceptance_length", length)):
-            if value is not None:
-                yield Issue((key,), "only allowed with rejection_sample_method: synthetic", at_key=True)
-        return
-    if "synthetic_acceptance_rate" not in (config.model_extra or {}) and (rates is None) == (length is None):
-        hint = "set either synthetic_acceptance_rates or synthetic_acceptance_length"
-        yield Issue(("rejection_sample_method",), "synthetic needs an acceptance to simulate", hint)
-    if rates is not None and tokens is not None and len(rates) != tokens:
-        yield Issue(("synthetic_acceptance_rates",), f"has {len(rates)} rates for {tokens} tokens", "set one per token")
-    if rates is not None and any(later > earlier for earlier, later in itertools.pairwise(rates)):
-        yield Issue(("synthetic_acceptance_rates",), "increases", "a position is accepted only if all before it are")
-    if length is not None and tokens is not None and length > tokens + 1:
-        hint = "at most num_speculative_tokens + 1"
-        yield Issue(("synthetic_acceptance_length",), f"greater than {tokens + 1}", hint)

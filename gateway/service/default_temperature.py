@@ -1,21 +1,20 @@
 """The temperature that each model uses for a request without one, from the best source there is.
 
-In this order: the generation config of an engine that the gateway starts, or the calibration of a simulated one; the
-pool file's `default_temperature`; what an engine itself reports once it is up; vLLM's own default.
+In this order: the calibration of simulated replicas; the pool file's `default_temperature`; what an engine itself
+reports once it is up; vLLM's own default.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Iterator
 
 from backends.backend import State
 from backends.calibration.calibration import load_calibration
-from backends.default_temperature import VLLM_DEFAULT, configured_temperature
+from backends.default_temperature import VLLM_DEFAULT
 from backends.pool import Pool
-from gateway.config.settings import BackendSettings, ModelSettings
+from gateway.config.settings import ModelSettings
 from gateway.routing.model import Model
 
 logger = logging.getLogger(__name__)
@@ -24,7 +23,7 @@ _POLL_S = 0.5
 
 
 def known_temperature(settings: ModelSettings) -> float | None:
-    """Return the default temperature of a model as files give it; None if only an engine knows."""
+    """Return the default temperature of a model as settings give it; None if only an engine knows."""
     known = list(_configured(settings))
     if len(set(known)) > 1:
         logger.warning("replicas of one model take different default temperatures: %s", sorted(set(known)))
@@ -37,7 +36,7 @@ def known_temperature(settings: ModelSettings) -> float | None:
 
 
 def assumed_temperature(settings: ModelSettings) -> float:
-    """Return the default temperature of a model as files give it, else vLLM's own default."""
+    """Return the default temperature of a model as settings give it, else vLLM's own default."""
     known = known_temperature(settings)
     return VLLM_DEFAULT if known is None else known
 
@@ -50,7 +49,7 @@ def must_ask(settings: ModelSettings) -> bool:
 async def find_temperature(model: Model, settings: ModelSettings, pool: Pool) -> None:
     """Wait for an engine of the model, and set the model's default temperature to the engine's.
 
-    To be run where `must_ask` says so: the engine may have fetched its files by then; else it is asked.
+    To be run where `must_ask` says so.
     """
     while not pool.up(model.name):  # noqa: ASYNC110 -- the pool has no event for it, and this is done once
         await asyncio.sleep(_POLL_S)
@@ -71,16 +70,7 @@ async def find_temperature(model: Model, settings: ModelSettings, pool: Pool) ->
 
 
 def _configured(settings: ModelSettings) -> Iterator[float]:
-    """Yield what the files of each replica say, of those that the gateway starts or simulates."""
+    """Yield what the calibration of each simulated replica says."""
     for backend in settings.backends.values():
-        temperature = _of_backend(backend)
-        if temperature is not None:
-            yield temperature
-
-
-def _of_backend(backend: BackendSettings) -> float | None:
-    if backend.serve is not None:
-        return configured_temperature(backend.serve.model, backend.serve.flags, {**os.environ, **backend.serve.env})
-    if backend.simulate is not None:
-        return load_calibration(backend.simulate.calibration).temperature.default
-    return None
+        if backend.simulate is not None:
+            yield load_calibration(backend.simulate.calibration).temperature.default

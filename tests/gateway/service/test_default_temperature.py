@@ -1,10 +1,9 @@
-"""Where a model's default temperature comes from: files of its engines, the pool file, the engines themselves."""
+"""Where a model's default temperature comes from: calibrations, the pool file, the engines themselves."""
 
 from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,12 +24,11 @@ def test_a_simulated_replica_takes_its_calibrations_default() -> None:
     assert known_temperature(settings({"simulate": {"calibration": "llama-3.1-8b-h100"}})) == 0.6
 
 
-def test_an_engine_started_here_takes_its_generation_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "generation_config.json").write_text('{"temperature": 0.4}')
-    assert known_temperature(settings({"serve": {"model": str(tmp_path)}})) == 0.4
+def test_another_temperature_in_the_pool_file_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    simulated = {"simulate": {"calibration": "llama-3.1-8b-h100"}}
     with caplog.at_level(logging.WARNING):
-        assert known_temperature(settings({"serve": {"model": str(tmp_path)}}, default_temperature=0.9)) == 0.4
-    assert "default_temperature is 0.9 in the pool file, but 0.4 at the engines" in caplog.text
+        assert known_temperature(settings(simulated, default_temperature=0.9)) == 0.6
+    assert "default_temperature is 0.9 in the pool file, but 0.6 at the engines" in caplog.text
 
 
 def test_the_pool_file_speaks_for_replicas_elsewhere() -> None:
