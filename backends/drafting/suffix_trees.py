@@ -22,50 +22,53 @@ def _single(number: float) -> float:
 
 
 class _Node:
-    """The last tokens of a run: what follows the runs of the nodes above."""
+    """The last token of a run: what follows the runs of the nodes above.
 
-    __slots__ = ("children", "count", "length", "ranked", "start", "text")
+    A leaf is a run that occurred once. It continues to the end of its text, or to the depth of the tree, so that it
+    grows at no cost.
+    """
 
-    def __init__(self, count: int, text: list[int], start: int, length: int) -> None:
-        self.count = count  # how often the run occurred
-        # text, start, length: the label is `text[start : start + length]`, where the run occurred. A leaf, a run that
-        # occurred once, has length 0 and continues to the end of its text, or to the depth of the tree, so that it
-        # grows at no cost.
+    __slots__ = ("at", "children", "count", "ranked", "text", "token")
+
+    def __init__(self, text: list[int], at: int) -> None:
+        self.token = text[at]
+        self.count = 1  # how often the run occurred
+        # Of a leaf: where its token is.
         self.text = text
-        self.start = start
-        self.length = length
-        if length:
-            self.children: dict[int, _Node] = {}
-            self.ranked: list[_Node] = []
+        self.at = at
+        self.children: dict[int, _Node] | None = None  # None for a leaf
+        self.ranked: list[_Node] = []  # the children, the most frequent first
 
-    def set_only_child(self, child: _Node) -> None:
-        self.children = {child.text[child.start]: child}
-        self.ranked = [child]
-
-    def run(self, offset: int, limit: int) -> list[int]:
-        """Return the tokens of the label or leaf from an offset, at most `limit`."""
-        begins = self.start + offset
-        return self.text[begins : begins + (min(limit, self.length - offset) if self.length else limit)]
+    def grow(self, *, is_deepest: bool) -> None:
+        """Make a leaf a node with one leaf below."""
+        text, onward = self.text, self.at + 1
+        self.text, self.children = [], {}
+        if not is_deepest and onward < len(text):
+            child = self.children[text[onward]] = _Node(text, onward)
+            self.ranked.append(child)
 
 
-def _rise(ranked: list[_Node], child: _Node) -> int:
-    """Move a child whose count is about to rise by 1, and return its index.
+Place = tuple[_Node, int]
+"""Where a run ends: a node, and the index after the run in the text of a leaf."""
+
+
+def _rise(ranked: list[_Node], child: _Node) -> None:
+    """Move a child whose count is about to rise by 1.
 
     The first of those with its count goes before all with the next count, another one after all of those. This
     reproduces the order in arctic-inference.
     """
     index = ranked.index(child)
     if index == 0:
-        return 0
+        return
     above = ranked[index - 1].count
     if above > child.count + 1:
-        return index
+        return
     to = index - 1
     while to and ranked[to - 1].count == above:
         to -= 1
     del ranked[index]
     ranked.insert(to, child)
-    return to
 
 
 def _fall(ranked: list[_Node], child: _Node) -> None:
@@ -95,7 +98,8 @@ class SuffixTree:
 
     def __init__(self, depth: int) -> None:
         self.depth = depth  # maximum length of a run, in tokens
-        self.root = _Node(0, [], 0, 1)
+        self.root = _Node([0], 0)
+        self.root.children = {}  # whose order does not matter
         self.begin()
 
     def begin(self) -> None:
@@ -112,124 +116,81 @@ class SuffixTree:
         following = []
         for length in range(len(active) - 1, -1, -1):  # longest first, since the leaves have already grown
             node = active[length]
+            assert node.children is not None
             child = node.children.get(token)
             if child is None:
-                leaf = node.children[token] = _Node(1, text, len(text) - 1, 0)
-                node.ranked.append(leaf)
-            elif child.length:
-                following.append(self._step(node, child, length))
-            else:
-                following.append(self._step_into_leaf(node, child, length))
+                leaf = node.children[token] = _Node(text, len(text) - 1)
+                if length:
+                    node.ranked.append(leaf)
+                continue
+            if child.children is None:
+                child.grow(is_deepest=length + 1 >= self.depth)
+            if length:
+                _rise(node.ranked, child)
+            child.count += 1
+            following.append(child)
         following.append(self.root)
         following.reverse()
         self.active = following
 
-    def _step(self, node: _Node, child: _Node, length: int) -> _Node:
-        """Return the node that follows `node`, `length` tokens deep, after the first token of its child."""
-        if length and node.count == child.count + 1:
-            # All other runs through this node continue with this token: extend its label instead of adding a child.
-            self._grow_label(node)
-            if child.length == 1:
-                node.children, node.ranked = child.children, child.ranked
-            else:
-                child.start += 1
-                child.length -= 1
-                node.set_only_child(child)
-            return node
-        index = _rise(node.ranked, child) if length else 0
-        if child.length > 1:
-            upper = _Node(child.count, child.text, child.start, 1)
-            node.children[child.text[child.start]] = upper
-            if length:
-                node.ranked[index] = upper
-            child.start += 1
-            child.length -= 1
-            upper.set_only_child(child)
-            child = upper
-        child.count += 1
-        return child
-
-    def _step_into_leaf(self, node: _Node, leaf: _Node, length: int) -> _Node:
-        """Return the node that follows `node` after the first token of a leaf, whose count rises to 2."""
-        onward = leaf.start + 1
-        ends = length + 1 >= self.depth or onward >= len(leaf.text)
-        if length and node.count == 2:
-            self._grow_label(node)
-            if ends:
-                node.children, node.ranked = {}, []
-            else:
-                leaf.start = onward
-                node.set_only_child(leaf)
-            return node
-        if length:
-            _rise(node.ranked, leaf)
-        leaf.count, leaf.length = 2, 1
-        if ends:
-            leaf.children, leaf.ranked = {}, []
-        else:
-            leaf.set_only_child(_Node(1, leaf.text, onward, 0))
-        return leaf
-
-    def _grow_label(self, node: _Node) -> None:
-        """Add the newest token to a label that ends before it."""
-        node.text = self.newest
-        node.start = len(self.newest) - 1 - node.length
-        node.length += 1
-
     def forget(self, text: list[int]) -> None:
         """Subtract the counts of a text; not while the newest one grows."""
         for start in range(len(text)):
-            node, at, end = self.root, start, min(start + self.depth, len(text))
-            while at < end:
-                child = node.children[text[at]]
+            node = self.root
+            for token in text[start : start + self.depth]:
+                assert node.children is not None
+                child = node.children[token]
                 if child.count == 1:
-                    del node.children[text[at]]
+                    del node.children[token]
                     if node is not self.root:
                         node.ranked.remove(child)
                     break
                 if node is not self.root:
                     _fall(node.ranked, child)
                 child.count -= 1
-                at += child.length
                 node = child
 
-    def locate(self, run: list[int]) -> tuple[_Node, int] | None:
-        """Return where a run ends: its node and an offset in the node's label; None if the run did not occur."""
-        node, offset, at = self.root, 0, 0
-        while at < len(run):
-            child = node.children.get(run[at]) if node.length else None
-            if child is None:
+    def locate(self, run: list[int]) -> Place | None:
+        """Return where a run ends; None if it did not occur."""
+        node, at = self.root, 0
+        for token in run:
+            if node.children is None:
+                if at >= len(node.text) or node.text[at] != token:
+                    return None
+                at += 1
+            elif (child := node.children.get(token)) is not None:
+                node, at = child, child.at + 1
+            else:
                 return None
-            held = child.run(0, len(run) - at)
-            if held != run[at : at + len(held)]:
-                return None
-            node, offset = child, len(held)
-            at += offset
-        return node, offset
+        return node, at
 
-    def follow(self, node: _Node, offset: int, limit: int, min_prob: float) -> tuple[float, list[int]]:
+    def follow(self, place: Place, limit: int, min_prob: float) -> tuple[float, list[int]]:
         """Return the most frequent continuation of a place, of at most `limit` tokens, and its score.
 
         It ends before a token where the joint probability of its tokens is less than `min_prob`. The score is the sum
         of these probabilities.
         """
-        draft = node.run(offset, limit)
-        score, prob = float(len(draft)), 1.0
-        while len(draft) < limit and node.length and node.ranked:
-            child = node.ranked[0]
-            if child.count != node.count:
-                prob = _single(prob * _single(child.count / node.count))
-            if prob < min_prob:
-                break
-            more = child.run(0, limit - len(draft))
-            draft += more
-            if prob == 1.0:
-                score += len(more)  # exact, since the score is still a whole number
+        node, at = place
+        draft: list[int] = []
+        score, prob = 0.0, 1.0
+        while len(draft) < limit:
+            if node.children is None:
+                more = node.text[at : at + limit - len(draft)]
+                limit = len(draft) + len(more)  # nothing comes after a leaf
+            elif node.ranked:
+                child = node.ranked[0]
+                if child.count != node.count:
+                    prob = _single(prob * _single(child.count / node.count))
+                if prob < min_prob:
+                    break
+                more = [child.token]
+                node, at = child, child.at + 1
             else:
-                for _ in more:  # _single(score + prob), whose call would take most of the time
-                    high = (score + prob) * _SPLIT
-                    score = high - (high - (score + prob))
-            node = child
+                break
+            draft += more
+            for _ in more:  # _single(score + prob), whose call would take most of the time
+                high = (score + prob) * _SPLIT
+                score = high - (high - (score + prob))
         return score, draft
 
 
@@ -298,7 +259,7 @@ class SuffixTrees:
         Of drafts with equal scores, the one with the longest match wins.
         """
         matches = min(len(tree.active) - 1, len(context))
-        places = [(node, node.length) for node in tree.active[1 : matches + 1]]
+        places = [(node, 0) for node in tree.active[1 : matches + 1]]
         if matches == len(tree.newest):  # the match may start before the answer: only those of earlier answers do
             while matches < len(context) and (place := tree.locate(context[-matches - 1 :])):
                 places.append(place)
@@ -307,7 +268,7 @@ class SuffixTrees:
         for length in range(matches, 0, -1):
             limit = min(limits[length], room)
             if limit > score:  # a score is at most the number of tokens
-                found = tree.follow(*places[length - 1], limit, self.min_prob)
+                found = tree.follow(places[length - 1], limit, self.min_prob)
                 if found[0] > score:
                     best = found
                     score = found[0]

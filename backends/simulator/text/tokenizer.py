@@ -1,7 +1,6 @@
 """The simulated model's tokenizer: byte-level BPE with 4,096 entries, and a ChatML template.
 
-The vocabulary is a packaged asset, so that token ids are the same everywhere. To train it again (which changes every
-id): `python -m backends.simulator.text.tokenizer`.
+The vocabulary is a packaged asset, trained once on the corpus, so that token ids are the same everywhere.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ from typing import Any
 
 import orjson
 from tokenizers import Tokenizer as BpeTokenizer
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
-VOCABULARY = 4096
 END_OF_TEXT, START_OF_TURN, END_OF_TURN = range(3)
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _ASSET = Path(__file__).parent / "assets" / "tokenizer.json"
@@ -61,10 +58,6 @@ class Tokenizer:
     def string(self, token: int) -> str:
         """Return the text of a single token; incomplete characters become U+FFFD."""
         return self._strings[token]
-
-    def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of a token; empty for a special token."""
-        return self._bytes[token]
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, list[int]]:
         """Return the text of `ids`, and the number of its characters that can be shown after each token.
@@ -125,25 +118,3 @@ def _byte_of_character() -> dict[str, int]:
 def load() -> Tokenizer:
     """Return the packaged tokenizer."""
     return Tokenizer(BpeTokenizer.from_file(str(_ASSET)))
-
-
-def train(texts: Iterable[str], vocabulary: int = VOCABULARY) -> BpeTokenizer:
-    """Train a byte-level BPE tokenizer of `vocabulary` entries, special tokens first."""
-    bpe = BpeTokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=list(_SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(texts, trainer)
-    return bpe
-
-
-if __name__ == "__main__":
-    from backends.simulator.text import corpus
-
-    _ASSET.parent.mkdir(exist_ok=True)
-    train([corpus.prose(), corpus.code()]).save(str(_ASSET), pretty=False)

@@ -108,16 +108,19 @@ def in_tree(tree: SuffixTree) -> dict[tuple[int, ...], int]:
     stack: list[tuple[_Node, tuple[int, ...]]] = [(tree.root, ())]
     while stack:
         node, path = stack.pop()
+        assert node.children is not None
         if path:
             assert sorted(map(id, node.ranked)) == sorted(map(id, node.children.values()))
             assert [child.count for child in node.ranked] == sorted((c.count for c in node.ranked), reverse=True)
         for token, child in node.children.items():
-            label = child.run(0, tree.depth - len(path))
-            assert label[0] == token
-            for length in range(1, len(label) + 1):
-                counts[*path, *label[:length]] = child.count
-            if child.length:
-                stack.append((child, (*path, *label)))
+            run = (*path, token)
+            counts[run] = child.count
+            if child.children is not None:
+                stack.append((child, run))
+                continue
+            for following in child.text[child.at + 1 : child.at + tree.depth - len(path)]:
+                run = (*run, following)
+                counts[run] = 1
     return counts
 
 

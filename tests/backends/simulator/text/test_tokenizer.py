@@ -44,7 +44,7 @@ def test_a_text_cut_within_a_character_ends_in_a_replacement() -> None:
 
 def test_the_vocabulary_is_unchanged() -> None:
     """Traces store token ids, so the asset must not change by accident."""
-    assert len(tokens) == tokenizer.VOCABULARY
+    assert len(tokens) == 4096
     assert tokens.encode("def f(x): return x") == [492, 283, 10, 90, 362, 375, 701]
 
 
@@ -68,9 +68,3 @@ def test_content_parts_and_tool_calls_are_in_the_prompt() -> None:
     text = tokens.decode(ids, special=True)
     assert "first\nsecond" in text
     assert text.count('"name":"look"') == 2
-
-
-def test_training_gives_a_tokenizer_of_the_requested_size() -> None:
-    trained = tokenizer.Tokenizer(tokenizer.train(["some words and some more words " * 20], 300))
-    assert trained.decode(trained.encode("some new wörds")) == "some new wörds"
-    assert 256 < len(trained) <= 300
