@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from backends.calibration.draft_profile import DraftProfile
 from backends.drafting.script import BLOCK_TOKENS, Script, plain_steps
-from backends.simulator.engine import kernel
+from backends.simulator.engine import choice, draws, kernel
 from backends.simulator.engine.arena import Arena
 from backends.simulator.engine.replica import Completion, Replica
 from backends.simulator.engine.state import (
@@ -210,7 +210,7 @@ class Fleet:
         profile = self._profile_for(replica, kind, temperature)
         emitted, drafted = np.zeros(output_tokens, np.int32), np.zeros(output_tokens, np.int32)
         k = self.replicas[replica].parameters.k
-        kernel.draw_script(self._state, self.seed, request_id, profile, k, emitted, drafted)
+        draws.draw_script(self._state, self.seed, request_id, profile, k, emitted, drafted)
         return Script(1, output_tokens, emitted, drafted)
 
     def least_delay(
@@ -229,7 +229,7 @@ class Fleet:
         """
         rows = self._profiles_for(steps == DRAWN, kind, temperature)
         state = self._state
-        chosen: int = kernel.least_delay(
+        chosen: int = choice.least_delay(
             state.replicas, state.requests, state.batches, state.profiles, state.drafted, state.accepted,
             state.progress, rows, costs, steps, last_steps, self.seed, self._next_id, prompt_tokens, output_tokens,
         )  # fmt: skip

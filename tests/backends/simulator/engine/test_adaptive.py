@@ -12,7 +12,7 @@ import pytest
 from backends.calibration.calibration import Acceptance, Calibration, Kind, load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafting.script import Script
-from backends.simulator.engine import kernel
+from backends.simulator.engine import draws, verification
 from backends.simulator.engine.fleet import Fleet, Replica
 from backends.simulator.engine.virtual_time import run_closed_loop
 from backends.speculation import Method
@@ -106,10 +106,10 @@ def test_confidence_is_what_becomes_true(scripted: bool) -> None:
         request["sent"] = sent
         if scripted:
             is_accepted = bool(rng.random() < 0.6)
-            confidences.append(kernel._confidence(state, request, 0, 0.6, int(is_accepted)))
+            confidences.append(verification._confidence(state, request, 0, 0.6, int(is_accepted)))
         else:
-            is_accepted = kernel._uniform(request["key"], 2 * sent) < 0.6
-            confidences.append(kernel._confidence(state, request, 0, 0.6, -1))
+            is_accepted = draws.uniform(request["key"], 2 * sent) < 0.6
+            confidences.append(verification._confidence(state, request, 0, 0.6, -1))
         accepted.append(is_accepted)
     by_confidence = list[tuple[float, float]]()
     drawn, became = np.array(confidences), np.array(accepted)

@@ -1,0 +1,38 @@
+"""Compilation of the rules of an engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _cache_folder() -> Path:
+    """Return where compiled code is cached: another folder for each state of the sources.
+
+    numba looks at the file of a function alone, and would not notice that one which it calls has changed.
+    """
+    here = Path(__file__).parent
+    sources = b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))
+    parent = os.environ.get("NUMBA_CACHE_DIR") or here / "__pycache__"
+    return Path(parent) / f"rules-{blake2b(sources, digest_size=8).hexdigest()}"
+
+
+numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined] # a setting, set at its import
+
+
+def compiled(function: _F) -> _F:
+    """Return a function that is compiled at its first call and cached on disk.
+
+    If no folder for the cache is writable, each process compiles again.
+    """
+    try:
+        return cast(_F, numba.njit(cache=True)(function))
+    except RuntimeError:  # numba: "cannot cache function ...: no locator available"
+        return cast(_F, numba.njit(function))
