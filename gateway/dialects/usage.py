@@ -118,26 +118,27 @@ def read_usage(document: object) -> Usage | None:
     usage = document.get("usage")
     if not isinstance(usage, dict):
         return None
-    metrics = _within(document, "metrics")
-    speculative = _within(metrics, "speculative_decoding")
-    details = _within(usage, "prompt_tokens_details") or _within(usage, "input_tokens_details")
     ignored: list[str] = []
     prompt_tokens = _count(usage, ignored, "prompt_tokens", "input_tokens")
     output_tokens = _count(usage, ignored, "completion_tokens", "output_tokens")
     if prompt_tokens is None and (total_tokens := _count(usage, ignored, "total_tokens")) is not None:
         prompt_tokens = max(0, total_tokens - (output_tokens or 0))
-    return Usage(
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        cached_tokens=_count(details, ignored, "cached_tokens"),
-        drafted_tokens=_count(speculative, ignored, "num_draft_tokens"),
-        accepted_tokens=_count(speculative, ignored, "num_accepted_draft_tokens"),
-        drafting_steps=_count(speculative, ignored, "num_spec_steps") or 0,
-        ttft_s=_seconds(metrics, ignored, "time_to_first_token_ms"),
-        queue_s=_seconds(metrics, ignored, "queue_time_ms"),
-        generation_s=_seconds(metrics, ignored, "generation_time_ms"),
-        ignored=tuple(ignored) if ignored else (),
-    )
+    found = Usage(prompt_tokens, output_tokens)
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    if isinstance(details, dict):
+        found.cached_tokens = _count(details, ignored, "cached_tokens")
+    metrics = document.get("metrics")
+    if isinstance(metrics, dict):
+        speculative = _within(metrics, "speculative_decoding")
+        found.drafted_tokens = _count(speculative, ignored, "num_draft_tokens")
+        found.accepted_tokens = _count(speculative, ignored, "num_accepted_draft_tokens")
+        found.drafting_steps = _count(speculative, ignored, "num_spec_steps") or 0
+        found.ttft_s = _seconds(metrics, ignored, "time_to_first_token_ms")
+        found.queue_s = _seconds(metrics, ignored, "queue_time_ms")
+        found.generation_s = _seconds(metrics, ignored, "generation_time_ms")
+    if ignored:
+        found.ignored = tuple(ignored)
+    return found
 
 
 def first_usage(documents: Iterable[object]) -> Usage | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from backends import background
@@ -17,81 +16,22 @@ from gateway.routing.sticky import ResponseLocations
 from policies.policy import Decision, Outcome
 
 
-# Created per request, like the records in `policies.decision`.
-@dataclass(slots=True, init=False)
 class Times:
-    """The times of an exchange, by `time.perf_counter`; 0.0 for what did not happen.
+    """The times of an exchange, by `time.perf_counter`; 0.0 for what did not happen."""
 
-    Parameters
-    ----------
-    arrived_s, ended_s
-        Arrival of the request, and end of the answer.
-    first_s, last_s
-        First and last chunk of an answer; last only of a stream.
-    waited_s
-        Seconds in the gateway's queue.
-    """
-
-    arrived_s: float
-    first_s: float
-    last_s: float
-    ended_s: float
-    waited_s: float
+    __slots__ = ("arrived_s", "ended_s", "first_s", "last_s", "waited_s")
 
     def __init__(self, arrived_s: float, first_s: float = 0.0, last_s: float = 0.0, ended_s: float = 0.0) -> None:
-        self.arrived_s = arrived_s
+        self.arrived_s = arrived_s  # arrival of the request
+        # first_s, last_s: first and last chunk of an answer; last only of a stream.
         self.first_s = first_s
         self.last_s = last_s
-        self.ended_s = ended_s
-        self.waited_s = 0.0
+        self.ended_s = ended_s  # end of the answer
+        self.waited_s = 0.0  # seconds in the gateway's queue
 
 
-@dataclass(slots=True, init=False)
 class EndedExchange:
-    """An exchange that has ended.
-
-    Parameters
-    ----------
-    decision, upstream
-        None if no backend was up.
-    retried_from
-        Name of the backend that failed first; empty without a retry.
-    status
-        HTTP status of the answer.
-    label
-        One of `gateway.routing.series.OUTCOMES`.
-    usage
-        Usage as the engine reported it; None without a report.
-    stream
-        The events of a stream; None for other answers.
-    outcome
-        None if the request was not answered.
-    tokens
-        Prompt and output tokens that the key is charged.
-    unread_bytes
-        Bytes of an answer in one piece that was passed on without its usage having been read.
-    rescued_from
-        Name of the backend that began a stream which another one went on with; else empty.
-    rescued_at
-        Tokens of the answer when that happened.
-    """
-
-    request_id: bytes
-    client: Client
-    routed: RoutedRequest
-    decision: Decision | None
-    upstream: Upstream | None
-    retried_from: str
-    status: int
-    label: str
-    times: Times
-    usage: Usage | None
-    stream: EventStream | None
-    outcome: Outcome | None
-    tokens: int
-    unread_bytes: int
-    rescued_from: str
-    rescued_at: int
+    """An exchange that has ended."""
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -107,27 +47,27 @@ class EndedExchange:
         usage: Usage | None = None,
         stream: EventStream | None = None,
         outcome: Outcome | None = None,
-        tokens: int = 0,
         unread_bytes: int = 0,
-        rescued_from: str = "",
-        rescued_at: int = 0,
     ) -> None:
         self.request_id = request_id
         self.client = client
         self.routed = routed
+        # decision, upstream: None if no backend was up.
         self.decision = decision
         self.upstream = upstream
-        self.retried_from = retried_from
-        self.status = status
-        self.label = label
+        self.retried_from = retried_from  # name of the backend that failed first; empty without a retry
+        self.status = status  # HTTP status of the answer
+        self.label = label  # one of `gateway.routing.series.OUTCOMES`
         self.times = times
-        self.usage = usage
-        self.stream = stream
-        self.outcome = outcome
-        self.tokens = tokens
+        self.usage = usage  # as the engine reported it; None without a report
+        self.stream = stream  # the events of a stream; None for other answers
+        self.outcome = outcome  # None if the request was not answered
+        self.tokens = 0  # prompt and output tokens that the key is charged
+        # Bytes of an answer in one piece that was passed on without its usage having been read.
         self.unread_bytes = unread_bytes
-        self.rescued_from = rescued_from
-        self.rescued_at = rescued_at
+        # Name of the backend that began a stream which another one went on with, and the tokens of the answer then.
+        self.rescued_from = ""
+        self.rescued_at = 0
 
 
 class Observer:

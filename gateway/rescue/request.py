@@ -13,8 +13,8 @@ from policies.features.request import Endpoint
 COMPLETIONS_TARGET: Final = b"/v1/completions"
 
 _COPIED: Final = frozenset(
-    """model stream stream_options stream_interval temperature top_p top_k min_p logit_bias repetition_penalty stop
-    stop_token_ids include_stop_str_in_output ignore_eos allowed_token_ids skip_special_tokens
+    """model stream stream_options stream_interval temperature top_p top_k min_p logit_bias repetition_penalty
+    stop_token_ids ignore_eos allowed_token_ids skip_special_tokens
     spaces_between_special_tokens priority cache_salt session_id user""".split()  # noqa: SIM905
 )
 """Parameters that mean the same of a token wherever it is in an answer, and the same in both APIs."""
@@ -50,11 +50,8 @@ class RescuableRequest:
         "_min_tokens",
         "body",
         "endpoint",
-        "includes_stop",
         "max_tokens",
         "model",
-        "stops",
-        "with_running_usage",
         "with_usage",
     )
 
@@ -65,13 +62,8 @@ class RescuableRequest:
         self.model = document.get("model")  # name of the model, as the client sent it; None if it sent none
         # Largest number of tokens of the answer; None for the rest of the context.
         self.max_tokens = _max_tokens(endpoint, document)
-        self.stops = _stops(document)  # stop strings
-        # Whether a stop string is part of the answer.
-        self.includes_stop = bool(document.get("include_stop_str_in_output"))
         options = document.get("stream_options") or {}
-        # with_usage, with_running_usage: whether the stream ends with its usage, and whether each event has it.
-        self.with_usage = bool(options.get("include_usage"))
-        self.with_running_usage = self.with_usage and bool(options.get("continuous_usage_stats"))
+        self.with_usage = bool(options.get("include_usage"))  # whether the stream ends with its usage
         self._min_tokens: int = document.get("min_tokens") or 0
         self._fields = {name: value for name, value in document.items() if name in _COPIED}
 
@@ -118,16 +110,13 @@ def _is_known(document: Mapping[str, Any]) -> bool:
         is_unset = not value or value == _NEUTRAL.get(name)
         if name not in _KNOWN and not is_unset:
             return False
-    options = document.get("stream_options")
-    if options is not None and not isinstance(options, dict):
+    options = document.get("stream_options") or {}
+    if not isinstance(options, dict) or options.get("continuous_usage_stats"):
         return False
     for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
         if not isinstance(document.get(name), (int, type(None))):
             return False
-    if document.get("seed") is not None and not _is_greedy(document):
-        return False  # the random numbers would begin anew
-    # No stop string ends an answer before the minimum, and an engine counts only the tokens of its own request.
-    return not (document.get("min_tokens") and _stops(document))
+    return document.get("seed") is None or _is_greedy(document)  # else the random numbers would begin anew
 
 
 def _is_greedy(document: Mapping[str, Any]) -> bool:
@@ -163,9 +152,3 @@ def _max_tokens(endpoint: Endpoint, document: Mapping[str, Any]) -> int | None:
         return limit
     limit = document.get("max_completion_tokens")
     return document.get("max_tokens") if limit is None else limit
-
-
-def _stops(document: Mapping[str, Any]) -> list[str]:
-    stop = document.get("stop")
-    stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
-    return [each for each in stops if isinstance(each, str) and each]

@@ -17,7 +17,7 @@ from gateway.relay.attempt import Attempt
 from gateway.relay.exchange import Exchange
 from gateway.relay.failures import Outlook, backend_failed
 from gateway.relay.observers import EndedExchange
-from gateway.rescue.continued import ContinuedStream, InexactSeamError, pending_text, reach
+from gateway.rescue.continued import ContinuedStream, InexactSeamError, ends_within_character
 from gateway.rescue.passed import PassedStream
 from gateway.rescue.request import COMPLETIONS_TARGET, RescuableRequest, rescuable
 from gateway.routing.model import Upstream
@@ -36,8 +36,8 @@ _OUTCOMES: Final = {"ok": "complete", "cancelled": "cancelled"}
 class Rescue:
     """What goes on with the stream of one exchange elsewhere; a `Rescuer`, and the receiver of the calls for that.
 
-    First the backend that is to go on decodes the tokens so far. Their text must be the one that the client has, except
-    for what its engine withheld. Then it continues them.
+    First the backend that is to go on decodes the tokens so far: their text must be the one that the client has. Then
+    it continues them.
     """
 
     def __init__(self, exchange: Exchange, request: RescuableRequest | None) -> None:
@@ -153,9 +153,7 @@ class Rescue:
         self.is_waiting = False
         if events := continued.feed(data):
             attempt.on_data(events)
-        if continued.is_stopped:
-            self._end_here()
-        elif continued.has_error:
+        if continued.has_error:
             self.on_error(UpstreamError("broken", "ended the rest of an answer with an error"))
 
     def on_end(self) -> None:
@@ -186,11 +184,11 @@ class Rescue:
             decoded = orjson.loads(b"".join(self._decoded))["prompt"] if self._status == 200 else None
             if not isinstance(decoded, str):
                 raise InexactSeamError  # noqa: TRY301
-            pending = pending_text(passed.text, decoded, self._most_withheld(request))
+            is_cut = ends_within_character(passed.text, decoded)
         except (orjson.JSONDecodeError, KeyError, TypeError, InexactSeamError):
             self._give_up()
             return
-        if pending is None:
+        if is_cut:
             self._dropped += 1
             if self._dropped > min(_MAX_DROPPED, len(passed.ids) - 1):
                 self._give_up()
@@ -198,28 +196,20 @@ class Rescue:
                 self._decode()
             return
         passed.drop_ids(self._dropped)
-        continued = self._continued = ContinuedStream(request, passed, pending)
+        continued = self._continued = ContinuedStream(request, passed)
         remaining = request.remaining_tokens(len(passed.ids))
         if remaining is not None and remaining <= 0:
-            self._attempt().on_data(continued.close("length"))
-            self._end_here()
+            attempt = self._attempt()
+            attempt.on_data(continued.close("length"))
+            attempt.cancel()
+            attempt.on_end()
             return
         self._send(COMPLETIONS_TARGET, request.continuation(passed.prompt_ids.tolist(), passed.ids.tolist()))
-
-    def _most_withheld(self, request: RescuableRequest) -> int:
-        """Return how many characters may have been withheld, by the last engine and at each earlier seam."""
-        chars = reach(request.stops)
-        return (0 if request.includes_stop else chars) + 2 * (len(self.left) - 1) * chars
 
     def _send(self, target: bytes, body: bytes) -> None:
         attempt = self._attempt()
         attempt.last_read_s = time.perf_counter()
         attempt.call = attempt.send(target, body, self)
-
-    def _end_here(self) -> None:
-        """End the stream, whatever its backend still does."""
-        self._attempt().cancel()
-        self._attempt().on_end()
 
     def _give_up(self) -> None:
         """End the stream with the error of the backend that failed, since another one cannot go on exactly."""

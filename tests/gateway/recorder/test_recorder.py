@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,15 @@ def settings(folder: Path, **fields: Any) -> RecorderSettings:
 
 
 ANY_DECISION = Decision("b", "random", "drawn", 0.5)
+GIVEN = "request_id client routed decision upstream retried_from status label times usage stream outcome unread_bytes"
+
+
+def changed(ended: EndedExchange, **changes: Any) -> EndedExchange:
+    """Return a copy with other values."""
+    copied = EndedExchange(*[getattr(ended, name) for name in GIVEN.split()])
+    for name, value in changes.items():
+        setattr(copied, name, value)
+    return copied
 
 
 @dataclass
@@ -61,7 +70,7 @@ class Finished:
     ended: EndedExchange
 
     def record(self, recorder: Recorder, **changes: Any) -> None:
-        recorder.add(self.notes, replace(self.ended, **changes))
+        recorder.add(self.notes, changed(self.ended, **changes))
 
     def answer(self, text: str, size_bytes: int = 50, **fields: Any) -> None:
         """Observe an answer in one piece."""
@@ -113,7 +122,7 @@ def finished(recorder: Recorder, number: int = 0, body: bytes = b"", **changes: 
         None,
         outcome,
     )
-    return Finished(notes, replace(ended, **changes))
+    return Finished(notes, changed(ended, **changes))
 
 
 @pytest.fixture
@@ -435,7 +444,7 @@ def test_records_built_on_the_event_loop_equal_those_of_the_thread(tmp_path: Pat
         routed = RoutedRequest(
             request.ended.routed.model, request.ended.routed.features, prompt=Prompt([prompt, "and more"])
         )
-        request = Finished(request.notes, replace(request.ended, routed=routed))
+        request = Finished(request.notes, changed(request.ended, routed=routed))
         del request.notes.chunks[:]
         request.answer("two words, 12345")
         begun, pending = (
@@ -455,7 +464,7 @@ def test_all_hashes_of_a_recorder_have_the_same_salt(tmp_path: Path, started: Ca
     for number, prompt in enumerate(("two words", "two words" * 1000)):
         request = finished(recorder, number)
         routed = RoutedRequest(request.ended.routed.model, request.ended.routed.features, prompt=Prompt([prompt]))
-        request = Finished(request.notes, replace(request.ended, routed=routed))
+        request = Finished(request.notes, changed(request.ended, routed=routed))
         del request.notes.chunks[:]
         request.answer("two words")
         request.record(recorder)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.rescue.continued import ContinuedStream, InexactSeamError, pending_text, reach
+from gateway.rescue.continued import ContinuedStream, InexactSeamError, ends_within_character
 from gateway.rescue.passed import MAX_CHARS, PassedStream
 from gateway.rescue.request import RescuableRequest, rescuable
 from policies.features.request import Endpoint
@@ -23,7 +23,6 @@ SCRIPTS = st.lists(
     min_size=1,
     max_size=30,
 ).map(lambda parts: [token for part in parts for token in part])
-STOPS = st.lists(st.sampled_from(["STOP", "return x", "\n   ", "x #", "\u00e9ST"]), max_size=2, unique=True)
 
 
 def request_of(endpoint: Endpoint, **fields: Any) -> tuple[dict[str, Any], RescuableRequest]:
@@ -51,10 +50,9 @@ def cut_and_continued(
         assert passed.is_exact
         if passed.finish_reason:
             return client + ContinuedStream(request, passed).close(passed.finish_reason)
-        most_chars = (2 * number + (not request.includes_stop)) * reach(request.stops)
-        while passed.ids and (pending := pending_text(passed.text, decode(passed.ids.tolist()), most_chars)) is None:
+        while passed.ids and ends_within_character(passed.text, decode(passed.ids.tolist())):
             passed.drop_ids(1)
-        continued = ContinuedStream(request, passed, pending if passed.ids else "")
+        continued = ContinuedStream(request, passed)
         is_again_chat = endpoint is CHAT and not passed.ids
         sent = json.loads(
             request.continuation(passed.prompt_ids.tolist(), passed.ids.tolist()) if passed.ids else request.body
@@ -68,12 +66,12 @@ def cut_and_continued(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from([CHAT, Endpoint.COMPLETIONS]), SCRIPTS, STOPS, st.booleans(), st.integers(1, 3), st.data())
+@given(st.sampled_from([CHAT, Endpoint.COMPLETIONS]), SCRIPTS, st.integers(1, 3), st.data())
 def test_a_stream_cut_anywhere_reads_as_if_it_had_not_been(
-    endpoint: Endpoint, script: list[int], stops: list[str], includes_stop: bool, step: int, data: st.DataObject
+    endpoint: Endpoint, script: list[int], step: int, data: st.DataObject
 ) -> None:
     limit = data.draw(st.one_of(st.none(), st.integers(1, 40)), "max_tokens")
-    body, request = request_of(endpoint, stop=stops, include_stop_str_in_output=includes_stop, max_tokens=limit)
+    body, request = request_of(endpoint, max_tokens=limit)
     events = list(TokenEngine(script, 1).events(body, chat=endpoint is CHAT))
     uninterrupted = answer_of(b"".join(events))
     cuts = data.draw(st.lists(st.integers(1, len(events)), min_size=1, max_size=2), "cuts")
@@ -85,10 +83,7 @@ def test_a_stream_cut_anywhere_reads_as_if_it_had_not_been(
     assert uninterrupted[2] is not None
     assert usage["prompt_tokens"] == uninterrupted[2]["prompt_tokens"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-    if not stops:
-        assert usage["completion_tokens"] == uninterrupted[2]["completion_tokens"]
-    else:  # engines stop at the end of a step
-        assert usage["completion_tokens"] >= uninterrupted[2]["completion_tokens"]
+    assert usage["completion_tokens"] == uninterrupted[2]["completion_tokens"]
     documents = [json.loads(line[6:]) for line in client.split(b"\n") if line.startswith(b"data: {")]
     assert len({(each["id"], each["created"], each["object"], each["model"]) for each in documents}) == 1
     assert client.endswith(b"data: [DONE]\n\n")
@@ -97,42 +92,21 @@ def test_a_stream_cut_anywhere_reads_as_if_it_had_not_been(
     assert b'token_ids":[' not in client
 
 
-@pytest.mark.parametrize("cut", range(2, 8))
-@pytest.mark.parametrize("includes_stop", [False, True])
-def test_a_stop_string_across_the_seam_ends_the_answer(cut: int, includes_stop: bool) -> None:
-    script = [0, 1, 10, 11, 2, 3]  # def f STOP (x):
-    fields = {"stop": ["STOP"], "include_stop_str_in_output": includes_stop}
-    body, request = request_of(Endpoint.COMPLETIONS, **fields)
-    client = cut_and_continued(Endpoint.COMPLETIONS, script, body, request, [min(cut, 4)], 1)
-    text, reason, _ = answer_of(client)
-    assert (text, reason) == ("def f" + "STOP" * includes_stop, "stop")
-
-
-def test_what_was_withheld_is_shown_if_no_token_is_left() -> None:
-    _, request = request_of(Endpoint.COMPLETIONS, stop=["STOP"])
-    text, reason, _ = answer_of(ContinuedStream(request, PassedStream(), "ST").close("length"))
-    assert (text, reason) == ("ST", "length")
-
-
 @pytest.mark.parametrize("decoded", ["", "a", "abc", "<think>so</think>ab", "ab<|im_start|>c"])
 def test_a_text_that_is_not_that_of_the_tokens_is_not_continued(decoded: str) -> None:
     with pytest.raises(InexactSeamError):
-        pending_text("ab", decoded, 0)
+        ends_within_character("ab", decoded)
 
 
 @pytest.mark.parametrize("decoded", ["ab", "a<|im_end|>b", "<s>ab", "ab<|im_end|>", "<a><b>ab[PAD]"])
 def test_special_tokens_are_in_no_text(decoded: str) -> None:
-    assert not pending_text("ab", decoded, 0)
+    assert not ends_within_character("ab", decoded)
 
 
-def test_what_an_engine_withholds_is_pending() -> None:
-    assert pending_text("ab", "abc", 2) == "c"
-    assert pending_text(" ab", "ab<b", 2) == "<b"
-    assert pending_text("ab", "ab\ufffd", 0) is None
-    assert pending_text("ab", "ab<|im_end|>c", 3) == "c"
-    assert pending_text("ab c", "ab<|im_end|> cd", 3) == "d"
-    with pytest.raises(InexactSeamError):  # a special token, or text that may begin a stop string
-        pending_text("ab", "ab<b>", 9)
+def test_part_of_a_character_is_dropped() -> None:
+    assert ends_within_character("ab", "ab\ufffd")
+    assert ends_within_character(" ab", "ab<|im_end|>\ufffd")
+    assert not ends_within_character(" ab", "ab")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +164,8 @@ def test_an_error_of_the_engine_is_withheld_but_not_at_the_beginning() -> None:
         {"frequency_penalty": -0.5},
         {"seed": 3},
         {"seed": 3, "temperature": 0.5},
-        {"min_tokens": 3, "stop": "a"},
+        {"stop": "a"},
+        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
         {"return_token_ids": False},
         {"use_beam_search": True},
         {"echo": True},
