@@ -17,37 +17,40 @@ from lab.statistics import Interval, of_units
 Played = Mapping[Mix, Sequence[Replayed]]
 """Results by mix, of each window and seed; the seeds of a window are neighbours."""
 
+SEEDS = 2
+"""Simulations of each window, with other draws."""
+
 _METRICS = ("e2e_s", "ttft_s", "tpot_s")
 
 
-def play(mixes: Sequence[Mix], split: Split, seeds: int, run_all: RunAll) -> Played:
+def play(mixes: Sequence[Mix], split: Split, run_all: RunAll) -> Played:
     """Play mixes on the windows to judge on."""
     before = tuple(sorted((*split.learning, *split.searched)))
-    tasks = [Task(mix, split.judged, before, seed) for mix in mixes for seed in range(1, seeds + 1)]
+    tasks = [Task(mix, split.judged, before, seed) for mix in mixes for seed in range(1, SEEDS + 1)]
     results = run_all(tasks)
     return {
-        mix: [one for window in zip(*results[at * seeds : (at + 1) * seeds], strict=True) for one in window]
+        mix: [one for window in zip(*results[at * SEEDS : (at + 1) * SEEDS], strict=True) for one in window]
         for at, mix in enumerate(mixes)
     }
 
 
-def choose(found: Found, played: Played, seeds: int, objective: Objective) -> Mix:
+def choose(found: Found, played: Played, objective: Objective) -> Mix:
     """Return the mix to run: the best of the search, or all replicas alike where no mix is shown to be better."""
     best = found.finalists[0]
     if len(set(best)) == 1 or found.alike not in played:
         return best
-    loss = loss_of(played[best], played[found.alike], seeds, objective)
+    loss = loss_of(played[best], played[found.alike], objective)
     return best if loss is None or loss.low > 0 else found.alike
 
 
-def judged(chosen: Mix, played: Played, seeds: int, objective: Objective) -> list[JudgedMix]:
+def judged(chosen: Mix, played: Played, objective: Objective) -> list[JudgedMix]:
     """Return the results of mixes, the chosen one first, then the best."""
-    results = [_judged(mix, chosen, played, seeds, objective) for mix in played]
+    results = [_judged(mix, chosen, played, objective) for mix in played]
     sign = -1.0 if objective.slo else 1.0
     return sorted(results, key=lambda one: (one.mix != chosen, sign * one.value))
 
 
-def _judged(mix: Mix, chosen: Mix, played: Played, seeds: int, objective: Objective) -> JudgedMix:
+def _judged(mix: Mix, chosen: Mix, played: Played, objective: Objective) -> JudgedMix:
     own, other = played[chosen], played[mix]
     times = {metric: np.concatenate([getattr(one, metric) for one in other]) for metric in _METRICS}
     worse = [objective.cost([theirs]) > objective.cost([mine]) for mine, theirs in zip(own, other, strict=True)]
@@ -58,7 +61,7 @@ def _judged(mix: Mix, chosen: Mix, played: Played, seeds: int, objective: Object
         means[1],
         means[2],
         objective.value(other),
-        None if mix == chosen else loss_of(own, other, seeds, objective),
+        None if mix == chosen else loss_of(own, other, objective),
         float(np.mean(worse)),
     )
 
@@ -69,7 +72,7 @@ def _mean_of(values: Floats) -> float:
     return float(known.mean()) if len(known) else math.nan
 
 
-def loss_of(own: Sequence[Replayed], other: Sequence[Replayed], seeds: int, objective: Objective) -> Interval | None:
+def loss_of(own: Sequence[Replayed], other: Sequence[Replayed], objective: Objective) -> Interval | None:
     """Return the loss with other results instead of one's own on the same requests; see `JudgedMix.loss`.
 
     The windows, which begin idle, are the independent units. The seeds of a window are averaged, since the same
@@ -78,7 +81,7 @@ def loss_of(own: Sequence[Replayed], other: Sequence[Replayed], seeds: int, obje
     if any(one.errors for one in (*own, *other)):
         return None
     mine, theirs = (
-        np.add.reduceat([objective.values(one).sum() for one in played], np.arange(0, len(played), seeds))
+        np.add.reduceat([objective.values(one).sum() for one in played], np.arange(0, len(played), SEEDS))
         for played in (own, other)
     )
     if min(mine.sum(), theirs.sum()) <= 0:

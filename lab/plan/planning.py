@@ -22,7 +22,6 @@ from lab.plan.traffic import Windows
 Replica = tuple[Method, Mapping[str, Any]]
 """Method and speculative config of a replica."""
 
-_SEEDS = 2  # of the judgement
 _ROUNDED_TO = 1024
 
 
@@ -89,12 +88,12 @@ def _plan(runner: MixRunner, usable: Sequence[int], run_all: RunAll, present: Mi
     found = find_mixes(
         runner.kinds, usable, options.replicas, split, run_all, objective, present=present, budget=options.budget
     )
-    played = play(found.finalists, split, _SEEDS, run_all)
-    chosen = choose(found, played, _SEEDS, objective)
+    played = play(found.finalists, split, run_all)
+    chosen = choose(found, played, objective)
     ranked = sorted(found.finalists, key=lambda mix: objective.cost(played[mix]))
     alike = chosen if len(set(chosen)) == 1 else next(mix for mix in ranked if len(set(mix)) == 1)
     mixed = chosen if len(set(chosen)) > 1 else next((mix for mix in ranked if len(set(mix)) > 1), None)
-    results = tuple(judged(chosen, played, _SEEDS, objective))
+    results = tuple(judged(chosen, played, objective))
     return Plan(runner.kinds, chosen, results, alike, mixed, present, found.tried)
 
 

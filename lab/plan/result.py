@@ -65,12 +65,10 @@ class Plan:
     # The plan, the best others of the search, the best mix with all replicas alike for each method, the best one of
     # several methods, and the present mix, the best first after the plan.
     judged: tuple[JudgedMix, ...]
-    # alike, mixed, present: the best mix judged with all replicas alike, the best one of several methods, and the
-    # present mix.
-    alike: Mix
-    mixed: Mix | None
-    present: Mix | None
-    tried: int  # number of mixes tried
+    alike: Mix  # the best one judged with all replicas alike
+    mixed: Mix | None  # the best one of several methods
+    present: Mix | None  # what runs now
+    tried: int  # number of mixes
 
     def label(self, mix: Mix) -> str:
         """Return what a mix is, such as `the plan, best of one kind`; empty for one that is nothing of note."""

@@ -32,8 +32,7 @@ class ReplayRequest:
 
     arrived_s: float  # seconds from the start of the replay
     features: RequestFeatures  # features for the policy, without the load
-    # prompt_tokens, output_tokens: lengths, at least 1 each.
-    prompt_tokens: int
+    prompt_tokens: int  # at least 1, as the output
     output_tokens: int
     acceptance: Mapping[str, Sequence[int] | float]  # as in `TraceRecord`
     text: Text | None  # text on which n-gram and suffix drafting are replayed if the trace has no acceptance for them

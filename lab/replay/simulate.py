@@ -57,12 +57,10 @@ class ReplicaSpec:
     name: str
     method: Method
     config: Mapping[str, Any]  # speculative config without the method
-    calibration: str  # name of the calibration
+    calibration: str  # its name
     weight: float = 1.0
-    # max_model_len, kv_blocks: maximum context in tokens and number of KV-cache blocks; None for those of the
-    # calibration.
-    max_model_len: int | None = None
-    kv_blocks: int | None = None
+    max_model_len: int | None = None  # None for that of the calibration
+    kv_blocks: int | None = None  # the same
     silent_s: tuple[float, float] = (math.inf, math.inf)  # times between which its drafts are never accepted
 
 

@@ -29,7 +29,6 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
             "autoload_known_extensions": False,
         }
         with duckdb.connect(str(Path(folder) / "rows.duckdb"), config=config) as connection:
-            connection.execute("set TimeZone = 'UTC'")  # for times without a zone
             connection.execute("set enable_progress_bar_print = false")  # after two seconds it would be in the output
             yield connection
 

@@ -142,10 +142,10 @@ def test_requests_that_need_a_baseline_get_one_into_the_mix() -> None:
 
     split = Split((), (0,), (1, 2, 3, 4))
     found = find_mixes(known, [0, 6], 2, split, _each(runner), Objective(), present=(6, 6))
-    played = play(found.finalists, split, 1, _each(runner))
-    chosen = choose(found, played, 1, Objective())
+    played = play(found.finalists, split, _each(runner))
+    chosen = choose(found, played, Objective())
     assert chosen == (0, 6)  # two heads would be faster
-    present = next(one for one in judged(chosen, played, 1, Objective()) if one.mix == (6, 6))
+    present = next(one for one in judged(chosen, played, Objective()) if one.mix == (6, 6))
     assert (present.loss, present.worse_in, present.value) == (None, 1.0, np.inf)
     with pytest.raises(ValueError, match="need a baseline"):
         find_mixes(known, [6], 2, split, _each(runner), Objective())
@@ -164,8 +164,8 @@ def test_few_mixes_are_all_tried_and_the_best_is_chosen() -> None:
     means = {mix: float(runner(_task(mix, 0, 0))[0].e2e_s.mean()) for mix in everything}
     assert found.finalists[0] == min(means, key=lambda mix: means[mix])
     assert {(0, 0), (3, 3), (6, 6)} < set(found.finalists)  # all replicas alike, of each method
-    played = play(found.finalists, split, 2, _each(runner))
-    results = judged(found.finalists[0], played, 2, Objective())
+    played = play(found.finalists, split, _each(runner))
+    results = judged(found.finalists[0], played, Objective())
     assert results[0].mix == found.finalists[0]
     assert [one.value for one in results[1:]] == sorted(one.value for one in results[1:])
     present = next(one for one in results if one.mix == (0, 0))
@@ -209,7 +209,7 @@ def test_all_replicas_alike_are_preferred_unless_a_mix_is_shown_to_be_better() -
         both = {mixed: times, alike: worse * noise * times}
         played = {mix: [_played(part) for part in np.split(each, 8)] for mix, each in both.items()}
         assert set(played) == set(found.finalists)
-        return choose(found, played, 1, Objective())
+        return choose(found, played, Objective())
 
     assert chosen(1.0) == alike
     assert chosen(1.03) == mixed
@@ -237,7 +237,7 @@ def test_the_objective_can_be_the_share_that_keeps_the_slo() -> None:
     split, run, objective = Split((), (0,), (1, 2)), _each(_made_up()), Objective({"e2e": 5.0})
     found = find_mixes(_kinds(), range(4), 4, split, run, objective, present=(0, 0, 0, 0))
     assert found.finalists[0] in {(2, 2, 3, 3), (2, 3, 3, 3)}
-    results = judged(found.finalists[0], play(found.finalists, split, 1, run), 1, objective)
+    results = judged(found.finalists[0], play(found.finalists, split, run), objective)
     present = next(one for one in results if one.mix == (0, 0, 0, 0))
     assert present.value < results[0].value <= 1.0
     assert present.loss is None or present.loss.low > 0

@@ -160,16 +160,6 @@ def test_policies_of_the_same_name_are_numbered(pool: Path, tmp_path: Path) -> N
     assert list(figures(tmp_path, MOONCAKE, "--config", pool)["policies"]) == ["thresholds"]  # the pool's own
 
 
-def test_requests_longer_than_every_context_are_errors(pool: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "long.jsonl"
-    write_trace(trace, [TraceRecord(arrived_at=float(n), prompt_tokens=10_000_000, output_tokens=5) for n in range(3)])
-    document = figures(tmp_path, trace, "--config", pool)
-    assert document["requests"] == 3
-    only = document["policies"]["thresholds"]
-    assert (only["requests"], only["errors"], only["goodput"]) == (0, 3, 0.0)
-    assert only["e2e_s"]["mean"] is None
-
-
 def test_the_pool_file_sets_the_context_of_its_replicas(tmp_path: Path) -> None:
     pool, trace = tmp_path / "pool.yaml", tmp_path / "trace.jsonl"
     lengths = [500, 1000, 5000, 9000]

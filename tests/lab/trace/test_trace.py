@@ -88,7 +88,7 @@ def test_what_became_of_a_request_need_not_be_read() -> None:
     assert {field.name for field in fields(FULL)} > OUTCOME_FIELDS
 
 
-def test_candidates_are_written_as_columns() -> None:
+def test_candidates_are_written_as_columns_and_means_by_their_name() -> None:
     written = orjson.loads(encode(FULL))
     assert written["version"] == 3
     assert written["candidates"] == {
@@ -100,12 +100,8 @@ def test_candidates_are_written_as_columns() -> None:
         "running": [2, None],
         "waiting": [1, None],
     }
+    assert written["acceptance"] == {"ngram": [1, 2, 1, 2, 1], "eagle3": {"mean_acceptance_length": 2.25}}
     assert "running" not in orjson.loads(encode(replace(FULL, candidates=[TraceCandidate("a")])))["candidates"]
-
-
-def test_a_mean_acceptance_length_is_written_by_its_name() -> None:
-    acceptance = orjson.loads(encode(FULL))["acceptance"]
-    assert acceptance == {"ngram": [1, 2, 1, 2, 1], "eagle3": {"mean_acceptance_length": 2.25}}
 
 
 def test_missing_and_unknown_keys_are_ignored() -> None:
