@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,7 +70,6 @@ class Gateway:
     peer_exchange: PeerExchange  # exchanges reports with them
     policy_versions: dict[str, PolicyVersions]  # rules and pins of each model with a learned policy
     upstreams: dict[str, dict[str, Upstream]]  # the upstreams of each model, by name of their backends
-    admin_digest: bytes  # SHA-256 of the admin key
     is_started: bool = False  # whether its periodic tasks run
     # What was taken out of use, until the requests that were in flight then have ended.
     leaving: list[Leaving] = field(default_factory=list)
@@ -98,15 +97,16 @@ def assemble(
     series = RequestSeries(metrics)
     backends = [_kept(backend, previous) for backend in backends]
     pool = Pool(backends, health_rules(settings)) if previous is None else previous.pool
-    clients = _Clients(settings, series, writes, previous)
     models: dict[str, Model] = {}
     upstreams: dict[str, dict[str, Upstream]] = {}
     by_name: dict[str, Model] = {}
     for name, model_settings in settings.models.items():
-        upstreams[name] = {each.name: clients.upstream(each) for each in backends if each.model == name}
+        upstreams[name] = {
+            each.name: _upstream(each, settings, series, writes, previous) for each in backends if each.model == name
+        }
         model = models[name] = _model(name, model_settings, upstreams[name], previous)
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)
-    access, admin_access = _access(settings, admin_digest, previous)
+    access, admin_access = _access(settings, admin_digest)
     for name in models:
         series.retries_refused.labels(name)  # at once: the rate of a series that begins with an event misses that
     router = Router(by_name, pool, settings.server.max_body_values)
@@ -144,8 +144,7 @@ def assemble(
         exchange,
         policy_versions,
         upstreams,
-        admin_digest,
-        launched=dict if run_dir is None else partial(read_launched, run_dir),
+        launched=dict if run_dir is None else functools.partial(read_launched, run_dir),
     )
     if previous is None:
         gateway.rooms = [room(gateway) for room in rooms()]
@@ -213,40 +212,29 @@ def _kept(backend: Backend, previous: Gateway | None) -> Backend:
     return backend
 
 
-class _Clients:
-    """The upstreams of the backends, old ones as far as their settings are the same."""
-
-    def __init__(
-        self, settings: PoolSettings, series: RequestSeries, writes: WriteBatch, previous: Gateway | None
-    ) -> None:
-        self._settings = settings
-        self._series = series
-        self._writes = writes
-        self._old: dict[tuple[str, str], Upstream] = {}
-        if previous is not None and _of_clients(previous.settings) == _of_clients(settings):
-            self._old = {
-                (name, upstream.backend.name): upstream
-                for name, model in previous.models.items()
-                for upstream in model.upstreams.values()
-            }
-        self._tls: ssl.SSLContext | None = None
-
-    def upstream(self, backend: Backend) -> Upstream:
-        """Return the upstream of a backend."""
-        known = self._old.get((backend.model, backend.name))
+def _upstream(
+    backend: Backend, settings: PoolSettings, series: RequestSeries, writes: WriteBatch, previous: Gateway | None
+) -> Upstream:
+    """Return the upstream of a backend: the running one if its settings are the same."""
+    if previous is not None and _of_clients(previous.settings) == _of_clients(settings):
+        known = previous.upstreams.get(backend.model, {}).get(backend.name)
         if known is not None and known.backend is backend:
             return known
-        address = Address.parse(backend.url)
-        if address.tls and self._tls is None:
-            self._tls = ssl.create_default_context()
-        client = UpstreamClient(
-            address,
-            connect_timeout_s=self._settings.timeouts.connect_s,
-            keep_alive_s=self._settings.timeouts.keep_alive_s,
-            tls=self._tls if address.tls else None,
-            writes=self._writes,
-        )
-        return Upstream(backend, client, self._series.of(backend), drops_cors=self._settings.cors is not None)
+    address = Address.parse(backend.url)
+    client = UpstreamClient(
+        address,
+        connect_timeout_s=settings.timeouts.connect_s,
+        keep_alive_s=settings.timeouts.keep_alive_s,
+        tls=_trusted() if address.tls else None,
+        writes=writes,
+    )
+    return Upstream(backend, client, series.of(backend), drops_cors=settings.cors is not None)
+
+
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    """Return the authorities of the system; reading them takes 17 ms."""
+    return ssl.create_default_context()
 
 
 def _of_clients(settings: PoolSettings) -> tuple[float, float, bool]:
@@ -292,12 +280,8 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
     )
 
 
-def _access(settings: PoolSettings, admin_digest: bytes, previous: Gateway | None) -> tuple[Access, Access | None]:
+def _access(settings: PoolSettings, admin_digest: bytes) -> tuple[Access, Access | None]:
     """Return the access at the address of the clients, and at the admin address if there is one."""
-    if previous is not None and _of_access(previous.settings, previous.admin_digest) == _of_access(
-        settings, admin_digest
-    ):
-        return previous.relay.access, previous.admin_access
     keyring = Keyring([(key.digest or b"", _client_of(key)) for key in settings.keys], admin_digest)
     paths = RelayedPaths(settings.paths)
     cors = None if settings.cors is None else Cors(settings.cors.origins)
@@ -309,11 +293,6 @@ def _access(settings: PoolSettings, admin_digest: bytes, previous: Gateway | Non
     closed = {"/admin"} | page | (metrics if settings.admin.metrics else nothing)
     closed_at_admin = {"/v1/models"} | off | (nothing if settings.admin.metrics else metrics)
     return Access(keyring, paths, cors, closed), Access(keyring, None, closed=closed_at_admin, public=public)
-
-
-def _of_access(settings: PoolSettings, admin_digest: bytes) -> tuple[object, ...]:
-    """Return what access depends on."""
-    return settings.keys, settings.admin, settings.dashboard, settings.paths, settings.cors, admin_digest
 
 
 def queue_bounds(settings: PoolSettings) -> dict[str, QueueBounds]:

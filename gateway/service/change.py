@@ -105,7 +105,7 @@ class Change:
         bounds = queue_bounds(later.settings)
         for name, queue in gateway.relay.queues.items():
             queue.bounds = bounds.get(name, UNBOUNDED)
-        gateway.settings, gateway.admin_digest = later.settings, later.admin_digest
+        gateway.settings = later.settings
         gateway.relay, gateway.admin_access = later.relay, later.admin_access
         gateway.models, gateway.upstreams = later.models, later.upstreams
         gateway.policy_versions = versions
@@ -115,11 +115,6 @@ class Change:
         for step in steps:
             with background.guarded("reloads"):
                 step()
-
-    async def abandon(self) -> None:
-        """Close what was prepared."""
-        for each in self.joining:
-            await each.watch.probe.close()
 
     def _share_upstreams(self) -> None:
         """Have the requests in flight, which keep the old models, sent to the replicas that there are now."""
