@@ -25,8 +25,8 @@ from lab.replay.pace import paced
 from lab.trace import TraceRecord
 
 SCHEMA = "speculation-gateway.bench/2"
-Number = TypeVar("Number", int, float)
 
+_Number = TypeVar("_Number", int, float)
 _REQUESTS = 100
 _FAILED = 1
 _INTERRUPTED = 130
@@ -93,7 +93,7 @@ def _loads(options: BenchOptions) -> dict[Condition, Load]:
     elif options.rate is None:
         raise UsageError("--rate: give the requests per second, or a --trace that has them")
     else:
-        records = list(_generated(options))
+        records = _generated(options)
     loads: dict[Condition, Load] = {}
     for temperature, rate in itertools.product(temperatures, rates):
         asked = records if temperature is None else [replace(one, temperature=temperature) for one in records]
@@ -113,8 +113,8 @@ def _generated(options: BenchOptions) -> list[TraceRecord]:
 
 
 def _numbers(
-    option: str, text: str | None, kind: Callable[[str], Number], least: float = 0.0, separator: str = ","
-) -> tuple[Number, ...]:
+    option: str, text: str | None, kind: Callable[[str], _Number], least: float = 0.0, separator: str = ","
+) -> tuple[_Number, ...]:
     """Return the numbers of a list; none without one."""
     if text is None:
         return ()

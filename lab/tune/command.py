@@ -118,10 +118,10 @@ def _search(search: Search, options: TuneOptions) -> SearchResult:
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("", total=options.trials)
 
-        def advance(best: float) -> None:
-            bar.update(task, advance=1, description=f"best {best:.4g}")
+        def show(asked: int, best: float) -> None:
+            bar.update(task, completed=asked, description=f"best {best:.4g}")
 
-        return search.run(options.trials, options.seed, advance)
+        return search.run(options.trials, options.seed, show)
 
 
 def _search_lines(result: SearchResult, windows: Sequence[Window], cut: int, requests: int) -> list[str]:

@@ -41,7 +41,7 @@ MIN_WINDOW_REQUESTS = 1000
 
 _REDUCTION = 3  # about one of this many settings goes on to the next rung
 _LEAD = 0.1  # share of a window that is simulated but not counted, so that the pool is not idle
-_BATCH = 9  # settings proposed together; independent of the number of cores
+_BATCH, _BATCH_WHOLE = 9, 4  # settings proposed together; independent of the number of cores
 _NUMBERS = 10  # seldom more; each takes all windows to see whether it helped
 _MOST_CACHED = 50_000  # requests
 
@@ -145,13 +145,17 @@ class Search:
         self, play_all: PlayAll, scoring: Scoring, windows: Sequence[Window], present: ThresholdSettings, budget: int
     ) -> None:
         self._play_all, self._scoring, self._windows = play_all, scoring, windows
-        self._rungs = RUNGS if len(windows) > 1 else (1,)
+        is_whole = len(windows) == 1
+        self._rungs = (1,) if is_whole else RUNGS
+        self._batch = _BATCH_WHOLE if is_whole else _BATCH
         self._left = budget  # requests that may still be simulated
         self._counts = [0] * len(self._rungs)
         self._present = _Candidate(present)
 
-    def run(self, trials: int, seed: int, progress: Callable[[float], None] = lambda _best: None) -> SearchResult:
-        """Search; `progress` is called with the best score after each trial."""
+    def run(
+        self, trials: int, seed: int, progress: Callable[[int, float], None] = lambda _asked, _best: None
+    ) -> SearchResult:
+        """Search; `progress` is called with the number of settings proposed so far, and the best score."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         present, whole = self._present, [self._present]
         movable = knobs(present.settings)
@@ -167,11 +171,10 @@ class Search:
         study.add_trial(create_trial(params=known, distributions=scales, value=self._score(present)))
         asked = 0
         while asked < trials and self._left > 0:
-            batch = [study.ask(scales) for _ in range(min(_BATCH, trials - asked))]
+            batch = [study.ask(scales) for _ in range(min(self._batch, trials - asked))]
             asked += len(batch)
             whole += self._tried(study, batch, movable)
-            for _ in batch:
-                progress(min(map(self._score, whole)))
+            progress(asked, min(map(self._score, whole)))
         best = self._settled(min(whole, key=self._score))
         return SearchResult(best.settings, asked, tuple(self._counts))
 
