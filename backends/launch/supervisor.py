@@ -23,7 +23,6 @@ __all__ = [
     "LaunchError",
     "LaunchSpec",
     "LaunchState",
-    "LaunchStatus",
     "Launcher",
     "check_command",
     "free_port",
@@ -66,18 +65,7 @@ class LaunchSpec:
     shutdown_timeout_s: float = 25.0  # seconds from SIGTERM to SIGKILL
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchStatus:
-    """State of a supervised engine."""
-
-    name: str
-    pid: int | None  # process id of its first process; None while it does not run
-    state: LaunchState
-    restarts: int  # number of restarts
-    last_exit: str | None  # how it last ended, in words; None if it never ended
-
-
-class _Engine:
+class Engine:
     """One engine under supervision."""
 
     def __init__(self, spec: LaunchSpec, on_event: Callable[[str, str], None]) -> None:
@@ -87,18 +75,18 @@ class _Engine:
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
-        self._state = LaunchState.STOPPED
-        self._since_s = time.monotonic()
-        self._restarts = 0
-        self._last_exit: str | None = None
+        self.state = LaunchState.STOPPED
+        self.restarts = 0
+        self.last_exit: str | None = None  # how it last ended, in words
 
-    def status(self) -> LaunchStatus:
-        pid = None if self._process is None else self._process.pid
-        return LaunchStatus(self.spec.name, pid, self._state, self._restarts, self._last_exit)
+    @property
+    def pid(self) -> int | None:
+        """Process id of its first process; None while it does not run."""
+        return None if self._process is None else self._process.pid
 
     def describe(self) -> str:
         """Return its state and the last lines of its log."""
-        state = [f"{self.spec.name}: {self._state}", *([self._last_exit] if self._last_exit else [])]
+        state = [f"{self.spec.name}: {self.state}", *([self.last_exit] if self.last_exit else [])]
         return "\n  ".join([", ".join(state), f"{self.spec.log_path}:", *_last_lines(self.spec.log_path)])
 
     def start(self) -> None:
@@ -125,16 +113,16 @@ class _Engine:
         failures = 0
         try:
             while not self._stopping.is_set():
-                self._last_exit, ready_for_s = await self._run()
+                self.last_exit, ready_for_s = await self._run()
                 if self._stopping.is_set():
                     break
                 failures = 1 if ready_for_s >= BACKOFF_RESET_S else failures + 1
                 pause_s = min(FIRST_BACKOFF_S * 2 ** (failures - 1), MAX_BACKOFF_S)
-                self._enter(LaunchState.BACKOFF, f"{self._last_exit}; restarting in {pause_s:g} s")
+                self._enter(LaunchState.BACKOFF, f"{self.last_exit}; restarting in {pause_s:g} s")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause_s)
                     break
-                self._restarts += 1
+                self.restarts += 1
         finally:
             self._enter(LaunchState.STOPPED, "stopped")
 
@@ -143,7 +131,7 @@ class _Engine:
         for address in map(urlsplit, self.spec.health_urls):
             if address.hostname and address.port and not port_is_free(address.hostname, address.port):
                 return f"port {address.port} is in use by another process", 0.0
-        self._state, self._since_s = LaunchState.STARTING, time.monotonic()
+        self.state, began_s = LaunchState.STARTING, time.monotonic()
         try:
             process = self._process = await EngineProcess.start(self.spec.argv, self.spec.env, self.spec.log_path)
         except OSError as error:
@@ -160,8 +148,8 @@ class _Engine:
                 await end
                 return f"killed because it was not ready after {self.spec.startup_timeout_s:g} s", 0.0
             await health
-            self._enter(LaunchState.READY, f"ready after {time.monotonic() - self._since_s:.1f} s")
-            ready_at_s = self._since_s
+            ready_at_s = time.monotonic()
+            self._enter(LaunchState.READY, f"ready after {ready_at_s - began_s:.1f} s")
             return describe_exit(await end), time.monotonic() - ready_at_s
         finally:
             self.ready.clear()
@@ -171,7 +159,7 @@ class _Engine:
             self._process = None
 
     def _enter(self, state: LaunchState, text: str) -> None:
-        self._state, self._since_s = state, time.monotonic()
+        self.state = state
         if state is LaunchState.READY:
             self.ready.set()
         self._on_event(self.spec.name, text)
@@ -218,18 +206,18 @@ class Launcher:
     def __init__(self, specs: Sequence[LaunchSpec], on_event: Callable[[str, str], None] | None = None) -> None:
         # Called with an engine's name and a line of text for each change of its state.
         self._on_event = on_event or (lambda _name, _text: None)
-        self._engines = [_Engine(spec, self._on_event) for spec in specs]
+        self.engines = [Engine(spec, self._on_event) for spec in specs]
 
     async def start(self) -> None:
         """Start all engines and return at once."""
-        for engine in self._engines:
+        for engine in self.engines:
             check_command(engine.spec)
-        for engine in self._engines:
+        for engine in self.engines:
             engine.start()
 
     async def wait_ready(self, timeout_s: float | None = None) -> None:
         """Wait until every engine is ready."""
-        longest_s = max((engine.spec.startup_timeout_s for engine in self._engines), default=0.0)
+        longest_s = max((engine.spec.startup_timeout_s for engine in self.engines), default=0.0)
         limit_s = longest_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -241,11 +229,7 @@ class Launcher:
 
     async def stop(self) -> None:
         """Stop all engines: SIGTERM, and SIGKILL after `shutdown_timeout_s`; may be called again."""
-        await asyncio.gather(*(engine.stop() for engine in self._engines))
+        await asyncio.gather(*(engine.stop() for engine in self.engines))
 
-    def status(self) -> list[LaunchStatus]:
-        """Return the state of each engine, in the order of the specs."""
-        return [engine.status() for engine in self._engines]
-
-    def _unready(self) -> list[_Engine]:
-        return [engine for engine in self._engines if not engine.ready.is_set()]
+    def _unready(self) -> list[Engine]:
+        return [engine for engine in self.engines if not engine.ready.is_set()]

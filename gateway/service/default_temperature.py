@@ -24,15 +24,12 @@ _POLL_S = 0.5
 
 def known_temperature(settings: ModelSettings) -> float | None:
     """Return the default temperature of a model as settings give it; None if only an engine knows."""
-    known = list(_configured(settings))
-    if len(set(known)) > 1:
-        logger.warning("replicas of one model take different default temperatures: %s", sorted(set(known)))
-    if known:
-        if settings.default_temperature not in (None, known[0]):
-            given = settings.default_temperature
-            logger.warning("default_temperature is %g in the pool file, but %g at the engines", given, known[0])
-        return known[0]
-    return settings.default_temperature
+    given, known = settings.default_temperature, next(_configured(settings), None)
+    if known is None:
+        return given
+    if given not in (None, known):
+        logger.warning("default_temperature is %g in the pool file, but %g at the engines", given, known)
+    return known
 
 
 def assumed_temperature(settings: ModelSettings) -> float:

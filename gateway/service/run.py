@@ -248,21 +248,21 @@ class _Serving:
         console.print("\n".join(lines), soft_wrap=True, markup=False)
 
     def _simulator_is_ready(self) -> bool:
-        return any(each.name == SIMULATOR and each.state == "ready" for each in self._launcher.status())
+        return any(each.spec.name == SIMULATOR and each.state == "ready" for each in self._launcher.engines)
 
     def _on_launch(self, name: str, text: str) -> None:
         logger.info("%s: %s", name, text)
         launched: dict[str, Mapping[str, Any]] = {}
-        for status in self._launcher.status():
-            self.keep_logs |= status.restarts > 0
+        for engine in self._launcher.engines:
+            self.keep_logs |= engine.restarts > 0
             fields = {
-                "pid": status.pid,
-                "process": status.state,
-                "restarts": status.restarts,
-                "last_exit": status.last_exit,
+                "pid": engine.pid,
+                "process": engine.state,
+                "restarts": engine.restarts,
+                "last_exit": engine.last_exit,
             }
             for backend in self._replicas.backends:
                 process_name = SIMULATOR if backend.simulated else f"{backend.model}/{backend.name}"
-                if process_name == status.name:
+                if process_name == engine.spec.name:
                     launched[f"{backend.model}/{backend.name}"] = fields
         write_launched(self._run_dir, launched)

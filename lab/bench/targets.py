@@ -128,7 +128,7 @@ async def running(target: Target) -> AsyncIterator[LiveEndpoint]:
 async def _wait_ready(launcher: Launcher) -> None:
     """Wait for the launcher, but fail after a few restarts: a replica that dies at start will die again."""
     while True:
-        gives_up = any(process.restarts >= _MAX_RESTARTS for process in launcher.status())
+        gives_up = any(process.restarts >= _MAX_RESTARTS for process in launcher.engines)
         try:
             await launcher.wait_ready(0.0 if gives_up else _POLL_S)
         except LaunchError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.launch.supervisor import Launcher, LaunchError, LaunchSpec, LaunchState, LaunchStatus, free_port
+from backends.launch.supervisor import Engine, Launcher, LaunchError, LaunchSpec, LaunchState, free_port
 from tests.support.paths import ROOT
 from tests.support.waiting import eventually
 
@@ -69,9 +69,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     assert not left, "processes were left running"
 
 
-def only(launcher: Launcher) -> LaunchStatus:
-    [status] = launcher.status()
-    return status
+def only(launcher: Launcher) -> Engine:
+    [engine] = launcher.engines
+    return engine
 
 
 def pid_of(launcher: Launcher) -> int:
@@ -85,7 +85,7 @@ async def test_an_engine_becomes_ready_and_stops(bench: Bench) -> None:
     async with bench.running(spec) as launcher:
         await launcher.wait_ready(10)
         status = only(launcher)
-        assert (status.name, status.state, status.restarts, status.last_exit) == ("tiny/ngram", "ready", 0, None)
+        assert (status.spec.name, status.state, status.restarts, status.last_exit) == ("tiny/ngram", "ready", 0, None)
         assert pid_of(launcher) in bench.processes()
         started = time.monotonic()
     assert time.monotonic() - started < 20  # well before the timeout of 25 s
