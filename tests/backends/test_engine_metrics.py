@@ -58,29 +58,12 @@ def test_the_size_of_the_kv_cache_is_read_from_its_labels(labels: bytes, tokens:
     assert metrics.kv_tokens == 2 * tokens
 
 
-def test_older_series_names_and_crlf_line_ends_are_read() -> None:
-    old = PAGE.replace(b"kv_cache_usage_perc", b"gpu_cache_usage_perc").replace(b"\n", b"\r\n")
-    assert read_metrics(old) == read_metrics(PAGE)
-
-
 def test_values_that_are_not_finite_numbers_are_ignored() -> None:
     metrics = read_metrics(
         b"vllm:num_requests_running 1\nvllm:kv_cache_usage_perc NaN\nvllm:num_requests_waiting 1.2.3\n"
     )
     assert metrics is not None
     assert (metrics.running, metrics.waiting, metrics.kv_usage) == (1, 0, 0.0)
-
-
-def test_a_baseline_has_no_acceptance() -> None:
-    metrics = read_metrics(b"vllm:num_requests_running 0.0\n")
-    assert metrics is not None
-    assert metrics.acceptance_rate is None
-    assert metrics.acceptance_length is None
-
-
-@pytest.mark.parametrize("page", [b"", b"<html>", b"python_info 1.0\n", b"\xff\xfe"])
-def test_a_page_that_is_not_from_vllm_gives_none(page: bytes) -> None:
-    assert read_metrics(page) is None
 
 
 LIFE = b"""# TYPE process_start_time_seconds gauge
@@ -164,13 +147,6 @@ vllm:kv_cache_usage_perc 1e9
 vllm:cache_config_info{,num_gpu_blocks="%b",block_size="9"} 1.0
 """ % (digits, digits, digits)
     assert read_metrics(page) == EngineMetrics(running=1, prefix_caching=0, ignored=("kv_usage",))
-
-
-def test_only_so_many_samples_are_read() -> None:
-    metrics = read_metrics(b"vllm:num_requests_running 1\n" * 100_000)
-    assert metrics is not None
-    assert metrics.running <= 10_000
-    assert metrics.ignored == ("samples",)
 
 
 NUMBERS = st.sampled_from((b"1e308", b"-1e308", b"1e400", b"NaN", b"-Inf", b"7", b"0.5", b"1.2.3", b"9" * 400))

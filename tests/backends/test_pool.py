@@ -41,13 +41,6 @@ async def running_pool(
             await pool.stop()
 
 
-async def test_after_the_first_probes_the_state_is_known() -> None:
-    async with running_pool() as (pool, backend, _):
-        assert backend.state is State.STARTING
-        await pool.wait_until_probed(5.0)
-        assert backend.state is State.UP
-
-
 @pytest.mark.parametrize("launched", [False, True])
 async def test_a_replica_that_refuses_from_the_start_is_logged_once_unless_the_gateway_starts_it(
     launched: bool, caplog: pytest.LogCaptureFixture
@@ -77,24 +70,6 @@ async def test_a_replica_that_refuses_from_the_start_is_logged_once_unless_the_g
         assert backend.state is State.STARTING
     finally:
         await pool.stop()
-
-
-async def test_a_replica_that_refuses_from_the_start_is_logged_when_it_comes_up(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with Upstream("a", "m") as upstream:
-        await upstream.die()
-        backend = Backend("a", "m", Method.BASELINE, upstream.url)
-        pool = Pool([backend], RULES)
-        with caplog.at_level("INFO", "backends.pool"):
-            await pool.start()
-            try:
-                await eventually(lambda: "m/a cannot be reached yet: refuses connections" in caplog.text)
-                await upstream.come_back()
-                await eventually(lambda: backend.state is State.UP)
-            finally:
-                await pool.stop()
-    assert [line.levelname for line in caplog.records if line.name == "backends.pool"] == ["WARNING", "INFO"]
 
 
 async def test_waiting_for_the_first_probes_ends_at_its_timeout() -> None:
@@ -157,12 +132,6 @@ async def test_an_unhealthy_replica_is_down_with_a_reason(prepare: Callable[[Ups
         await eventually(lambda: backend.state is State.DOWN)
         assert reason in backend.state_reason
         assert pool.up("m") == []
-
-
-async def test_a_replica_without_a_metrics_page_is_up() -> None:
-    async with running_pool(lambda upstream: setattr(upstream, "metrics_status", 404)) as (pool, backend, _):
-        await eventually(lambda: backend.state is State.UP)
-        assert pool.engine(backend) is None
 
 
 @pytest.mark.slow
@@ -255,14 +224,6 @@ async def test_a_replica_that_dies_is_reported_and_comes_back() -> None:
         await eventually(lambda: backend.state is State.UP)
 
 
-async def test_a_refused_connection_takes_effect_before_any_probe() -> None:
-    async with running_pool() as (pool, backend, _):
-        await eventually(lambda: backend.state is State.UP)
-        pool.report(backend, Unreachable("refused"))
-        assert backend.state is State.DOWN
-        await eventually(lambda: backend.state is State.UP)  # the next probe succeeds
-
-
 async def test_a_failure_wakes_the_probe() -> None:
     async with running_pool(rules=replace(RULES, interval_s=60.0)) as (pool, backend, upstream):
         await eventually(lambda: backend.state is State.UP)
@@ -270,19 +231,6 @@ async def test_a_failure_wakes_the_probe() -> None:
         await stays(lambda: backend.state is State.UP, 0.2)
         pool.report_failure(backend)
         await eventually(lambda: pool.watch(backend).health.failed_probes > 0)
-
-
-@pytest.mark.slow
-async def test_an_engine_with_requests_that_produces_no_token_is_down() -> None:
-    def stuck(upstream: Upstream) -> None:
-        upstream.metrics = b"vllm:num_requests_running 1\nvllm:generation_tokens_total 7\nvllm:prompt_tokens_total 7\n"
-
-    async with running_pool(stuck) as (_, backend, upstream):
-        await eventually(lambda: backend.state is State.UP)
-        await eventually(lambda: backend.state is State.DOWN)
-        assert "no token" in backend.state_reason
-        upstream.metrics = upstream.metrics.replace(b"generation_tokens_total 7", b"generation_tokens_total 8")
-        await eventually(lambda: backend.state is State.UP)
 
 
 @pytest.mark.slow
@@ -351,17 +299,6 @@ def test_a_replica_that_recovers_is_up_as_soon_as_no_other_is() -> None:
     pool.report(other, Unreachable("refused"))
     assert (backend.state, pool.recovery.replicas) == (State.UP, {})
     assert ready == ["a", "a"]
-
-
-@pytest.mark.slow
-async def test_an_ejected_replica_returns_at_once_if_no_other_is_left() -> None:
-    async with running_pool(others=1, rules=replace(RULES, eject_s=60.0, eject_max_s=60.0)) as (pool, backend, _):
-        other = next(other for other in pool if other is not backend)
-        await eventually(lambda: backend.state is other.state is State.UP)
-        strike(pool, backend, 1, 2, 3)
-        await stays(lambda: backend.state is State.EJECTED, 0.3)
-        pool.report(other, Drain())
-        await eventually(lambda: backend.state is State.UP)
 
 
 @pytest.mark.parametrize("hangs", [False, True])

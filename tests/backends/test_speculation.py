@@ -116,10 +116,6 @@ def test_an_invalid_schedule_by_batch_size_is_refused(schedule: list[list[int]],
         assert issues[key + below].startswith(message)
 
 
-def test_the_ranges_of_a_schedule_can_be_in_any_order() -> None:
-    SpeculativeConfig(num_speculative_tokens=5, num_speculative_tokens_per_batch_size=[(9, 16, 0), (1, 8, 5)])
-
-
 def keys_of(method: Method, config: dict[str, Any] | None, *, served: bool) -> set[str]:
     return {".".join(map(str, issue.path)) for issue in method_issues(method, config, served=served)}
 
@@ -196,8 +192,3 @@ def test_keys_of_other_vllm_versions_are_allowed_only_for_running_replicas() -> 
 )
 def test_the_tokens_drafted_per_step(method: Method, config: dict[str, Any] | None, tokens: int) -> None:
     assert num_speculative_tokens(method, SpeculativeConfig.model_validate(config) if config else None) == tokens
-
-
-def test_unknown_tokens_drafted_per_step_are_refused() -> None:
-    with pytest.raises(ValueError, match="eagle needs num_speculative_tokens"):
-        num_speculative_tokens(Method.EAGLE, SpeculativeConfig(model="m"))

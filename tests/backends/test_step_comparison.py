@@ -132,22 +132,3 @@ def test_tokens_of_others_took_between_one_step_and_the_least() -> None:
             "share_of_others": 0.5,
         }
     )
-
-
-def test_an_engine_that_counts_no_steps_is_not_compared() -> None:
-    comparison = StepComparison()
-    for number in range(40):
-        comparison.add(
-            EngineMetrics(generation_tokens=6000 * number), (6000.0 * number, 1.0 * number), 4, 20.0 * number
-        )
-    assert (comparison.difference, comparison.figures(4)) == (None, None)
-
-
-def test_a_baseline_gives_one_token_a_step_whoever_else_uses_it() -> None:
-    """At 16 streams the API server of a real baseline joined outputs: 1.11 tokens a chunk."""
-    comparison = StepComparison()
-    for number in range(12):
-        engine = EngineMetrics(generation_tokens=6000 * number, later_steps=6000 * number)
-        comparison.add(engine, (1000.0 * number, 900.0 * number), 1, 20.0 * number)
-    assert comparison.difference is not None
-    assert comparison.difference.counted == 1.0

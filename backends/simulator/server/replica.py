@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from backends import background
 from backends.calibration.calibration import load_calibration
 from backends.drafting.script import Script
 from backends.simulator.engine.replica import Replica as EngineReplica
@@ -194,8 +195,8 @@ class _Played(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer."""
         generation = self._start()
-        sending = asyncio.create_task(self._send(generation, scope, receive, send))
-        leaving = asyncio.create_task(_gone(receive))
+        sending = background.start("requests", self._send(generation, scope, receive, send))
+        leaving = background.start("requests", _gone(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():

@@ -79,7 +79,3 @@ def test_ranges_cover_every_batch_and_lose_no_more_than_the_tolerance(tolerance:
     exact = ranges_of(table, 0.0)
     assert [k for _, _, k in exact] == sorted({k for _, _, k in exact}, reverse=True)
     assert len(ranges) <= len(exact)
-
-
-def test_one_range_where_one_k_is_best() -> None:
-    assert ranges_of(np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]])) == [(1, 3, 1)]

@@ -11,7 +11,6 @@ from backends.calibration.calibration import (
     Calibration,
     Kind,
     Progress,
-    Temperature,
     calibration_names,
     load_calibration,
 )
@@ -40,20 +39,6 @@ def test_all_calibrations_load_and_have_all_methods(name: str) -> None:
             assert calibration.acceptance(method, "chat").by_position
 
 
-def test_an_unknown_calibration_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ValueError, match=f"'nope'.*{H100}"):
-        load_calibration("nope")
-    with pytest.raises(ValueError, match="no calibration"):
-        load_calibration("../calibrations/llama-3.1-8b-h100")
-
-
-def test_a_number_without_a_source_is_refused() -> None:
-    wrong = document()
-    del wrong["step"]["source"]  # type: ignore[attr-defined]
-    with pytest.raises(ValidationError, match="source"):
-        Calibration.model_validate(wrong)
-
-
 def test_inconsistent_acceptance_is_refused() -> None:
     wrong = document()
     wrong["methods"]["mtp"]["acceptance_like"] = "ngram"  # type: ignore[index]
@@ -63,27 +48,6 @@ def test_inconsistent_acceptance_is_refused() -> None:
     wrong["methods"]["eagle"]["acceptance"].pop("chat")  # type: ignore[index]
     with pytest.raises(ValidationError, match="chat is needed"):
         Calibration.model_validate(wrong)
-
-
-def test_temperature_factors_are_interpolated() -> None:
-    curve = Temperature(temperatures=(0.0, 0.5, 1.0), factors=(1.0, 0.8, 0.4), source="a test")
-    assert [curve.factor(t) for t in (0.0, 0.25, 0.5, 0.75, 1.0, 2.0)] == pytest.approx([1.0, 0.9, 0.8, 0.6, 0.4, 0.4])
-    with pytest.raises(ValidationError, match="one factor"):
-        Temperature(temperatures=(0.0, 1.0), factors=(1.0,), source="a test")
-    with pytest.raises(ValidationError, match="increase"):
-        Temperature(temperatures=(1.0, 0.0), factors=(1.0, 1.0), source="a test")
-
-
-def test_kinds_without_acceptance_use_the_nearest_kind() -> None:
-    calibration = load_calibration(H100)
-    summarization = calibration.acceptance(Method.EAGLE3, Kind.SUMMARIZATION)
-    chat = calibration.acceptance(Method.EAGLE3, Kind.CHAT)
-    assert calibration.acceptance(Method.EAGLE3, "extraction") is summarization
-    assert calibration.acceptance(Method.EAGLE3, "translation") is chat
-    assert calibration.acceptance(Method.EAGLE3, "no such kind") is chat
-    assert calibration.acceptance(Method.MTP, "code") is calibration.acceptance(Method.EAGLE, "code")
-    with pytest.raises(ValueError, match="no acceptance for ngram"):
-        calibration.acceptance(Method.NGRAM, "chat")
 
 
 def test_the_weights_of_a_draft_reduce_the_kv_cache() -> None:
@@ -115,13 +79,6 @@ def test_the_speedup_of_eagle_is_the_published_one(concurrency: int, published: 
     eagle = chat_tokens_per_s(Method.EAGLE, {"num_speculative_tokens": 3}, concurrency)
     plain = chat_tokens_per_s(Method.BASELINE, {}, concurrency)
     assert eagle / plain == pytest.approx(published, rel=0.12)
-
-
-def test_methods_can_come_from_another_calibration() -> None:
-    own, other = load_calibration("llama-3.1-8b-gh200"), load_calibration(H100)
-    assert own.methods_from == other.name
-    assert own.method(Method.SUFFIX) == other.method(Method.SUFFIX)
-    assert own.method(Method.DSPARK) != other.method(Method.DSPARK)
 
 
 def test_acceptance_grows_with_the_length_of_the_answer() -> None:

@@ -142,27 +142,6 @@ async def status_of_a_flood(served: Served, begins: bytes, piece: bytes) -> int:
     return status(line)
 
 
-async def test_a_long_target_gets_414(served: Served) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(b"GET /" + b"x" * 200 + b" HTTP/1.1\r\nhost: h\r\n\r\n")
-    async with asyncio.timeout(TIMEOUT_S):
-        assert status(await reader.readline()) == 414
-    writer.close()
-
-
-@pytest.mark.parametrize(
-    "head",
-    [b"x: 1\r\n" * 11, b"x: " + b"y" * 1200 + b"\r\n", b"".join(b"x%d: %b\r\n" % (n, b"y" * 150) for n in range(9))],
-)
-async def test_large_heads_get_431(served: Served, head: bytes) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(b"GET / HTTP/1.1\r\n" + head + b"\r\n")
-    async with asyncio.timeout(TIMEOUT_S):
-        assert status(await reader.readline()) == 431
-    writer.close()
-    assert served.service.handled == []
-
-
 async def test_a_head_without_an_end_is_refused_before_it_is_held(served: Served) -> None:
     assert await status_of_a_flood(served, b"GET / HTTP/1.1\r\nx: ", b"y" * 65_536) == 431
 
@@ -181,54 +160,11 @@ async def test_bodies_above_the_limit_get_413_before_they_are_read(served: Serve
     assert served.service.handled == []
 
 
-async def test_framing_without_a_body_is_bounded(served: Served) -> None:
-    head = b"POST /a HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
-    assert await status_of_a_flood(served, head + b"1;", b"e" * 65_536) == 400
-    assert await status_of_a_flood(served, head, b"1;%b\r\nx\r\n" % (b"e" * 200)) == 400
-    assert await status_of_a_flood(served, head + b"0\r\n", b"x: 1\r\n" * 1000) == 431
-    assert await status_of_a_flood(served, head, b"%040x\r\nx\r\n" % 1) == 400
-
-
-async def test_an_upgrade_is_ignored_and_the_body_is_read(served: Served) -> None:
-    request = (
-        b"POST /a HTTP/1.1\r\nhost: h\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
-        b"http2-settings: AAMAA\r\ncontent-length: 4\r\n\r\nbody"
-    )
-    following = b"GET /b HTTP/1.1\r\nhost: h\r\n\r\n"
-    expected = [b"POST /a body", b"GET /b "]
-    assert await answers_of(served, request + following, count=2) == expected
-    assert await answers_of(served, request[:-4], b"body", following, count=2) == expected
-    assert await answers_of(served, request.replace(b"4\r\n\r\nbody", b"0\r\n\r\n") + following, count=2) == [
-        b"POST /a ",
-        b"GET /b ",
-    ]
-
-
-async def test_trailers_are_not_headers(served: Served) -> None:
-    request = (
-        b"POST /a HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
-        b"2\r\nab\r\n0\r\nauthorization: Bearer x\r\n\r\n"
-    )
-    assert await answers_of(served, request, count=1) == [b"POST /a ab"]
-    assert [name for name, _ in served.service.handled[0].request.headers] == [b"host", b"transfer-encoding"]
-
-
 async def test_what_is_not_http_is_refused_after_the_answers_before_it(served: Served) -> None:
     answers = await served.send(b"GET /a HTTP/1.1\r\nhost: h\r\n\r\nNOT HTTP AT ALL\r\n\r\n")
     assert answers.startswith(b"HTTP/1.1 200 ")
     assert b"GET /a " in answers
     assert b"HTTP/1.1 400 " in answers
-
-
-async def test_a_refused_request_whose_body_has_arrived_keeps_the_connection(served: Served) -> None:
-    refused = b"POST /refused HTTP/1.1\r\nhost: h\r\ncontent-length: 4\r\n\r\nbody"
-    assert await answers_of(served, refused + b"GET /b HTTP/1.1\r\nhost: h\r\n\r\n", count=2) == [b"no key", b"GET /b "]
-
-
-async def test_a_refused_head_is_refused_again(served: Served) -> None:
-    refused = b"POST /refused HTTP/1.1\r\nhost: h\r\ncontent-length: 4\r\n\r\nbody"
-    assert await answers_of(served, *[refused] * 5, count=5) == [b"no key"] * 5
-    assert served.service.handled == []
 
 
 async def test_a_request_refused_before_its_body_closes_the_connection(served: Served) -> None:
@@ -254,11 +190,6 @@ async def test_requests_with_a_known_head_share_what_was_parsed(served: Served) 
     heads = [reply.request for reply in served.service.handled]
     assert all(head is heads[0] for head in heads[:9])
     assert all(head is heads[9] for head in heads[9:])
-
-
-async def test_known_heads_in_one_read_do_not_nest(served: Served) -> None:
-    one = b"POST /same HTTP/1.1\r\nhost: h\r\ncontent-length: 1\r\n\r\nx"
-    assert await answers_of(served, one, one, one * 5000, count=5002) == [b"POST /same x"] * 5002
 
 
 class Streaming(Echo):

@@ -147,30 +147,6 @@ def test_adaptive_verification_costs_little_when_idle_and_gains_when_busy() -> N
     assert tokens_per_s(ADAPTIVE, 128, window=0.2) > tokens_per_s(ADAPTIVE, 128, window=None)
 
 
-def test_a_step_that_no_graph_holds_takes_longer() -> None:
-    limited = FLASH.step.model_copy(update={"graph_tokens": 24, "no_graph_s": 5.0})
-    calibration = knowing(None).model_copy(update={"step": limited})
-    durations = []
-    for config in (FIXED, ADAPTIVE):
-        fleet = fleet_of(config, calibration)
-        for number in range(8):
-            fleet.submit_script(0, accepting(20, K), 0.01 * number)
-        now_s = 0.0
-        for _ in range(3):
-            step_ = fleet.step(now_s)
-            assert step_ is not None
-            now_s += step_.duration_s
-            emissions = len(step_.emissions)
-        durations.append(step_.duration_s)
-        assert emissions == 8
-    assert durations[0] > 5.0 > durations[1], "8 x 5 tokens; adaptive verification stays within the graph"
-
-
-def test_methods_without_a_draft_model_have_nothing_to_adapt_to() -> None:
-    with pytest.raises(ValueError, match="draft model"):
-        EngineParameters.of(FLASH, Method.SUFFIX, {"enable_adaptive_verification": True})
-
-
 def test_the_request_with_the_better_drafts_gets_more_of_the_budget() -> None:
     """A window that tells everything: of two requests, the one whose drafts will be accepted has them verified."""
     calibration = knowing(1e-6)

@@ -66,10 +66,6 @@ def totals(steps: list[Step]) -> dict[int, int]:
     return tokens_by_id
 
 
-def test_idle_engine_has_no_step() -> None:
-    assert engine_of(PLAIN).step(0.0) is None
-
-
 def test_step_times_follow_the_formula() -> None:
     engine = engine_of(PLAIN)
     engine.submit_script(0, plain(150, 3), 0.0)
@@ -77,28 +73,6 @@ def test_step_times_follow_the_formula() -> None:
     assert prefill.duration_s == pytest.approx(5e-3 + 100e-6 + 50 * 2e-5 + 1e-3)
     assert first.duration_s == pytest.approx(5e-3 + 1e-6 + 150 * 4e-8 + 1e-3)
     assert second.duration_s == pytest.approx(5e-3 + 1e-6 + 151 * 4e-8 + 1e-3)
-
-
-def test_drafting_adds_its_passes_and_its_share_of_the_verification_time() -> None:
-    engine = engine_of(replace(PLAIN, drafting=DRAFTING, k=3))
-    engine.submit_script(0, steady(10, 9, 3, 4), 0.0)
-    _prefill, step, *_ = drain(engine)
-    verify_s = 5e-3 + 4e-6 + 10 * 4e-8
-    passes_s = 3 * (6e-4 + 1e-6 + 10 * 1e-9)
-    assert step.duration_s == pytest.approx(verify_s + 1e-3 + 5e-4 + 1e-4 + passes_s + 0.01 * verify_s)
-    assert (step.batch_tokens, step.context_tokens, step.k) == (4, 10, 3)
-
-
-def test_drafting_in_parallel_takes_one_pass() -> None:
-    chained = replace(PLAIN, drafting=DRAFTING, k=4)
-    parallel = replace(chained, drafting=DRAFTING.model_copy(update={"parallel": True}))
-    seconds = []
-    for parameters in (chained, parallel):
-        engine = engine_of(parameters)
-        for _ in range(2):
-            engine.submit_script(0, steady(50, 20, 4, 5), 0.0)
-        seconds.append(drain(engine)[1].duration_s)
-    assert seconds[0] - seconds[1] == pytest.approx(3 * (6e-4 + 2e-6 + 1e-7))
 
 
 @pytest.mark.parametrize("name", calibration_names())
@@ -128,44 +102,6 @@ def test_speculation_finishes_in_fewer_steps_and_is_counted() -> None:
     assert counters.accepted_at.tolist() == [3, 3, 0]
 
 
-def test_long_prompts_are_computed_in_chunks_alongside_decoding() -> None:
-    engine = engine_of(replace(PLAIN, max_num_batched_tokens=64))
-    short = engine.submit_script(0, plain(10, 20), 0.0)
-    assert engine.step(0.0) is not None
-    long = engine.submit_script(0, plain(150, 2), 0.0)
-    steps = drain(engine)
-    assert [step.batch_tokens for step in steps[:3]] == [64, 64, 1 + 150 - 63 - 63]
-    emitting = [[emission.request_id for emission in step.emissions] for step in steps[:3]]
-    assert emitting == [[short], [short], [short, long]]
-
-
-def test_drafts_are_cut_to_the_token_budget() -> None:
-    engine = engine_of(replace(PLAIN, drafting=DRAFTING, k=7, max_num_batched_tokens=12))
-    for _ in range(3):
-        engine.submit_script(0, steady(4, 40, 7, 8), 0.0)
-    steps = drain(engine)
-    assert all(step.batch_tokens <= 12 for step in steps)
-    assert [emission.drafted + 1 for emission in steps[1].emissions] == [8, 4]
-    assert set(totals(steps).values()) == {40}
-
-
-def test_at_most_max_num_seqs_requests_run() -> None:
-    engine = engine_of(replace(PLAIN, max_num_seqs=3))
-    for _ in range(8):
-        engine.submit_script(0, plain(20, 5), 0.0)
-    step = engine.step(0.0)
-    assert step is not None
-    assert (load(engine).running, load(engine).waiting, len(step.emissions)) == (3, 5, 3)
-    assert sorted(totals([step, *drain(engine)]).values()) == [5] * 8
-
-
-def test_admission_is_in_order_of_arrival() -> None:
-    engine = engine_of(replace(PLAIN, max_num_seqs=2))
-    ids = [engine.submit_script(0, plain(20, 4), 0.0) for _ in range(6)]
-    admitted = [admission.request_id for step in drain(engine) for admission in step.admitted]
-    assert admitted == ids
-
-
 def test_requests_that_outgrow_the_cache_are_preempted_and_finish() -> None:
     engine = engine_of(replace(PLAIN, kv_blocks=20))
     ids = [engine.submit_script(0, plain(64, 120), 0.0) for _ in range(4)]
@@ -175,14 +111,6 @@ def test_requests_that_outgrow_the_cache_are_preempted_and_finish() -> None:
     order = [emission.request_id for step in steps for emission in step.emissions if not emission.left]
     assert order[0] == ids[0], "the oldest is never preempted for a newer one"
     assert engine.counters().prefix_queries == 4 * 64, "a request that returns is not a new query"
-
-
-def test_requests_that_can_never_fit_are_refused() -> None:
-    engine = engine_of(replace(PLAIN, kv_blocks=10, max_model_len=400))
-    with pytest.raises(ValueError, match="max_model_len 400"):
-        engine.submit_script(0, plain(300, 101), 0.0)
-    with pytest.raises(ValueError, match="10 blocks"):
-        engine.submit_script(0, plain(100, 61), 0.0)
 
 
 def test_a_shared_prefix_is_computed_once() -> None:
@@ -196,37 +124,6 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert step.admitted == [(second, 64)]
     assert step.batch_tokens == 16
     assert (engine.counters().prefix_queries, engine.counters().prefix_hits) == (160, 64)
-
-
-def test_the_last_prompt_token_is_computed_even_if_the_prompt_is_cached() -> None:
-    blocks = block_hashes(list(range(64)))
-    engine = engine_of(PLAIN)
-    engine.submit_script(0, plain(64, 2, blocks), 0.0)
-    drain(engine)
-    engine.submit_script(0, plain(64, 2, blocks), 0.0)
-    step = engine.step(0.0)
-    assert step is not None
-    assert (step.admitted[0].cached_tokens, step.batch_tokens) == (48, 16)
-
-
-def test_a_conversation_finds_its_earlier_answer_in_the_cache() -> None:
-    turn = list(range(96))  # 40 tokens of the prompt, 56 of the answer; the last one is never computed
-    engine = engine_of(PLAIN)
-    engine.submit_script(0, plain(40, 56, block_hashes(turn)), 0.0)
-    drain(engine)
-    engine.submit_script(0, plain(120, 2, block_hashes([*turn, *range(500, 526)])), 0.0)
-    step = engine.step(0.0)
-    assert step is not None
-    assert step.admitted[0].cached_tokens == 80
-
-
-def test_concurrent_requests_with_a_common_prefix_share_its_blocks() -> None:
-    blocks = block_hashes(list(range(160)))
-    engine = engine_of(replace(PLAIN, kv_blocks=100))
-    for _ in range(4):
-        engine.submit_script(0, plain(161, 4, blocks), 0.0)
-        engine.step(0.0)
-    assert load(engine).kv_usage == pytest.approx((10 + 4) / 100)
 
 
 def test_the_least_recently_used_prefix_is_evicted_first() -> None:
@@ -245,15 +142,6 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     assert engine.counters().prefix_hits == hits
 
 
-def test_prefix_caching_can_be_off() -> None:
-    blocks = block_hashes(list(range(64)))
-    engine = engine_of(replace(PLAIN, prefix_caching=False))
-    for _ in range(2):
-        engine.submit_script(0, plain(65, 2, blocks), 0.0)
-        drain(engine)
-    assert engine.counters().prefix_hits == 0
-
-
 def test_cancelled_requests_free_their_blocks_at_once() -> None:
     engine = engine_of(replace(PLAIN, max_num_seqs=2))
     ids = [engine.submit_script(0, plain(50, 50), 0.0) for _ in range(3)]
@@ -268,17 +156,6 @@ def test_cancelled_requests_free_their_blocks_at_once() -> None:
     engine.cancel(12345)
     assert totals(drain(engine)) == {ids[1]: 49}
     assert load(engine).kv_usage == 0
-
-
-def test_finished_requests_count_as_running_until_their_step_has_ended() -> None:
-    engine = engine_of(PLAIN)
-    engine.submit_script(0, plain(10, 1), 0.0)
-    step = engine.step(0.0)
-    assert step is not None
-    assert [emission.left for emission in step.emissions] == [0]
-    assert load(engine).running == 1
-    assert engine.step(step.duration_s) is None
-    assert (load(engine).running, load(engine).kv_usage, engine.counters().finished) == (0, 0, 1)
 
 
 def test_a_schedule_cuts_drafts_as_the_batch_grows() -> None:
@@ -336,14 +213,6 @@ def test_a_drafter_runs_although_the_schedule_says_no_drafts(method: Method, pas
     assert step.duration_s == pytest.approx(expected)
 
 
-def test_schedules_are_expanded_as_vllm_does() -> None:
-    assert k_by_batch([[1, 2, 3], [5, 6, 1]], 4) == (4, 3, 3, 3, 3, 1, 1)
-    assert k_by_batch([[3, 3, 9], [1, 2, 2]], 4) == (4, 2, 2, 4)
-    for wrong in ([[2, 3, 1]], [[1, 4, 2], [4, 5, 1]], [[1, 0, 1]], [[1, 2]], [[1, 2, -1]]):
-        with pytest.raises(ValueError, match="schedule"):
-            k_by_batch(wrong, 4)
-
-
 def test_parameters_come_from_the_calibration_and_the_configuration() -> None:
     calibration = load_calibration("llama-3.1-8b-h100")
     config = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 9, 1]]}
@@ -372,11 +241,6 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
     assert timeline.duration_s == pytest.approx(4.0 + alone_s)
 
 
-def test_an_open_loop_refuses_arrivals_out_of_order() -> None:
-    with pytest.raises(ValueError, match="out of order"):
-        run_virtual(engine_of(PLAIN), [(1.0, plain(1, 1)), (0.5, plain(1, 1))])
-
-
 def test_a_closed_loop_keeps_its_concurrency() -> None:
     engine = engine_of(PLAIN)
     timeline = run_closed_loop(engine, [plain(10, 20)] * 40, 8)
@@ -385,11 +249,6 @@ def test_a_closed_loop_keeps_its_concurrency() -> None:
     assert timeline.tokens_per_s == pytest.approx(8 / 6e-3, rel=0.1)
     with pytest.raises(ValueError, match="at least one client"):
         run_closed_loop(engine, [], 0)
-
-
-def test_empty_loops_end() -> None:
-    assert len(run_virtual(engine_of(PLAIN), []).e2e_s) == 0
-    assert run_closed_loop(engine_of(PLAIN), [], 4).tokens_per_s == 0.0
 
 
 @st.composite
@@ -506,10 +365,3 @@ def test_completions_count_preemptions_and_cached_tokens() -> None:
     assert len(completions) == 400
     assert sum(done.preemptions for done in completions) > 20
     assert sum(done.cached_tokens for done in completions) > 1000
-
-
-def test_fully_cached_prompts_compute_their_last_block_again() -> None:
-    blocks = block_hashes(list(range(80)))
-    parameters = replace(PLAIN, kv_blocks=12, max_num_batched_tokens=50)
-    arrivals = [(0.1 * number, plain(64, 40, blocks)) for number in range(4)]
-    assert [done.cached_tokens for done in play_both(parameters, arrivals)] == [0, 48, 48, 48]

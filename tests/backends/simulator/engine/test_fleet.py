@@ -6,7 +6,7 @@ import fcntl
 import math
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,8 @@ import pytest
 
 from backends.calibration.calibration import (
     Calibration,
-    Drafting,
     Kind,
     Progress,
-    StepTime,
     load_calibration,
 )
 from backends.calibration.lookup_shares import lookup_shares
@@ -27,7 +25,7 @@ from backends.drafting.script import Script, plain_steps
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.simulator.engine import kernel
 from backends.simulator.engine.fleet import Completion, Fleet, Replica
-from backends.simulator.engine.state import DRAWN, EXCLUDED, REPLICA
+from backends.simulator.engine.state import DRAWN, EXCLUDED
 from backends.simulator.engine.virtual_time import Arrival, run_fleet, run_virtual
 from backends.speculation import Method
 from tests.support.step_time import PLAIN
@@ -35,7 +33,6 @@ from tests.support.step_time import PLAIN
 H100 = load_calibration("llama-3.1-8b-h100")
 EAGLE = {"num_speculative_tokens": 3}
 NGRAM = {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
-Arrivals = list[tuple[float, Script]]
 
 
 def replica(parameters: EngineParameters | None = None, name: str = "a") -> Replica:
@@ -48,15 +45,6 @@ def single(method: Method, config: dict[str, Any], calibration: Calibration = H1
 
 def plain(prompt: int, output: int, blocks: tuple[int, ...] = ()) -> Script:
     return Script(prompt, output, *plain_steps(output), blocks)
-
-
-def test_the_replica_record_holds_every_parameter_of_a_step() -> None:
-    known = set(REPLICA.names or ())
-    assert {name for name in StepTime.model_fields if name != "source"} <= known
-    drafting = {name for name in Drafting.model_fields if name not in ("source", "parallel")}
-    assert {f"draft_{name}" for name in drafting} | {"parallel"} <= known
-    elsewhere = {"step", "drafting", "k_by_batch", "max_model_len"}  # groups, the schedule, and a check at submission
-    assert {field.name for field in fields(EngineParameters)} - elsewhere <= known
 
 
 @pytest.mark.parametrize(
@@ -179,40 +167,6 @@ def test_the_draws_of_a_request_do_not_depend_on_its_replica() -> None:
     assert len(set(steps([0, 1, 2, 0, 1, 2]).values())) > 1
 
 
-def test_requests_still_running_are_not_completed() -> None:
-    seen = replica(PLAIN)
-    fleet = Fleet([seen])
-    fleet.submit(0, 10, 3, 0.0)
-    assert fleet.advance(0.001) == []
-    assert (seen.report(0.001).running, seen.in_flight, seen.tokens_in_flight) == (1, 1, 11)
-    ended_s = 3 * 6e-3 + (10 + 1 + 1) * 1e-6 + (10 + 11) * 4e-8
-    assert fleet.advance(ended_s - 1e-9) == []
-    (done,) = fleet.advance(ended_s + 1e-9)
-    assert done.e2e_s == pytest.approx(ended_s)
-    assert done.tokens_per_step == 1.0
-    assert (seen.report(1.0).running, seen.in_flight) == (0, 0)
-    assert seen.busy_s == pytest.approx(ended_s)
-
-
-def test_requests_that_arrive_together_share_a_step() -> None:
-    seen = replica(PLAIN)
-    fleet = Fleet([seen])
-    for _ in range(3):
-        fleet.submit(0, 10, 1, 2.0)
-        assert fleet.advance(2.0) == []
-    assert (seen.report(2.0).running, seen.load.waiting) == (0, 3)
-    assert {done.ended_s for done in fleet.advance(math.inf)} == {2.0 + 6e-3 + 30e-6 + 10 * (2e-5 - 1e-6)}
-
-
-def test_the_request_table_grows() -> None:
-    fleet = single(Method.BASELINE, {})
-    for _ in range(5000):
-        fleet.submit(0, 20, 3, 0.0)
-    completions = fleet.advance(math.inf)
-    assert sorted(done.request_id for done in completions) == list(range(5000))
-    assert [done.ended_s for done in completions] == sorted(done.ended_s for done in completions)
-
-
 def test_requests_that_can_never_fit_are_refused() -> None:
     fleet = Fleet([replica(replace(PLAIN, kv_blocks=10, max_model_len=400))])
     with pytest.raises(ValueError, match="max_model_len 400"):
@@ -224,11 +178,6 @@ def test_requests_that_can_never_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one replica"):
         Fleet([])
     assert fleet.replicas[0].in_flight == 0
-
-
-def test_only_a_fleet_of_one_is_stepped() -> None:
-    with pytest.raises(ValueError, match="fleet of one"):
-        Fleet([replica(PLAIN, "a"), replica(PLAIN, "b")]).step(0.0)
 
 
 def test_load_is_the_last_report() -> None:

@@ -36,12 +36,6 @@ def test_a_character_split_over_tokens_is_shown_with_the_last_of_them() -> None:
     assert lengths[-1] == 1
 
 
-def test_a_text_cut_within_a_character_ends_in_a_replacement() -> None:
-    text, lengths = tokens.pieces(tokens.encode("🎉")[:1])
-    assert text == "\ufffd"
-    assert lengths == [1]
-
-
 def test_the_vocabulary_is_unchanged() -> None:
     """Traces store token ids, so the asset must not change by accident."""
     assert len(tokens) == 4096
@@ -55,16 +49,3 @@ def test_the_template_is_chatml() -> None:
     )
     assert ids[0] == START_OF_TURN
     assert ids.count(END_OF_TURN) == 2
-
-
-def test_content_parts_and_tool_calls_are_in_the_prompt() -> None:
-    ids = tokens.chat_prompt(
-        [
-            {"role": "user", "content": [{"type": "text", "text": "first"}, {"type": "text", "text": "second"}]},
-            {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": "{}"}}]},
-        ],
-        [{"type": "function", "function": {"name": "look"}}],
-    )
-    text = tokens.decode(ids, special=True)
-    assert "first\nsecond" in text
-    assert text.count('"name":"look"') == 2
