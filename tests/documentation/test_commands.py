@@ -27,7 +27,6 @@ CHECKED_ONLY = {
     "scripts/": "installs, measures, or runs the tests",
     "benchmarks/overhead/run": "installs the peers, and measures for hours",
     "python -m benchmarks.": "measures for minutes, many on recordings that are not part of the project",
-    ".venv/bin/python -m benchmarks.": "the same",
     ".venv/bin/pytest": "the tests themselves; most of these need vLLM",
     ".venv/bin/pre-commit": "changes the checkout",
     "gateway bench": "measures endpoints; tests/lab/bench runs it",
@@ -36,7 +35,6 @@ CHECKED_ONLY = {
     "gateway advise": "needs some minutes of traffic",
     "gateway import": "needs the configuration of another program; its own tests run it",
     "gateway init": "writes config/pool.yaml, which is there; its own tests run it",
-    "vllm": "needs vLLM",
     "gateway picker": "serves until it is stopped; tests/picker_envoy runs it",
     "openssl": "makes a certificate",
     "git": "needs a network",
@@ -49,12 +47,7 @@ CHECKED_ONLY = {
     "kubectl": "needs a cluster",
     "install": "writes outside the checkout",
     "systemctl": "needs systemd",
-    "nginx": "serves until it is stopped; tests/deploy runs it",
-    "envoy": "the same",
-    "promtool": "tests/deploy runs it",
-    "guidellm": "a client with an environment of its own; scripts/test-clients runs it",
-    "aiperf": "the same",
-    "litellm": "the same",
+    "envoy": "serves until it is stopped; tests/deploy runs it",
 }
 """Beginnings of commands that are not run here, with the reason. Their program, options and files are checked."""
 
