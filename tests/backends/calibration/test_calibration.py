@@ -17,8 +17,8 @@ from backends.calibration.calibration import (
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.simulator.drafting.proposers import Proposer
 from backends.simulator.engine.fleet import Fleet, Replica
-from backends.simulator.engine.virtual_time import run_closed_loop
 from backends.speculation import Method
+from benchmarks.virtual_time import run_closed_loop
 
 H100 = "llama-3.1-8b-h100"
 
