@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from backends.backend import State
-from gateway.recorder.notes import RequestNotes
+from gateway.recorder.document import RequestNotes
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.routing.router import RoutedRequest
 from lab.trace import read_trace
