@@ -114,21 +114,6 @@ async def test_policies_go_by_what_is_observed() -> None:
         assert [each["backend"] for each in explained["candidates"] if each["eligible"]] == ["b"]
 
 
-async def test_an_engine_that_never_drafts_counts_as_one_until_it_does() -> None:
-    async with start_gateway(policy=LEARNED) as running:
-        running.upstreams["b"].metrics = page(k=5, later_steps=4999)
-        await running.until(
-            lambda: (engine := running.gateway.pool.engine(running.backend("b"))) and engine.later_steps
-        )
-        assert arm(running, "b") == "ngram:5"
-        running.upstreams["b"].metrics = page(k=5, later_steps=5000)
-        await running.until(lambda: running.backend("b").contradictions.keys() == {"no_drafts"})
-        assert arm(running, "b") == "baseline:0"
-        running.upstreams["b"].metrics = page(k=5, drafts=1, later_steps=5001)
-        await running.until(lambda: not running.backend("b").contradictions)
-        assert arm(running, "b") == "ngram:5"
-
-
 async def test_answers_that_show_more_than_the_engine_counts(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
