@@ -12,11 +12,13 @@ from collections.abc import Iterator
 
 from backends.backend import State
 from backends.calibration.calibration import load_calibration
-from backends.default_temperature import VLLM_DEFAULT
 from backends.pool import Pool
 from gateway.config.settings import ModelSettings
 
 logger = logging.getLogger(__name__)
+
+VLLM_DEFAULT = 1.0
+"""What vLLM takes where neither the model's `generation_config.json` nor a flag says anything."""
 
 _POLL_S = 0.5
 

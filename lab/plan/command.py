@@ -8,12 +8,11 @@ from pathlib import Path
 import orjson
 
 from backends.calibration.calibration import Calibration, calibration_names, load_calibration
-from backends.default_temperature import VLLM_DEFAULT
 from backends.speculation import Method, serve_config
 from backends.validation import UsageError
 from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings
-from gateway.service.default_temperature import assumed_temperature
+from gateway.service.default_temperature import VLLM_DEFAULT, assumed_temperature
 from lab.options.policy import policy_reference
 from lab.options.slo import slo_bounds
 from lab.plan.mixes import USUAL, calibration_on
