@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
 
 _OWN = (
+    "gateway.rescue.room:RescueRoom",
     "gateway.shadow.room:ShadowRoom",
     "gateway.recorder.room:RecorderRoom",
     "gateway.reports.reporter:ReportsRoom",

@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from backends.draft_schedule import draft_tokens
-from backends.speculation import Method, serve_config
+from backends.speculation import Method, num_speculative_tokens
 from gateway.config.settings import BackendSettings, DiscoverSettings, PoolSettings
 
 if TYPE_CHECKING:
@@ -30,13 +29,13 @@ def pool_table(settings: PoolSettings) -> Table:
     for model, model_settings in settings.models.items():
         model_cell = model
         for name, backend in model_settings.backends.items():
-            drafted = draft_tokens(backend.method, serve_config(backend.method, backend.speculative_config))
+            drafted = num_speculative_tokens(backend.method, backend.speculative_config)
             row = (model_cell, name, _method(backend), str(drafted or ""), location(backend), f"{backend.weight:g}")
             table.add_row(*map(Text, row))  # Text, because `http://[fd00::1]` looks like markup
             model_cell = ""
         for name, source in model_settings.discover.items():
             method = None if source.inference_pool is not None else source.method
-            drafted = draft_tokens(method, serve_config(method, source.speculative_config)) if method else 0
+            drafted = num_speculative_tokens(method, source.speculative_config) if method else 0
             row = (
                 model_cell,
                 f"{name}/...",

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -23,12 +23,13 @@ from gateway.dialects.errors import GatewayError
 from gateway.routing.model import Model
 from gateway.state.documents import Conflict, Document, Documents
 from gateway.state.store import StateError
-from policies.distill.distill import NothingLearnedError, distill
-from policies.distill.report import Distilled
 from policies.guarded.guardrail import CONFIDENCE
 from policies.learned.policy import Learned
 from policies.roles import Freezable
 from policies.rules.policy import Thresholds, ThresholdSettings
+
+if TYPE_CHECKING:
+    from policies.distill.report import Distilled
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,8 @@ class PolicyVersions:
 
     async def distill(self, candidates: list[Candidate]) -> tuple[Distilled, Document]:
         """Distil rules from the policy and store them as the next version, without pinning it."""
+        from policies.distill.distill import NothingLearnedError, distill  # a room that may be missing
+
         try:
             distilled = await asyncio.to_thread(distill, self._learned(), candidates)
         except NothingLearnedError as error:

@@ -104,14 +104,19 @@ def alive(pids: set[int]) -> set[int]:
 
 @contextlib.contextmanager
 def gateway_command(
-    config: Path, tmp_path: Path, *arguments: str, env: dict[str, str] | None = None, subcommand: str = ""
+    config: Path,
+    tmp_path: Path,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    subcommand: str = "",
+    cwd: Path = ROOT,
 ) -> Iterator[Command]:
     """Run `gateway [SUBCOMMAND] --config CONFIG` on a free port, and check at the end that no process is left."""
     log, words = tmp_path / "gateway.log", [subcommand] if subcommand else []
     with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "gateway", *words, "--config", str(config), "--port", "0", *arguments],
-            cwd=ROOT,
+            cwd=cwd,
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,

@@ -72,8 +72,7 @@ export function confirmed(title, text, action) {
 
 /** Returns what the gateway answers; raises an `Error` with its message. */
 export function get(path, parameters = {}) {
-  const query = new URLSearchParams(parameters).toString();
-  return ask(query ? `${path}?${query}` : path, { headers: headers() });
+  return ask(`${path}?${new URLSearchParams(parameters)}`, { headers: headers() });
 }
 
 export function post(path, body) {

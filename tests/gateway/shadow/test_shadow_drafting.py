@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from gateway.routing.fallback import Fallback
 from gateway.routing.keys import Client
 from gateway.routing.model import Model
 from gateway.routing.router import RoutedRequest
-from gateway.shadow.replay import AnswerText, ShadowDrafting
+from gateway.shadow.replay import ShadowDrafting
 from gateway.shadow.room import ShadowRoom
+from gateway.shadow.text import AnswerText
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models.acceptance import ACCEPTANCE, ARM, BACKEND
 from policies.learned.policy import Learned
@@ -249,20 +249,20 @@ async def test_replaying_continues_after_invalid_texts_and_a_killed_process(monk
 
 async def test_replaying_continues_after_what_nobody_expects(monkeypatch: pytest.MonkeyPatch) -> None:
     shadow = ShadowDrafting(_Recording(), ShadowSettings(cpu=1.0), [NGRAM])
-    changed, failures = replace, [KeyError("shadow")]
+    request, failures = shadow._request, [KeyError("cpu_s")]
 
-    def fail_once(outcome: Outcome, **changes: Any) -> Outcome:
+    def fail_once(text: AnswerText) -> dict[str, Any] | None:
         if failures:
             raise failures.pop()
-        return changed(outcome, **changes)
+        return request(text)
 
-    monkeypatch.setattr("dataclasses.replace", fail_once)
+    monkeypatch.setattr(shadow, "_request", fail_once)
     shadow.start()
     try:
         _add(shadow)
         await eventually(lambda: not failures)
         _add(shadow)
-        await eventually(lambda: shadow.replayed == 2)
+        await eventually(lambda: shadow.replayed == 1)
     finally:
         shadow.stop()
 

@@ -1,0 +1,137 @@
+"""Each room can be taken away: without its folder, what is left imports, serves, and passes its own tests.
+
+By default every room is deleted in a copy in turn, and a gateway answers a request there. With `ROOMS=picker,redis`, or
+`ROOMS=all`, the fast tests that are left are run as well, which takes minutes for each.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.command import gateway_command, until
+from tests.support.paths import ROOT
+from tests.support.upstream import upstreams_in_thread
+
+PACKAGES = ("backends", "policies", "gateway", "lab")
+COPIED = (*PACKAGES, "config", "tests", "pyproject.toml")
+
+ROOMS = {
+    "picker": ["gateway/picker"],
+    "dashboard": ["gateway/dashboard"],
+    "recorder": ["gateway/recorder", "lab"],
+    "shadow drafting": ["gateway/shadow"],
+    "rescue": ["gateway/rescue"],
+    "advice": ["gateway/advice"],
+    "importer": ["gateway/importer"],
+    "discovery by DNS": ["gateway/discovery/resolver.py"],
+    "discovery in Kubernetes": ["gateway/discovery/kubernetes.py", "gateway/discovery/inference_pool.py"],
+    "access log and spans": ["gateway/reports"],
+    "Redis": ["gateway/state/redis.py"],
+    "distill": ["policies/distill"],
+    "simulator": ["backends/simulator", "lab"],
+    "laboratory": ["lab"],
+    "gateway bench": ["lab/bench", "lab/cli/bench.py"],
+    "gateway plan": ["lab/plan", "lab/cli/plan.py"],
+    "gateway tune": ["lab/tune", "lab/cli/tune.py"],
+    "demo": ["lab/demo"],
+}
+"""What is deleted with each room: its folder, and the laboratory where that is made for it."""
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the code and its tests."""
+    files = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *COPIED],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    for name in files.splitlines():
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target)
+    return tmp_path
+
+
+def modules(folder: Path, *packages: str) -> dict[str, Path]:
+    """Return the modules of packages by name."""
+    paths = [path for package in packages for path in (folder / package).rglob("*.py")]
+    return {".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield the modules that a module imports, and those that the names may be that it imports from packages."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def delete(folder: Path, paths: list[str]) -> None:
+    """Delete a room, the tests that import it, and its entry points."""
+    before = modules(folder, *PACKAGES, "tests")
+    for path in paths:
+        shutil.rmtree(folder / path) if (folder / path).is_dir() else (folder / path).unlink()
+    gone = before.keys() - modules(folder, *PACKAGES, "tests").keys()
+    assert gone
+    while needless := {name for name, path in modules(folder, "tests").items() if not gone.isdisjoint(imports(path))}:
+        for path in (before[name] for name in needless):
+            if path.name == "conftest.py":
+                assert path.parent.name not in {"tests", "gateway", "backends", "policies"}, f"{path} is for all"
+                shutil.rmtree(path.parent)
+            path.unlink(missing_ok=True)
+        gone |= needless
+    information = folder / "speculation_gateway-0.1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: speculation-gateway\nVersion: 0.1.0\n")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {at}" for name, at in entries.items() if at.split(":")[0] not in gone)]
+    (information / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_can_be_taken_away(room: str, copy: Path) -> None:
+    delete(copy, ROOMS[room])
+    env = {"PYTHONPATH": str(copy)}
+    names = [name for name in modules(copy, *PACKAGES) if not name.endswith("__main__")]
+    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
+    left = subprocess.run(
+        [sys.executable, "-c", code, *names],
+        cwd=copy,
+        env={**os.environ, **env},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert left.returncode == 0, left.stderr[-2000:]
+    with upstreams_in_thread(["one"], "m") as (upstream,):
+        pool = copy / "one.yaml"
+        backend = {"method": "baseline", "url": upstream.url}
+        pool.write_text(
+            yaml.safe_dump({"models": {"m": {"policy": {"name": "learned"}, "backends": {"one": backend}}}})
+        )
+        with gateway_command(pool, copy, env=env, cwd=copy) as gateway:
+            until(lambda: gateway.get("/readyz").status_code == 200, 10.0, gateway.printed())
+            body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+            assert gateway.post("/v1/chat/completions", body).status_code == 200, gateway.printed()
+    if os.environ.get("ROOMS", "") == "all" or room in os.environ.get("ROOMS", "").split(","):
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow and not vllm", "tests"]
+        tests = subprocess.run(command, cwd=copy, env={**os.environ, **env, "ROOMS": ""}, check=False)
+        assert tests.returncode == 0
