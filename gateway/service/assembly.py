@@ -158,14 +158,7 @@ def max_in_flight(settings: PoolSettings) -> int | None:
 
 def health_rules(settings: PoolSettings) -> HealthRules:
     """Return when a replica is taken out of service, by the settings."""
-    health = settings.health
-    return HealthRules(
-        health.interval_s,
-        health.timeout_s,
-        eject_s=health.eject_s,
-        eject_max_s=health.eject_max_s,
-        slow_start_s=health.slow_start_s,
-    )
+    return HealthRules(**settings.health.model_dump())
 
 
 def _timeouts(settings: PoolSettings) -> Timeouts:
@@ -187,19 +180,8 @@ def learners_of(models: Mapping[str, Model]) -> dict[str, Statistics]:
 
 def is_same_replica(one: Backend, other: Backend) -> bool:
     """Return whether two backends are the same replica, whatever their weights and states."""
-    return all(getattr(one, field) == getattr(other, field) for field in _IDENTITY)
-
-
-_IDENTITY = (
-    "name",
-    "model",
-    "said",
-    "url",
-    "speculative_config",
-    "api_key",
-    "simulated",
-    "launched",
-)
+    identity = ("name", "model", "said", "url", "speculative_config", "api_key", "simulated", "launched")
+    return all(getattr(one, field) == getattr(other, field) for field in identity)
 
 
 def _kept(backend: Backend, previous: Gateway | None) -> Backend:

@@ -27,25 +27,18 @@ def pool_table(settings: PoolSettings) -> Table:
     table.add_column("where", overflow="fold")
     table.add_column("weight", justify="right")
     for model, model_settings in settings.models.items():
-        model_cell = model
+        rows = []
         for name, backend in model_settings.backends.items():
-            drafted = num_speculative_tokens(backend.method, backend.speculative_config)
-            row = (model_cell, name, _method(backend), str(drafted or ""), location(backend), f"{backend.weight:g}")
-            table.add_row(*map(Text, row))  # Text, because `http://[fd00::1]` looks like markup
-            model_cell = ""
+            k = num_speculative_tokens(backend.method, backend.speculative_config)
+            rows.append((name, _method(backend), k, location(backend), backend.weight))
         for name, source in model_settings.discover.items():
             method = None if source.inference_pool is not None else source.method
-            drafted = num_speculative_tokens(method, source.speculative_config) if method else 0
-            row = (
-                model_cell,
-                f"{name}/...",
-                method.value if method else "by label",
-                str(drafted or ""),
-                f"found by {_kind(source)}",
-                f"{source.weight:g}",
-            )
-            table.add_row(*map(Text, row))
-            model_cell = ""
+            k = num_speculative_tokens(method, source.speculative_config) if method else 0
+            found = f"found by {_kind(source)}"
+            rows.append((f"{name}/...", method.value if method else "by label", k, found, source.weight))
+        for number, (name, shown, k, where, weight) in enumerate(rows):
+            cells = (model if number == 0 else "", name, shown, str(k or ""), where, f"{weight:g}")
+            table.add_row(*map(Text, cells))  # Text, because `http://[fd00::1]` looks like markup
     return table
 
 
