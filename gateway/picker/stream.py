@@ -19,6 +19,7 @@ from gateway.picker.destinations import Destinations
 from gateway.picker.exchange import PickedExchange
 from gateway.picker.ext_proc_pb2 import HttpBody, ProcessingMode, ProcessingRequest
 from gateway.picker.unfinished import Unfinished
+from gateway.relay.admission import admit
 from gateway.relay.context import Inbound, send_error
 from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
@@ -213,7 +214,7 @@ class Stream:
         exchange = self.exchange = PickedExchange(
             self._relay, self._inbound, self, picking.destinations, self._subset, settings.fallbacks
         )
-        exchange.begin()
+        admit(exchange)
 
     def _release_body(self) -> None:
         self._picking.unfinished.release(self)

@@ -20,7 +20,6 @@ from backends.http.client import Call
 from gateway.dialects.asked_usage import asking
 from gateway.dialects.errors import EXCEEDED, GatewayError, exceeded, gateway_failed
 from gateway.relay.accounting import conclude
-from gateway.relay.admission import admit
 from gateway.relay.answers import PassThrough
 from gateway.relay.attempt import OVERLOADED, Attempt
 from gateway.relay.context import Inbound, RelayContext, Reply, Rescuer
@@ -87,10 +86,6 @@ class Exchange:
         self._was_suspected = False  # whether there was one, also if it has got its strike
 
     # Called by the frontend
-
-    def begin(self) -> None:
-        """Admit the request and send it, or answer with an error."""
-        admit(self)
 
     def refuse(self, error: GatewayError) -> None:
         """Answer a request that was not admitted."""
@@ -344,7 +339,9 @@ class Exchange:
         delivery.answer = answer
         label = delivery.label()
         if label == "ok" and delivery.endpoint is not _OTHER and delivery.status < 300:
-            self.note_served(backend)
+            self.relay.pool.report_success(backend)
+            if self._suspects:
+                self.note_served(None)
             if answer.events is not None:
                 attempt.learn_habits(answer.events)
         elif answer.error_status not in {0, OVERLOADED} and not self._was_suspected:

@@ -12,6 +12,7 @@ from backends import background
 from gateway.dialects.errors import GatewayError
 from gateway.http.headers import lines_of
 from gateway.http.server import HttpReply
+from gateway.relay.admission import admit
 from gateway.relay.context import Inbound, RelayContext, send_error
 from gateway.relay.exchange import Exchange
 from gateway.routing.access import Access, RequestHeaders
@@ -74,8 +75,8 @@ class HttpFrontend:
             task.add_done_callback(self._tasks.discard)
             return
         exchange = Exchange(self._current.relay, Inbound(headers, body), reply)
-        reply.source = exchange  # before `begin`, which may already answer
-        exchange.begin()
+        reply.source = exchange  # before `admit`, which may already answer
+        admit(exchange)
 
     def refuse(self, reply: HttpReply, status: int, reason: str) -> None:
         """Answer a request that the server does not accept."""

@@ -302,7 +302,7 @@ def _may_be_object(body: bytes) -> bool:
 def _parse(body: bytes, *, required: bool) -> dict[str, Any]:
     """Return the JSON object in a body; an empty one if there is none, and none is required."""
     problem = "a JSON object"
-    if _may_be_object(body):
+    if body.startswith(b"{") or _may_be_object(body):
         try:
             document: dict[str, Any] = orjson.loads(body)
         except orjson.JSONDecodeError as error:

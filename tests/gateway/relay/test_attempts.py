@@ -20,6 +20,7 @@ from backends.pool import Pool
 from backends.speculation import Method
 from gateway.http.headers import Header
 from gateway.http.paths import RelayedPaths
+from gateway.relay.admission import admit
 from gateway.relay.context import Inbound, RelayContext, Timeouts
 from gateway.relay.exchange import Exchange
 from gateway.relay.limits import Limits
@@ -152,7 +153,7 @@ class Relay:
         request_headers = self.context.access.admit(method, path.encode(), headers)
         assert request_headers is not None
         exchange = Exchange(self.context, Inbound(request_headers, body), reply)
-        exchange.begin()
+        admit(exchange)
         return exchange, reply
 
     def receiver(self, name: str, number: int = -1) -> Receiver:
