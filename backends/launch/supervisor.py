@@ -15,19 +15,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from backends import background
-from backends.launch.ports import free_port, port_is_free
+from backends.launch.ports import port_is_free
 from backends.launch.process import EngineProcess, describe_exit
-from backends.launch.vllm_command import vllm_serve_argv
-
-__all__ = [
-    "LaunchError",
-    "LaunchSpec",
-    "LaunchState",
-    "Launcher",
-    "check_command",
-    "free_port",
-    "vllm_serve_argv",
-]
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
@@ -90,11 +79,13 @@ class Engine:
         return "\n  ".join([", ".join(state), f"{self.spec.log_path}:", *_last_lines(self.spec.log_path)])
 
     def start(self) -> None:
+        """Start it, and start it again whenever it ends."""
         if self._task is None:
             self._stopping.clear()
             self._task = background.keep_running("engines", self._supervise, of=self.spec.name, stopping=self._stopping)
 
     async def stop(self) -> None:
+        """Stop it: SIGTERM, and SIGKILL after a time."""
         if (task := self._task) is None:
             return
         self._stopping.set()

@@ -12,7 +12,9 @@ from typing import Any
 import orjson
 
 from backends.backend import Backend
-from backends.launch.supervisor import LaunchSpec, free_port, vllm_serve_argv
+from backends.launch.ports import free_port
+from backends.launch.supervisor import LaunchSpec
+from backends.launch.vllm_command import vllm_serve_argv
 from backends.speculation import num_speculative_tokens, serve_config
 from gateway.config.settings import BackendSettings, DiscoverSettings, ModelSettings, PoolSettings
 from gateway.discovery.discovery import Found

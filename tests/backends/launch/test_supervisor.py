@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.launch.supervisor import Engine, Launcher, LaunchError, LaunchSpec, LaunchState, free_port
+from backends.launch.ports import free_port
+from backends.launch.supervisor import Engine, Launcher, LaunchError, LaunchSpec, LaunchState
 from tests.support.paths import ROOT
 from tests.support.waiting import eventually
 

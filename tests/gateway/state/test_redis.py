@@ -98,15 +98,6 @@ def test_keys_of_another_program_are_reported(redis: RedisServer, member: Member
         assert caught.value.kind == "foreign"
 
 
-def test_a_wrong_password_is_refused_and_not_shown(redis: RedisServer) -> None:
-    store = RedisStore(f"redis://me:very-secret@127.0.0.1:{redis.port}/0", "test")
-    with pytest.raises(StateError) as caught:
-        store.stamps()
-    assert caught.value.kind == "refused"
-    assert "very-secret" not in str(caught.value)
-    store.close()
-
-
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
