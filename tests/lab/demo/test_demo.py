@@ -29,19 +29,19 @@ def test_the_demo_learns_rules_moves_traffic_and_leaves_nothing_behind(tmp_path:
         )
     try:
         until(
-            lambda: demo.poll() is not None or output.read_text().count("over least_loaded: ") == 2, what="two phases"
+            lambda: demo.poll() is not None or output.read_text().count("over least_loaded: ") == 4, what="four phases"
         )
         printed = output.read_text()
         assert re.search(r"rules, version 1: \d+ rules", printed), printed
         assert "failed" not in printed
         shares = [dict(re.findall(r"(\w+) (\d+)%", line)) for line in re.findall(r"demo +\d+ +0 .*tree.*", printed)]
-        assert len(shares) == 2
-        assert int(shares[1]["tree"]) > int(shares[0]["tree"])  # code edits go to suffix drafting
+        assert len(shares) == 4
+        assert int(shares[3]["tree"]) > int(shares[2]["tree"])  # code edits go to suffix drafting
         match = re.search(r"Open (\S+)/dashboard#key=(\w+)", printed)
         assert match, printed
         headers = {"authorization": f"Bearer {match[2]}"}
-        access = httpx.get(f"{match[1]}/admin/dashboard/access", headers=headers, trust_env=False)
-        assert access.json() == {"write": True}
+        snapshot = httpx.get(f"{match[1]}/admin/dashboard/snapshot", headers=headers, trust_env=False)
+        assert snapshot.is_success
         processes = family(demo.pid)
         demo.send_signal(signal.SIGINT)
         assert demo.wait(30.0) == 0
