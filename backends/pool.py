@@ -248,7 +248,7 @@ class Pool:
         if after is not before:
             self._follow(watch, before.state)
         if after.state is State.EJECTED is not before.state and isinstance(evidence, Strike):
-            self._call(self.on_eject, backend, after.ejection_s, evidence.message)
+            _tell(self.on_eject, backend, after.ejection_s, evidence.message)
         return after.state is not before.state
 
     def report_success(self, backend: Backend) -> None:
@@ -265,12 +265,12 @@ class Pool:
                 self.on_implausible(backend, what)
         if (engine := result.engine) is not None:
             if watch.compare_speculation(engine):
-                self._call(self.on_engine_change, backend, EngineChange.SPECULATION)
+                _tell(self.on_engine_change, backend, EngineChange.SPECULATION)
             if watch.compare_steps(engine, now_s):
-                self._call(self.on_difference, backend)
+                _tell(self.on_difference, backend)
             if (change := watch.read(engine, now_s)) is not None:
                 logger.info("%s: its engine has changed %s", watch.label, change.replace("_", " "))
-                self._call(self.on_engine_change, backend, change)
+                _tell(self.on_engine_change, backend, change)
         self.report(backend, Probed(result.problem, result.refused, watch.engine))
 
     def _follow(self, watch: Watch, before: State) -> None:
@@ -290,13 +290,13 @@ class Pool:
                 else:
                     self.report(other, Alone())
         if state is State.DOWN and before is not State.DOWN:
-            self._call(self.on_down, backend)
+            _tell(self.on_down, backend)
         if state is State.RECOVERING or (state is State.UP and before is not State.UP):
-            self._call(self.on_ready, backend)
+            _tell(self.on_ready, backend)
 
-    @staticmethod
-    def _call(callback: Callable[[Backend, *Told], None] | None, backend: Backend, *told: *Told) -> None:
-        """Report to who wants to know; what that raises changes nothing here."""
-        if callback is not None:
-            with background.guarded("probes", of=f"{backend.model}/{backend.name}"):
-                callback(backend, *told)
+
+def _tell(callback: Callable[[Backend, *Told], None] | None, backend: Backend, *told: *Told) -> None:
+    """Report to who wants to know; what that raises changes nothing here."""
+    if callback is not None:
+        with background.guarded("probes", of=f"{backend.model}/{backend.name}"):
+            callback(backend, *told)

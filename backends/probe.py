@@ -10,15 +10,16 @@ import httpx
 import orjson
 
 from backends.backend import Backend
-from backends.default_temperature import reported_temperature
 from backends.engine_metrics import MOST_PAGE_BYTES, EngineMetrics, MetricsReader
 from backends.http.bounded import PLAIN, UnboundedError, get, parts_of
-from backends.reported import MOST_CONTEXT_TOKENS, whole
+from backends.reported import MOST_CONTEXT_TOKENS, finite, whole
 
 _MOST_HEALTH_BYTES: Final = 1 << 16
 _MOST_MODELS_BYTES: Final = 1 << 20
+_MOST_ANSWER_BYTES: Final = 1 << 20
 _MOST_CARD_BYTES: Final = 1 << 14
 _MOST_NAMES: Final = 5
+_HOTTEST: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,18 @@ class Probe:
         self._client.timeout = httpx.Timeout(timeout_s)
 
     async def default_temperature(self) -> float | None:
-        """Return the temperature that the engine reports for a request without one; None if it reports none."""
-        return await reported_temperature(self._client, self._model)
+        """Ask the engine for the temperature of a request without one, with a request for one token.
+
+        The Responses API repeats the sampling parameters that a request was given. Nothing is stored at the engine.
+        """
+        body = {"model": self._model, "input": "Hi", "max_output_tokens": 1, "store": False}
+        try:
+            async with self._client.stream("POST", "/v1/responses", json=body) as answer:
+                text = b"".join([part async for part in parts_of(answer, _MOST_ANSWER_BYTES)])
+            document = orjson.loads(text) if answer.status_code == httpx.codes.OK else None
+        except (httpx.HTTPError, orjson.JSONDecodeError):
+            return None
+        return finite(document.get("temperature"), _HOTTEST) if isinstance(document, dict) else None
 
     async def close(self) -> None:
         """Close the connections."""

@@ -159,31 +159,6 @@ def method_issues(method: Method, config: Mapping[str, Any] | None, *, served: b
     return issues
 
 
-def num_speculative_tokens(method: Method, config: SpeculativeConfig | None) -> int:
-    """Return the maximum number of tokens drafted per step; 0 for a baseline.
-
-    Raises
-    ------
-    ValueError
-        If `config` does not set it and the method has no default.
-
-    Examples
-    --------
-    >>> num_speculative_tokens(Method.EAGLE, SpeculativeConfig(num_speculative_tokens=3))
-    3
-    >>> num_speculative_tokens(Method.SUFFIX, None)  # the depth of its tree
-    24
-    """
-    if method is Method.BASELINE:
-        return 0
-    config = config or SpeculativeConfig()
-    if config.num_speculative_tokens is not None:
-        return config.num_speculative_tokens
-    if method is Method.SUFFIX:
-        return config.suffix_decoding_max_tree_depth  # vLLM's own default
-    raise ValueError(f"{method} needs num_speculative_tokens")
-
-
 def serve_config(method: Method, config: SpeculativeConfig | None) -> dict[str, Any]:
     """Return the value of vLLM's `--speculative-config`: the method and the keys that were set; {} for a baseline."""
     if method is Method.BASELINE:

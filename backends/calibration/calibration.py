@@ -7,10 +7,10 @@ from enum import StrEnum
 from functools import cache
 from importlib import resources
 from itertools import pairwise
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from backends.speculation import Method
 
@@ -107,14 +107,6 @@ class Progress(_Sourced):
     output_tokens: tuple[int, ...] = Field(min_length=1)
     logit_shifts: tuple[float, ...] = Field(min_length=1)
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        if len(self.output_tokens) != len(self.logit_shifts):
-            raise ValueError("needs one shift for each of output_tokens")
-        if any(later <= earlier for earlier, later in pairwise(self.output_tokens)):
-            raise ValueError("output_tokens must increase")
-        return self
-
 
 class Acceptance(_Sourced):
     """Acceptance of a model's drafts at temperature 0."""
@@ -157,14 +149,6 @@ class Temperature(_Sourced):
     factors: tuple[Share, ...] = Field(min_length=1)
     default: float = Field(default=1.0, ge=0)
     """What a request without a temperature takes: the target's generation_config.json, or vLLM's default of 1.0."""
-
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        if len(self.temperatures) != len(self.factors):
-            raise ValueError("needs one factor for each temperature")
-        if any(later <= earlier for earlier, later in pairwise(self.temperatures)):
-            raise ValueError("temperatures must increase")
-        return self
 
     def factor(self, temperature: float) -> float:
         """Return the factor by which acceptance at temperature 0 is multiplied."""
@@ -217,16 +201,6 @@ class Calibration(BaseModel):
     temperature: Temperature
     methods: dict[Method, MethodCalibration]
     methods_from: str | None = None  # another calibration, from which methods that this one does not list are taken
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        for method, entry in self.methods.items():
-            like = entry.acceptance_like
-            if like is not None and not (like in self.methods and self.methods[like].acceptance):
-                raise ValueError(f"{method}: acceptance_like {like} has no acceptance of its own")
-            if entry.acceptance and Kind.CHAT not in entry.acceptance:
-                raise ValueError(f"{method}: acceptance for chat is needed, as the fallback of other kinds")
-        return self
 
     def method(self, method: Method) -> MethodCalibration:
         """Return the costs and acceptance of a method."""

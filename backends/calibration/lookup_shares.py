@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Annotated
@@ -16,22 +15,15 @@ from backends.speculation import Method
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class LookupShares:
+class LookupShares(BaseModel):
     """Shares of the steps on one kind of text."""
 
-    # drafted, accepted: share of steps in which at least 1, 2, ..., k tokens are drafted, and accepted.
-    drafted: tuple[float, ...]
-    accepted: tuple[float, ...]
-    request_spread: float  # standard deviation between requests of the logits of both
-
-
-class _Shares(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    request_spread: float = Field(ge=0)
+    # drafted, accepted: share of steps in which at least 1, 2, ..., k tokens are drafted, and accepted.
     drafted: tuple[Share, ...] = Field(min_length=2)
     accepted: tuple[Share, ...] = Field(min_length=2)
+    request_spread: float = Field(ge=0)  # standard deviation between requests of the logits of both
 
 
 class _Entry(BaseModel):
@@ -41,7 +33,7 @@ class _Entry(BaseModel):
     k: int = Field(ge=2)
     prompt_lookup_min: int = 0
     prompt_lookup_max: int = 0
-    by_kind: dict[Kind, _Shares]
+    by_kind: dict[Kind, LookupShares]
 
 
 def lookup_shares(method: Method, kind: str, k: int, low: int = 0, high: int = 0) -> LookupShares:
@@ -60,7 +52,8 @@ def lookup_shares(method: Method, kind: str, k: int, low: int = 0, high: int = 0
 
     by_kind = min(entries, key=distance).by_kind
     shares = by_kind[nearest_kind(kind, by_kind)]
-    return LookupShares(_extend(shares.drafted, k), _extend(shares.accepted, k), shares.request_spread)
+    drafted, accepted = _extend(shares.drafted, k), _extend(shares.accepted, k)
+    return shares.model_copy(update={"drafted": drafted, "accepted": accepted})
 
 
 def _extend(shares: tuple[float, ...], k: int) -> tuple[float, ...]:

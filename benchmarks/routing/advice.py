@@ -22,8 +22,8 @@ import numpy.typing as npt
 from backends.calibration.calibration import load_calibration
 from backends.calibration.draft_profile import DraftProfile
 from backends.simulator.engine.fleet import Completion, Fleet, Replica
-from backends.simulator.engine.virtual_time import Arrival, run_fleet
 from backends.speculation import Method
+from benchmarks.virtual_time import Arrival, run_fleet
 from gateway.advice.advise import advise
 from gateway.advice.evidence import BackendEvidence, ModelEvidence
 from gateway.advice.finding import Finding

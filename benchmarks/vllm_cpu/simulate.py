@@ -10,8 +10,8 @@ import numpy as np
 from backends.calibration.calibration import Calibration
 from backends.simulator.drafting.proposers import Proposer, Script
 from backends.simulator.engine.fleet import Fleet, Replica
-from backends.simulator.engine.virtual_time import run_closed_loop
 from backends.speculation import Method
+from benchmarks.virtual_time import run_closed_loop
 from benchmarks.vllm_cpu.engines import speculative_config
 from benchmarks.vllm_cpu.load import Answer
 from benchmarks.vllm_cpu.measure import PREFILL_TURN, Cell

@@ -8,18 +8,16 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gateway.advice.draft_length import draft_length
-from gateway.advice.engine_flags import prefix_caching, reports
+from gateway.advice.engine_flags import reports
 from gateway.advice.evidence import ModelEvidence
 from gateway.advice.finding import Finding
 from gateway.advice.losing_method import losing_method
-from gateway.advice.pool_file import pool_file
 from gateway.advice.waiting import waiting
 
 RULES: Final[tuple[Callable[[ModelEvidence], Sequence[Finding]], ...]] = (
     draft_length,
     losing_method,
     waiting,
-    prefix_caching,
     reports,
 )
 SPECULATION: Final = frozenset({"draft_length", "losing_method"})
@@ -30,11 +28,10 @@ def advise(model: ModelEvidence) -> list[Finding]:
     """Return what to change, the largest gain first.
 
     How replicas speculate is changed one replica at a time, that first whose change saves the pool most: after it, the
-    traffic of the others is another one. A backend that is not what the pool file says is left out of all else: its
-    figures are those of something unknown.
+    traffic of the others is another one. A backend that is not what the pool file says is left out: its figures are
+    those of something unknown.
     """
-    contradicted = pool_file(model)
-    model = replace(model, backends=tuple(backend for backend in model.backends if backend.contradiction is None))
+    model = replace(model, backends=tuple(backend for backend in model.backends if not backend.is_contradicted))
     findings = [finding for rule in RULES for finding in rule(model)]
     answers = {backend.name: backend.steps.answers for backend in model.backends if backend.steps is not None}
     total = sum(answers.values())
@@ -46,7 +43,7 @@ def advise(model: ModelEvidence) -> list[Finding]:
 
     best = max((finding for finding in findings if finding.rule in SPECULATION), key=worth, default=None)
     kept = [finding for finding in findings if finding.rule not in SPECULATION or finding is best]
-    return contradicted + sorted(kept, key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
+    return sorted(kept, key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
 
 
 def document(findings: Sequence[Finding]) -> list[dict[str, Any]]:

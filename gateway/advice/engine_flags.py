@@ -1,43 +1,14 @@
-"""Rules: flags that an engine lacks."""
+"""Rule: an engine that does not report what the gateway learns from."""
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from backends.speculation import Method
 from gateway.advice.evidence import BackendEvidence, ModelEvidence
-from gateway.advice.finding import Finding, Gain, flag_change
+from gateway.advice.finding import Finding, flag_change
 
 _MIN_TOKENS: Final = 10_000
-_TOKENS_TOGETHER: Final = 1000
-"""Prompt tokens that are found in a cache or not as one: about a prompt."""
-
-
-def prefix_caching(model: ModelEvidence) -> list[Finding]:
-    """Return the backends without a prefix cache, where that of other backends finds something."""
-    others = [one for one in model.backends if one.prefix_caching and one.prefix_queries]
-    queries = sum(one.prefix_queries for one in others)
-    if queries < _MIN_TOKENS:
-        return []
-    hits = sum(one.prefix_hits for one in others) / queries
-    margin = 1.96 * math.sqrt(hits * (1.0 - hits) * _TOKENS_TOGETHER / queries)
-    gain = Gain(hits, max(0.0, hits - margin), min(1.0, hits + margin), "prompt tokens to compute")
-    if not gain.is_worth_it:
-        return []
-    return [
-        Finding(
-            "prefix_caching",
-            model.name,
-            backend.name,
-            "its prefix cache is off",
-            gain,
-            f"{queries:,} prompt tokens looked up by {', '.join(one.name for one in others)}",
-            flag_change(model.name, backend.name, backend.flags, "--enable-prefix-caching"),
-        )
-        for backend in model.backends
-        if backend.prefix_caching is False
-    ]
 
 
 def reports(model: ModelEvidence) -> list[Finding]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from fastapi import FastAPI
 
 from backends.backend import Backend, State
-from backends.draft_schedule import Speculation
 from gateway.advice.advise import advise, document
-from gateway.advice.evidence import BackendEvidence, Contradiction, ModelEvidence
+from gateway.advice.evidence import BackendEvidence, ModelEvidence
 from gateway.advice.gather import add_learned, positions_of
 from gateway.rooms import Room
 from policies.build import learned_of
@@ -57,18 +56,10 @@ class AdviceRoom(Room):
         known = BackendEvidence(backend.name, backend.said.method, backend.said.schedule.k, flags=flags)
         if engine is None:
             return replace(known, has_metrics=backend.state is not State.UP)
-        contradiction = None
-        if (text := backend.contradiction) is not None:
-            counters = f"{engine.drafts:,} drafts of {engine.draft_tokens:,} tokens"
-            counters += f", {engine.generation_tokens:,} output tokens"
-            contradiction = Contradiction(text, Speculation(backend.method, backend.draft_schedule), counters)
         return replace(
             known,
-            contradiction=contradiction,
+            is_contradicted=backend.contradiction is not None,
             positions=positions_of(engine.drafts, engine.accepted_per_position),
-            prefix_caching=None if engine.prefix_caching is None else bool(engine.prefix_caching),
-            prefix_queries=engine.prefix_queries,
-            prefix_hits=engine.prefix_hits,
             minutes=tuple(self.gateway.pool.watch(backend).occupancy.minutes),
         )
 

@@ -43,7 +43,11 @@ def serve_pool(config: Path, server: Mapping[str, Any], picker: Mapping[str, Any
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
     from gateway.service.run import serve
 
-    return serve(settings, config, load, run_dir)
+    if picker is None:
+        return serve(settings, config, load, run_dir)
+    from gateway.picker.server import PickerServer
+
+    return serve(settings, config, load, run_dir, PickerServer)
 
 
 def _picker(settings: PoolSettings, overrides: Mapping[str, Any]) -> PickerSettings:

@@ -18,7 +18,7 @@ from gateway import __version__
 from gateway.dashboard.beliefs import Beliefs
 from gateway.dashboard.decisions import SampledDecisions
 from gateway.dashboard.recent import POINT_S, RATE_WINDOW_S, WINDOW_S, Document, Past, Recent, Totals, totals_of
-from gateway.dashboard.static_files import load_static_files
+from gateway.dashboard.static_files import PageFiles
 from gateway.dashboard.views import backend_view, model_view, point_of
 from gateway.dialects.errors import GatewayError
 from gateway.relay.observers import Follower
@@ -59,19 +59,13 @@ class Dashboard(Room):
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the page, which holds no data, and what it asks for below `/admin/dashboard`."""
-        files = load_static_files()
+        files = PageFiles()
+        app.mount("/dashboard/static", files)
 
         @app.get("/dashboard", include_in_schema=False)
         async def page(request: Request) -> Response:
             """Return the page."""
-            return files["index.html"].answer(request)
-
-        @app.get("/dashboard/static/{name:path}", include_in_schema=False)
-        async def static(request: Request, name: str) -> Response:
-            """Return a file of the page."""
-            if name not in files:
-                raise GatewayError(404, f"The dashboard has no file {name}.", code="not_found")
-            return files[name].answer(request)
+            return await files.get_response("index.html", request.scope)
 
         @app.get("/admin/dashboard/history", tags=["dashboard"])
         async def history() -> Response:

@@ -29,9 +29,6 @@ Words = Annotated[
     typer.Argument(metavar="FILE | FLAGS...", help="A file, or the flags themselves.", show_default=False),
 ]
 Output = Annotated[Path | None, typer.Option(help="Write the pool file here instead of to stdout.")]
-Ask = Annotated[
-    bool, typer.Option("--ask", help="Ask the replicas for what is not configured: their model, how they speculate.")
-]
 Model = Annotated[str | None, typer.Option(help="The model of replicas whose model is not configured.")]
 Service = Annotated[str | None, typer.Option(help="The Kubernetes service of replicas that are found by labels.")]
 
@@ -41,13 +38,12 @@ def litellm(
     file: Annotated[Path, typer.Argument(help="config.yaml of LiteLLM's proxy.")],
     *,
     output: Output = None,
-    ask: Ask = False,
 ) -> None:
     """Import the config.yaml of LiteLLM's proxy."""
     from gateway.importer import litellm as source
     from gateway.importer.flags import read_mapping, read_text
 
-    _write(f"litellm {file.name}", lambda: source.read(read_mapping(read_text(file), file)), output, ask=ask)
+    _write(f"litellm {file.name}", lambda: source.read(read_mapping(read_text(file), file)), output)
 
 
 @app.command("production-stack", context_settings=_ANY_FLAGS)
@@ -55,7 +51,6 @@ def production_stack(
     words: Words = None,
     *,
     output: Output = None,
-    ask: Ask = False,
     model: Model = None,
     service: Service = None,
     release: Annotated[str, typer.Option(help="Release of the Helm chart, in the names of its services.")] = "vllm",
@@ -66,30 +61,24 @@ def production_stack(
     def read() -> Configuration:
         return source.read(words or [], model, service, release)
 
-    _write("production-stack", read, output, ask=ask)
+    _write("production-stack", read, output)
 
 
 @app.command("vllm-router", context_settings=_ANY_FLAGS)
-def vllm_router(
-    words: Words = None, *, output: Output = None, ask: Ask = False, model: Model = None, service: Service = None
-) -> None:
+def vllm_router(words: Words = None, *, output: Output = None, model: Model = None, service: Service = None) -> None:
     """Import the flags of vllm-router, or a script that starts it."""
     from gateway.importer import vllm_router as source
     from gateway.importer.flags import flags_of
 
-    _write("vllm-router", lambda: source.read(flags_of(words or [], source.COMMANDS), model, service), output, ask=ask)
+    _write("vllm-router", lambda: source.read(flags_of(words or [], source.COMMANDS), model, service), output)
 
 
-def _write(source: str, read: Callable[[], Configuration], output: Path | None, *, ask: bool) -> None:
+def _write(source: str, read: Callable[[], Configuration], output: Path | None) -> None:
     from gateway.importer.pool_text import check_text, pool_text, variables
 
     if output is not None and output.exists():
         raise UsageError(f"{output} exists already: choose another --output, or remove it")
     configuration = read()
-    if ask:
-        from gateway.importer.ask import ask as ask_replicas
-
-        ask_replicas(configuration)
     pool = configuration.pool()
     head = [f"Made by `gateway import {source}`. Lines like this one say what is different or to be checked."]
     if configuration.policy != "learned":

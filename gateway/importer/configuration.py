@@ -9,6 +9,7 @@ from typing import Any
 
 from backends.speculation import Method
 from backends.validation import Path, UsageError
+from gateway.config.settings import HealthSettings, ServerSettings
 from gateway.config.urls import address
 from gateway.importer.pool_text import Variable
 
@@ -36,7 +37,6 @@ class Replica:
     # Names of clients that the router translated into `model`, which the gateway does not.
     renamed: list[str] = field(default_factory=list)
     api_key: Variable | None = None
-    key: str | None = field(default=None, repr=False)  # the key itself, for questions to the replica. Never written
     weight: float | None = None
     speculation: Speculation | None = None  # none if the configuration does not say
     notes: list[str] = field(default_factory=list)  # comments for its place in the pool file
@@ -73,6 +73,46 @@ class Configuration:
         self.settings["keys"] = [{"name": "engines", "key": key}]
         self.note("clients need the key of the engines: without keys anyone could use them through the gateway", "keys")
 
+    def set_policy(self, flag: str, value: str, policies: Mapping[str, tuple[str, str]]) -> None:
+        """Set the policy that comes closest to a router's own."""
+        if value not in policies:
+            raise UsageError(f"{flag} {value}: expected one of {', '.join(policies)}")
+        self.policy, self.policy_note = policies[value]
+
+    def set_body_limit(self, mib: float) -> None:
+        """Bound the bodies of requests, and all unfinished ones together by no less."""
+        self.put("server", "max_body_mib", round(mib, 3))
+        if mib > ServerSettings().max_unfinished_mib:
+            self.put("server", "max_unfinished_mib", round(mib, 3))
+
+    def set_ejection(self, eject_s: float) -> None:
+        """Set the seconds of the first ejection, and of the longest to no less."""
+        self.put("health", "eject_s", eject_s)
+        if eject_s > HealthSettings().eject_max_s:
+            self.put("health", "eject_max_s", eject_s)
+
+    def add_static(self, flag: str, text: str, model: str | None) -> None:
+        """Add a replica at an address."""
+        url = url_of(text)
+        if url is None:
+            raise UsageError(f"{flag}: expected addresses such as http://10.0.0.1:8000")
+        self.replicas.append(Replica(name_of(url), model, {"url": url}))
+
+    def add_labelled(
+        self, model: str | None, service: str | None, selector: str, port: float, namespace: str | None
+    ) -> None:
+        """Add a source of replicas that were found by labels, which the gateway finds by a service."""
+        where: dict[str, Any] = {"service": service or Variable.of("VLLM_SERVICE")}
+        where |= {"namespace": namespace} if namespace else {}
+        source = Replica(service or "kubernetes", model, {"kubernetes": where | {"port": int(port)}})
+        self.placeholders["VLLM_SERVICE"] = "service"
+        source.notes.append(
+            f"replicas were found by the labels {selector or '(any)'}: make a Service with them as its selector"
+            + ("" if service else " and set VLLM_SERVICE to its name (or give --service)")
+            + "; the gateway needs deploy/kubernetes-rbac.yaml"
+        )
+        self.replicas.append(source)
+
     def pool(self) -> dict[str, Any]:
         """Return the pool file's data, and add a note for everything that is not as it was."""
         if not self.replicas:
@@ -83,7 +123,7 @@ class Configuration:
         owners: dict[str, str] = {}  # of addresses and aliases: the model
         for replica in self.replicas:
             if replica.model is None:
-                raise UsageError("names no model: add --model NAME, or --ask to ask the replicas")
+                raise UsageError("names no model: add --model NAME")
             self._add(replica, replica.model, models, owners)
         for name, model in models.items():
             if self.policy_note:

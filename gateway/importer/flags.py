@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from backends.validation import UsageError
 
 _MAX_BYTES = 2**20
-_TYPO = 0.85  # difflib's ratio: `--worker-url` is near `--worker-urls`
 _FLAG = re.compile(r"--?[A-Za-z]")
 
 
@@ -80,21 +79,8 @@ class Flags:
         self._read.update(found)
         return {key.removeprefix(f"{name}."): value for key, value in found.items()}
 
-    def set_defaults(self, values: Mapping[str, str]) -> None:
-        """Set flags that are not set yet."""
-        for name, value in values.items():
-            self._values.setdefault(name, [value])
-
-    def refuse_typos(self, reasons: Mapping[str, str]) -> None:
-        """Check that no flag that nobody has read is close to one that is read."""
-        for name in self._values.keys() - self._read:
-            near = difflib.get_close_matches(name, self._read, n=1, cutoff=_TYPO)
-            if near and not name.startswith(tuple(reasons)):
-                raise UsageError(f"no flag {name}; did you mean {near[0]}?")
-
     def note_rest(self, reasons: Mapping[str, str], note: Callable[[str], None]) -> None:
-        """Add a note for each flag that was not read, with the reason; see `refuse_typos`."""
-        self.refuse_typos(reasons)
+        """Add a note for each flag that was not read, with the reason for those that begin so."""
         for name in self._values:
             if name not in self._read:
                 reason = next((text for start, text in reasons.items() if name.startswith(start)), "")
@@ -129,6 +115,14 @@ def read_mapping(text: str, path: Path) -> dict[str, object]:
     if not isinstance(document, dict):
         raise UsageError(f"{path}: expected a mapping of `key: value`")
     return {str(key): value for key, value in document.items()}
+
+
+def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a part of a document that is a mapping; empty if it is not there."""
+    part = config.get(name)
+    if part is not None and not isinstance(part, Mapping):
+        raise UsageError(f"{name}: expected a mapping of `key: value`")
+    return part or {}
 
 
 def command_words(text: str, path: Path, commands: Iterable[str]) -> list[str]:

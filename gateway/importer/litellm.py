@@ -8,7 +8,7 @@ from typing import Any
 
 from backends.validation import UsageError
 from gateway.importer.configuration import Configuration, Replica, name_of, url_of
-from gateway.importer.limits import set_body_limit, set_ejection
+from gateway.importer.flags import section
 from gateway.importer.pool_text import Variable
 
 _ENGINES = frozenset(
@@ -68,10 +68,10 @@ def read(config: Mapping[str, Any]) -> Configuration:
             raise UsageError(f"model_list[{index}]: expected model_name and litellm_params")
         reader.read(str(deployment["model_name"]), params)
     reader.set_weights()
-    router = _section(config, "router_settings")
+    router = section(config, "router_settings")
     _router_settings(router, configuration)
-    _general_settings(_section(config, "general_settings"), configuration)
-    timeout_s = router.get("timeout", _section(config, "litellm_settings").get("request_timeout"))
+    _general_settings(section(config, "general_settings"), configuration)
+    timeout_s = router.get("timeout", section(config, "litellm_settings").get("request_timeout"))
     if isinstance(timeout_s, int | float):
         configuration.put("timeouts", "first_byte_s", timeout_s)
     _note_rest("litellm_settings", config, {"request_timeout"}, configuration)
@@ -117,7 +117,6 @@ class _Deployments:
         elif isinstance(key, str) and key.lower() not in _NO_KEY:
             name = "API_KEY_" + re.sub(r"\W+", "_", replica.name, flags=re.ASCII).upper()
             replica.api_key = self._keys.setdefault(key, Variable.of(name))
-            replica.key = key
             replica.notes.append(f"its key is not repeated here: set {replica.api_key} to it")
 
     def set_weights(self) -> None:
@@ -158,11 +157,9 @@ def _engine_name(params: Mapping[str, Any]) -> tuple[str | None, str]:
 
 def _router_settings(settings: Mapping[str, Any], configuration: Configuration) -> None:
     strategy = str(settings.get("routing_strategy") or "simple-shuffle")
-    if strategy not in _POLICIES:
-        raise UsageError(f"router_settings.routing_strategy: expected one of {', '.join(_POLICIES)}")
-    configuration.policy, configuration.policy_note = _POLICIES[strategy]
+    configuration.set_policy("router_settings.routing_strategy", strategy, _POLICIES)
     if (cooldown_s := _positive(settings.get("cooldown_time"))) is not None:
-        set_ejection(configuration, cooldown_s)
+        configuration.set_ejection(cooldown_s)
     aliases = settings.get("model_group_alias")
     for alias, target in aliases.items() if isinstance(aliases, Mapping) else ():
         name = str(target.get("model") if isinstance(target, Mapping) else target)
@@ -188,20 +185,13 @@ def _general_settings(settings: Mapping[str, Any], configuration: Configuration)
     if (limit := _positive(settings.get("global_max_parallel_requests"))) is not None:
         configuration.put("server", "max_in_flight", limit)
     if (mib := _positive(settings.get("max_request_size_mb"))) is not None:
-        set_body_limit(configuration, mib)
+        configuration.set_body_limit(mib)
     read = {"master_key", "global_max_parallel_requests", "max_request_size_mb"}
     _note_rest("general_settings", {"general_settings": settings}, read, configuration)
 
 
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = config.get(name)
-    if section is not None and not isinstance(section, Mapping):
-        raise UsageError(f"{name}: expected a mapping of `key: value`")
-    return section or {}
-
-
 def _note_rest(name: str, config: Mapping[str, Any], read: set[str], configuration: Configuration) -> None:
-    for key in _section(config, name):
+    for key in section(config, name):
         if key not in read:
             configuration.note(f"{name}.{key}: not kept{_reason(key)}")
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from backends.validation import UsageError
-from gateway.importer.configuration import Configuration, Replica, name_of, url_of
+from gateway.importer.configuration import Configuration, Replica, name_of
 from gateway.importer.engine import K_VARIABLE, speculation_of
-from gateway.importer.flags import Flags, flags_of, read_mapping, read_text
-from gateway.importer.kubernetes import labelled_source, set_policy
+from gateway.importer.flags import Flags, flags_of, read_mapping, read_text, section
 from gateway.importer.pool_text import Variable
 
 COMMANDS = ("vllm-router", "vllm_router")
@@ -34,6 +32,7 @@ _REASONS = {
     "--static-model-types": "replicas are checked at /health and /v1/models",
     "--static-backend-health": "replicas are always checked",
     "--k8s-service-discovery-type": "addresses come from the endpoints of a service",
+    "--dynamic-config": "give what that file says as flags",
     "--k8s-watcher": "the API server tells of changes at once",
     "--engine-stats": "the load of an engine is read every health.interval_s",
     "--request-stats": "metrics are at /metrics",
@@ -62,22 +61,20 @@ def read(words: Sequence[str], model: str | None, service: str | None, release: 
 
 def _router(flags: Flags, configuration: Configuration, model: str | None, service: str | None) -> None:
     """Add what the router's flags say."""
-    for flag in ("--dynamic-config-yaml", "--dynamic-config-json"):
-        if (name := flags.text(flag)) is not None:
-            flags.set_defaults(_dynamic(read_mapping(read_text(Path(name)), Path(name))))
     discovery = flags.text("--service-discovery")
-    backends = flags.listed("--static-backends")
+    backends, models = flags.listed("--static-backends"), flags.listed("--static-models")
     if discovery is None and not backends:
-        flags.refuse_typos(_REASONS)
         raise UsageError("has neither --static-backends nor --service-discovery: expected the flags of the router")
     configuration.put("server", "host", flags.text("--host") or "0.0.0.0")
     configuration.put("server", "port", flags.number("--port") or 8001)
     if discovery == "k8s":
-        selector, port = flags.text("--k8s-label-selector") or "", int(flags.number("--k8s-port") or 8000)
-        namespace = flags.text("--k8s-namespace")
-        configuration.replicas.append(labelled_source(configuration, model, service, selector, port, namespace))
+        selector, namespace = flags.text("--k8s-label-selector") or "", flags.text("--k8s-namespace")
+        configuration.add_labelled(model, service, selector, flags.number("--k8s-port") or 8000, namespace)
+    elif len(backends) != len(models):
+        raise UsageError(f"has {len(backends)} static backends and {len(models)} static models: expected as many")
     else:
-        _static(backends, flags.listed("--static-models"), configuration)
+        for url, name in zip(backends, models, strict=True):
+            configuration.add_static("--static-backends", url, name)
     for pair in flags.listed("--static-aliases"):
         alias, _, name = pair.partition(":")
         for replica in [replica for replica in configuration.replicas if replica.model == name][:1]:
@@ -92,45 +89,13 @@ def routing(logic: str | None, configuration: Configuration) -> None:
     """Set the policy for a `--routing-logic`."""
     if logic == _PREFILL_DECODE:
         raise UsageError("routes prefill and decode apart: the gateway needs replicas that do both")
-    set_policy(configuration, "--routing-logic", logic or "roundrobin", _POLICIES)
-
-
-def _static(urls: Sequence[str], models: Sequence[str], configuration: Configuration) -> None:
-    if len(urls) != len(models):
-        raise UsageError(f"has {len(urls)} static backends and {len(models)} static models: expected as many")
-    for text, model in zip(urls, models, strict=True):
-        url = url_of(text)
-        if url is None:
-            raise UsageError("--static-backends: expected addresses such as http://10.0.0.1:8000")
-        replica = Replica(name_of(url), model, {"url": url})
-        configuration.replicas.append(replica)
-
-
-def _dynamic(document: Mapping[str, Any]) -> dict[str, str]:
-    """Return a dynamic configuration as flags; its models may be a mapping."""
-    values = dict(document)
-    match values.get("static_models"):
-        case dict(models):
-            pairs = [
-                (url, name)
-                for name, entry in models.items()
-                for url in (entry.get("static_backends", []) if isinstance(entry, dict) else [])
-            ]
-            values["static_backends"] = ",".join(str(url) for url, _ in pairs)
-            values["static_models"] = ",".join(str(name) for _, name in pairs)
-    match values.get("static_aliases"):
-        case dict(aliases):
-            values["static_aliases"] = ",".join(f"{alias}:{name}" for alias, name in aliases.items())
-    return {
-        "--" + name.replace("_", "-"): value if isinstance(value, str) else json.dumps(value)
-        for name, value in values.items()
-    }
+    configuration.set_policy("--routing-logic", logic or "roundrobin", _POLICIES)
 
 
 def _chart(values: Mapping[str, Any], service: str | None, release: str) -> Configuration:
     """Return what the chart's values describe: a source for each of its deployments of an engine."""
     configuration = Configuration()
-    engines, router = _part(values, "servingEngineSpec"), _part(values, "routerSpec")
+    engines, router = section(values, "servingEngineSpec"), section(values, "routerSpec")
     if not engines and not router:
         raise UsageError("has neither servingEngineSpec nor routerSpec: expected the values.yaml of production-stack")
     words = [str(word) for word in _list(router, "extraArgs")]
@@ -166,7 +131,7 @@ def _chart(values: Mapping[str, Any], service: str | None, release: str) -> Conf
 
 
 def _engine(spec: Mapping[str, Any], release: str, port: int, configuration: Configuration) -> Replica:
-    config = _part(spec, "vllmConfig")
+    config = section(spec, "vllmConfig")
     flags = Flags([str(word) for word in _list(config, "extraArgs")])
     names = flags.values("--served-model-name") or [str(spec["modelURL"])]
     service = f"{release}-{spec['name']}-engine-service"
@@ -174,18 +139,11 @@ def _engine(spec: Mapping[str, Any], release: str, port: int, configuration: Con
     replica.aliases += names[1:]
     replica.speculation = speculation_of(flags)
     configuration.placeholders[K_VARIABLE] = "1"
-    if _part(spec, "lmcacheConfig").get("enablePD"):
+    if section(spec, "lmcacheConfig").get("enablePD"):
         raise UsageError(
             f"modelSpec {spec['name']} does prefill or decode only: the gateway needs replicas that do both"
         )
     return replica
-
-
-def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = values.get(name)
-    if part is not None and not isinstance(part, Mapping):
-        raise UsageError(f"{name}: expected a mapping of `key: value`")
-    return part or {}
 
 
 def _list(part: Mapping[str, Any], name: str) -> list[Any]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from backends.validation import UsageError
-from gateway.importer.configuration import Configuration, Replica, name_of, url_of
+from gateway.importer.configuration import Configuration
 from gateway.importer.flags import Flags
-from gateway.importer.kubernetes import labelled_source, set_policy
-from gateway.importer.limits import set_body_limit, set_ejection
 from gateway.importer.pool_text import Variable
 
 COMMANDS = ("vllm-router", "vllm_router")
@@ -24,8 +22,13 @@ _POLICIES = {
         "was sticky_least_loaded: learned remembers which replica had the conversation",
     ),
 }
-_DEFAULT_POLICY = "cache_aware"
 _PREFILL_DECODE = ("--vllm-pd-disaggregation", "--prefill", "--decode", "--mini-lb")
+_NUMBERS = {
+    "--max-concurrent-requests": ("server", "max_in_flight"),
+    "--request-timeout-secs": ("timeouts", "total_s"),
+    "--health-check-interval-secs": ("health", "interval_s"),
+    "--health-check-timeout-secs": ("health", "timeout_s"),
+}
 
 _REASONS = {
     "--retry": "the gateway sends a request a second time at most, to another replica",
@@ -61,28 +64,15 @@ def read(flags: Flags, model: str | None, service: str | None) -> Configuration:
     if has_prefill and not workers:
         raise UsageError("has prefill and decode workers only: the gateway needs replicas that do both")
     if not workers and "--service-discovery" not in flags:
-        flags.refuse_typos(_REASONS)
         raise UsageError("has neither --worker-urls nor --service-discovery: expected the flags of vllm-router")
     if has_prefill:
         configuration.note("--prefill, --decode: left out; the gateway needs replicas that do both")
     key = flags.text("--api-key")
     for worker in workers:
-        url = url_of(worker)
-        if url is None:
-            raise UsageError("--worker-urls: expected addresses such as http://10.0.0.1:8000")
-        replica = Replica(name_of(url), model, {"url": url}, key=key)
-        configuration.replicas.append(replica)
+        configuration.add_static("--worker-urls", worker, model)
     if "--service-discovery" in flags:
-        configuration.replicas.append(
-            labelled_source(
-                configuration,
-                model,
-                service,
-                " ".join(flags.values("--selector")),
-                int(flags.number("--service-discovery-port") or 80),
-                flags.text("--service-discovery-namespace"),
-            )
-        )
+        port, namespace = flags.number("--service-discovery-port"), flags.text("--service-discovery-namespace")
+        configuration.add_labelled(model, service, " ".join(flags.values("--selector")), port or 80, namespace)
     if key is not None:
         configuration.protect(Variable.of("VLLM_API_KEY"))
     _settings(flags, configuration)
@@ -93,20 +83,13 @@ def read(flags: Flags, model: str | None, service: str | None) -> Configuration:
 def _settings(flags: Flags, configuration: Configuration) -> None:
     configuration.put("server", "host", flags.text("--host") or "127.0.0.1")
     configuration.put("server", "port", flags.number("--port") or 30000)
-    policy = flags.text("--policy") or _DEFAULT_POLICY
-    set_policy(configuration, "--policy", policy, _POLICIES)
-    kept = {
-        "--max-concurrent-requests": ("server", "max_in_flight"),
-        "--request-timeout-secs": ("timeouts", "total_s"),
-        "--health-check-interval-secs": ("health", "interval_s"),
-        "--health-check-timeout-secs": ("health", "timeout_s"),
-    }
-    for flag, (section, key) in kept.items():
+    configuration.set_policy("--policy", flags.text("--policy") or "cache_aware", _POLICIES)
+    for flag, (section, key) in _NUMBERS.items():
         if (number := flags.number(flag)) is not None:
             configuration.put(section, key, number)
     if (eject_s := flags.number("--cb-timeout-duration-secs")) is not None:
-        set_ejection(configuration, eject_s)
+        configuration.set_ejection(eject_s)
     if (body_bytes := flags.number("--max-payload-size")) is not None:
-        set_body_limit(configuration, body_bytes / 2**20)
+        configuration.set_body_limit(body_bytes / 2**20)
     if origins := flags.values("--cors-allowed-origins"):
         configuration.settings["cors"] = {"origins": origins}

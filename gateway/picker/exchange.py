@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection
 from typing import ClassVar, Final, Protocol
 
 from backends.backend import Backend
 from backends.http.client import Call
 from backends.http.receiver import HeaderList
+from gateway.config.settings import PickerSettings
 from gateway.dialects.errors import GatewayError
 from gateway.http.headers import request_id_lines
 from gateway.picker.destinations import Destinations
@@ -46,13 +48,14 @@ class PickedExchange(Exchange):
         proxy: Proxy,
         destinations: Destinations,
         subset: Collection[str] | None,
-        fallbacks: int,
+        settings: PickerSettings,
     ) -> None:
         super().__init__(relay, inbound, proxy)
         self._proxy = proxy
         self._destinations = destinations
         self._subset = subset  # the destinations that the proxy allows; None for all
-        self._fallbacks = fallbacks  # most destinations that are named after the chosen one
+        self._fallbacks = settings.fallbacks
+        self._is_sampled = random.random() < settings.answers  # whether a policy that learns is to see the answer
         self._is_read = False
 
     # The request
@@ -103,14 +106,15 @@ class PickedExchange(Exchange):
 
     # The answer
 
-    def needs_answer(self, *, is_sampled: bool) -> bool:
+    def needs_answer(self) -> bool:
         """Return whether anything needs the body of the answer."""
         if self.inbound.request_headers.client.tokens_per_minute is not None:
             return True
         if any(observer.needs_answer for observer in self.delivery.observers):
             return True
         is_inference = self.delivery.endpoint is not Endpoint.OTHER
-        return is_inference and is_sampled and self.routed is not None and self.routed.model.observe is not None
+        learns = self.routed is not None and self.routed.model.observe is not None
+        return is_inference and self._is_sampled and learns
 
     def served_by(self, destination: str) -> None:
         """Handle which destination has answered: a fallback if the proxy could not reach the chosen one."""

@@ -32,8 +32,8 @@ class Observation:
 
     def _begin(self, message: ProcessingRequest) -> None:
         stream = self._picking.streams.get(request_of(message.metadata_context))
-        if stream is None or not stream.needs_answer():  # perhaps it is another process that knows the request
-            self.has_ended = True
+        if stream is None or stream.exchange is None or not stream.exchange.needs_answer():
+            self.has_ended = True  # perhaps another process knows the request
             return
         self._stream, stream.is_observed = stream, True
         stream.on_answer_begun(message, is_read=True)

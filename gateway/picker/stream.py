@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 from typing import TYPE_CHECKING, Final, Protocol
 
 import httpx
@@ -90,10 +89,9 @@ class Stream:
         self.began_s = self.read_s = 0.0
         self._inbound: Inbound | None = None
         self.exchange: PickedExchange | None = None  # the exchange; None until the request is complete
-        self._response_mode: int = _FULL_DUPLEX
+        self._passes_answer = True  # whether the body of the answer comes this way
         self._is_read = False
-        settings = picking.gateway.settings.picker
-        self._is_sampled = settings is not None and random.random() < settings.answers
+        self._most_bytes = picking.gateway.settings.server.max_body_bytes
         self._name = picking.new_name()
         self.has_ended = False  # whether the proxy has been told to answer the client itself: nothing more can be said
         self.is_observed = False  # whether another stream tells of the answer, and of its end
@@ -142,9 +140,11 @@ class Stream:
         access, by_name = self._relay.access, dict(self._headers)
         try:
             if message.HasField("protocol_config"):  # by older proxies it is not told
-                self._response_mode = message.protocol_config.response_body_mode
-                if not is_last and message.protocol_config.request_body_mode != _FULL_DUPLEX:
-                    raise _wrong_mode(message.protocol_config.request_body_mode)
+                modes = message.protocol_config
+                if not is_last:
+                    _check_mode("request_body_mode", modes.request_body_mode, _FULL_DUPLEX)
+                _check_mode("response_body_mode", modes.response_body_mode, _FULL_DUPLEX, _NONE)
+                self._passes_answer = modes.response_body_mode == _FULL_DUPLEX
             _check_for_clients(canonical_path(self._target))
             self._request_headers = access.admit(self._method, self._target, self._headers)
             if self._request_headers is None:
@@ -152,7 +152,7 @@ class Stream:
                 return
             length = by_name.get(b"content-length", b"")
             if length.isdigit():
-                self._check_size(int(length))
+                _check_size(int(length), self._most_bytes)
         except GatewayError as error:
             self.refuse(error)
             return
@@ -184,7 +184,7 @@ class Stream:
             self._parts.append(body)
         self._size_bytes += len(body)
         try:
-            self._check_size(self._size_bytes)
+            _check_size(self._size_bytes, self._most_bytes)
         except GatewayError as error:
             self.refuse(error)
             return
@@ -193,11 +193,6 @@ class Stream:
             return  # it held the most
         if piece.end_of_stream:
             self._on_request_end()
-
-    def _check_size(self, size_bytes: int) -> None:
-        most_bytes = self._picking.gateway.settings.server.max_body_bytes
-        if size_bytes > most_bytes:
-            raise too_large(most_bytes)
 
     def _on_request_end(self) -> None:
         """Have a backend chosen, now or when one is free."""
@@ -212,7 +207,7 @@ class Stream:
         settings = picking.gateway.settings.picker
         assert settings is not None
         exchange = self.exchange = PickedExchange(
-            self._relay, self._inbound, self, picking.destinations, self._subset, settings.fallbacks
+            self._relay, self._inbound, self, picking.destinations, self._subset, settings
         )
         admit(exchange)
 
@@ -251,7 +246,7 @@ class Stream:
         if inbound.lines is not inbound.request_headers.lines:  # the gateway takes part in the trace
             headers += [header for header in headers_of(inbound.lines) if header[0] == b"traceparent"]
         self._picking.streams[self._name] = self
-        self._wire.send(messages.forward(destinations, self._name, headers, sorted(removed)))
+        self._wire.send(messages.forward(destinations, self._name, headers, sorted(map(bytes.decode, removed))))
         if self._has_body:
             for piece in messages.request_body(inbound.body, is_last=not self._has_trailers):
                 self._wire.send(piece)
@@ -291,16 +286,12 @@ class Stream:
             self._wire.send(messages.response_headers([]))
             return
         is_last = message.response_headers.end_of_stream
-        self._is_read = is_last or (self._response_mode != _NONE and self.needs_answer())
+        self._is_read = is_last or (self._passes_answer and exchange.needs_answer())
         self.on_answer_begun(message, is_read=self._is_read)
         if not self.has_ended:
             self._wire.send(messages.response_headers(headers_of(exchange.lines_for_client())))
         if is_last:
             exchange.on_end()
-
-    def needs_answer(self) -> bool:
-        """Return whether anything needs the body of the answer."""
-        return self.exchange is not None and self.exchange.needs_answer(is_sampled=self._is_sampled)
 
     def on_answer_begun(self, message: ProcessingRequest, *, is_read: bool) -> None:
         """Handle the headers of the answer; again if its body is handled in another stream."""
@@ -316,8 +307,7 @@ class Stream:
     def _on_response_body(self, piece: HttpBody) -> None:
         """Pass on a piece of the answer first, and then look at it."""
         body, is_last = piece.body, piece.end_of_stream
-        is_streamed = self._response_mode == _FULL_DUPLEX
-        self._wire.send(messages.response_body(body, is_streamed=is_streamed, is_last=is_last))
+        self._wire.send(messages.response_body(body, is_last=is_last))
         if self.exchange is None or self.has_ended:
             return
         if self._is_read and body:
@@ -337,8 +327,16 @@ def _check_for_clients(path: str) -> None:
         raise GatewayError(404, "There is nothing at this path of this address.", code="not_found")
 
 
-def _wrong_mode(mode: int) -> GatewayError:
-    name = ProcessingMode.BodySendMode.Name(mode)
-    log.error("the proxy's request_body_mode is %s: set FULL_DUPLEX_STREAMED in its ext_proc filter", name)
-    message = f"The proxy's request_body_mode is {name}; the picker needs FULL_DUPLEX_STREAMED."
-    return GatewayError(500, message, code="proxy_misconfigured")
+def _check_size(size_bytes: int, most_bytes: int) -> None:
+    """Raise 413 for a body above the bound."""
+    if size_bytes > most_bytes:
+        raise too_large(most_bytes)
+
+
+def _check_mode(setting: str, mode: int, *allowed: int) -> None:
+    """Raise 500 if bodies come in a way that the picker has no answer to."""
+    if mode not in allowed:
+        name, needed = ProcessingMode.BodySendMode.Name, " or ".join(map(ProcessingMode.BodySendMode.Name, allowed))
+        log.error("the proxy's %s is %s: set %s in its ext_proc filter", setting, name(mode), needed)
+        message = f"The proxy's {setting} is {name(mode)}; the picker needs {needed}."
+        raise GatewayError(500, message, code="proxy_misconfigured")

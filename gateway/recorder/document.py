@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.dialects.transcript import read_answer
-from gateway.recorder.candidates import CandidateColumns
+from backends.backend import Backend, EngineLoad
+from gateway.dialects.transcript import Transcript, read_answer, read_document
 from gateway.recorder.hashes import TextHasher
-from gateway.recorder.notes import RequestNotes
-from gateway.recorder.rounding import micro
 from gateway.recorder.schema import VERSION, Hashing
-from gateway.relay.observers import EndedExchange
+from gateway.relay.observers import EndedExchange, Observer
 from policies.features.prompt import read_prompt
 from policies.features.request import TEXT_FEATURES, Endpoint, RequestFeatures, describe
-from policies.policy import Outcome
+from policies.policy import Decision, Outcome
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 _MAX_INTERVALS = 8192
@@ -27,34 +25,104 @@ _LARGEST_TOKEN_ID = 2**32 - 1
 _MAX_SHORT_CHARS = 4096
 """Size of prompt and answer that are hashed on the event loop: a few microseconds if all units were seen before, half a
 millisecond if none."""
-
-Texts = tuple[str, str] | tuple[list[int], list[int]]
-"""The texts of a prompt and its answer, or their token ids."""
-
-
-class PendingRecord:
-    """A record to be completed in the recorder's thread."""
-
-    __slots__ = ("ended", "head", "notes", "size_bytes", "wall_offset_s")
-
-    def __init__(self, head: bytes, notes: RequestNotes, ended: EndedExchange, wall_offset_s: float) -> None:
-        # The part of the line built on the event loop, as a JSON object; empty if that part needs the request's body.
-        self.head = head
-        self.notes = notes
-        self.ended = ended
-        self.wall_offset_s = wall_offset_s  # seconds since 1970 at which `time.perf_counter` was 0
-        self.size_bytes = len(head) + notes.held_bytes(ended)  # estimated memory
+_ID_BYTES = 40
+_CHARACTER_BYTES = 4  # at most
+_MILLION = 1e6
 
 
-class _Line:
-    """A line in two parts, a JSON object and further fields, with the texts to be hashed for it."""
+def micro(value: float) -> float:
+    """Return a number rounded to a millionth; ten times as fast as `round`.
 
-    __slots__ = ("head", "rest", "texts")
+    Examples
+    --------
+    >>> micro(0.12345678)
+    0.123457
+    """
+    return int(value * _MILLION + 0.5) / _MILLION if 0.0 <= value < 1e9 * 9 else round(value, 6)
 
-    def __init__(self, head: bytes, rest: dict[str, Any], texts: Texts | None) -> None:
-        self.head = head
-        self.rest = rest
-        self.texts = texts
+
+class RequestNotes(Observer):
+    """What the record of one request needs and cannot be determined after it has ended.
+
+    Examples
+    --------
+    >>> notes = RequestNotes(print, keeps_answer=True, max_bytes=8)
+    >>> notes.on_chunk(b"data: 1", 10.0)
+    >>> notes.answer, notes.chunks
+    ([b'data: 1'], array('d', [10.0]))
+    >>> notes.on_chunk(b"data: 2", 11.0)
+    >>> notes.answer is None
+    True
+    """
+
+    head: bytes  # the part of the line that was built on the event loop; empty if that needs the request's body
+    ended: EndedExchange
+    wall_offset_s: float  # seconds since 1970 at which `time.perf_counter` was 0
+
+    def __init__(
+        self,
+        record: Callable[[RequestNotes, EndedExchange], None],
+        body: bytes = b"",
+        *,
+        keeps_answer: bool,
+        max_bytes: int = 0,
+    ) -> None:
+        self._record = record  # called with the notes and the exchange when that has ended
+        self._max_bytes = self._remaining_bytes = max_bytes
+        self.body = body  # body of the request, if the record needs more of it than the features; else empty
+        # The bytes of a stream; None if answers are not kept, or this one was too long.
+        self.answer: list[bytes] | None = [] if keeps_answer else None
+        self.transcript: Transcript | None = None  # the text of an answer in one piece
+        # The candidates of its last decision, and their requests in flight and loads at that time.
+        self.candidates: Sequence[Backend] = ()
+        self.in_flight: list[int] = []
+        self.loads: list[EngineLoad] = []
+        self.chunks: array[float] = array("d")  # arrival of each chunk of the stream, by `time.perf_counter`
+        self._document: object = None
+
+    def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
+        """Store the candidates of a decision and their loads."""
+        self.candidates = candidates
+        self.in_flight = [backend.in_flight for backend in candidates]
+        self.loads = [backend.load for backend in candidates]
+
+    def on_chunk(self, data: bytes, now_s: float) -> None:
+        """Append a part of a stream, if answers are kept."""
+        self.chunks.append(now_s)
+        if self._has_room(data) and self.answer is not None:
+            self.answer.append(data)
+
+    def on_answer(self, body: bytes, document: object) -> None:
+        """Keep an answer in one piece, if answers are kept."""
+        if self._has_room(body):
+            self._document = document
+
+    def on_end(self, ended: EndedExchange) -> None:
+        """Record the request."""
+        document, self._document = self._document, None
+        if isinstance(document, dict):
+            self.transcript = read_document(ended.routed.features.endpoint, document)
+        self._record(self, ended)
+
+    def _has_room(self, data: bytes) -> bool:
+        if self.answer is None:
+            return False
+        self._remaining_bytes -= len(data)
+        if self._remaining_bytes < 0:
+            self.answer = None
+        return self._remaining_bytes >= 0
+
+    @property
+    def size_bytes(self) -> int:
+        """An estimate of the memory of what it holds, once it has been begun."""
+        held = len(self.head) + len(self.body)
+        if (prompt := self.ended.routed.prompt) is not None:
+            held += _size_bytes(prompt.pieces, prompt.ids)
+        if (transcript := self.transcript) is not None:
+            held += _size_bytes(transcript.pieces, transcript.token_ids)
+        elif self.answer is not None:
+            held += self._max_bytes - self._remaining_bytes
+        return held
 
 
 class RecordBuilder:
@@ -70,72 +138,85 @@ class RecordBuilder:
         # Hashes short texts on the event loop: a second one, since a hasher is not thread-safe. None leaves all texts
         # to the thread.
         self._quick_hasher = quick_hasher
-        self._candidates = CandidateColumns()
+        # The candidates of a model seldom change, and the loads that their engines report once a second: by model, the
+        # columns of the last request, with what they are of.
+        self._names: dict[str, tuple[Sequence[Backend], list[str], dict[str, Any]]] = {}
+        self._loads: dict[str, tuple[list[EngineLoad], dict[str, Any]]] = {}
 
     # On the event loop
 
-    def begin(self, notes: RequestNotes, ended: EndedExchange, wall_offset_s: float) -> bytes | PendingRecord:
-        """Return the line of a request, or a pending record for `end`."""
+    def begin(self, notes: RequestNotes, ended: EndedExchange, wall_offset_s: float) -> bytes | None:
+        """Return the line of a request; None if `end` is to return it."""
+        notes.head, notes.ended, notes.wall_offset_s = b"", ended, wall_offset_s
         routed = ended.routed
-        features = routed.features
         if notes.body and not routed.model.policy.text_features >= TEXT_FEATURES:
-            return PendingRecord(b"", notes, ended, wall_offset_s)
-        document = self._document(notes, ended, features, wall_offset_s)
+            return None
+        document = self._document(notes, routed.features)
         is_complete = len(notes.chunks) < 2
-        if is_complete and self._text != "none" and features.n == 1:
-            is_complete = self._add_short(document, notes, ended)
+        if is_complete and self._text != "none" and routed.features.n == 1:
+            is_complete = self._add_short(document, notes)
         head = orjson.dumps(document, option=_OPTIONS)
-        return head + b"\n" if is_complete else PendingRecord(head, notes, ended, wall_offset_s)
+        if is_complete:
+            return head + b"\n"
+        notes.head = head
+        return None
 
-    def _add_short(self, document: dict[str, Any], notes: RequestNotes, ended: EndedExchange) -> bool:
+    def _add_short(self, document: dict[str, Any], notes: RequestNotes) -> bool:
         """Add the hashes of prompt and answer if these are short and already parsed; return whether they were added."""
-        hasher, prompt, answer = self._quick_hasher, ended.routed.prompt, notes.transcript
+        hasher, prompt, answer = self._quick_hasher, notes.ended.routed.prompt, notes.transcript
         if hasher is None or prompt is None or answer is None or answer.token_ids:
             return False
         prompt_text, answer_text = "\n".join(prompt.pieces), answer.text
         if len(prompt_text) + len(answer_text) > _MAX_SHORT_CHARS:
             return False
-        ((prompts, outputs),) = hasher.pack_all([(prompt_text, answer_text)])
-        _add_hashes(document, prompts, outputs, hasher.of_texts)
+        _add_hashes(document, hasher.pack(prompt_text, answer_text), hasher.of_texts)
         return True
 
     # In the recorder's thread
 
-    def end(self, pending: Sequence[PendingRecord]) -> list[bytes | Exception]:
-        """Return the line of each record, or the error that prevented it; batches are hashed three times as fast."""
-        lines: list[_Line | Exception] = []
-        for record in pending:
-            try:
-                lines.append(self._line(record))
-            except Exception as error:  # noqa: BLE001 -- a defect in one record must not affect the others
-                lines.append(error)
-        if (hasher := self._hasher) is not None:
-            _hash(lines, hasher)
-        return [line if isinstance(line, Exception) else _joined(line) for line in lines]
-
-    def _line(self, record: PendingRecord) -> _Line:
-        notes, ended, head = record.notes, record.ended, record.head
+    def end(self, notes: RequestNotes) -> bytes:
+        """Return the line of a request."""
+        ended, head = notes.ended, notes.head
         features = ended.routed.features
         body = _parsed(notes.body) if notes.body else {}
         if not head:
-            all_features = _all_features(ended, body)
-            head = orjson.dumps(self._document(notes, ended, all_features, record.wall_offset_s), option=_OPTIONS)
+            head = orjson.dumps(self._document(notes, _all_features(ended, body)), option=_OPTIONS)
         rest: dict[str, Any] = {}
         if ended.outcome is not None and len(notes.chunks) > 1:
             rest["itl"] = _intervals(notes.chunks)
-        texts = None
         if self._text != "none" and features.n == 1:
-            texts = self._add_text(rest, notes, ended, body, features.endpoint)
-        return _Line(head, rest, texts)
+            self._add_text(rest, notes, body, features.endpoint)
+        if not rest:
+            return head + b"\n"
+        return head[:-1] + b"," + orjson.dumps(rest, option=_OPTIONS)[1:] + b"\n"
 
-    def _document(
-        self, notes: RequestNotes, ended: EndedExchange, features: RequestFeatures, wall_offset_s: float
-    ) -> dict[str, Any]:
+    def _add_text(
+        self, document: dict[str, Any], notes: RequestNotes, body: dict[str, Any], endpoint: Endpoint
+    ) -> None:
+        """Add the texts or their hashes; without an answer that was too long to keep."""
+        answer = notes.transcript
+        if answer is None:
+            answer = read_answer(endpoint, b"".join(notes.answer or ()), stream=True)
+        prompt, hasher = notes.ended.routed.prompt or read_prompt(body), self._hasher
+        prompt_ids, output_ids = _token_ids(answer.prompt_token_ids or prompt.ids), _token_ids(answer.token_ids)
+        if hasher is None:
+            fields = {"prompt_token_ids": prompt_ids, "output_token_ids": output_ids, "output": answer.text}
+            fields |= _prompt(endpoint, body)
+            document |= {name: value for name, value in fields.items() if value}
+        elif prompt_ids and output_ids:
+            _add_hashes(document, hasher.pack_ids(prompt_ids, output_ids), hasher.of_tokens)
+        else:
+            _add_hashes(document, hasher.pack("\n".join(prompt.pieces), answer.text), hasher.of_texts)
+
+    # On both
+
+    def _document(self, notes: RequestNotes, features: RequestFeatures) -> dict[str, Any]:
         """Return all fields of a record except its texts and the intervals of a stream."""
+        ended = notes.ended
         document: dict[str, Any] = {
             "version": VERSION,
             "id": ended.request_id.decode("latin-1"),
-            "arrived_at": micro(ended.times.arrived_s + wall_offset_s),
+            "arrived_at": micro(ended.times.arrived_s + notes.wall_offset_s),
             "model": features.model,
             "endpoint": features.endpoint.value,
         }
@@ -159,70 +240,83 @@ class RecordBuilder:
                 document["rescued_from"] = ended.rescued_from
                 document["rescued_at"] = ended.rescued_at
             if notes.candidates:
-                document["candidates"] = self._candidates.columns(features.model, notes, decision)
+                document["candidates"] = self._columns(features.model, notes, decision)
         if ended.outcome is not None:
             _add_outcome(document, ended, ended.outcome)
         return document
 
-    def _add_text(
-        self,
-        document: dict[str, Any],
-        notes: RequestNotes,
-        ended: EndedExchange,
-        body: dict[str, Any],
-        endpoint: Endpoint,
-    ) -> Texts | None:
-        """Add the texts, or return them if they are to be hashed; without an answer that was too long to keep."""
-        answer = notes.transcript
-        if answer is None:
-            answer = read_answer(endpoint, b"".join(notes.answer or ()), stream=True)
-        prompt = ended.routed.prompt or read_prompt(body)
-        prompt_ids, output_ids = _token_ids(answer.prompt_token_ids or prompt.ids), _token_ids(answer.token_ids)
-        if self._text == "full":
-            fields = {"prompt_token_ids": prompt_ids, "output_token_ids": output_ids, "output": answer.text}
-            fields |= _prompt(endpoint, body)
-            document |= {name: value for name, value in fields.items() if value}
-            return None
-        if prompt_ids and output_ids:
-            return prompt_ids, output_ids
-        return "\n".join(prompt.pieces), answer.text
+    def _columns(self, model: str, notes: RequestNotes, decision: Decision) -> dict[str, Any]:
+        """Return the candidates of a decision with their loads, predictions and propensities: one list per field."""
+        candidates, considered = notes.candidates, decision.considered
+        columns = self._names_of(model, candidates).copy()
+        if considered is None:
+            columns["propensity"] = _implied(candidates, decision)
+        elif considered.candidates is candidates:
+            columns["prediction_s"] = [None if one is None else micro(one) for one in considered.predicted_s]
+            columns["propensity"] = considered.propensities
+        else:  # the policy excluded some candidates: their propensity is 0
+            rows = zip(considered.candidates, considered.predicted_s, considered.propensities, strict=True)
+            scores = {backend.name: (predicted_s, propensity) for backend, predicted_s, propensity in rows}
+            ordered = [scores.get(backend.name, _EXCLUDED) for backend in candidates]
+            columns["prediction_s"] = [None if one is None else micro(one) for one, _ in ordered]
+            columns["propensity"] = [propensity for _, propensity in ordered]
+        columns["in_flight"] = notes.in_flight
+        columns |= self._loads_of(model, notes.loads)
+        return columns
+
+    def _names_of(self, model: str, candidates: Sequence[Backend]) -> dict[str, Any]:
+        cached, methods = self._names.get(model), [backend.method.value for backend in candidates]
+        if cached is not None and cached[0] == candidates and cached[1] == methods:
+            return cached[2]
+        columns = _serialized(backend=[backend.name for backend in candidates], method=methods)
+        self._names[model] = candidates, methods, columns
+        return columns
+
+    def _loads_of(self, model: str, loads: list[EngineLoad]) -> dict[str, Any]:
+        cached = self._loads.get(model)
+        if cached is not None and cached[0] == loads:
+            return cached[1]
+        columns: dict[str, Any] = {}
+        if any(load.at_s for load in loads):
+            columns = _serialized(
+                running=[load.running if load.at_s else None for load in loads],
+                waiting=[load.waiting if load.at_s else None for load in loads],
+            )
+        self._loads[model] = loads, columns
+        return columns
 
 
-def _hash(lines: Sequence[_Line | Exception], hasher: TextHasher) -> None:
-    """Add the hashes of the texts to lines."""
-    texts: list[tuple[str, str]] = []
-    ids: list[tuple[list[int], list[int]]] = []
-    of_texts: list[dict[str, Any]] = []
-    of_ids: list[dict[str, Any]] = []
-    for line in lines:
-        if isinstance(line, Exception) or (pair := line.texts) is None:
-            continue
-        if isinstance(pair[0], str):
-            texts.append(pair)
-            of_texts.append(line.rest)
-        else:
-            ids.append(pair)
-            of_ids.append(line.rest)
-    for rest, (prompt, output) in zip(of_texts, hasher.pack_all(texts), strict=True):
-        _add_hashes(rest, prompt, output, hasher.of_texts)
-    for rest, (prompt, output) in zip(of_ids, hasher.pack_all_ids(ids), strict=True):
-        _add_hashes(rest, prompt, output, hasher.of_tokens)
+_EXCLUDED: tuple[float | None, float] = None, 0.0
 
 
-def _add_hashes(document: dict[str, Any], prompt: str, output: str, hashing: Hashing) -> None:
+def _implied(candidates: Sequence[Backend], decision: Decision) -> list[float | None]:
+    """Return the propensities that follow from that of the chosen backend, the only one the policy reports."""
+    chosen, others = decision.propensity, None
+    if chosen >= 1.0 or len(candidates) == 2:
+        others = micro(1.0 - chosen)
+    return [chosen if backend.name == decision.backend else others for backend in candidates]
+
+
+def _serialized(**columns: list[Any]) -> dict[str, Any]:
+    """Return columns as JSON fragments."""
+    return {name: orjson.Fragment(orjson.dumps(column)) for name, column in columns.items()}
+
+
+def _size_bytes(texts: list[str], ids: list[int]) -> int:
+    size = _ID_BYTES * len(ids)
+    for text in texts:
+        size += len(text) if text.isascii() else _CHARACTER_BYTES * len(text)
+    return size
+
+
+def _add_hashes(document: dict[str, Any], packed: list[str], hashing: Hashing) -> None:
     """Add the packed hashes of a prompt and its answer."""
+    prompt, output = packed
     if prompt:
         document["prompt_hashes"] = prompt
     if output:
         document["output_hashes"] = output
     document["hashing"] = hashing
-
-
-def _joined(line: _Line) -> bytes:
-    """Return the two parts of a line as one JSON object."""
-    if not line.rest:
-        return line.head + b"\n"
-    return line.head[:-1] + b"," + orjson.dumps(line.rest, option=_OPTIONS)[1:] + b"\n"
 
 
 def _add_features(document: dict[str, Any], features: RequestFeatures) -> None:

@@ -13,10 +13,9 @@ from collections import deque
 
 from backends import background
 from gateway.config.settings import RecorderSettings
-from gateway.recorder.document import PendingRecord, RecordBuilder
+from gateway.recorder.document import RecordBuilder, RequestNotes
 from gateway.recorder.files import TraceFiles
 from gateway.recorder.hashes import TextHasher
-from gateway.recorder.notes import RequestNotes
 from gateway.relay.observers import EndedExchange
 from gateway.routing.router import RoutedRequest
 from gateway.telemetry.log_format import place_of
@@ -27,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _BATCH, _BATCH_BYTES = 32, 1 << 17
-"""Records that the thread completes together, and the bytes of their texts: about a millisecond of work."""
+"""Records that the thread completes without a pause, and the bytes of their texts: about a millisecond of work."""
 _KEEP_PROMPT_BYTES = 1 << 14
 """Size of the largest body whose prompt is kept in memory during the request; a longer body is parsed again."""
 
@@ -44,7 +43,7 @@ class Recorder:
 
     def __init__(self, settings: RecorderSettings) -> None:
         self._settings = settings
-        self._queue: deque[bytes | PendingRecord] = deque()
+        self._queue: deque[bytes | RequestNotes] = deque()
         self._max_records = settings.queue
         self._max_bytes = int(settings.queue_mib * 2**20)
         self._keeps_text = settings.text != "none"
@@ -89,18 +88,19 @@ class Recorder:
             self.dropped += 1
             return
         try:
-            record = self._builder.begin(notes, ended, self._wall_offset_s)
+            line = self._builder.begin(notes, ended, self._wall_offset_s)
         except Exception as error:  # noqa: BLE001 -- a defect in recording must not fail the request
             self._failed_on_loop += 1
             self._log_error(f"a request could not be recorded: {place_of(error)}")
             return
-        if isinstance(record, bytes):
-            self._entered_bytes += len(record)
-            self._until_full -= len(record) / _FRAME_BYTES
+        if line is not None:
+            self._entered_bytes += len(line)
+            self._until_full -= len(line) / _FRAME_BYTES
+            queue.append(line)
         else:
-            self._entered_bytes += record.size_bytes
+            self._entered_bytes += notes.size_bytes
             self._until_full -= 1.0 / _BATCH
-        queue.append(record)
+            queue.append(notes)
         if self._until_full <= 0.0:
             self._until_full = 1.0
             self._awake.set()
@@ -160,54 +160,40 @@ class Recorder:
     def _empty_queue(self, min_records: int) -> None:
         """Write the queue in frames; after a batch of pending records stop if fewer than `min_records` are queued."""
         while self._queue:
-            batch = self._next_batch()
-            if batch:
-                self._complete(batch)
+            completed = self._take_batch()
             if self._pending_bytes >= _FRAME_BYTES or (self._pending and self._is_due()):
                 self._flush()
-            if batch:
+            if completed:
                 time.sleep(_PAUSE_S)  # releases the interpreter, for which the event loop would otherwise wait 5 ms
                 if len(self._queue) < min_records:
                     return
 
-    def _next_batch(self) -> list[PendingRecord]:
-        """Move lines from the queue to the frame, until it or a batch of pending records is full; return the batch."""
-        batch: list[PendingRecord] = []
-        batch_bytes = 0
-        while self._queue and self._pending_bytes < _FRAME_BYTES:
+    def _take_batch(self) -> int:
+        """Move lines to the frame, until it or a batch of pending records is full; return how many were pending."""
+        completed = completed_bytes = 0
+        while (
+            self._queue and self._pending_bytes < _FRAME_BYTES and completed < _BATCH and completed_bytes < _BATCH_BYTES
+        ):
             record = self._queue.popleft()
             if isinstance(record, bytes):
                 self._left_bytes += len(record)
                 self._append(record)
                 continue
-            self._left_bytes += record.size_bytes
-            batch_bytes += record.size_bytes
-            batch.append(record)
-            if len(batch) >= _BATCH or batch_bytes >= _BATCH_BYTES:
-                break
-        return batch
-
-    def _complete(self, batch: list[PendingRecord]) -> None:
-        try:
-            lines = self._builder.end(batch)
-        except Exception as error:  # noqa: BLE001 -- a defect in one batch must not end the thread
-            self._fail(len(batch), error)
-            return
-        for line in lines:
-            if isinstance(line, bytes):
-                self._append(line)
-            else:
-                self._fail(1, line)
+            size_bytes = record.size_bytes
+            self._left_bytes += size_bytes
+            completed, completed_bytes = completed + 1, completed_bytes + size_bytes
+            try:
+                self._append(self._builder.end(record))
+            except Exception as error:  # noqa: BLE001 -- a defect in one record must not affect the others
+                self._failed_in_thread += 1
+                self._log_error(f"a request could not be recorded: {place_of(error)}")
+        return completed
 
     def _append(self, line: bytes) -> None:
         if not self._pending:
             self._oldest_s = time.monotonic()
         self._pending.append(line)
         self._pending_bytes += len(line)
-
-    def _fail(self, records: int, error: Exception) -> None:
-        self._failed_in_thread += records
-        self._log_error(f"a request could not be recorded: {place_of(error)}")
 
     def _is_due(self) -> bool:
         return time.monotonic() - self._oldest_s >= self._settings.flush_s
@@ -238,7 +224,7 @@ def _salt(settings: RecorderSettings) -> bytes:
 def _hasher(settings: RecorderSettings, salt: bytes) -> TextHasher | None:
     if settings.text != "hashes":
         return None
-    return TextHasher(salt, settings.hash_ngram, settings.tokenizer)
+    return TextHasher(salt, settings.tokenizer)
 
 
 def recorder_issue(settings: RecorderSettings) -> str:

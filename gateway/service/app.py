@@ -25,11 +25,9 @@ from gateway.reload.series import BesideSeries
 from gateway.routing.fallback import Fallback
 from gateway.routing.gauges import BackendGauges, PolicyGauges
 from gateway.routing.keys import Client
-from gateway.routing.model import Model
 from gateway.service.admin import admin_router
 from gateway.service.assembly import Gateway
 from gateway.service.default_temperature import find_temperature, must_ask
-from policies.policy import Policy
 from policies.roles import Freezable, Maintained, Work
 
 log = logging.getLogger(__name__)
@@ -185,33 +183,27 @@ class _Tasks:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._tick = background.keep_running("tick", partial(_tick, gateway))
-        self._of_policies: dict[int, tuple[Policy, asyncio.Task[None]]] = {}
-        self._of_models: dict[int, tuple[Model, asyncio.Task[None]]] = {}
+        self._of_models: dict[object, asyncio.Task[None]] = {}
         self.follow()
 
     def follow(self) -> None:
         """Start the tasks of what is new, and end those of what is gone."""
-        models, settings = self._gateway.models, self._gateway.settings.models
-        policies = {id(model.policy) for model in models.values()}
-        for key in self._of_policies.keys() - policies:
-            self._of_policies.pop(key)[1].cancel()
-        asking = {id(model) for model in models.values() if must_ask(settings[model.name])}
-        for key in self._of_models.keys() - asking:
-            self._of_models.pop(key)[1].cancel()
-        for model in models.values():
-            policy = model.policy
-            if isinstance(policy, Maintained) and id(policy) not in self._of_policies:
-                learning = background.keep_running("policies", partial(_learn, policy, model.fallback), of=model.name)
-                self._of_policies[id(policy)] = policy, learning
-            if id(model) in asking - self._of_models.keys():
-                find = partial(find_temperature, model, settings[model.name], self._gateway.pool)
-                finding = background.keep_running("default temperature", find, of=model.name)
-                self._of_models[id(model)] = model, finding
+        wanted: dict[object, Callable[[], asyncio.Task[None]]] = {}
+        for name, model in self._gateway.models.items():
+            if isinstance(policy := model.policy, Maintained):
+                learn = partial(_learn, policy, model.fallback)
+                wanted[id(policy)] = partial(background.keep_running, "policies", learn, of=name)
+            if must_ask(self._gateway.settings.models[name]):
+                find = partial(_find_temperature, self._gateway, name)
+                wanted[name] = partial(background.keep_running, "default temperature", find, of=name)
+        for key in self._of_models.keys() - wanted.keys():
+            self._of_models.pop(key).cancel()
+        for key in wanted.keys() - self._of_models.keys():
+            self._of_models[key] = wanted[key]()
 
     async def stop(self) -> None:
         """End all tasks."""
-        both = [*self._of_policies.values(), *self._of_models.values()]
-        tasks = [self._tick, *(task for _, task in both)]
+        tasks = [self._tick, *self._of_models.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -242,8 +234,8 @@ async def _stop(gateway: Gateway, count_failure: Callable[[background.Work], Non
     await gateway.state.stop()
     gateway.metrics.flush()  # other workers still report this worker's counts
     await gateway.pool.stop()
-    for upstreams in gateway.upstreams.values():
-        for upstream in upstreams.values():
+    for model in gateway.models.values():
+        for upstream in model.upstreams.values():
             upstream.client.close()
     background.on_failure.remove(count_failure)
 
@@ -266,6 +258,12 @@ async def _tick(gateway: Gateway) -> None:
         with background.guarded("tick", of="what has left"):
             gateway.leaving = [each for each in gateway.leaving if not each.has_ended()]
         refresh(gateway)
+
+
+async def _find_temperature(gateway: Gateway, name: str) -> None:
+    """Set the default temperature of a model to that of its engines, once one of them is up."""
+    temperature = await find_temperature(name, gateway.settings.models[name], gateway.pool)
+    gateway.models[name].default_temperature = temperature
 
 
 async def _learn(policy: Maintained, fallback: Fallback) -> None:

@@ -68,7 +68,6 @@ class Gateway:
     peers: Peers  # the other processes that serve the pool, as known to this one
     peer_exchange: PeerExchange  # exchanges reports with them
     policy_versions: dict[str, PolicyVersions]  # rules and pins of each model with a learned policy
-    upstreams: dict[str, dict[str, Upstream]]  # the upstreams of each model, by name of their backends
     is_started: bool = False  # whether its periodic tasks run
     # What was taken out of use, until the requests that were in flight then have ended.
     leaving: list[Leaving] = field(default_factory=list)
@@ -97,13 +96,11 @@ def assemble(
     backends = [_kept(backend, previous) for backend in backends]
     pool = Pool(backends, health_rules(settings)) if previous is None else previous.pool
     models: dict[str, Model] = {}
-    upstreams: dict[str, dict[str, Upstream]] = {}
     by_name: dict[str, Model] = {}
     for name, model_settings in settings.models.items():
-        upstreams[name] = {
-            each.name: _upstream(each, settings, series, writes, previous) for each in backends if each.model == name
-        }
-        model = models[name] = _model(name, model_settings, upstreams[name], previous)
+        members = [backend for backend in backends if backend.model == name]
+        upstreams = {each.name: _upstream(each, settings, series, writes, previous) for each in members}
+        model = models[name] = _model(name, model_settings, upstreams, previous)
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)
     access, admin_access = _access(settings, admin_digest)
     for name in models:
@@ -141,7 +138,6 @@ def assemble(
         peers,
         exchange,
         policy_versions,
-        upstreams,
         launched=dict if run_dir is None else functools.partial(read_launched, run_dir),
     )
     if previous is None:
@@ -197,7 +193,8 @@ def _upstream(
 ) -> Upstream:
     """Return the upstream of a backend: the running one if its settings are the same."""
     if previous is not None and _of_clients(previous.settings) == _of_clients(settings):
-        known = previous.upstreams.get(backend.model, {}).get(backend.name)
+        before = previous.models.get(backend.model)
+        known = None if before is None else before.upstreams.get(backend.name)
         if known is not None and known.backend is backend:
             return known
     address = Address.parse(backend.url)
@@ -223,12 +220,13 @@ def _of_clients(settings: PoolSettings) -> tuple[float, float, bool]:
 
 
 def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], previous: Gateway | None) -> Model:
-    """Return a model: the running one as long as its policy is the same, which requests in flight keep."""
+    """Return a model, with what the running one has learned and counts."""
+    rescue, ask_usage = settings.rescue, settings.ask_usage
     before = None if previous is None else previous.models.get(name)
+    temperature = assumed_temperature(settings)
     if previous is None or before is None:
         policy = build(settings.policy.name, settings.policy.settings)
-        temperature = assumed_temperature(settings)
-        return Model(name, policy, temperature, upstreams, rescue=settings.rescue, ask_usage=settings.ask_usage)
+        return Model(name, policy, temperature, upstreams, rescue=rescue, ask_usage=ask_usage)
     old = previous.settings.models[name]
     policy = before.policy
     if old.policy != settings.policy:
@@ -239,25 +237,10 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
             except Exception as error:  # noqa: BLE001 -- it begins with nothing, as at a start
                 before.fallback.note(policy.name, "take_over", error)
                 policy = build(settings.policy.name, settings.policy.settings)
-    knows = (
-        (old.backends, old.default_temperature) == (settings.backends, settings.default_temperature)
-        or (must_ask(old) and must_ask(settings))
-        or assumed_temperature(old) == assumed_temperature(settings)
-    )
-    temperature = before.default_temperature if knows else assumed_temperature(settings)
-    flags = settings.rescue, settings.ask_usage
-    if (policy, temperature, *flags) == (before.policy, before.default_temperature, before.rescue, before.ask_usage):
-        return before
-    return Model(
-        name,
-        policy,
-        temperature,
-        upstreams,
-        before.traffic,
-        before.fallback,
-        rescue=settings.rescue,
-        ask_usage=settings.ask_usage,
-    )
+    if must_ask(old) and must_ask(settings):
+        temperature = before.default_temperature
+    counts = before.traffic, before.fallback
+    return Model(name, policy, temperature, upstreams, *counts, rescue=rescue, ask_usage=ask_usage)
 
 
 def _access(settings: PoolSettings, admin_digest: bytes) -> tuple[Access, Access | None]:

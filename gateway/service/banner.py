@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from backends.speculation import Method, num_speculative_tokens
+from backends.draft_schedule import draft_tokens
+from backends.speculation import Method, serve_config
 from gateway.config.settings import BackendSettings, DiscoverSettings, PoolSettings
 
 if TYPE_CHECKING:
@@ -29,11 +30,11 @@ def pool_table(settings: PoolSettings) -> Table:
     for model, model_settings in settings.models.items():
         rows = []
         for name, backend in model_settings.backends.items():
-            k = num_speculative_tokens(backend.method, backend.speculative_config)
+            k = draft_tokens(backend.method, serve_config(backend.method, backend.speculative_config))
             rows.append((name, _method(backend), k, location(backend), backend.weight))
         for name, source in model_settings.discover.items():
             method = None if source.inference_pool is not None else source.method
-            k = num_speculative_tokens(method, source.speculative_config) if method else 0
+            k = draft_tokens(method, serve_config(method, source.speculative_config)) if method else 0
             found = f"found by {_kind(source)}"
             rows.append((f"{name}/...", method.value if method else "by label", k, found, source.weight))
         for number, (name, shown, k, where, weight) in enumerate(rows):

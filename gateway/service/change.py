@@ -18,7 +18,7 @@ from gateway.config.settings import PoolSettings
 from gateway.relay.exchange import Exchange
 from gateway.relay.queue import UNBOUNDED
 from gateway.rooms import join
-from gateway.routing.model import Model
+from gateway.routing.model import Model, Upstream
 from gateway.service.assembly import (
     Gateway,
     assemble,
@@ -37,7 +37,7 @@ _FIRST_PROBE_S = 1.0
 async def prepare(gateway: Gateway, settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes) -> Change:
     """Return a change to other settings and replicas, which has changed nothing yet."""
     later = assemble(settings, backends, admin_digest, gateway)
-    members = [upstream.backend for upstreams in later.upstreams.values() for upstream in upstreams.values()]
+    members = [upstream.backend for model in later.models.values() for upstream in model.upstreams.values()]
     present = {id(backend) for backend in gateway.pool}
     joining = await gateway.pool.probe(
         [backend for backend in members if id(backend) not in present], health_rules(settings), _FIRST_PROBE_S
@@ -69,9 +69,9 @@ class Change:
         gateway, later, before = self.gateway, self.later, self.gateway.models
         retired = [
             upstream
-            for name, upstreams in gateway.upstreams.items()
-            for upstream in upstreams.values()
-            if later.upstreams.get(name, {}).get(upstream.backend.name) is not upstream
+            for model in before.values()
+            for upstream in model.upstreams.values()
+            if upstream not in _upstreams_of(later, model.name).values()
         ]
         keys = {key.name for key in later.settings.keys}
         gone = Gone(
@@ -107,8 +107,7 @@ class Change:
             queue.bounds = bounds.get(name, UNBOUNDED)
         gateway.settings = later.settings
         gateway.relay, gateway.admin_access = later.relay, later.admin_access
-        gateway.models, gateway.upstreams = later.models, later.upstreams
-        gateway.policy_versions = versions
+        gateway.models, gateway.policy_versions = later.models, versions
         gateway.pool.on_ready = later.relay.ready
         if gone.is_anything():
             gateway.leaving.append(gone)
@@ -120,14 +119,14 @@ class Change:
         """Have the requests in flight, which keep the old models, sent to the replicas that there are now."""
         gateway, later = self.gateway, self.later
         for name, model in later.models.items():
-            upstreams = later.upstreams[name]
-            for upstream in upstreams.values():  # since it was prepared, one of the same name may have been forgotten
+            for (
+                upstream
+            ) in model.upstreams.values():  # since it was prepared, one of the same name may have been forgotten
                 upstream.metrics = gateway.relay.metrics.of(upstream.backend)
             if (before := gateway.models.get(name)) is not None:
                 before.upstreams.clear()
-                before.upstreams.update(upstreams)
+                before.upstreams.update(model.upstreams)
                 model.upstreams = before.upstreams
-            later.upstreams[name] = dict(upstreams)
 
     def _kept_versions(self) -> dict[str, PolicyVersions]:
         """Return the versions of each model: those that are followed already, where they are the same."""
@@ -141,12 +140,16 @@ class Change:
         """Have the policies forget a replica that has left, or is another one now."""
         if any(backend is member for member in self.members):
             return  # another client for the same replica
-        returns = backend.name in self.later.upstreams.get(backend.model, {})
+        returns = backend.name in _upstreams_of(self.later, backend.model)
         models = [models[backend.model] for models in (before, self.later.models) if backend.model in models]
         for model in models:
             model.forget(backend.name)
             if returns:
                 model.engine_changed(backend.name, EngineChange.RELOAD)
+
+
+def _upstreams_of(gateway: Gateway, model: str) -> Mapping[str, Upstream]:
+    return gateway.models[model].upstreams if model in gateway.models else {}
 
 
 class Gone:

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 
 from backends.backend import State
 from backends.calibration.calibration import load_calibration
-from backends.default_temperature import VLLM_DEFAULT
 from backends.pool import Pool
 from gateway.config.settings import ModelSettings
-from gateway.routing.model import Model
 
 logger = logging.getLogger(__name__)
+
+VLLM_DEFAULT = 1.0
+"""What vLLM takes where neither the model's `generation_config.json` nor a flag says anything."""
 
 _POLL_S = 0.5
 
@@ -43,27 +44,27 @@ def must_ask(settings: ModelSettings) -> bool:
     return settings.default_temperature is None and next(_configured(settings), None) is None
 
 
-async def find_temperature(model: Model, settings: ModelSettings, pool: Pool) -> None:
-    """Wait for an engine of the model, and set the model's default temperature to the engine's.
+async def find_temperature(model: str, settings: ModelSettings, pool: Pool) -> float:
+    """Wait for an engine of a model, and return its default temperature.
 
     To be run where `must_ask` says so.
     """
-    while not pool.up(model.name):  # noqa: ASYNC110 -- the pool has no event for it, and this is done once
+    while not pool.up(model):  # noqa: ASYNC110 -- the pool has no event for it, and this is done once
         await asyncio.sleep(_POLL_S)
     temperature = known_temperature(settings)
-    for backend in pool.up(model.name):
+    for backend in pool.up(model):
         if temperature is None and backend.state is State.UP:  # it may have left while others were asked
             temperature = await pool.watch(backend).probe.default_temperature()
     if temperature is None:
         logger.warning(
             "%s: no replica reports the temperature it takes by default; %g is assumed. Set default_temperature in the "
             "pool file if it is another.",
-            model.name,
+            model,
             VLLM_DEFAULT,
         )
-        return
-    model.default_temperature = temperature
-    logger.info("%s takes temperature %g by default", model.name, temperature)
+        return VLLM_DEFAULT
+    logger.info("%s takes temperature %g by default", model, temperature)
+    return temperature
 
 
 def _configured(settings: ModelSettings) -> Iterator[float]:

@@ -12,10 +12,11 @@ from typing import Any
 import orjson
 
 from backends.backend import Backend
+from backends.draft_schedule import draft_tokens
 from backends.launch.ports import free_port
 from backends.launch.supervisor import LaunchSpec
 from backends.launch.vllm_command import vllm_serve_argv
-from backends.speculation import num_speculative_tokens, serve_config
+from backends.speculation import serve_config
 from gateway.config.settings import BackendSettings, DiscoverSettings, ModelSettings, PoolSettings
 from gateway.discovery.discovery import Found
 
@@ -90,13 +91,16 @@ def _with_common(own: BackendSettings, discover: DiscoverSettings) -> BackendSet
 def _backend(model: str, name: str, settings: BackendSettings | DiscoverSettings, url: str) -> Backend:
     started = settings if isinstance(settings, BackendSettings) and settings.url is None else None
     assert settings.method is not None
+    config = serve_config(settings.method, settings.speculative_config)
     return Backend(
         name=name,
         model=model,
         method=settings.method,
         url=url,
-        num_speculative_tokens=num_speculative_tokens(settings.method, settings.speculative_config),
-        speculative_config=serve_config(settings.method, settings.speculative_config),
+        num_speculative_tokens=draft_tokens(
+            settings.method, serve_config(settings.method, settings.speculative_config)
+        ),
+        speculative_config=config,
         api_key=settings.api_key.get_secret_value() if settings.api_key is not None else None,
         weight=settings.weight,
         simulated=started is not None and started.simulate is not None,

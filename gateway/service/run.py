@@ -32,7 +32,7 @@ from gateway.service.assembly import Gateway, assemble
 from gateway.service.banner import pool_table, start_lines
 from gateway.service.change import prepare
 from gateway.service.replicas import SIMULATOR, Replicas, plan
-from gateway.service.server import Server, listen, raise_open_file_limit
+from gateway.service.server import MakeCompanion, Server, listen, raise_open_file_limit
 from gateway.service.stores import PEERS, write_launched
 from gateway.service.workers import Workers
 from gateway.telemetry.log_format import configure_logging
@@ -46,7 +46,13 @@ _PRINTED_WIDTH = 120  # if standard output is not a terminal
 logger = logging.getLogger("gateway")
 
 
-def serve(settings: PoolSettings, config_path: Path, load: Callable[[], PoolSettings], run_dir: Path) -> int:
+def serve(
+    settings: PoolSettings,
+    config_path: Path,
+    load: Callable[[], PoolSettings],
+    run_dir: Path,
+    companion: MakeCompanion | None = None,
+) -> int:
     """Serve a pool until SIGTERM or SIGINT; `run_dir` is removed at the end."""
     configure_logging(logging.INFO, settings.telemetry.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop runs
@@ -70,7 +76,7 @@ def serve(settings: PoolSettings, config_path: Path, load: Callable[[], PoolSett
         if picker is not None:
             address = _address(sockets[-1])
             settings, load = _with_picker_at(settings, address), partial(_loaded_with_picker_at, load, address)
-        serving = _Serving(settings, plan(settings, run_dir), sockets, run_dir, config_path, load)
+        serving = _Serving(settings, plan(settings, run_dir), sockets, run_dir, config_path, load, companion)
         status = uvloop.run(serving.run())
     if serving.keep_logs:
         print(f"The logs of the replicas are in {run_dir}", file=sys.stderr)
@@ -111,7 +117,9 @@ class _Serving:
         run_dir: Path,
         config_path: Path,
         load: Callable[[], PoolSettings],
+        companion: MakeCompanion | None,
     ) -> None:
+        self._companion = companion
         self._config_path = config_path
         recorder = settings.recorder
         self._settings = settings if recorder is None else settings.model_copy(update={"recorder": recorder.salted()})
@@ -166,7 +174,7 @@ class _Serving:
             self._settings, self._replicas.backends, self._admin_digest, metrics=self._metrics, run_dir=self._run_dir
         )
         gateway.reload = partial(self._reloader.reload, "admin")
-        server = Server(gateway, has_process=True, on_started=self._started.set)
+        server = Server(gateway, self._companion, has_process=True, on_started=self._started.set)
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, server.drain)
@@ -216,6 +224,7 @@ class _Serving:
             self._admin_digest,
             [opened.getsockname()[:2] for opened in self._sockets],
             self._run_dir,
+            self._companion,
             reload=partial(self._reloader.reload, "admin"),
             on_started=self._started.set,
         )

@@ -11,7 +11,9 @@ import resource
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
+
+from starlette.types import ASGIApp
 
 from backends import background
 from gateway.config.settings.server import ServerSettings
@@ -20,9 +22,6 @@ from gateway.http.server import HttpServer, ServerLimits
 from gateway.relay.frontend import HttpFrontend
 from gateway.service.app import OwnPaths, create_app
 from gateway.service.assembly import Gateway
-
-if TYPE_CHECKING:
-    from gateway.picker.server import PickerServer
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +35,33 @@ _FILES_CHECK_S = 1.0
 _LOG_EVERY_S = 60.0
 
 
+class Companion(Protocol):
+    """What a gateway process serves besides HTTP at an address of its own, such as an endpoint picker."""
+
+    async def start(self, opened: socket.socket) -> None:
+        """Serve at the address of a bound socket."""
+
+    def drain(self) -> None:
+        """Show that no more requests should come."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept nothing more, and wait for what is in flight."""
+
+
+MakeCompanion = Callable[[Gateway, ASGIApp], Companion]
+"""Of a gateway, and the application that answers its own paths; importable by its name, for workers."""
+
+
 class Server:
     """The HTTP server of one gateway process, on sockets that are already open; it ends through `drain`."""
 
     def __init__(
-        self, gateway: Gateway, *, has_process: bool = False, on_started: Callable[[], None] | None = None
+        self,
+        gateway: Gateway,
+        companion: MakeCompanion | None = None,
+        *,
+        has_process: bool = False,
+        on_started: Callable[[], None] | None = None,
     ) -> None:
         self.started = False  # whether connections are accepted
         self.is_draining = asyncio.Event()
@@ -56,7 +77,7 @@ class Server:
         self._clients = HttpServer(HttpFrontend(gateway, self._own, self.tasks), limits, writes=gateway.relay.writes)
         own = OwnPaths(self.app, gateway, is_admin=True)
         self._operators = HttpServer(HttpFrontend(gateway, own, self.tasks, is_admin=True), limits)
-        self._picker: PickerServer | None = None
+        self._companion = None if companion is None else companion(gateway, self._own)
         gateway.on_change.append(self._follow)
 
     @property
@@ -66,12 +87,12 @@ class Server:
         return connections
 
     async def serve_at(self, clients: socket.socket, *others: socket.socket) -> None:
-        """Serve until `drain`: clients at one address, `/admin` and the endpoint picker at others if there are such."""
+        """Serve until `drain`: clients at one address, `/admin` and the companion at others if there are such."""
         sockets = list(others)
         async with self.app.router.lifespan_context(self.app):
             listening = await _listen(self._clients, clients)
-            if self._gateway.settings.picker is not None:
-                self._picker = await _serve_picker(self._gateway, self._own, sockets.pop())
+            if self._companion is not None:
+                await self._companion.start(sockets.pop())
             if sockets:
                 await _listen(self._operators, sockets.pop())
             watching = background.keep_running("open files", _watch_open_files)
@@ -87,8 +108,8 @@ class Server:
 
     async def _wait_for_ends(self) -> None:
         """Wait for what is in flight, which `drain` ends after a time; operators are not waited for."""
-        if self._picker is not None:
-            await self._picker.stop(self._gateway.settings.server.drain_s)
+        if self._companion is not None:
+            await self._companion.stop(self._gateway.settings.server.drain_s)
         for connection in list(self.connections):
             connection.shutdown()
         end_s = time.monotonic() + self._gateway.settings.server.drain_s + _ABORT_S
@@ -116,8 +137,8 @@ class Server:
             self._must_end = True
             return
         self.is_draining.set()
-        if self._picker is not None:
-            self._picker.drain()
+        if self._companion is not None:
+            self._companion.drain()
         asyncio.get_running_loop().call_later(self._gateway.settings.server.drain_s, self._gateway.relay.stop)
 
 
@@ -125,14 +146,6 @@ async def _listen(server: HttpServer, opened: socket.socket) -> asyncio.Server:
     # The protocol does not inherit from `asyncio.Protocol`, so that mypyc can compile it.
     connect = cast("Callable[[], asyncio.Protocol]", lambda: ServerConnection(server))
     return await asyncio.get_running_loop().create_server(connect, sock=opened, backlog=_BACKLOG)
-
-
-async def _serve_picker(gateway: Gateway, own: OwnPaths, opened: socket.socket) -> PickerServer:
-    from gateway.picker.server import PickerServer  # needs the extra [picker]
-
-    picker = PickerServer(gateway, own)
-    await picker.start(opened)
-    return picker
 
 
 def server_limits(settings: ServerSettings) -> ServerLimits:

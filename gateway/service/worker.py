@@ -23,7 +23,7 @@ from gateway.config.settings import PoolSettings
 from gateway.reload.reloader import Outcome, ReloadError
 from gateway.service.assembly import Gateway, assemble
 from gateway.service.change import prepare
-from gateway.service.server import Server, listen
+from gateway.service.server import MakeCompanion, Server, listen
 from gateway.telemetry.log_format import configure_logging
 
 log = logging.getLogger(__name__)
@@ -105,6 +105,7 @@ class Assignment:
     current: Current
     addresses: Sequence[tuple[str, int]]  # hosts and ports that all workers listen on
     run_dir: Path
+    companion: MakeCompanion | None
 
 
 class Worker:
@@ -177,7 +178,7 @@ async def _work(assignment: Assignment, opened: socket.socket) -> int:
         tasks.append(background.keep_running("workers", worker.show_life, of="sign of life"))
         tasks.append(background.start("workers", follow()))
 
-    server = Server(gateway, has_process=True, on_started=on_started)
+    server = Server(gateway, assignment.companion, has_process=True, on_started=on_started)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C also reaches the parent, which terminates the workers

@@ -18,6 +18,7 @@ from backends import background
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
 from gateway.reload.reloader import ReloadError
+from gateway.service.server import MakeCompanion
 from gateway.service.worker import ALIVE_S, Alive, Assignment, Current, Link, ReloadAnswered, ReloadWanted, work
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Workers:
         admin_digest: bytes,
         addresses: Sequence[tuple[str, int]],
         run_dir: Path,
+        companion: MakeCompanion | None = None,
         *,
         reload: Callable[..., Awaitable[list[str]]],
         on_started: Callable[[], None],
@@ -60,6 +62,7 @@ class Workers:
         self._current = Current(0, settings, backends, admin_digest)
         self._addresses = addresses  # those of the clients, and the admin address
         self._run_dir = run_dir
+        self._companion = companion
         self._reload = reload  # reads the pool file again, as a client of a worker asks for
         self._on_started = on_started  # called once all of them accept connections
         self._yet_to_start = set(range(settings.server.workers))
@@ -151,7 +154,7 @@ class Workers:
         context = multiprocessing.get_context("spawn")
         ours, theirs = socket.socketpair()
         with theirs:
-            assignment = Assignment(number, self._current, self._addresses, self._run_dir)
+            assignment = Assignment(number, self._current, self._addresses, self._run_dir, self._companion)
             process = context.Process(target=work, args=(assignment, theirs), name=f"gateway worker {number}")
             process.start()
         link = await Link.over(ours)

@@ -1,4 +1,4 @@
-"""The bounded queue of finished texts, the thread that empties it, and the process that replays them."""
+"""The texts of finished requests, the thread that passes them on, and the process that replays drafting on them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
 from backends import background
+from gateway.relay.observers import EndedExchange, Observer
 from gateway.routing.fallback import Fallback
 from gateway.routing.router import RoutedRequest
-from gateway.shadow.text import AnswerText
 from policies.features.request import Endpoint
 from policies.learned.shadow_drafting import ShadowArm, ShadowSettings
 from policies.policy import Outcome
@@ -34,8 +34,6 @@ _RESTART_DELAY_S = 30.0
 _MAX_PAUSE_S = 10.0
 _MIN_TOKENS = 8
 _TEXTS = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.MESSAGES, Endpoint.RESPONSES})
-
-
 _COMMAND = (sys.executable, "-P", "-m", "gateway.shadow")
 
 
@@ -47,6 +45,53 @@ def _environment() -> dict[str, str]:
 
 def _encoded(arms: Sequence[ShadowArm]) -> bytes:
     return orjson.dumps([{**dataclasses.asdict(arm), "config": dict(arm.config)} for arm in arms])
+
+
+class AnswerText(Observer):
+    """Collects the bytes of an answer, up to a limit.
+
+    Examples
+    --------
+    >>> text = AnswerText(print, b"{}", room=4)
+    >>> text.on_chunk(b"abc", 1.0)
+    >>> text.parts, text.size_bytes
+    ([b'abc'], 5)
+    >>> text.on_chunk(b"de", 2.0)
+    >>> text.parts
+    []
+    """
+
+    needs_answer: ClassVar[bool] = False
+    outcome: Outcome  # outcome of the request; not set before its end
+
+    def __init__(self, add: Callable[[AnswerText], None], body: bytes, room: int) -> None:
+        self._add = add  # called with this, complete, if the request succeeds
+        self._room = room  # largest answer in bytes
+        self.body = body
+        self.size_bytes = len(body)
+        self.parts: list[bytes] = []  # parts of the answer; empty if it was too long
+        self.streamed = False  # whether the answer is a stream of events
+
+    def on_chunk(self, data: bytes, now_s: float) -> None:
+        """Add a part of a stream."""
+        self.streamed = True
+        self.on_answer(data, None)
+
+    def on_answer(self, body: bytes, document: object) -> None:
+        """Add a part of the answer."""
+        self._room -= len(body)
+        self.size_bytes += len(body)
+        if self._room < 0:
+            self.parts.clear()
+        else:
+            self.parts.append(body)
+
+    def on_end(self, ended: EndedExchange) -> None:
+        """Pass on the text of a request that succeeded."""
+        outcome = ended.outcome
+        if outcome is not None and self.parts and ended.label == "ok" and ended.status == 200:
+            self.outcome = outcome
+            self._add(self)
 
 
 class ShadowDrafting:
@@ -70,7 +115,6 @@ class ShadowDrafting:
         self._process: subprocess.Popen[bytes] | None = None
         self._restart_at_s = 0.0
         self.replayed = self.dropped = self.failed = 0
-        self.cpu_s = 0.0  # CPU seconds used for replaying
 
     def replays(self, policy: ShadowLearner, arms: Sequence[ShadowArm]) -> bool:
         """Return whether it replays these arms for this policy."""
@@ -164,7 +208,6 @@ class ShadowDrafting:
         if result is None:
             return 0.0
         cpu_s: float = result["cpu_s"]
-        self.cpu_s += cpu_s
         if "error" in result:
             self.failed += 1
             log.debug("a text could not be replayed: %s", result["error"])

@@ -130,12 +130,6 @@ class Documents:
                         watcher(history[-1])
 
 
-def read_history(store: Store, name: str) -> History:
-    """Return the versions of a document in a store, oldest first; raise `StateError` if it fails."""
-    entry = store.read([_PREFIX + name]).get(_PREFIX + name)
-    return () if entry is None else _history(name, entry)
-
-
 def put_version(store: Store, document: Document) -> None:
     """Write the next version of a document."""
     key = _PREFIX + document.name

@@ -55,8 +55,6 @@ class Ledger:
         self._mirrors: dict[str, _Mirror] = {}
         self._known: set[str] = set()  # pages with sums of others
         self._totals: dict[str, _Buckets] = {}  # of others, for `settle`
-        self.pages_written = 0
-        self.pages_read = 0
         self.losses = 0
 
     def stage(self) -> None:
@@ -93,7 +91,6 @@ class Ledger:
         store.commit({}, changes | {self._head: head})
         self._stamp, self._pages = self._attempt, pages
         self._changed -= changed
-        self.pages_written += len(changed)
 
     def _read(self, store: Store, stamps: Mapping[str, str]) -> None:
         names = {name for name in stamps if self._is_head(name) and name != self._head}
@@ -109,7 +106,6 @@ class Ledger:
             if mirrors[name].pages.get(page, ("",))[0] != stamp
         ]
         values = store.read(wanted) if wanted else {}
-        self.pages_read += len(values)
         for name, head in heads.items():
             before, pages = mirrors[name].pages, dict[str, tuple[str, bytes]]()
             for page, (stamp, _) in head.items():

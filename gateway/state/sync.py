@@ -25,11 +25,9 @@ PERIOD_S = 1.0
 _MIN_PAUSE_S = 0.2
 _MAX_BACKOFF_S = 15.0
 _MAX_CPU_SHARE = 0.05
-"""Largest share of a core for exchanging statistics; large statistics are exchanged less often."""
+"""Largest share of a core for the exchange; large statistics are exchanged less often."""
 _START_TIMEOUT_S = 1.0
 _STOP_TIMEOUT_S = 3.0
-_LOG_INTERVAL_S = 10.0
-"""Least seconds between two messages about failures that follow each other and differ."""
 
 
 class _Series:
@@ -74,9 +72,6 @@ class State:
         self._tried = asyncio.Event()
         self._stopping = asyncio.Event()
         self._failures = 0
-        self._logged_failure = ("", "")  # kind and message
-        self._logged_s = 0.0
-        self._next_exchange_s = 0.0
 
     @property
     def is_connected(self) -> bool:
@@ -124,23 +119,21 @@ class State:
             self._task = background.keep_running("state", partial(self._run, store), stopping=self._stopping)
 
     async def _run(self, store: Store) -> None:
-        pause_s = 0.0
         while not self._stopping.is_set():
             began_s = time.monotonic()
-            await self._attempt(store)
+            cpu_s = await self._attempt(store)
             self._tried.set()
-            pause_s = max(_MIN_PAUSE_S, PERIOD_S - (time.monotonic() - began_s))
+            pause_s = max(_MIN_PAUSE_S, PERIOD_S - (time.monotonic() - began_s), cpu_s / _MAX_CPU_SHARE)
             if self._failures:
                 pause_s = min(PERIOD_S * 2.0 ** min(self._failures - 1, 10), _MAX_BACKOFF_S) * random.uniform(0.8, 1.2)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
         await self._attempt(store)
 
-    async def _attempt(self, store: Store) -> None:
-        began_s = time.perf_counter()
-        exchange_due = began_s >= self._next_exchange_s or self._stopping.is_set()
+    async def _attempt(self, store: Store) -> float:
+        """Exchange everything; return the CPU seconds that it took."""
         leaving = list(self._leaving)
-        ledgers = [*self._ledgers.values(), *leaving] if exchange_due else []
+        ledgers = [*self._ledgers.values(), *leaving]
         for ledger in ledgers:
             ledger.stage()
         loop = asyncio.get_running_loop()
@@ -148,15 +141,13 @@ class State:
             changed, cpu_s = await loop.run_in_executor(self._thread, self._exchange, store, ledgers)
         except StateError as error:
             self._note_failure(error)
-            return
+            return 0.0
         for ledger in ledgers:
             ledger.settle()
-        if exchange_due:
-            self._leaving = [ledger for ledger in self._leaving if ledger not in leaving]
+        self._leaving = [ledger for ledger in self._leaving if ledger not in leaving]
         self.documents.settle(changed)
-        if exchange_due:
-            self._next_exchange_s = began_s + cpu_s / _MAX_CPU_SHARE
         self._note_success(store)
+        return cpu_s
 
     def _exchange(self, store: Store, ledgers: Sequence[Ledger]) -> tuple[dict[str, History], float]:
         """Return the changed documents, and the CPU seconds used."""
@@ -168,10 +159,8 @@ class State:
         return changed, time.thread_time() - began_s
 
     def _note_failure(self, error: StateError) -> None:
-        failure, now_s = (error.kind, str(error)), time.monotonic()
-        if not self._failures or (failure != self._logged_failure and now_s - self._logged_s >= _LOG_INTERVAL_S):
-            logger.warning("%s: %s; statistics are kept in memory until the store is back", *failure)
-            self._logged_failure, self._logged_s = failure, now_s
+        if not self._failures:
+            logger.warning("%s: %s; statistics are kept in memory until the store is back", error.kind, error)
         self._failures += 1
         if self._series is not None:
             self._series.connected.set(0)

@@ -10,8 +10,9 @@ from tempfile import TemporaryDirectory
 
 from pydantic import ValidationError
 
+from backends.draft_schedule import draft_tokens
 from backends.launch.supervisor import Launcher, LaunchError
-from backends.speculation import Method, SpeculativeConfig, num_speculative_tokens
+from backends.speculation import Method, SpeculativeConfig, serve_config
 from backends.validation import UsageError, did_you_mean, issues_of
 from gateway.config.load import load_pool
 from gateway.config.settings import BackendSettings, PoolSettings
@@ -76,7 +77,10 @@ def _replicas(options: BenchOptions, config: Path, ks: Sequence[int]) -> Iterato
         varies_k = bool(ks) and backend.method is not Method.BASELINE
         key = backend.api_key.get_secret_value() if backend.api_key is not None else None
         for changed in [_with_k(backend, name, k) for k in ks] if varies_k else [backend]:
-            method, k = changed.method, num_speculative_tokens(changed.method, changed.speculative_config)
+            method, k = (
+                changed.method,
+                draft_tokens(changed.method, serve_config(changed.method, changed.speculative_config)),
+            )
             target = Target(name, method, k, varies_k, changed.simulate is not None)
             if changed.url is not None:
                 yield replace(target, endpoint=LiveEndpoint.of("--config", f"{name}={changed.url}", model, key))

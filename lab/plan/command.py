@@ -8,16 +8,14 @@ from pathlib import Path
 import orjson
 
 from backends.calibration.calibration import Calibration, calibration_names, load_calibration
-from backends.default_temperature import VLLM_DEFAULT
 from backends.speculation import Method, serve_config
 from backends.validation import UsageError
 from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings
-from gateway.service.default_temperature import assumed_temperature
+from gateway.service.default_temperature import VLLM_DEFAULT, assumed_temperature
 from lab.options.policy import policy_reference
 from lab.options.slo import slo_bounds
-from lab.plan.catalogue import gpu
-from lab.plan.mixes import USUAL, calibration_on, machine_of
+from lab.plan.mixes import USUAL, calibration_on
 from lab.plan.options import PlanOptions
 from lab.plan.output import helm_values, pool_file
 from lab.plan.planning import Options, Replica, plan_windows
@@ -38,7 +36,6 @@ def run_plan(options: PlanOptions) -> int:
         calibration = base if options.gpu is None else calibration_on(base, options.gpu.lower())
         how = Options(
             calibration,
-            machine_of(calibration, None if options.gpu is None else gpu(options.gpu)),
             options.replicas,
             policy_reference(options.policy or (None if pool else _POLICY), pool),
             model or calibration.target,

@@ -13,9 +13,8 @@ from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED
 from backends.calibration.calibration import Calibration, calibration_names, load_calibration
 from backends.draft_schedule import draft_tokens
 from backends.speculation import Method
-from lab.plan.catalogue import Draft, Gpu, draft, gpu, target
 from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
-from lab.plan.memory import Fit, Footprint, Machine, fit, footprint
+from lab.plan.memory import Fit, fit
 from lab.replay.request import ReplayRequest
 
 Mix = tuple[int, ...]
@@ -31,7 +30,23 @@ USUAL: tuple[tuple[Method, tuple[int, ...]], ...] = (
 )
 """Methods and k to try by default; for heads and n-gram drafting, k from 2 to 5 was found to be best."""
 
-_WITHOUT_DRAFT = frozenset({Method.BASELINE, Method.NGRAM, Method.SUFFIX})  # no weights on the GPU besides the target's
+_OF_LLAMA_70B = {
+    Method.EAGLE: "yuhuili/EAGLE-LLaMA3-Instruct-70B",
+    Method.DRAFT_MODEL: "meta-llama/Llama-3.2-1B-Instruct",
+}
+DRAFTS: Mapping[str, Mapping[Method, str]] = {
+    "meta-llama/Llama-3.1-8B-Instruct": {
+        Method.EAGLE: "yuhuili/EAGLE-LLaMA3.1-Instruct-8B",
+        Method.EAGLE3: "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+        Method.DRAFT_MODEL: "meta-llama/Llama-3.2-1B-Instruct",
+    },
+    "meta-llama/Llama-3.1-70B-Instruct": _OF_LLAMA_70B,
+    "meta-llama/Llama-3.3-70B-Instruct": _OF_LLAMA_70B,
+    "Qwen/Qwen3-8B": {Method.EAGLE3: "Tengyunw/qwen3_8b_eagle3", Method.DRAFT_MODEL: "Qwen/Qwen3-0.6B"},
+}
+"""Published draft models and heads, by target and method."""
+
+_WITHOUT_DRAFT = frozenset({Method.BASELINE, Method.NGRAM, Method.SUFFIX})
 _NGRAM_MAX = 4
 _OWN = ("method", "num_speculative_tokens", "model", SCHEDULE_KEY)
 
@@ -77,22 +92,14 @@ class Kind:
         return config | dict(self.extra)
 
 
-def machine_of(calibration: Calibration, on: Gpu | None = None) -> Machine:
-    """Return the GPUs that a calibration was measured on, or the same number of another GPU."""
-    count = re.match(r"(\d+)", calibration.hardware)
-    parallel = int(count[1]) if count else 1
-    memory = calibration.memory
-    own = Gpu(
-        title=calibration.hardware.partition(",")[0].removeprefix(f"{parallel}x "),
-        memory_mib=round(memory.gpu_gib / parallel * 1024),
-        source=memory.source,
-    )
-    return Machine(on or own, parallel, memory.utilization, memory.reserved_gib / parallel)
+def gpus_of(calibration: Calibration) -> int:
+    """Return the number of GPUs of a replica, over which target and draft are split."""
+    count = re.match(r"\d+", calibration.hardware)
+    return int(count[0]) if count else 1
 
 
 def calibration_on(like: Calibration, name: str) -> Calibration:
     """Return the calibration of the same target on another GPU."""
-    gpu(name)
     if _has(like.hardware, name):
         return like
     calibrations = [load_calibration(one) for one in calibration_names()]
@@ -109,23 +116,20 @@ def _has(hardware: str, name: str) -> bool:
 
 
 def kinds(
-    calibration: Calibration,
-    machine: Machine,
-    max_model_len: int,
-    methods: Sequence[tuple[Method, Sequence[int]]] = USUAL,
+    calibration: Calibration, max_model_len: int, methods: Sequence[tuple[Method, Sequence[int]]] = USUAL
 ) -> list[Kind]:
     """Return the kinds of replicas whose speed is known, including those that do not fit.
 
     Methods without a published acceptance or draft for this target are left out.
     """
+    drafts = DRAFTS.get(calibration.target, {})
     result = []
     for method, numbers in methods:
         entry = calibration.methods.get(method)
-        drafted = draft(calibration.target, method)
-        if entry is None or not (method in _WITHOUT_DRAFT or (entry.acceptance and drafted is not None)):
+        if entry is None or not (method in _WITHOUT_DRAFT or (entry.acceptance and method in drafts)):
             continue
-        memory, name = _footprint(calibration, method, drafted), "" if drafted is None else drafted.names[0]
-        result += [Kind(method, k, name, fit(memory, machine, max_model_len=max_model_len + k)) for k in numbers]
+        draft = drafts.get(method, "")
+        result += [Kind(method, k, draft, fit(calibration, method, max_model_len + k)) for k in numbers]
     return result
 
 
@@ -146,23 +150,12 @@ def with_schedules(kinds: Sequence[Kind], calibration: Calibration, requests: Se
     return result
 
 
-def kind_of(method: Method, config: Mapping[str, Any], calibration: Calibration, machine: Machine) -> Kind:
+def kind_of(method: Method, config: Mapping[str, Any], calibration: Calibration) -> Kind:
     """Return the kind of a replica of the present pool."""
-    calibration.method(method)
-    k = draft_tokens(method, config)
     extra = {key: value for key, value in config.items() if key not in _OWN}
     schedule = tuple((first, last, tokens) for first, last, tokens in config.get(SCHEDULE_KEY) or ())
-    memory = _footprint(calibration, method, draft(calibration.target, method))
-    return Kind(method, k, str(config.get("model", "")), fit(memory, machine), tuple(sorted(extra.items())), schedule)
-
-
-def _footprint(calibration: Calibration, method: Method, drafted: Draft | None) -> Footprint:
-    """Return the memory of a replica by the shapes of its models, or as the calibration has it if one is unknown."""
-    of = target(calibration.target)
-    if of is not None and (drafted is not None or method in _WITHOUT_DRAFT):
-        return footprint(of, drafted)
-    entry, memory = calibration.methods[method], calibration.memory
-    return Footprint(memory.weights_gib, memory.kv_kib_per_token, entry.weights_gib, entry.kv_kib_per_token)
+    own, k = fit(calibration, method), draft_tokens(method, config)
+    return Kind(method, k, str(config.get("model", "")), own, tuple(sorted(extra.items())), schedule)
 
 
 def mixes(methods: Mapping[int, Method], replicas: int) -> Iterator[Mix]:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from backends.launch.vllm_command import vllm_serve_argv
-from lab.plan.mixes import Kind
+from lab.plan.mixes import Kind, gpus_of
 from lab.plan.planning import Planned
 
 _FIRST_PORT = 8001
@@ -50,7 +50,7 @@ def helm_values(planned: Planned) -> str:
             "model": planned.model,
             "target": planned.calibration.target,
             "args": _flags(planned),
-            "resources": {"limits": {_GPUS: planned.machine.tensor_parallel}},
+            "resources": {"limits": {_GPUS: gpus_of(planned.calibration)}},
         },
         "replicas": replicas,
     }
@@ -78,7 +78,7 @@ def serve_commands(planned: Planned) -> list[str]:
 def _named(planned: Planned) -> list[tuple[str, Kind, str]]:
     """Return name, kind and GPUs of each replica."""
     counts: Counter[str] = Counter()
-    count = planned.machine.tensor_parallel
+    count = gpus_of(planned.calibration)
     named = []
     for number, kind in enumerate(planned.replicas):
         counts[kind.name] += 1
@@ -89,9 +89,10 @@ def _named(planned: Planned) -> list[tuple[str, Kind, str]]:
 
 def _flags(planned: Planned) -> list[str]:
     """Return the memory options of `vllm serve`."""
-    machine = planned.machine
-    options = ["--max-model-len", str(planned.max_model_len), "--gpu-memory-utilization", f"{machine.utilization:g}"]
-    return options + (["--tensor-parallel-size", str(machine.tensor_parallel)] if machine.tensor_parallel > 1 else [])
+    calibration, gpus = planned.calibration, gpus_of(planned.calibration)
+    options = ["--max-model-len", str(planned.max_model_len)]
+    options += ["--gpu-memory-utilization", f"{calibration.memory.utilization:g}"]
+    return options + (["--tensor-parallel-size", str(gpus)] if gpus > 1 else [])
 
 
 def _yaml(document: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ from gateway.config.settings import PolicyReference
 from lab.options.policy import with_seed
 from lab.parallel import all_cores
 from lab.plan.judge import choose, judged, play
-from lab.plan.memory import Machine
 from lab.plan.mixes import USUAL, Kind, Mix, kind_of, kinds, with_schedules
 from lab.plan.result import Objective, Plan
 from lab.plan.runner import MixRunner, RunAll
@@ -30,7 +29,6 @@ class Planned:
     """A plan, and how its replicas are served."""
 
     calibration: Calibration
-    machine: Machine
     max_model_len: int  # context in tokens that the replicas need
     plan: Plan | None  # none if no kind of replica fits
     kinds: tuple[Kind, ...]  # all kinds, also those that do not fit; mixes are indices of these
@@ -48,7 +46,6 @@ class Options:
     """What to plan."""
 
     calibration: Calibration
-    machine: Machine
     replicas: int
     policy: PolicyReference
     model: str
@@ -61,9 +58,9 @@ class Options:
 
 def plan_windows(windows: Windows, options: Options) -> Planned:
     """Find the mix that serves windows of traffic best."""
-    calibration, machine, policy = options.calibration, options.machine, options.policy
+    calibration, policy = options.calibration, options.policy
     longest = max(request.prompt_tokens + request.output_tokens for window in windows for request in window)
-    known = kinds(calibration, machine, longest, options.methods)
+    known = kinds(calibration, longest, options.methods)
     if not known:
         names = ", ".join(method for method, _ in options.methods)
         raise ValueError(f"no acceptance and draft of {names} are published for {calibration.target}")
@@ -80,7 +77,7 @@ def plan_windows(windows: Windows, options: Options) -> Planned:
         max_model_len = min(rounded, room, calibration.scheduler.max_model_len)
     settings = policy.settings.model_dump(mode="json", exclude_unset=True)
     named = {"name": policy.name, **settings}
-    return Planned(calibration, machine, max_model_len, plan, tuple(known), options.model, named)
+    return Planned(calibration, max_model_len, plan, tuple(known), options.model, named)
 
 
 def _plan(runner: MixRunner, usable: Sequence[int], run_all: RunAll, present: Mix | None, options: Options) -> Plan:
@@ -101,7 +98,7 @@ def _present(options: Options, known: list[Kind]) -> Mix | None:
     """Return the present mix, adding its kinds to `known`."""
     mix = []
     for method, config in options.present:
-        kind = kind_of(method, config, options.calibration, options.machine)
+        kind = kind_of(method, config, options.calibration)
         same = [index for index, other in enumerate(known) if _same(other, kind)]
         if not same:
             known.append(kind)

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
+from lab.plan.memory import machine_of
 from lab.plan.mixes import title
 from lab.plan.output import serve_commands
 from lab.plan.planning import Planned
@@ -17,7 +18,7 @@ from lab.report.terminal import table_console, text_table
 def show(planned: Planned, objective: Objective, sampled: str) -> None:
     """Print a plan."""
     plan = planned.plan
-    print(f"{sampled}\n\n{planned.calibration.target} on {planned.machine.title}")
+    print(f"{sampled}\n\n{planned.calibration.target} on {machine_of(planned.calibration)}")
     if plan is None:
         print("Nothing fits:")
     else:
@@ -56,7 +57,7 @@ def document(planned: Planned, objective: Objective) -> dict[str, Any]:
     plan, known = planned.plan, planned.kinds
     described: dict[str, Any] = {
         "calibration": planned.calibration.name,
-        "machine": planned.machine.title,
+        "machine": machine_of(planned.calibration),
         "objective": "slo" if objective.slo else "e2e_s",
         "kinds": [
             {"kind": kind.title, "method": kind.method, "k": kind.k, "config": kind.config, "fit": kind.fit}

@@ -10,12 +10,9 @@ from lab.replay.comparison import Key, Traits, parts, reference_of
 from lab.replay.page_time import choices_over_time, load_over_time
 from lab.replay.simulate import Replayed
 from lab.report.colors import series_colors
-from lab.report.distributions import METRICS, distribution, ecdf, summary_cells
+from lab.report.distributions import METRICS, distribution
 from lab.report.page import figures, legend, listed, page, section, table
-from lab.statistics import STATISTICS, Floats, Interval
-
-_SHORT = {"e2e_s": "E2E", "ttft_s": "TTFT", "tpot_s": "TPOT"}
-_MOST_LOSSES = 4
+from lab.statistics import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +105,7 @@ class _Page:
 
     def _distribution(self, metric: str) -> str:
         values = {name: getattr(one, metric) for name, one in self._played.items()}
-        return _distribution(metric, values, self._colors, self._dashes, self._names_of)
+        return distribution(metric, values, self._colors, self._dashes, self._names_of)
 
     def _parts(self) -> str:
         if self._reference is None:
@@ -116,60 +113,38 @@ class _Page:
         reference = self._played[self._reference]
         others = [name for name in self._played if name != self._reference]
         rows, marks = [], []
-        lost: dict[str, list[tuple[float, str]]] = {name: [] for name in others}
         for part in parts(reference, self._rows.traits):
             found = [self._rows.compared.get((*part.key, name)) for name in others]
             rows.append([f"{part.by}: {part.name}", f"{int(part.inside.sum()):,}", *map(shown, found)])
             marks += ["", *map(mark, found)]
-            for name, one in zip(others, found, strict=True):
-                if one is not None and one.low > 1:
-                    lost[name].append((one.value, f"{name}, {part.by} {part.name}: {shown(one)} %"))
         if not rows:
             return ""
-        worst = [words for own in lost.values() for _, words in sorted(own, reverse=True)[:_MOST_LOSSES]]
         return section(
             f"Where it gains and loses against {self._reference}",
             table("Time to finish by part, difference in %", ["difference in %", "requests", *others], rows, marks),
-            listed(worst or ["none beyond its interval"], "Where each is slowest"),
             note="Mean time to finish against the same requests under the reference, by what the requests were like. "
             f"{self._intervals()} One in twenty is expected to miss.",
         )
 
     def _totals(self) -> str:
         backends = list(dict.fromkeys(backend for one in self._figures.values() for backend in one["shares"]))
-        headings = ["requests", "errors", "tokens/s", "goodput, requests/s"]
-        counts, times = [], []
-        for name, one in self._figures.items():
-            row = [f"{one['requests']:,}", f"{one['errors']:,}", f"{one['output_tokens_per_s']:,.0f}"]
-            row += [f"{one['goodput']:.2f}"]
-            counts.append([name, *row, *(f"{one['shares'].get(backend, 0.0):.1%}" for backend in backends)])
-            times.append([name, *(_statistic(one, metric, which) for metric in METRICS for which in STATISTICS)])
-        columns = [f"{_SHORT[metric]} {which}" for metric in METRICS for which in STATISTICS]
-        return section(
-            "All figures",
-            table("Requests", [self._names_of, *headings, *(f"to {backend}" for backend in backends)], counts),
-            table("Times", [f"{self._names_of}; s, TPOT ms", *columns], times),
-        )
+        headings = ["requests", "errors", "tokens/s", "goodput, requests/s", *(f"to {backend}" for backend in backends)]
+        rows = [
+            [
+                name,
+                *(f"{one['requests']:,}", f"{one['errors']:,}", f"{one['output_tokens_per_s']:,.0f}"),
+                f"{one['goodput']:.2f}",
+                *(f"{one['shares'].get(backend, 0.0):.1%}" for backend in backends),
+            ]
+            for name, one in self._figures.items()
+        ]
+        return section("Requests and choices", table("Requests", [self._names_of, *headings], rows))
 
     def _notes(self) -> Iterator[str]:
         for name, one in self._figures.items():
             for kind, count in one.get("failures", {}).items():
                 yield f"{name}: {count:,} failed: {kind}"
             yield from (f"{name}: {line}" for line in one.get("notes", ()))
-
-
-def _distribution(
-    metric: str, values: Mapping[str, Floats], colors: Mapping[str, str], dashes: Mapping[str, int], names_of: str
-) -> str:
-    factor = METRICS[metric][2]
-    rows = [[name, f"{len(one):,}", *summary_cells(one, factor)] for name, one in values.items()]
-    points = {name: ecdf(one) for name, one in values.items()}
-    return distribution(metric, points, colors, dashes, ([names_of, "requests", *STATISTICS], rows))
-
-
-def _statistic(one: Mapping[str, Any], metric: str, which: str) -> str:
-    value = one[metric][which]
-    return "-" if value is None else f"{METRICS[metric][2] * value:.3f}"
 
 
 def shown(ratio: Interval | None) -> str:

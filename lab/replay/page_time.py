@@ -48,7 +48,7 @@ def _course(
         Line(name, colors.get(name, "var(--accent)"), list(zip(middle, one.tolist(), strict=True)), dashes.get(name, 0))
         for name, one in values.items()
     ]
-    return line_figure(title, lines, axis, Axis("", from_zero=True), markers=False)
+    return line_figure(title, lines, axis, Axis("", from_zero=True))
 
 
 def choices_over_time(played: Mapping[str, Replayed], backends: Mapping[str, Mapping[str, str | None]]) -> str:

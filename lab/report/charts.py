@@ -32,34 +32,23 @@ class Area:
     shares: Sequence[float]
 
 
-def line_chart(
-    title: str, lines: Sequence[Line], x: Axis, y: Axis, *, markers: bool = True, reference: float | None = None
-) -> str:
-    """Draw lines over two axes, with a mark at every point if `markers`.
+def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> str:
+    """Draw lines over two axes.
 
     Examples
     --------
     >>> line = Line("eagle3", "var(--s1)", [(1, 40.0), (4, 150.0)])
-    >>> line_chart("Speed", [line], Axis("load"), Axis("tokens/s")).count("<circle")
-    2
+    >>> line_chart("Speed", [line], Axis("load"), Axis("tokens/s")).count('class="line"')
+    1
     """
-    xs = [point[0] for line in lines for point in line.points]
-    ys = [point[1] for line in lines for point in line.points] + ([reference] if reference is not None else [])
-    across, up, parts = _axes(xs, ys, x, y)
-    if reference is not None:
-        parts.append(f'<path class="reference" d="M{_LEFT} {up(reference):.1f}H{_WIDTH - _RIGHT}"/>')
+    points = [point for line in lines for point in line.points]
+    across, up, parts = _axes([px for px, _ in points], [py for _, py in points], x, y)
     for line in lines:
         path = "L".join(f"{across(px):.1f} {up(py):.1f}" for px, py in line.points)
-        dash = _dash(line.dash)
         parts.append(
-            f'<g style="--c:{line.color}"><title>{escape(line.label)}</title><path class="line"{dash} d="M{path}"/>'
+            f'<g style="--c:{line.color}"><title>{escape(line.label)}</title>'
+            f'<path class="line"{_dash(line.dash)} d="M{path}"/></g>'
         )
-        if markers:
-            for px, py in line.points:
-                tooltip = escape(f"{line.label}: {number(py)} at {number(px)}")
-                mark = f'<circle class="mark" cx="{across(px):.1f}" cy="{up(py):.1f}" r="4">'
-                parts.append(f"{mark}<title>{tooltip}</title></circle>")
-        parts.append("</g>")
     return _svg(title, _HEIGHT, parts)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from lab.report.charts import Line, line_chart
 from lab.report.page import figure, table
 from lab.report.scale import Axis, number
-from lab.statistics import Floats, summary
+from lab.statistics import STATISTICS, Floats, summary
 
 METRICS = {
     "e2e_s": ("Time to finish", "seconds", 1.0),
@@ -87,29 +87,24 @@ def every(rows: Sequence[Sequence[str]], most: int = 12) -> list[Sequence[str]]:
 
 
 def distribution(
-    metric: str,
-    points: Mapping[str, Sequence[tuple[float, float]]],
-    colors: Mapping[str, str],
-    dashes: Mapping[str, int],
-    data: tuple[Sequence[str], Sequence[Sequence[str]]],
+    metric: str, values: Mapping[str, Floats], colors: Mapping[str, str], dashes: Mapping[str, int], names_of: str
 ) -> str:
-    """Return the distributions of a time as a figure; empty without points."""
+    """Return the distributions of a time as a figure with their statistics in a table; empty without values."""
     title, unit, factor = METRICS[metric]
     lines = [
-        Line(name, colors[name], [(factor * value, share) for value, share in own], dashes[name])
-        for name, own in points.items()
-        if own
+        Line(name, colors[name], [(factor * value, share) for value, share in points], dashes[name])
+        for name, own in values.items()
+        if (points := ecdf(own))
     ]
     if not lines:
         return ""
     title = f"{title}, {unit}"
-    chart = line_chart(title, lines, Axis(f"{unit}, logarithmic", logarithmic=True), PERCENT, markers=False)
-    return figure(title, chart, data=table(title, *data))
+    rows = [[name, f"{len(own):,}", *summary_cells(own, factor)] for name, own in values.items()]
+    chart = line_chart(title, lines, Axis(f"{unit}, logarithmic", logarithmic=True), PERCENT)
+    return figure(title, chart, data=table(title, [names_of, "requests", *STATISTICS], rows))
 
 
-def line_figure(
-    title: str, lines: Sequence[Line], x: Axis, y: Axis, *, markers: bool = True, reference: float | None = None
-) -> str:
+def line_figure(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> str:
     """Return lines as a figure with their values in a table; empty without lines."""
     if not lines:
         return ""
@@ -117,4 +112,4 @@ def line_figure(
     at = sorted({place for line in lines for place, _ in line.points})
     rows = [[number(place), *(number(own[place]) if place in own else "" for own in values)] for place in at]
     data = table(title, [x.label, *(line.label for line in lines)], every(rows))
-    return figure(title, line_chart(title, lines, x, y, markers=markers, reference=reference), data=data)
+    return figure(title, line_chart(title, lines, x, y), data=data)

@@ -10,7 +10,6 @@ import json
 import pytest
 
 from backends.backend import Backend
-from backends.default_temperature import reported_temperature
 from backends.probe import Probe
 from backends.speculation import Method
 from tests.support.upstream import Behaviour, Upstream, Wire
@@ -96,5 +95,40 @@ async def test_a_temperature_beyond_all_bounds_is_not_said(answer: bytes) -> Non
 
     async with Upstream("a", "m", responses) as upstream:
         probe = Probe(Backend("a", "m", Method.BASELINE, upstream.url), 5.0)
-        assert await reported_temperature(probe._client, "m") is None
+        assert await probe.default_temperature() is None
         await probe.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (200, {"object": "response", "temperature": 0.25}, 0.25),
+        (200, {"object": "response"}, None),
+        *((200, {"temperature": wrong}, None) for wrong in ("hot", -1, True, None)),
+        (200, [], None),
+        (404, {"detail": "Not Found"}, None),
+    ],
+)
+async def test_an_engine_is_asked_for_its_default_temperature(
+    status: int, body: dict[str, object], expected: float | None
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    async def answer(wire: Wire) -> None:
+        asked.append(wire.seen.json)
+        text = json.dumps(body).encode()
+        head = b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (status, len(text))
+        await wire.send(head + text)
+
+    async with Upstream("a", "m") as upstream:
+        upstream.behaviour = answer  # type: ignore[assignment]
+        probe = Probe(Backend("a", "m", Method.BASELINE, upstream.url), 5.0)
+        assert await probe.default_temperature() == expected
+        await probe.close()
+    assert asked == [{"model": "m", "input": "Hi", "max_output_tokens": 1, "store": False}]
+
+
+async def test_an_engine_that_is_gone_reports_no_temperature() -> None:
+    probe = Probe(Backend("a", "m", Method.BASELINE, "http://127.0.0.1:1"), 5.0)
+    assert await probe.default_temperature() is None
+    await probe.close()

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from backends.speculation import Method, SpeculativeConfig, method_issues, num_speculative_tokens, serve_config
+from backends.draft_schedule import draft_tokens
+from backends.speculation import Method, SpeculativeConfig, method_issues, serve_config
 from backends.validation import issues_of
 
 
@@ -191,4 +192,7 @@ def test_keys_of_other_vllm_versions_are_allowed_only_for_running_replicas() -> 
     ],
 )
 def test_the_tokens_drafted_per_step(method: Method, config: dict[str, Any] | None, tokens: int) -> None:
-    assert num_speculative_tokens(method, SpeculativeConfig.model_validate(config) if config else None) == tokens
+    assert (
+        draft_tokens(method, serve_config(method, SpeculativeConfig.model_validate(config) if config else None))
+        == tokens
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -66,13 +65,10 @@ def test_figures_follow_the_traffic(page: Page) -> None:
     expect(page.locator("#rules-about")).to_contain_text("least_loaded")
 
 
-def test_a_version_is_compared_pinned_and_unpinned_by_keyboard(page: Page) -> None:
+def test_a_version_is_shown_pinned_and_unpinned_by_keyboard(page: Page) -> None:
     for version in (1, 2):
         page.get_by_role("button", name="Distill now").press("Enter")
         expect(page.get_by_role("button", name=f"Version {version}", exact=True)).to_be_visible()
-    expect(page.locator("#rules-against")).to_have_value("1")
-    expect(page.locator("#rules-text")).not_to_be_empty()
-    page.locator("#rules-against").select_option("none")
     expect(page.locator("#rules-text")).to_contain_text("name: thresholds")
     page.get_by_role("button", name="Pin version 1").press("Enter")
     page.get_by_role("dialog", name="Pin version 1?").wait_for()
@@ -125,15 +121,14 @@ def test_text_of_others_is_never_parsed(watched: Watched, served: Served) -> Non
     snapshot = httpx.get(f"{served.url}/admin/dashboard/snapshot", headers=served.gateway.admin, trust_env=False).json()
     document = poisoned(snapshot)
     gain = {"share": 0.1, "low": 0.05, "high": 0.2, "of": evil}
-    finding = {"model": document["models"][0]["name"], "backend": evil, "title": evil, "gain": gain}
-    document["advice"] = [finding | {"evidence": evil, "change": evil}]
-    history = {"format": 1, "series": [], "at_s": [], "backends": []}
+    finding = {"backend": evil, "title": evil, "gain": gain, "evidence": evil, "change": evil}
+    advice = {"models": {document["models"][0]["name"]: {"findings": [finding]}}}
+    history = {"format": document["format"], "series": [], "at_s": [], "backends": []}
     watched.allowed = ("404",)  # no rules of a model of that name
-    events = "".join(
-        f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in (("history", history), ("snapshot", document))
-    )
     page = watched.page
-    page.route("**/admin/dashboard/events", lambda route: route.fulfill(body=events, content_type="text/event-stream"))
+    page.route("**/admin/dashboard/history", lambda route: route.fulfill(json=history))
+    page.route("**/admin/dashboard/snapshot", lambda route: route.fulfill(json=document))
+    page.route("**/admin/advice", lambda route: route.fulfill(json=advice))
     page.goto(f"{served.url}/dashboard#key={ADMIN_KEY}")
     expect(page.locator("#pool-table")).to_contain_text(f"tree{evil}")
     expect(page.locator("#advice")).to_contain_text(evil)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from backends.calibration.calibration import load_calibration
 from backends.launch.vllm_command import vllm_serve_argv
 from backends.speculation import Method
 from gateway.config.load import load_pool
-from lab.plan.catalogue import draft, gpu, target
-from lab.plan.memory import Machine, fit, footprint
+from lab.plan.memory import fit
+from lab.plan.mixes import DRAFTS
 from tests.support.deploy_tools import DEPLOY, ROOT, run, vllm_options
 
 COMPOSE = DEPLOY / "compose.yaml"
@@ -149,18 +150,18 @@ def test_replicas_on_one_gpu_are_those_of_the_pool_file(services: dict[str, Any]
 
 
 def test_they_fit_on_it_together(services: dict[str, Any]) -> None:
-    share = 0.0
+    calibration, share = load_calibration("qwen3-8b-h100"), 0.0
     for name, service in services.items():
         if name.startswith("vllm-"):
             words, options = vllm_options([*service["entrypoint"], *shlex.split(service["command"])])
             (config,) = options.get("--speculative-config", [{}])
             (utilization,), (longest,) = options["--gpu-memory-utilization"], options["--max-model-len"]
-            served = target(words[2])
-            assert served
-            drafted = draft(words[2], Method(config["method"])) if "model" in config else None
-            assert drafted is None or config["model"] in drafted.names
-            memory = footprint(served, drafted)
-            found = fit(memory, Machine(gpu("h100"), utilization=float(utilization)))
+            assert words[2] == calibration.target
+            method = Method(config.get("method", "baseline"))
+            if "model" in config:
+                assert config["model"] == DRAFTS[calibration.target][method]
+            memory = calibration.memory.model_copy(update={"utilization": float(utilization)})
+            found = fit(calibration.model_copy(update={"memory": memory}), method)
             assert found.tokens > 2 * int(longest), (name, found)
             share += float(utilization)
     assert 0.9 < share <= 0.95

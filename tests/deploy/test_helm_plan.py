@@ -11,7 +11,7 @@ import yaml
 
 from backends.calibration.calibration import load_calibration
 from backends.speculation import Method
-from lab.plan.mixes import kinds, machine_of
+from lab.plan.mixes import kinds
 from lab.plan.output import helm_values
 from lab.plan.planning import Planned
 from lab.plan.result import Plan
@@ -22,14 +22,11 @@ SCHEDULE = ((1, 28, 5), (29, 1024, 2))
 
 def _planned(calibration_name: str) -> Planned:
     calibration = load_calibration(calibration_name)
-    machine = machine_of(calibration)
     methods = [(Method.SUFFIX, (24,)), (Method.EAGLE3, (5,)), (Method.DRAFT_MODEL, (5,))]
-    known = [
-        replace(kind, schedule=SCHEDULE) if kind.draft else kind for kind in kinds(calibration, machine, 4096, methods)
-    ]
+    known = [replace(kind, schedule=SCHEDULE) if kind.draft else kind for kind in kinds(calibration, 4096, methods)]
     chosen = (0, *((1,) * 2), *((2,) if len(known) > 2 else ()))
     plan = Plan(tuple(known), chosen, (), (0,) * len(chosen), chosen, None, 1)
-    return Planned(calibration, machine, 4096, plan, tuple(known), "llama", {"name": "learned"})
+    return Planned(calibration, 4096, plan, tuple(known), "llama", {"name": "learned"})
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("llama-3.1-8b-h100", 1), ("llama-3.1-70b-4xh100", 4)])

@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import contextlib
 
-from .answer import DESTINATION, LB
+from .answer import DESTINATION
 from .requirement import Source, must, should
-from .target import FOREIGN, Target, assert_whole, destinations, is_endpoint
+from .target import FOREIGN, Target, assert_whole, destinations
 
 CONCURRENT = 50
 
 
-@must(Source.DESTINATION, "The picked endpoint is in the header x-gateway-destination-endpoint.")
+@must(
+    Source.DESTINATION,
+    "The picked endpoint is in the header x-gateway-destination-endpoint and, equally, in the dynamic metadata under "
+    "envoy.lb, as ip:port, or ip:port,ip:port,... with fallbacks.",
+)
 def test_header(picker: Target) -> None:
-    answer = picker.post()
-    assert len(answer.headers.get(DESTINATION, [])) == 1, answer.summary()
-
-
-@must(Source.DESTINATION, "The picked endpoint is in the dynamic metadata, under envoy.lb.")
-def test_metadata(picker: Target) -> None:
-    metadata = picker.post().metadata
-    assert DESTINATION in metadata.get(LB, {}), f"the dynamic metadata of the answer to the headers is {metadata}"
-
-
-@must(Source.DESTINATION, "The header and the metadata do not differ.")
-def test_header_and_metadata_are_equal(picker: Target) -> None:
     for _ in range(5):
-        answer = picker.post()
-        assert answer.headers.get(DESTINATION) == [answer.metadata.get(LB, {}).get(DESTINATION)]
-
-
-@must(Source.DESTINATION, "The value is ip:port, or ip:port,ip:port,... with fallbacks.")
-def test_syntax(picker: Target) -> None:
-    value = "".join(picker.post().headers.get(DESTINATION, []))
-    wrong = [endpoint for endpoint in value.split(",") if not is_endpoint(endpoint)]
-    assert not wrong, f"not ip:port: {wrong} of {value!r}"
+        destinations(picker.post())
 
 
 @should(

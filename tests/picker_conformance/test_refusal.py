@@ -56,18 +56,6 @@ def test_unknown_model(picker: Target, body: bytes) -> None:
         destinations(answer)
 
 
-@should(Source.USERS, "An error says what is wrong.")
-def test_message(picker: Target) -> None:
-    assert picker.post(b"{").message.strip(), "the immediate response has no body"
-
-
-@should(Source.USERS, "After an error the picker goes on serving.")
-def test_after_an_error(picker: Target) -> None:
-    for body in (b"{", b"[]", picker.chat(model=17)):
-        picker.post(body)
-    picker.assert_serves()
-
-
 @should(Source.USERS, "A body beyond the picker's limit gets an error, not silence, and the picker goes on serving.")
 def test_too_large(picker: Target) -> None:
     if not picker.max_body_bytes:

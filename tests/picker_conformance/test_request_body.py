@@ -35,17 +35,11 @@ def exchange(picker: Target, pieces: list[bytes]) -> Answer:
         return stream.request()
 
 
-@must(Source.STREAMING, "A body in any number of pieces is put together.")
-@pytest.mark.parametrize("pieces", [1, 2, 7])
-def test_pieces(picker: Target, pieces: int) -> None:
-    body = picker.chat()
-    assert_whole(picker, exchange(picker, split(body, -(-len(body) // pieces))), body)
-
-
-@must(Source.EXT_PROC, "Pieces may end within a character: single bytes of UTF-8 come back as they were.")
-def test_single_bytes(picker: Target) -> None:
+@must(Source.STREAMING, "A body in any number of pieces is put together, which may end within a character.")
+@pytest.mark.parametrize("size", [1, 50, 10_000])
+def test_pieces(picker: Target, size: int) -> None:
     body = picker.chat("Größe, 大きさ, 🙂")
-    assert_whole(picker, exchange(picker, split(body, 1)), body)
+    assert_whole(picker, exchange(picker, split(body, size)), body)
 
 
 @must(Source.STREAMING, "A body of 300 KB comes back whole, also where it comes in one message.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 
 import pytest
@@ -56,19 +55,6 @@ def test_ended(picker: Target, stage: Callable[[Target, Stream], None]) -> None:
         stream.close()
         stream.until_end()
     picker.assert_serves()
-
-
-@should(
-    Source.USERS, "Of 100 cancelled streams nothing is left: the picker is healthy, and picks within the time limit."
-)
-def test_many_cancelled(picker: Target) -> None:
-    for number in range(MANY):
-        with picker.stream() as stream:
-            STAGES[number % len(STAGES)](picker, stream)
-    assert picker.check("readiness") == "SERVING"
-    begun_s = time.monotonic()
-    picker.assert_serves()
-    assert time.monotonic() - begun_s < picker.limit_s
 
 
 @must(

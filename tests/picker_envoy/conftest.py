@@ -205,7 +205,6 @@ def _with_answers(mode: str) -> Changes:
 LISTENERS: dict[str, Changes] = {
     "open": _set(failure_mode_allow=True),
     "small pieces": lambda listener: listener.update(per_connection_buffer_limit_bytes=4096),
-    "streamed": _with_answers("STREAMED"),
     "full duplex": _with_answers("FULL_DUPLEX_STREAMED"),
     "not shown": _with_answers("NONE"),
 }

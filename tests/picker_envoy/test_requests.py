@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import httpx
@@ -33,18 +32,6 @@ def test_a_body_in_pieces_arrives_whole(stage: Stage, listener: str) -> None:
     assert seen.header("authorization") is None, "the client's key is the gateway's"
 
 
-def test_a_chunked_body_with_an_empty_end_arrives_whole(stage: Stage) -> None:
-    text = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 5000}]}).encode()
-
-    def pieces() -> Iterator[bytes]:
-        for begin in range(0, len(text), 700):
-            yield text[begin : begin + 700]
-
-    answer = httpx.post(stage.url(), content=pieces(), headers=KEY, trust_env=False)
-    assert answer.status_code == 200
-    assert stage.engines[answer.headers["x-gateway-backend"]].seen[-1].body == text
-
-
 def test_a_request_without_a_body_is_sent_on(stage: Stage) -> None:
     """Of all paths that replicas answer, `/version` takes no body."""
     headers = KEY | {"x-gateway-model": "m"}
@@ -62,29 +49,10 @@ def test_the_picker_answers_its_own_paths(stage: Stage) -> None:
     assert (hidden.status_code, hidden.json()["error"]["message"]) == (404, "There is nothing at this path.")
 
 
-def test_a_client_cannot_name_the_endpoint(stage: Stage) -> None:
-    wanted = {"x-gateway-backend": "a", "x-gateway-destination-endpoint": stage.endpoint("b")}
-    before = len(stage.engines["b"].seen)
-    assert stage.chat(headers=wanted).headers["x-gateway-backend"] == "a"
-    assert len(stage.engines["b"].seen) == before
-
-
 @pytest.mark.parametrize("backend", ["a", "b"])
 def test_the_proxy_allows_one_endpoint(stage: Stage, backend: str) -> None:
     allowed = {SUBSET: stage.endpoint(backend)}
     assert {stage.chat(headers=allowed).headers["x-gateway-backend"] for _ in range(3)} == {backend}
-
-
-def test_the_proxy_allows_endpoints_of_which_some_are_known(stage: Stage) -> None:
-    allowed = {SUBSET: f"192.0.2.1:8000, {stage.endpoint('b')}"}
-    assert stage.chat(headers=allowed).headers["x-gateway-backend"] == "b"
-
-
-@pytest.mark.parametrize("allowed", ["192.0.2.1:8000", ","])
-def test_the_proxy_allows_no_endpoint_of_the_pool(stage: Stage, allowed: str) -> None:
-    answer = stage.chat(headers={SUBSET: allowed})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_backend")
-    assert int(answer.headers["retry-after"]) >= 1
 
 
 def test_refusals_reach_the_client_as_those_of_the_gateway(stage: Stage) -> None:
@@ -102,7 +70,7 @@ def test_refusals_reach_the_client_as_those_of_the_gateway(stage: Stage) -> None
     assert limited.headers["x-request-id"]
 
 
-@pytest.mark.parametrize("listener", ["", "streamed", "full duplex"])
+@pytest.mark.parametrize("listener", ["", "full duplex"])
 def test_an_answer_in_pieces_is_seen_whole(stage: Stage, listener: str) -> None:
     tokens, ok = stage.metric("gateway_output_tokens_total", backend="a"), outcomes(stage, "ok", "a")
     ttft, e2e = (stage.metric(f"gateway_{name}_seconds_sum", backend="a") for name in ("ttft", "e2e"))

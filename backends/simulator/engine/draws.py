@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from backends.simulator.engine.compiled import compiled
-from backends.simulator.engine.state import Floats, Records, State
+from backends.simulator.engine.state import Floats, Records
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -108,28 +107,6 @@ def draw_accepted(
             break
         count += 1
     return count
-
-
-@compiled
-def draw_script(
-    state: State,
-    seed: int,
-    request_id: int,
-    profile: int,
-    k: int,
-    emitted: npt.NDArray[np.int32],
-    drafted: npt.NDArray[np.int32],
-) -> None:
-    """Fill `emitted` and `drafted` with everything that a request would draw."""
-    profiles, progress = state.profiles, state.progress
-    key = request_key(seed, request_id)
-    odds = request_odds(key, profiles[profile].spread)
-    emitted[0], drafted[0] = 1, 0
-    for position in range(1, len(emitted)):
-        count = draw_drafts(profiles, state.drafted, profile, key, odds, position, k)
-        emits = 1 + draw_accepted(profiles, state.accepted, progress, profile, key, odds, position, count)
-        drafted[position] = count
-        emitted[position] = min(emits, len(emitted) - position)
 
 
 @compiled

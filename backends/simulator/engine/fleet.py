@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from backends.calibration.draft_profile import DraftProfile
 from backends.drafting.script import BLOCK_TOKENS, Script, plain_steps
-from backends.simulator.engine import choice, draws, kernel
+from backends.simulator.engine import choice, kernel
 from backends.simulator.engine.arena import Arena
 from backends.simulator.engine.replica import Completion, Replica
 from backends.simulator.engine.state import (
@@ -204,14 +204,6 @@ class Fleet:
         accepted_at = np.zeros(k, np.int64)
         accepted_at[: len(reached) - 1] = reached[1 : k + 1]
         return Counters(accepted_at, **{name: int(record[name]) for name in names})
-
-    def script(self, request_id: int, replica: int, output_tokens: int, kind: str, temperature: float) -> Script:
-        """Return all steps that a request without a text draws; the prompt of the script is one token."""
-        profile = self._profile_for(replica, kind, temperature)
-        emitted, drafted = np.zeros(output_tokens, np.int32), np.zeros(output_tokens, np.int32)
-        k = self.replicas[replica].parameters.k
-        draws.draw_script(self._state, self.seed, request_id, profile, k, emitted, drafted)
-        return Script(1, output_tokens, emitted, drafted)
 
     def least_delay(
         self,

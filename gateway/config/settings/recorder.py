@@ -43,8 +43,6 @@ class RecorderSettings(Settings):
         Longest text to record, in KiB: a longer request body or raw response is left out of the record.
     hash_salt
         Secret salt of the hashes. Null generates one at each start; hashes of different runs then cannot be compared.
-    hash_ngram
-        Number of consecutive tokens per hash.
     tokenizer
         The model's `tokenizer.json`, or its folder, to hash the model's tokens. Null hashes words, numbers and
         punctuation instead.
@@ -63,7 +61,6 @@ class RecorderSettings(Settings):
     queue_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64.0
     max_text_kib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1024.0
     hash_salt: Secret = None
-    hash_ngram: Annotated[int, Field(ge=1, le=16)] = 1
     tokenizer: Path | None = None
 
     def salted(self) -> RecorderSettings:

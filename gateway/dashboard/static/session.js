@@ -72,7 +72,8 @@ export function confirmed(title, text, action) {
 
 /** Returns what the gateway answers; raises an `Error` with its message. */
 export function get(path, parameters = {}) {
-  return ask(`${path}?${new URLSearchParams(parameters)}`, { headers: headers() });
+  const query = new URLSearchParams(parameters).toString();
+  return ask(query ? `${path}?${query}` : path, { headers: headers() });
 }
 
 export function post(path, body) {

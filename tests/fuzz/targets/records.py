@@ -20,9 +20,8 @@ from backends.pool import Pool
 from backends.speculation import Method
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.usage import read_usage
-from gateway.recorder.document import PendingRecord, RecordBuilder
+from gateway.recorder.document import RecordBuilder, RequestNotes
 from gateway.recorder.hashes import TextHasher
-from gateway.recorder.notes import RequestNotes
 from gateway.relay.observers import EndedExchange, Times
 from gateway.routing.access import read_head
 from gateway.routing.keys import ANONYMOUS
@@ -98,12 +97,9 @@ def fuzz_one(data: bytes) -> None:
     ended = EndedExchange(b"\xffid", ANONYMOUS, routed, decision, _upstream, "", 200, "ok", times, usage, None, outcome)
     notes.on_end(ended)
     line = built.builder.begin(notes, ended, 0.0)
-    if isinstance(line, PendingRecord):
-        assert line.size_bytes >= 0
-        (finished,) = built.builder.end([line])
-        if isinstance(finished, Exception):
-            raise finished
-        line = finished
+    if line is None:
+        assert notes.size_bytes >= 0
+        line = built.builder.end(notes)
     assert line.count(b"\n") == 1
     _file.write_bytes(line)
     (record,) = read_trace(_file, format="gateway", strict=True)

@@ -95,17 +95,6 @@ def test_waiting_for_memory_and_for_a_place_are_told_apart() -> None:
     assert advise(of(BackendEvidence("a", Method.NGRAM, minutes=once))) == []
 
 
-def test_a_prefix_cache_is_advised_where_that_of_another_backend_finds_something() -> None:
-    off = BackendEvidence("off", Method.BASELINE, prefix_caching=False)
-    on = BackendEvidence("on", Method.BASELINE, prefix_caching=True, prefix_queries=1_000_000, prefix_hits=300_000)
-    [finding] = advise(of(off, on))
-    assert (finding.rule, finding.backend) == ("prefix_caching", "off")
-    assert finding.gain is not None
-    assert finding.gain.low < 0.3 < finding.gain.high
-    assert advise(of(off, replace(on, prefix_hits=100))) == []
-    assert advise(of(off, replace(on, prefix_queries=900, prefix_hits=300))) == []
-
-
 def test_missing_reports_are_found() -> None:
     blind = BackendEvidence("a", Method.EAGLE, 3, has_metrics=False)
     silent = BackendEvidence("b", Method.EAGLE, 3, reported_share=0.1, output_tokens=50_000, flags=("--seed", "1"))

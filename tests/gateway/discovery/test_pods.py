@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backends.speculation import Method, num_speculative_tokens, serve_config
+from backends.draft_schedule import draft_tokens
+from backends.speculation import Method, serve_config
 from gateway.discovery.pods import LabelError, Pod, settings_of
 from tests.support.kubernetes_api import pod
 
@@ -25,7 +26,7 @@ PLAIN = {"method": Method.BASELINE, "speculative_config": None}
 def test_labels_name_the_method_and_what_it_drafts(said: dict[str, str], method: Method, k: int) -> None:
     settings = settings_of(said, {})
     assert settings.method is method
-    assert num_speculative_tokens(method, settings.speculative_config) == k
+    assert draft_tokens(method, serve_config(method, settings.speculative_config)) == k
     if "speculative-config" in said:
         ranges = [(1, 16, 5), (17, 256, 0)]
         assert [*map(tuple, serve_config(method, settings.speculative_config)[f"{K}_per_batch_size"])] == ranges

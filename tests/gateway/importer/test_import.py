@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from gateway.cli.app import app
 from gateway.config.load import load_pool
 from gateway.config.settings import PoolSettings
 from gateway.routing.keys import digest
-from tests.support.upstream import Upstream, Wire, upstreams_in_thread
 
 SAMPLES = Path(__file__).parent / "samples"
 ENVIRON = {
@@ -128,17 +126,6 @@ def test_the_router_of_production_stack_with_static_backends(tmp_path: Path) -> 
     assert "--session-key: not kept" in notes
 
 
-def test_a_dynamic_configuration_of_production_stack(tmp_path: Path) -> None:
-    dynamic = tmp_path / "dynamic.yaml"
-    dynamic.write_text(
-        "service_discovery: static\nrouting_logic: kvaware\n"
-        "static_models: {m: {static_backends: ['http://a:1', 'http://b:2']}}\nstatic_aliases: {gpt: m}\n"
-    )
-    pool, _, _ = imported(tmp_path, "production-stack", "--dynamic-config-yaml", dynamic, "--port", "8001")
-    assert (list(pool.models["m"].backends), pool.models["m"].aliases) == (["a:1", "b:2"], ["gpt"])
-    assert pool.models["m"].policy.name == "learned"
-
-
 def test_replicas_found_by_labels(tmp_path: Path) -> None:
     flags = ("--service-discovery", "k8s", "--k8s-namespace", "ml", "--k8s-label-selector", "app=vllm")
     pool, text, _ = imported(tmp_path, "production-stack", *flags, "--model", "m", "--routing-logic", "roundrobin")
@@ -170,7 +157,6 @@ def test_vllm_router(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("vllm-router", "--worker-url", "http://a:1"), "no flag --worker-url; did you mean --worker-urls?"),
         (("vllm-router", "--policy", "random"), "neither --worker-urls nor --service-discovery"),
         (("vllm-router", "--vllm-pd-disaggregation", "--prefill", "http://a:1"), "prefill and decode workers only"),
         ((*ROUTER, "--policy", "best"), "--policy best: expected one of random, round_robin"),
@@ -179,7 +165,7 @@ def test_vllm_router(tmp_path: Path) -> None:
             (*ROUTER, "--max-concurrent-requests", "0"),
             "server.max_in_flight: must be greater than or equal to 1",
         ),
-        (("vllm-router", "--worker-urls", "http://a:1"), "names no model: add --model NAME, or --ask"),
+        (("vllm-router", "--worker-urls", "http://a:1"), "names no model: add --model NAME"),
         (("vllm-router", "/no/such/file"), "/no/such/file: cannot read it: No such file or directory"),
         (("vllm-router", SAMPLES / "values.yaml"), "no command vllm-router or vllm_router with flags in it"),
         (("production-stack", SAMPLES / "litellm.yaml"), "has neither servingEngineSpec nor routerSpec"),
@@ -202,7 +188,7 @@ def test_bad_input_is_refused_with_what_would_be_right(arguments: tuple[str, ...
         (
             "model_list: [{model_name: a, litellm_params: {model: openai/b, api_base: 'http://h'}}]\n"
             "router_settings: {routing_strategy: fastest}\n",
-            "router_settings.routing_strategy: expected one of simple-shuffle",
+            "router_settings.routing_strategy fastest: expected one of simple-shuffle",
         ),
         (
             "model_list: [{model_name: a, litellm_params: {model: bedrock/b, api_key: sk-x}}]\n",
@@ -221,51 +207,3 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     path.write_text("mine")
     assert f"{path} exists already" in refused(*ROUTER, "--output", path)
     assert path.read_text() == "mine"
-
-
-SPECULATES = b"""\
-vllm:num_requests_running 0.0
-vllm:spec_decode_num_drafts_total 0.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 0.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 0.0
-"""
-
-
-async def in_development_mode(wire: Wire) -> None:
-    """Answer /server_info as vLLM in development mode."""
-    assert wire.seen.header("authorization") == "Bearer sk-asked"
-    config = {"method": "eagle3", "num_speculative_tokens": 2, "model": "head", "draft_load_config": {}}
-    await wire.json({"vllm_config": {"speculative_config": config}})
-
-
-async def not_found(wire: Wire) -> None:
-    await wire.json({}, status=404)
-
-
-@pytest.fixture
-def engines() -> Iterator[list[Upstream]]:
-    """Yield engines of which one does not speculate, one says how, and one only that it does."""
-    with upstreams_in_thread(("plain", "open", "closed"), "tiny", not_found) as upstreams:
-        for upstream in upstreams[1:]:
-            upstream.metrics = SPECULATES
-        upstreams[1].behaviour = in_development_mode
-        yield upstreams
-
-
-def test_engines_are_asked_for_their_model_and_how_they_speculate(tmp_path: Path, engines: list[Upstream]) -> None:
-    urls = [upstream.url for upstream in engines]
-    pool, text, _ = imported(tmp_path, "vllm-router", "--ask", "--worker-urls", *urls, "--api-key", "sk-asked")
-    plain, tells, silent = pool.models["tiny"].backends.values()
-    assert (plain.method, plain.speculative_config) == ("baseline", None)
-    assert tells.method == "eagle3"
-    assert tells.speculative_config is not None
-    assert (tells.speculative_config.num_speculative_tokens, tells.speculative_config.model) == (2, "head")
-    assert silent.method == "baseline"
-    assert text.count("# it drafts 2 tokens per step, but does not say how") == 1
-    assert "is not known" not in text
-
-
-def test_an_engine_that_does_not_answer_is_noted(tmp_path: Path) -> None:
-    _, _, notes = imported(tmp_path, "vllm-router", "--ask", "--model", "m", "--worker-urls", "http://127.0.0.1:9")
-    assert "it could not be asked (ConnectError)" in notes
-    assert "how it speculates is not known" in notes

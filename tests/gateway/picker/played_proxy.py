@@ -19,6 +19,7 @@ from gateway.picker.stream import Picking, Stream
 from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
 from gateway.service.replicas import plan
+from tests.support.metrics_page import total
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -83,12 +84,7 @@ class PlayedProxy:
         """Return a counter's sum over all labels that match."""
         metrics = self.gateway.metrics
         metrics.flush()
-        return sum(
-            sample.value
-            for family in metrics.registry.collect()
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        return total(metrics.page().decode(), name, **labels)
 
 
 IDLE = {"a": 0, "b": 0, "c": 0, "exchanges": 0, "unfinished": 0}

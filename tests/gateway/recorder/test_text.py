@@ -12,8 +12,8 @@ import pytest
 
 from backends.drafting.ngram import ngram_replay
 from gateway.dialects.transcript import read_answer
-from gateway.recorder import hashes as hashes_module
 from gateway.recorder.hashes import TextHasher
+from gateway.recorder.packed import unpack
 from gateway.recorder.units import cut
 from policies.features.request import Endpoint
 
@@ -85,17 +85,15 @@ def test_token_ids_sent_by_the_engine_are_read() -> None:
     assert (transcript.prompt_token_ids, transcript.token_ids) == ([1, 2], [3, 4, 5])
 
 
-@pytest.mark.parametrize("ngram", [1, 3])
-def test_hashes_are_equal_exactly_where_the_text_is(ngram: int) -> None:
+def test_hashes_are_equal_exactly_where_the_text_is() -> None:
     ids = [5, 6, 7, 8, 5, 6, 7, 9, 5, 6, 7, 8]
-    hasher = TextHasher(b"secret", ngram)
+    hasher = TextHasher(b"secret")
     prompt, output, hashing = hasher.hash_ids(ids[:5], ids[5:])
-    grams = [tuple(ids[max(0, end - ngram) : end]) for end in range(1, len(ids) + 1)]
-    assert [a == b for a in (prompt + output) for b in (prompt + output)] == [a == b for a in grams for b in grams]
+    assert [a == b for a in (prompt + output) for b in (prompt + output)] == [a == b for a in ids for b in ids]
     assert max(prompt + output) < 2**53
-    assert (hashing.unit, hashing.ngram) == ("token", ngram)
-    assert TextHasher(b"secret", ngram).hash_ids(ids[:5], ids[5:]) == (prompt, output, hashing)
-    other_prompt, _, other_hashing = TextHasher(b"another", ngram).hash_ids(ids[:5], ids[5:])
+    assert (hashing.unit, hashing.ngram) == ("token", 1)
+    assert TextHasher(b"secret").hash_ids(ids[:5], ids[5:]) == (prompt, output, hashing)
+    other_prompt, _, other_hashing = TextHasher(b"another").hash_ids(ids[:5], ids[5:])
     assert not set(other_prompt) & set(prompt)
     assert other_hashing.salt != hashing.salt
 
@@ -115,11 +113,7 @@ def test_ngram_drafting_gives_the_same_on_hashes_as_on_text() -> None:
 
 def pieces_of(texts: list[str]) -> list[list[str]]:
     """Return the units of texts as strings."""
-    units = cut(texts)
-    pieces = [units.data[start:][:size].decode() for start, size in zip(units.starts, units.sizes, strict=True)]
-    ends = [sum(units.counts[: index + 1]) for index in range(len(texts))]
-    assert ends[-1] == len(pieces)
-    return [pieces[end - count : end] for end, count in zip(ends, units.counts, strict=True)]
+    return [[unit.decode() for unit in cut(text)] for text in texts]
 
 
 def test_texts_are_split_as_by_the_regular_expression() -> None:
@@ -138,26 +132,17 @@ def test_text_beyond_ascii_is_split_by_its_script() -> None:
     assert korean == ["a", " 안", "녕", " 😀"]
 
 
-def test_a_hash_depends_only_on_its_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashes_module, "_TABLE_BITS", 6)  # so that most entries of the cache are evicted
-    monkeypatch.setattr(hashes_module, "_CHUNK", 100)
+def test_a_hash_depends_only_on_its_unit() -> None:
     draw, salted = Random(2), blake2b(b"salt", digest_size=32).digest()
     hasher = TextHasher(b"salt")
     words = [" " + "".join(draw.choices("abcdefgh", k=draw.choice((1, 3, 8, 9, 20, 70, 200)))) for _ in range(300)]
     for _ in range(5):
-        pairs = [("".join(draw.choices(words, k=90)), "".join(draw.choices(words, k=50))) for _ in range(4)]
-        for (prompt, output), hashes in zip(pairs, hasher.hash_all(pairs), strict=True):
-            for text, text_hashes in zip((prompt, output), hashes, strict=True):
-                digests = [blake2b(unit.encode(), key=salted, digest_size=8).digest() for unit in _PIECE.findall(text)]
-                assert text_hashes.tolist() == [int.from_bytes(digest[:3], "big") for digest in digests]
-
-
-@pytest.mark.parametrize("ngram", [1, 2, 4])
-def test_texts_hashed_in_a_batch_are_independent(ngram: int) -> None:
-    pairs = [("one two three", "two three four"), ("", "three"), ("two three", ""), ("one two", "three two three")]
-    together = TextHasher(b"salt", ngram).hash_all(pairs)
-    alone = [TextHasher(b"salt", ngram).hash_text(*pair)[:2] for pair in pairs]
-    assert [(prompt.tolist(), output.tolist()) for prompt, output in together] == alone
+        prompt, output = "".join(draw.choices(words, k=90)), "".join(draw.choices(words, k=50))
+        hashes = hasher.hash_text(prompt, output)[:2]
+        assert [unpack(packed) for packed in hasher.pack(prompt, output)] == list(hashes)
+        for text, text_hashes in zip((prompt, output), hashes, strict=True):
+            digests = [blake2b(unit.encode(), key=salted, digest_size=8).digest() for unit in _PIECE.findall(text)]
+            assert text_hashes == [int.from_bytes(digest[:3], "big") for digest in digests]
 
 
 def test_tool_input_that_is_nested_deeper_than_can_be_written_is_left_out() -> None:

@@ -660,21 +660,6 @@ def test_a_stream_that_ends_with_an_error_is_a_strike_unless_another_backend_fai
     assert end_with_error("b") == 0, "the request is more likely at fault"
 
 
-def test_an_answer_of_another_type_is_invalid_at_once() -> None:
-    relay = Relay("a", "b")
-    relay.send()
-    relay.receiver("a").on_head(200, [(b"content-type", b"text/html")])
-    assert len(relay.clients["b"].heads) == 1
-
-
-def test_a_stream_without_an_event_is_broken() -> None:
-    relay = Relay("a")
-    _, reply = relay.send()
-    relay.receiver("a").on_head(200, EVENTS_HEAD)
-    relay.receiver("a").on_end()
-    assert (reply.status, reply.code) == (502, "backend_broken")
-
-
 def test_an_answer_in_one_piece_is_held_until_it_is_complete() -> None:
     relay = Relay("a")
     _, reply = relay.send()

@@ -12,7 +12,7 @@ import pytest
 from gateway.http import server
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Start
 from tests.gateway.relay.test_frontends import BODY, Raw, post
-from tests.support.upstream import Wire, answer, well
+from tests.support.upstream import Wire, well
 from tests.support.waiting import TIMEOUT_S, eventually, stays
 
 PATH = b"/v1/chat/completions"
@@ -44,38 +44,6 @@ async def refusal(raw: Raw) -> tuple[int, str, dict[str, str]]:
     return status, json.loads(body)["error"]["code"], headers
 
 
-async def dribble(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Send a byte every now and then, until the gateway closes the connection."""
-    for byte in data:
-        if writer.transport.is_closing():
-            break
-        writer.write(bytes([byte]))
-        await asyncio.sleep(0.02)
-
-
-async def test_heads_are_bounded(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}, paths=["/*"]) as running:
-        for fits, data in [
-            (True, b"GET /%b HTTP/1.1\r\nhost: h\r\n\r\n" % (b"x" * 8000)),
-            (False, b"GET /%b HTTP/1.1\r\nhost: h\r\n\r\n" % (b"x" * 8200)),
-            (True, b"GET / HTTP/1.1\r\nhost: h\r\na: %b\r\n\r\n" % (b"x" * 65_000)),
-            (False, b"GET / HTTP/1.1\r\nhost: h\r\na: %b\r\n\r\n" % (b"x" * 65_536)),
-            (True, b"GET / HTTP/1.1\r\nhost: h\r\n%b\r\n" % (b"a: b\r\n" * 99)),
-            (False, b"GET / HTTP/1.1\r\nhost: h\r\n%b\r\n" % (b"a: b\r\n" * 100)),
-            (False, b"GET /%b" % (b"x" * 8300)),
-            (False, b"GET / HTTP/1.1\r\na: %b" % (b"x" * 65_536)),
-            (False, b"GET / HTTP/1.1\r\n%b" % (b"a: b\r\n" * 101)),
-        ]:
-            raw = await Raw.to(running)
-            raw.writer.write(data)
-            if fits:
-                assert (await raw.answer())[0] == 200
-                raw.close()
-            else:
-                status, code, _ = await refusal(raw)
-                assert (status, code) in {(414, "target_too_long"), (431, "headers_too_large")}
-
-
 async def test_the_bound_of_bodies_holds_on_all_paths(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, server={"max_body_mib": 0.01}) as running:
         for path in (PATH, b"/admin/explain", b"/admin/drain", b"/health", b"/v1/models", b"/metrics", b"/nope"):
@@ -94,109 +62,6 @@ async def test_the_bound_of_bodies_holds_on_all_paths(gateway_of: Start) -> None
                 raw.close()
             assert len(texts) == 1, "one text for one error"
         assert running.upstreams["a"].seen == []
-
-
-@pytest.mark.parametrize("data", [b"", b"POST / HTTP/1.1\r\nhost: h\r\nx-slow: " + b"y" * 1000])
-async def test_a_head_must_be_complete_in_time(gateway_of: Start, data: bytes) -> None:
-    async with gateway_of({"a": "baseline"}, server={"head_s": 0.3}) as running:
-        raw = await Raw.to(running)
-        sending = asyncio.create_task(dribble(raw.writer, data))
-        if data:
-            assert (await refusal(raw))[:2] == (408, "request_timeout")
-        else:
-            assert await until_closed(raw) == b""
-            raw.close()
-        await sending
-        assert (await running.chat()).status_code == 200
-
-
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body_must_be_complete_in_time(gateway_of: Start, known: bool, chunked: bool) -> None:
-    async with gateway_of({"a": "baseline"}, server={"body_s": 0.3}) as running:
-        raw = await Raw.to(running)
-        for _ in range(3 if known else 0):
-            raw.writer.write(post())
-            assert (await raw.answer())[0] == 200
-        if chunked:
-            raw.writer.write(b"POST " + PATH + b" HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n")
-        else:
-            raw.writer.write(HEAD % 2000)
-        sending = asyncio.create_task(dribble(raw.writer, b"1\r\nx\r\n" * 300))
-        assert (await refusal(raw))[:2] == (408, "request_timeout")
-        await sending
-        assert len(running.upstreams["a"].seen) == (3 if known else 0)
-
-
-@pytest.mark.slow
-async def test_time_to_answer_is_not_time_to_send(gateway_of: Start) -> None:
-    async def late(wire: Wire) -> None:
-        await asyncio.sleep(0.8)
-        await wire.json(answer("a"))
-
-    async with gateway_of({"a": "baseline"}, server={"head_s": 0.2, "body_s": 0.2}) as running:
-        running.upstreams["a"].behaviour = late
-        raw = await Raw.to(running)
-        raw.writer.write(post() + post()[:20])  # the beginning of the next one waits with it
-        assert (await raw.answer())[0] == 200
-        raw.writer.write(post()[20:])
-        assert (await raw.answer())[0] == 200
-        raw.close()
-
-
-async def test_connections_are_bounded(gateway_of: Start, caplog: pytest.LogCaptureFixture) -> None:
-    release = asyncio.Event()
-
-    async def held(wire: Wire) -> None:
-        await release.wait()
-        await wire.json(answer("a"))
-
-    async with gateway_of({"a": "baseline"}, server={"max_connections": 4}) as running:
-        connections = running.server.connections
-        running.upstreams["a"].behaviour = held
-        first, second, busy = [await Raw.to(running) for _ in range(3)]
-        await eventually(lambda: len(connections) == 3)
-        for raw in (second, first):  # the first was used last
-            raw.writer.write(b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n")
-            assert (await raw.answer())[0] == 200
-        busy.writer.write(post())
-        await eventually(lambda: len(running.upstreams["a"].seen) == 1)
-        others = [await Raw.to(running) for _ in range(2)]
-        assert await until_closed(second) == b"", "the one that was idle for longest makes room"
-        second.close()
-        for raw in (first, *others):
-            raw.writer.write(post())
-        await eventually(lambda: len(running.upstreams["a"].seen) == 4)
-        for _ in range(2):
-            status, code, headers = await refusal(await Raw.to(running))
-            assert (status, code, headers["retry-after"]) == (503, "overloaded", "2")
-        release.set()
-        for raw in (first, busy, *others):
-            assert (await raw.answer())[0] == 200
-            raw.close()
-        await eventually(lambda: not connections)
-        assert (await running.chat()).status_code == 200
-    assert len([record for record in caplog.records if "connections are in use" in record.message]) == 1
-
-
-async def test_the_largest_unfinished_request_is_refused(gateway_of: Start) -> None:
-    """A client that stalls a large body pays for it, not those whose bodies come after."""
-    settings = {"max_body_mib": 1, "max_unfinished_mib": 1}
-    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x" * 250_000}]}).encode()
-    async with gateway_of({"a": "baseline"}, server=settings) as running:
-        large = await Raw.to(running)
-        large.writer.write(HEAD % 1_000_000 + b"x" * 700_000)
-        others = [await Raw.to(running) for _ in range(3)]
-        for raw in others:
-            raw.writer.write(post(body)[:-10])
-        status, code, headers = await refusal(large)
-        assert (status, code, headers["retry-after"]) == (503, "overloaded", "2")
-        for raw in others:
-            raw.writer.write(post(body)[-10:])
-            assert (await raw.answer())[0] == 200
-            raw.close()
-        assert len(running.upstreams["a"].seen) == 3
-        assert all(not connection.held_bytes for connection in running.server.connections)
 
 
 REFUSED = b"GET /v1/chat/completions HTTP/1.1\r\nhost: h\r\n\r\n"

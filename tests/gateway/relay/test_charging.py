@@ -158,7 +158,7 @@ async def test_an_answer_that_is_given_up_is_charged_for_the_time_that_its_engin
         for _ in range(8):
             await running.chat("known", headers=KEY)
         assert await charged(running) == 8 * 57
-        pace_s = running.gateway.upstreams[MODEL]["a"].pace_s
+        pace_s = running.gateway.models[MODEL].upstreams["a"].pace_s
         assert 0.001 <= pace_s < 0.02
 
         async def give_up(text: str, **fields: Any) -> float:

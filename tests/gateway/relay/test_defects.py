@@ -9,7 +9,7 @@ import pytest
 
 from backends import background
 from backends.background import Work
-from gateway.recorder.notes import RequestNotes
+from gateway.recorder.document import RequestNotes
 from gateway.relay.context import Timeouts
 from gateway.relay.observers import Observer
 from gateway.routing.router import RoutedRequest

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.gateway.conftest import MODEL, Running, Start
-from tests.support.upstream import Wire, answer, delta
+from tests.support.upstream import Wire, delta
 
 BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}).encode()
 
@@ -44,28 +44,6 @@ class Raw:
 
     def close(self) -> None:
         self.writer.transport.abort()
-
-
-@pytest.mark.slow
-async def test_pipelined_requests_are_answered_in_order(gateway_of: Start) -> None:
-    async def echo(wire: Wire) -> None:
-        text = wire.seen.json["messages"][0]["content"]
-        await asyncio.sleep(0.1 if text == "0" else 0)  # the first takes longest
-        await wire.json(answer(text))
-
-    async with gateway_of({"a": "baseline"}) as running:
-        running.upstreams["a"].behaviour = echo
-        raw = await Raw.to(running)
-        bodies = [
-            json.dumps({"model": MODEL, "messages": [{"role": "user", "content": str(n)}]}).encode() for n in range(3)
-        ]
-        own = b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n"
-        raw.writer.write(post(bodies[0]) + own + post(bodies[1]) + post(bodies[2]) + own)
-        answers = [await raw.answer() for _ in range(5)]
-        assert [status for status, _, _ in answers] == [200] * 5
-        texts = [json.loads(body)["choices"][0]["message"]["content"] for _, _, body in answers if body]
-        assert texts == ["from 0", "from 1", "from 2"]
-        raw.close()
 
 
 async def test_expect_100_continue(gateway_of: Start) -> None:
@@ -107,16 +85,6 @@ async def test_a_chunked_request_body(gateway_of: Start) -> None:
         raw.close()
 
 
-async def test_a_request_sent_byte_by_byte(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
-        raw = await Raw.to(running)
-        for byte in post():
-            raw.writer.write(bytes([byte]))
-            await raw.writer.drain()
-        assert (await raw.answer())[0] == 200
-        raw.close()
-
-
 async def test_a_large_body(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         text = "x" * 3_000_000
@@ -142,16 +110,6 @@ async def test_http_1_0_and_connection_close(gateway_of: Start, stream: bool) ->
         raw.close()
 
 
-async def test_many_requests_on_one_connection(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
-        raw = await Raw.to(running)
-        for number in range(50):
-            body = json.dumps({"model": MODEL, "messages": [], "stream": bool(number % 2)}).encode()
-            raw.writer.write(post(body))
-            assert (await raw.answer())[0] == 200
-        raw.close()
-
-
 async def test_an_absolute_url(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         raw = await Raw.to(running)
@@ -159,35 +117,6 @@ async def test_an_absolute_url(gateway_of: Start) -> None:
         assert (await raw.answer())[0] == 200
         assert running.upstreams["a"].seen[0].target == "/v1/chat/completions"
         raw.close()
-
-
-async def test_data_that_is_not_http_gets_400(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
-        raw = await Raw.to(running)
-        raw.writer.write(b"NOT HTTP AT ALL\r\n\r\n")
-        assert (await raw.answer())[0] == 400
-        raw.close()
-        assert (await running.chat()).status_code == 200
-
-
-async def test_clients_with_slow_headers_do_not_block_others(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
-        slow = [await Raw.to(running) for _ in range(50)]
-        for raw in slow:
-            raw.writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\nx-")
-        assert (await running.chat()).status_code == 200
-        for raw in slow:
-            raw.close()
-
-
-async def test_a_client_that_leaves_before_the_end_of_its_body_reaches_no_backend(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
-        raw = await Raw.to(running)
-        raw.writer.write(post()[:-10])
-        await raw.writer.drain()
-        raw.close()
-        assert (await running.chat()).status_code == 200
-        assert len(running.upstreams["a"].seen) == 1
 
 
 async def test_a_client_that_leaves_cancels_the_running_request(gateway_of: Start) -> None:

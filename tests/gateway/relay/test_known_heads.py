@@ -11,7 +11,7 @@ import pytest
 from gateway.http import server
 from tests.gateway.conftest import MODEL, Start
 from tests.gateway.relay.test_frontends import Raw, post
-from tests.support.upstream import Wire, answer, delta, well
+from tests.support.upstream import Wire, answer, well
 
 SHORT = json.dumps({"model": MODEL, "messages": []}).encode()
 
@@ -57,41 +57,6 @@ async def test_requests_split_at_any_byte(gateway_of: Start) -> None:
         raw.close()
 
 
-@pytest.mark.parametrize("cut", [0, 20])
-async def test_pipelined_requests_with_known_heads(gateway_of: Start, cut: int) -> None:
-    release = asyncio.Event()
-
-    async def slower(wire: Wire) -> None:
-        text = wire.seen.json["messages"][0]["content"]
-        await asyncio.sleep(0.05 if text == "1" else 0)
-        if text == "6":
-            await release.wait()
-        await echo(wire)
-
-    async with gateway_of({"a": "baseline"}) as running:
-        running.upstreams["a"].behaviour = slower
-        raw = await Raw.to(running)
-        await make_head_known(raw)
-        own = b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n"
-        everything = post(chat("1")) + post(chat("22")) + own + post(chat("333")) + post(chat("4"))
-        raw.writer.write(everything[: len(everything) - cut])
-        if cut:
-            await running.until_read()
-            raw.writer.write(everything[len(everything) - cut :])
-        assert [await echoed(raw), await echoed(raw)] == ["1", "22"]
-        assert (await raw.answer())[0] == 200
-        assert [await echoed(raw), await echoed(raw)] == ["333", "4"]
-        raw.writer.write(post(chat("5")))  # no longer pipelined
-        assert await echoed(raw) == "5"
-        raw.writer.write(post(chat("6")))
-        await running.until(lambda: len(running.upstreams["a"].seen) == 9)
-        raw.writer.write(post(chat("7")))  # while the previous request is in flight
-        await running.until_read()
-        release.set()
-        assert [await echoed(raw), await echoed(raw)] == ["6", "7"]
-        raw.close()
-
-
 async def test_a_changed_head_is_parsed_again(gateway_of: Start) -> None:
     key = b"authorization: Bearer sk-right\r\n"
     keys = [{"name": "k", "key": "sk-right", "may_override": True}]
@@ -112,46 +77,6 @@ async def test_a_changed_head_is_parsed_again(gateway_of: Start) -> None:
         raw.writer.write(post(SHORT, key))
         assert (await raw.answer())[0] == 200
         raw.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("length", [b"1000000000", b"2097153", b"-1", b"+5", b"0x5", b"5 5", b""])
-async def test_invalid_content_lengths_are_refused(gateway_of: Start, length: bytes) -> None:
-    async with gateway_of({"a": "baseline"}, server={"max_body_mib": 1}) as running:
-        running.upstreams["a"].behaviour = echo
-        raw = await Raw.to(running)
-        await make_head_known(raw)
-        head, _, _ = post().partition(b"content-length: ")
-        raw.writer.write(head + b"content-length: " + length + b"\r\n\r\nhello")
-        assert (await raw.answer())[0] == (413 if length.isdigit() else 400)
-        assert len(running.upstreams["a"].seen) == 3
-        raw.close()
-
-
-async def test_clients_that_leave(gateway_of: Start) -> None:
-    async def begin(wire: Wire) -> None:
-        if not wire.seen.json.get("stream"):
-            await echo(wire)
-            return
-        await wire.begin_stream()
-        await wire.chunk(delta("one"))
-        await wire.until_closed()
-
-    async with gateway_of({"a": "baseline"}) as running:
-        upstream = running.upstreams["a"]
-        upstream.behaviour = begin
-        raw = await Raw.to(running)
-        await make_head_known(raw)
-        raw.writer.write(post(chat("never whole"))[:-5])
-        await raw.writer.drain()
-        raw.close()
-        other = await Raw.to(running)
-        await make_head_known(other)
-        other.writer.write(post(chat("on", stream=True)))
-        await other.reader.readuntil(b"one")
-        other.close()
-        await running.until(lambda: upstream.aborted == 1)
-        assert len(upstream.seen) == 7
 
 
 async def test_an_idle_connection_is_closed(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,17 +140,6 @@ async def test_answer_heads_that_all_differ(gateway_of: Start) -> None:
         for number in range(1, 140):
             response = await running.chat()
             assert (response.status_code, response.headers["x-number"]) == (200, str(number))
-
-
-async def test_request_heads_that_all_differ(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
-        running.upstreams["a"].behaviour = echo
-        raw = await Raw.to(running)
-        for number in (*range(40), *[40] * 40):
-            raw.writer.write(post(chat(str(number)), b"x-number: %d\r\n" % number))
-            assert await echoed(raw) == str(number)
-            assert running.upstreams["a"].seen[-1].header("x-number") == str(number)
-        raw.close()
 
 
 async def test_answers_in_pieces_are_counted_like_answers_in_one_piece(gateway_of: Start) -> None:

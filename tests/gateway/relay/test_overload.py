@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from backends.backend import State
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
-from tests.support.upstream import Wire, delta, well
+from tests.gateway.conftest import MODEL, Start
+from tests.support.upstream import Wire, delta
 from tests.support.waiting import eventually
 
 KEYS = [{"name": "chat", "key": "sk-chat"}, {"name": "batch", "key": "sk-batch", "priority": 10}]
@@ -23,43 +23,6 @@ async def hang(wire: Wire) -> None:
     await wire.until_closed()
 
 
-class Gate:
-    """A behaviour that answers each request when the test says so."""
-
-    def __init__(self) -> None:
-        self.may_answer = asyncio.Semaphore(0)
-        self.texts: list[str] = []
-
-    async def __call__(self, wire: Wire) -> None:
-        self.texts.append(wire.seen.json["messages"][0]["content"])
-        await self.may_answer.acquire()
-        await well(wire)
-
-
-async def pool_of(running: Running) -> Any:
-    answer = await running.client.get("/admin/pool", headers={"authorization": f"Bearer {ADMIN_KEY}"})
-    return answer.json()["models"][MODEL]
-
-
-@pytest.mark.slow
-async def test_requests_wait_in_order_of_the_priority_of_their_keys(gateway_of: Start) -> None:
-    gate = Gate()
-    async with gateway_of({"a": "baseline"}, queue=with_queue(), keys=KEYS, behaviour=gate) as running:
-        tasks = []
-        for number, (text, key) in enumerate((("first", "chat"), ("batch", "batch"), ("chat", "chat"))):
-            headers = {"authorization": f"Bearer sk-{key}"}
-            tasks.append(asyncio.create_task(running.chat(text, headers=headers)))
-            await eventually(lambda number=number: running.gateway.relay.queues[MODEL].waiting + 1 > number)
-            await eventually(lambda: gate.texts)
-        assert (await pool_of(running))["queue"]["waiting"] == 2
-        page = (await running.client.get("/metrics")).text
-        assert f'gateway_queue_length{{model="{MODEL}"}} 2.0' in page
-        for _ in tasks:
-            gate.may_answer.release()
-        assert [response.status_code for response in await asyncio.gather(*tasks)] == [200] * 3
-        assert gate.texts == ["first", "chat", "batch"]
-
-
 @pytest.mark.slow
 async def test_the_restart_of_the_only_backend_fails_no_request_of_a_queue(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, queue=with_queue(max_in_flight_per_backend=8)) as running:
@@ -69,25 +32,6 @@ async def test_the_restart_of_the_only_backend_fails_no_request_of_a_queue(gatew
         await eventually(lambda: running.gateway.relay.queues[MODEL].waiting == 5)
         await running.upstreams["a"].come_back()
         assert {response.status_code for response in await asyncio.gather(*tasks)} == {200}
-
-
-@pytest.mark.slow
-async def test_a_backend_that_hangs_delays_only_the_requests_that_it_has(gateway_of: Start) -> None:
-    timeouts = {"connect_s": 1.0, "first_byte_s": 600.0, "idle_s": 600.0}
-    async with gateway_of(
-        policy={"name": "round_robin"}, queue=with_queue(max_in_flight_per_backend=2), timeouts=timeouts
-    ) as running:
-        running.upstreams["a"].behaviour = hang
-        hung = asyncio.create_task(running.chat("one"))
-        tasks = [asyncio.create_task(running.chat(f"request {number}")) for number in range(40)]
-        await eventually(lambda: sum(task.done() for task in tasks) >= 38)
-        assert len(running.upstreams["a"].seen) == 2
-        served = [task.result() for task in tasks if task.done()]
-        assert {response.headers["x-gateway-backend"] for response in served} == {"b"}
-        for task in (hung, *tasks):
-            task.cancel()
-        await asyncio.gather(hung, *tasks, return_exceptions=True)
-        await eventually(lambda: running.upstreams["a"].aborted == 2)
 
 
 @pytest.mark.slow

@@ -82,15 +82,6 @@ def test_requests_beyond_the_bound_wait_and_are_sent_in_order_of_arrival() -> No
     assert relay.count("gateway_queue_wait_seconds_count") == 3
 
 
-def test_the_lowest_priority_value_is_served_first_then_the_first_to_come() -> None:
-    relay = queued("a")
-    ask(relay, "-")
-    for label, key, priority in (("b", "batch", 0), ("2", "sk", 2), ("0", "sk", 0), ("1", "sk", 1), ("n", "sk", None)):
-        ask(relay, label, key, **({} if priority is None else {"priority": priority}))
-    drain(relay)
-    assert users(relay) == "-0n12b"
-
-
 def test_a_request_cannot_raise_itself_above_others_of_its_key() -> None:
     relay = queued("a")
     ask(relay, "-")
@@ -249,19 +240,6 @@ def test_requests_that_only_a_full_backend_can_serve_hold_up_no_others() -> None
     assert [reply.status for reply in named] == [0] * 4
     drain(relay)
     assert {reply.status for reply in named} == {200}
-
-
-def test_of_requests_for_different_backends_the_first_to_come_is_served_first() -> None:
-    """Those that only `a` may serve stand in another line than those that both may serve."""
-    relay = queued("a", "b")
-    for label in ("1", "2"):
-        ask(relay, label)
-    only_a: list[Header] = [(b"x-gateway-backend", b"a")]
-    for label, headers in (("p", only_a), ("q", []), ("r", only_a)):
-        relay.send(json.dumps({"model": "m", "messages": [], "user": label}).encode(), headers=headers)
-    for expected in ("p", "q", "r"):
-        relay.answer("a")
-        assert users(relay)[-1] == expected
 
 
 @pytest.mark.parametrize("seed", range(8))

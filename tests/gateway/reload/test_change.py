@@ -272,7 +272,7 @@ async def test_a_change_that_fails_leaves_everything_as_it_was(
     gateway_of: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with gateway_of({"a": "baseline", "b": "baseline"}) as running, third() as c:
-        before = {name: getattr(running.gateway, name) for name in ("settings", "relay", "models", "upstreams")}
+        before = {name: getattr(running.gateway, name) for name in ("settings", "relay", "models")}
 
         async def raising(*_: object) -> None:
             raise httpx.InvalidURL("a defect")
@@ -310,7 +310,7 @@ async def test_a_change_is_made_as_a_whole_although_a_step_of_it_raises(
         assert await names(running, 30) == {"b", "c"}
         assert running.gateway.models[MODEL].policy.name == "random"
         assert [backend.name for backend in running.gateway.pool] == ["b", "c"]
-        assert set(running.gateway.upstreams[MODEL]) == {"b", "c"}
+        assert set(running.gateway.models[MODEL].upstreams) == {"b", "c"}
 
 
 async def test_a_drained_replica_stays_drained(gateway_of: Start) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.recorder.notes import RequestNotes
+from gateway.recorder.document import RequestNotes
 from gateway.relay.observers import EndedExchange
 from gateway.routing.access import NO_ROUTING_HEADERS, RoutingHeaders
 from gateway.routing.router import RoutedRequest

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ from gateway.routing.fallback import Fallback
 from gateway.routing.keys import Client
 from gateway.routing.model import Model
 from gateway.routing.router import RoutedRequest
-from gateway.shadow.replay import ShadowDrafting
+from gateway.shadow.replay import AnswerText, ShadowDrafting
 from gateway.shadow.room import ShadowRoom
-from gateway.shadow.text import AnswerText
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models.acceptance import ACCEPTANCE, ARM, BACKEND
 from policies.learned.policy import Learned
@@ -249,20 +249,20 @@ async def test_replaying_continues_after_invalid_texts_and_a_killed_process(monk
 
 async def test_replaying_continues_after_what_nobody_expects(monkeypatch: pytest.MonkeyPatch) -> None:
     shadow = ShadowDrafting(_Recording(), ShadowSettings(cpu=1.0), [NGRAM])
-    request, failures = shadow._request, [KeyError("cpu_s")]
+    changed, failures = replace, [KeyError("shadow")]
 
-    def fail_once(text: AnswerText) -> dict[str, Any] | None:
+    def fail_once(outcome: Outcome, **changes: Any) -> Outcome:
         if failures:
             raise failures.pop()
-        return request(text)
+        return changed(outcome, **changes)
 
-    monkeypatch.setattr(shadow, "_request", fail_once)
+    monkeypatch.setattr("dataclasses.replace", fail_once)
     shadow.start()
     try:
         _add(shadow)
         await eventually(lambda: not failures)
         _add(shadow)
-        await eventually(lambda: shadow.replayed == 1)
+        await eventually(lambda: shadow.replayed == 2)
     finally:
         shadow.stop()
 

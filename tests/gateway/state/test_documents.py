@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.state.documents import VERSIONS_KEPT, Conflict, Documents, put_version, read_history
+from gateway.state.documents import VERSIONS_KEPT, Conflict, Documents, put_version
 from gateway.state.redis import RedisStore
 from gateway.state.store import Store
 from tests.gateway.state.conftest import Stores
@@ -102,7 +102,9 @@ async def test_a_store_reset_to_an_older_state_gets_the_latest_versions_back(
     put_version(stores.open(), *kept)
     reader.refresh()
     writer.refresh()
-    assert [document.text for document in read_history(stores.open(), "m/rules")] == ["one", "two", "three"]
+    late = Reader(stores.open())
+    late.refresh()
+    assert late.texts() == ["one", "two", "three"]
     assert writer.seen == [(1, "one"), (2, "two"), (3, "three")]
 
 

@@ -95,17 +95,6 @@ def test_a_commit_needs_the_expected_stamps(stores: Stores) -> None:
     assert store.stamps() == store.read(["listed", "unlisted"]) == {}
 
 
-def test_only_changed_pages_are_written_and_read(stores: Stores) -> None:
-    one, two = Member(stores.open()), Member(stores.open())
-    one.statistics.add(LENGTH, ("k",), 1.0, 5.0)
-    one.statistics.add(STEPS, ("k",), 1.0, 5.0, 6.0)
-    in_step(one, two)
-    assert (one.ledger.pages_written, two.ledger.pages_read) == (2, 2)
-    one.statistics.add(STEPS, ("k",), 1.0, 5.0, 6.0)
-    in_step(one, two)
-    assert (one.ledger.pages_written, two.ledger.pages_read) == (3, 3)
-
-
 def test_a_wiped_store_gets_all_sums_back(stores: Stores) -> None:
     clock = Clock()
     one, two = Member(stores.open(), clock), Member(stores.open(), clock)

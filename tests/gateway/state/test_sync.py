@@ -31,7 +31,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "PERIOD_S", 0.03)
     monkeypatch.setattr(sync, "_MIN_PAUSE_S", 0.01)
     monkeypatch.setattr(sync, "_MAX_BACKOFF_S", 0.1)
-    monkeypatch.setattr(sync, "_LOG_INTERVAL_S", 3600.0)
     monkeypatch.setattr(redis_client, "_ANSWER_S", 0.3)
 
 
@@ -133,30 +132,6 @@ async def test_stopping_does_not_wait_for_a_hanging_redis(three: list[Gateway], 
         async with running(*three):
             failing.freeze()
             three[0].observe(1.0)
-
-
-async def test_a_failure_that_changes_is_logged_again_but_not_too_often(
-    three: list[Gateway], failing: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def logged() -> list[str]:
-        return [line.message.partition(":")[0] for line in caplog.records if "kept in memory" in line.message]
-
-    def attempts(kind: str) -> float:
-        return gateway.value("gateway_state_errors_total", kind=kind)
-
-    gateway = three[0]
-    failing.freeze()
-    async with running(gateway):
-        await eventually(lambda: attempts("timeout") >= 2)
-        assert logged() == ["timeout"]
-        await asyncio.to_thread(failing.kill)
-        await eventually(lambda: attempts("unreachable") >= 3)
-        assert logged() == ["timeout"], "it has changed too soon"
-        monkeypatch.setattr(sync, "_LOG_INTERVAL_S", 0.0)
-        await eventually(lambda: logged() == ["timeout", "unreachable"])
-        seen = attempts("unreachable")
-        await eventually(lambda: attempts("unreachable") >= seen + 3)
-        assert logged() == ["timeout", "unreachable"], "it is still the same"
 
 
 async def test_the_last_observations_are_pushed_at_stop(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:

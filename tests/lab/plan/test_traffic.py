@@ -9,7 +9,7 @@ import pytest
 from backends.calibration.calibration import load_calibration
 from backends.speculation import Method
 from backends.validation import UsageError
-from lab.plan.mixes import kinds, machine_of, with_schedules
+from lab.plan.mixes import kinds, with_schedules
 from lab.plan.traffic import WINDOWS, evenly, sample
 from lab.replay.request import ReplayRequest, replay_request
 from lab.trace import TraceRecord
@@ -66,7 +66,7 @@ def test_what_the_target_cannot_serve_is_left_out_and_counted() -> None:
 def test_methods_that_draft_with_a_model_are_also_tried_with_k_by_batch_size() -> None:
     calibration = load_calibration("llama-3.1-8b-h100")
     methods = [(Method.BASELINE, (0,)), (Method.NGRAM, (3, 5)), (Method.SUFFIX, (24,)), (Method.EAGLE3, (2, 5))]
-    known = kinds(calibration, machine_of(calibration), 8192, methods)
+    known = kinds(calibration, 8192, methods)
     made = with_schedules(known, calibration, _requests(40))
     assert made[: len(known)] == known
     (scheduled,) = made[len(known) :]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.calibration.calibration import load_calibration
-from lab.plan.mixes import Mix, kinds, machine_of
+from lab.plan.mixes import Mix, kinds
 from lab.plan.result import JudgedMix, Objective, Plan
 from lab.plan.words import to_change, verdict
 from lab.statistics import Interval
@@ -18,7 +18,7 @@ ALIKE, MIXED = (HEAD, HEAD), (SUFFIX, HEAD)
 def _plan(chosen: Mix, loss: Interval | None, present: Mix | None = None) -> Plan:
     rival = MIXED if chosen == ALIKE else ALIKE
     judged = (JudgedMix(chosen, 1.0, 0.1, 0.01, 1.0, None, 0.0), JudgedMix(rival, 1.1, 0.1, 0.01, 1.1, loss, 1.0))
-    return Plan(tuple(kinds(H100, machine_of(H100), 4096)), chosen, judged, ALIKE, MIXED, present, 2)
+    return Plan(tuple(kinds(H100, 4096)), chosen, judged, ALIKE, MIXED, present, 2)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_lines_of_a_distribution_rise_to_the_top() -> None:
     assert {share: value for value, share in points}[50] == pytest.approx(0.316, rel=0.01)
     assert ecdf(np.array([np.nan])) == []
     assert ecdf(np.zeros(3))[0] == (1e-6, 1)  # so that the axis can be logarithmic
-    drawn = line_chart("Times", [Line("a", "var(--s1)", points)], Axis("s", logarithmic=True), Axis("%"), markers=False)
+    drawn = line_chart("Times", [Line("a", "var(--s1)", points)], Axis("s", logarithmic=True), Axis("%"))
     assert "nan" not in drawn
 
 

@@ -14,8 +14,9 @@ from backends.calibration.parameters import EngineParameters
 from backends.drafting.script import Script
 from backends.simulator.engine import draws, verification
 from backends.simulator.engine.fleet import Fleet, Replica
-from backends.simulator.engine.virtual_time import run_closed_loop
 from backends.speculation import Method
+from benchmarks.virtual_time import run_closed_loop
+from tests.support.drawn import drawn_script
 
 FLASH = load_calibration("deepseek-v4-flash-mi350x")
 K = 4
@@ -133,7 +134,7 @@ def tokens_per_s(config: dict[str, Any], clients: int, window: float | None = 0.
 def made(number: int, calibration: Calibration) -> Script:
     """Return a script of the acceptance, which is the same for every engine."""
     fleet = Fleet([Replica("a", calibration, Method.DSPARK, FIXED)], seed=7)
-    script = fleet.script(number, 0, 60, "chat", 0.0)
+    script = drawn_script(fleet, number, 60)
     return replace(script, prompt_tokens=30)
 
 

@@ -17,8 +17,8 @@ from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import k_by_batch
 from backends.drafting.script import Script, block_hashes, plain_steps
 from backends.simulator.engine.fleet import Completion, Fleet, Replica, Step
-from backends.simulator.engine.virtual_time import run_closed_loop, run_virtual
 from backends.speculation import Method
+from benchmarks.virtual_time import run_closed_loop, run_virtual
 from tests.support import step_time
 from tests.support.step_time import DRAFTING, STEP, step_s
 

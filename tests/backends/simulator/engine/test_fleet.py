@@ -26,8 +26,9 @@ from backends.simulator.drafting.acceptance import model_based_replay
 from backends.simulator.engine import kernel
 from backends.simulator.engine.fleet import Completion, Fleet, Replica
 from backends.simulator.engine.state import DRAWN, EXCLUDED
-from backends.simulator.engine.virtual_time import Arrival, run_fleet, run_virtual
 from backends.speculation import Method
+from benchmarks.virtual_time import Arrival, run_fleet, run_virtual
+from tests.support.drawn import drawn_script
 from tests.support.step_time import PLAIN
 
 H100 = load_calibration("llama-3.1-8b-h100")
@@ -60,7 +61,7 @@ def test_steps_drawn_on_demand_equal_those_of_the_script(method: Method, config:
         assert drawn.least_delay(prompt, output, "code", 0.3, np.ones((1, 4)), steps, np.zeros(number, np.int64)) == 0
         counted.append(int(steps[0]))
         assert drawn.submit(0, prompt, output, 0.01 * number, kind="code", temperature=0.3) == number
-        script = drawn.script(number, 0, output, "code", 0.3)
+        script = drawn_script(drawn, number, output, "code", 0.3)
         written.submit_script(0, replace(script, prompt_tokens=prompt), 0.01 * number)
     ours, theirs = drawn.advance(math.inf), written.advance(math.inf)
     assert ours == theirs
@@ -116,7 +117,7 @@ def test_draws_with_a_draft_model_match_those_of_whole_requests(progress: Progre
     calibration = H100.model_copy(update={"methods": H100.methods | {Method.EAGLE3: entry}})
     fleet = single(Method.EAGLE3, {"num_speculative_tokens": 5}, calibration, seed=3)
     rng = np.random.default_rng(0)
-    ours = np.array([fleet.script(number, 0, 200, "chat", 0.6).emitted[1:195] for number in range(3000)])
+    ours = np.array([drawn_script(fleet, number, 200, "chat", 0.6).emitted[1:195] for number in range(3000)])
     theirs = np.array(
         [model_based_replay(rng, calibration, Method.EAGLE3, 5, 0.6, "chat", 200)[0] for _ in range(3000)]
     )
@@ -130,7 +131,7 @@ def test_draws_with_a_draft_model_match_those_of_whole_requests(progress: Progre
 
 def test_draws_without_a_draft_model_match_the_lookup_shares() -> None:
     fleet = single(Method.NGRAM, NGRAM, seed=3)
-    scripts = [fleet.script(number, 0, 200, "chat", 0.0) for number in range(4000)]
+    scripts = [drawn_script(fleet, number, 200) for number in range(4000)]
     shares = lookup_shares(Method.NGRAM, "chat", 5, 4, 4)
     odds = np.exp(shares.request_spread * np.random.default_rng(0).standard_normal(200_000))
     emitted = np.array([script.emitted[1:190] for script in scripts])
