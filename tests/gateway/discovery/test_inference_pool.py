@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from gateway.discovery.discovery import Discovery
 from gateway.discovery.inference_pool import InferencePoolSource
 from gateway.discovery.source import Replica, SourceError
 from gateway.service.replicas import plan
+from tests.gateway.discovery.followed import following
 from tests.support.kubernetes_api import (
     PODS,
     POOLS,
@@ -44,37 +43,14 @@ def api_of(tmp_path: Path, pool: dict[str, Any] | int, *pods: dict[str, Any]) ->
     return KubernetesApi(tmp_path / "account", {POOLS: Script([found]), PODS: Script([listed("6", *pods)])})
 
 
-class Following:
-    """A source that is followed."""
-
-    def __init__(self, api: KubernetesApi) -> None:
-        self.reports: list[dict[str, Replica]] = []
-        source = InferencePoolSource("llama", None, {}, ApiServer(api.url, api.account))
-        self.task = asyncio.create_task(source.follow(self._report))
-
-    def _report(self, replicas: Collection[Replica]) -> None:
-        self.reports.append({each.name: each for each in replicas})
-
-    async def until(self, *names: str) -> dict[str, Replica]:
-        await eventually(lambda: self.reports and set(self.reports[-1]) == set(names), what=f"{names}")
-        return self.reports[-1]
-
-
-@asynccontextmanager
-async def following(api: KubernetesApi) -> AsyncIterator[Following]:
-    async with api:
-        followed = Following(api)
-        try:
-            yield followed
-        finally:
-            followed.task.cancel()
-            await asyncio.gather(followed.task, return_exceptions=True)
+def of(api: KubernetesApi) -> InferencePoolSource:
+    return InferencePoolSource("llama", None, {}, ApiServer(api.url, api.account))
 
 
 async def test_each_ready_pod_is_a_replica_at_each_port_with_the_method_of_its_labels(tmp_path: Path) -> None:
     late = pod("late", "10.0.0.8", {"method": "baseline"}, ready="False")
     api = api_of(tmp_path, inference_pool("3", 8000, 8001), PLAIN, HEAD, late)
-    async with following(api) as it:
+    async with api, following(of(api)) as it:
         found = await it.until("plain-0:8000", "plain-0:8001", "head-0:8000", "head-0:8001")
         assert found["head-0:8001"].url == "http://10.0.0.2:8001"
         own = found["head-0:8001"].own
@@ -86,7 +62,7 @@ async def test_each_ready_pod_is_a_replica_at_each_port_with_the_method_of_its_l
 
 async def test_pods_and_labels_come_and_go(tmp_path: Path) -> None:
     api = api_of(tmp_path, inference_pool("3"), PLAIN)
-    async with following(api) as it:
+    async with api, following(of(api)) as it:
         await it.until("plain-0")
         api.scripts[PODS].send(event("ADDED", HEAD))
         await it.until("plain-0", "head-0")
@@ -106,7 +82,7 @@ async def test_pods_and_labels_come_and_go(tmp_path: Path) -> None:
 
 async def test_a_changed_pool_has_other_pods_and_ports(tmp_path: Path) -> None:
     api = api_of(tmp_path, inference_pool("3"), PLAIN)
-    async with following(api) as it:
+    async with api, following(of(api)) as it:
         await it.until("plain-0")
         await eventually(lambda: len(api.scripts[PODS].watches) == 1)
         api.scripts[POOLS].send(event("MODIFIED", inference_pool("7", accepted="False")))
@@ -124,7 +100,7 @@ async def test_a_pod_whose_labels_are_wrong_is_left_out_and_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     api = api_of(tmp_path, inference_pool("3"), PLAIN, BARE)
-    async with following(api) as it:
+    async with api, following(of(api)) as it:
         await it.until("plain-0")
         api.scripts[PODS].send(event("ADDED", HEAD))
         await it.until("plain-0", "head-0")
@@ -152,7 +128,7 @@ async def test_what_is_missing_is_told(
 ) -> None:
     api = api_of(tmp_path, pool)
     api.scripts[PODS].lists[:0] = pods
-    async with following(api) as it:
+    async with api, following(of(api)) as it:
         with pytest.raises(SourceError, match=message):
             await asyncio.wait_for(it.task, 20)
 

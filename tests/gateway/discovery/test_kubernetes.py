@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,8 @@ import pytest
 from gateway.discovery import api_server
 from gateway.discovery.api_server import ApiServer
 from gateway.discovery.kubernetes import KubernetesSource
-from gateway.discovery.source import Replica, SourceError
+from gateway.discovery.source import SourceError
+from tests.gateway.discovery.followed import Followed, following
 from tests.support.kubernetes_api import (
     SLICES,
     End,
@@ -31,29 +30,8 @@ from tests.support.waiting import eventually, stays
 A, B, C = endpoint("10.0.0.1", "vllm-a"), endpoint("10.0.0.2", "vllm-b"), endpoint("10.0.0.3", "vllm-c")
 
 
-class Followed:
-    """A source that is followed."""
-
-    def __init__(self, api: KubernetesApi, port: str | int = "http") -> None:
-        self.reports: list[dict[str, str]] = []
-        self.source = KubernetesSource("vllm", None, port, ApiServer(api.url, api.account))
-        self.task = asyncio.create_task(self.source.follow(self._report))
-
-    def _report(self, replicas: Collection[Replica]) -> None:
-        self.reports.append({each.name: each.url for each in replicas})
-
-    async def until(self, *names: str) -> None:
-        await eventually(lambda: self.reports and set(self.reports[-1]) == set(names), what=f"{names}")
-
-
-@contextlib.asynccontextmanager
-async def following(api: KubernetesApi, port: str | int = "http") -> AsyncIterator[Followed]:
-    followed = Followed(api, port)
-    try:
-        yield followed
-    finally:
-        followed.task.cancel()
-        await asyncio.gather(followed.task, return_exceptions=True)
+def of(api: KubernetesApi, port: str | int = "http") -> KubernetesSource:
+    return KubernetesSource("vllm", None, port, ApiServer(api.url, api.account))
 
 
 def api_of(tmp_path: Path, *lists: dict[str, Any] | int) -> KubernetesApi:
@@ -71,16 +49,16 @@ async def test_ready_endpoints_are_replicas_with_the_names_of_their_pods(tmp_pat
     first, second = endpoint_slice("s1", "3", A, later, going), endpoint_slice("s2", "4", B, unknown)
     async with (
         api_of(tmp_path, listed("5", first, more="next"), listed("5", second)) as api,
-        following(api, port) as it,
+        following(of(api, port)) as it,
     ):
         await it.until("vllm-a", "vllm-b", "unknown")
-        assert it.reports[0]["vllm-a"] == "http://10.0.0.1:8000"
+        assert it.reports[0]["vllm-a"].url == "http://10.0.0.1:8000"
         assert [query.get("continue") for query in slices(api).asked[:2]] == [None, "next"]
         assert {query["labelSelector"] for query in slices(api).asked} == {"kubernetes.io/service-name=vllm"}
 
 
 async def test_events_change_the_replicas_and_a_watch_goes_on_where_it_was(tmp_path: Path) -> None:
-    async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(api) as it:
+    async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(of(api)) as it:
         await it.until("vllm-a")
         slices(api).send(event("MODIFIED", endpoint_slice("s1", "6", A, B)))
         await it.until("vllm-a", "vllm-b")
@@ -103,7 +81,7 @@ async def test_events_change_the_replicas_and_a_watch_goes_on_where_it_was(tmp_p
 @pytest.mark.parametrize("in_watch", [True, False])
 async def test_a_version_that_has_expired_is_listed_again(tmp_path: Path, in_watch: bool) -> None:
     lists = [listed("5", endpoint_slice("s1", "3", A)), *([] if in_watch else [410])]
-    async with api_of(tmp_path, *lists, listed("900", endpoint_slice("s1", "800", B))) as api, following(api) as it:
+    async with api_of(tmp_path, *lists, listed("900", endpoint_slice("s1", "800", B))) as api, following(of(api)) as it:
         await it.until("vllm-a")
         slices(api).send(expired())
         await it.until("vllm-b")
@@ -111,7 +89,7 @@ async def test_a_version_that_has_expired_is_listed_again(tmp_path: Path, in_wat
 
 
 async def test_a_token_that_has_been_replaced_is_read_again(tmp_path: Path) -> None:
-    async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(api) as it:
+    async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(of(api)) as it:
         await it.until("vllm-a")
         await eventually(lambda: len(slices(api).watches) == 1)
         api.token = "token-2"
@@ -123,7 +101,7 @@ async def test_a_token_that_has_been_replaced_is_read_again(tmp_path: Path) -> N
 
 
 async def test_watches_that_end_at_once_are_not_begun_again_at_once(tmp_path: Path) -> None:
-    async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(api) as it:
+    async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(of(api)) as it:
         await it.until("vllm-a")
         slices(api).send(*[End] * 1000)
         await stays(lambda: len(slices(api).watches) <= 3, 1.5)
@@ -132,7 +110,7 @@ async def test_watches_that_end_at_once_are_not_begun_again_at_once(tmp_path: Pa
 
 async def test_what_goes_wrong_is_told_without_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def problem(api: KubernetesApi) -> str:
-        followed = Followed(api)
+        followed = Followed(of(api))
         with pytest.raises(SourceError) as raised:
             await asyncio.wait_for(followed.task, 20)
         assert api.token not in str(raised.value)

@@ -2,63 +2,48 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Collection
-
 import pytest
 
 from gateway.discovery import resolver
 from gateway.discovery.resolver import DnsSource
-from gateway.discovery.source import Replica, SourceError
+from gateway.discovery.source import SourceError
+from tests.gateway.discovery.followed import Followed, following
 from tests.support.dns_server import DnsServer
 from tests.support.waiting import eventually
 
 NAME = "vllm.example."
 
 
-@contextlib.asynccontextmanager
-async def following(source: DnsSource) -> AsyncIterator[list[list[str]]]:
-    """Follow a source, and collect the addresses that it reports."""
-    reports: list[list[str]] = []
-
-    def report(replicas: Collection[Replica]) -> None:
-        reports.append([each.url for each in replicas])
-
-    task = asyncio.create_task(source.follow(report))
-    try:
-        yield reports
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+def urls_of(followed: Followed) -> list[list[str]]:
+    return [[each.url for each in report.values()] for report in followed.reports]
 
 
 async def test_each_address_is_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolver, "_SHORTEST_S", 0.05)
     async with DnsServer() as server:
         server.records = {(NAME, "A"): ["10.0.0.7", "10.0.0.3"], (NAME, "AAAA"): ["fd00::7"]}
-        async with following(DnsSource(NAME, 8000, server.resolver())) as reports:
-            await eventually(lambda: reports)
-            assert reports[0] == ["http://10.0.0.3:8000", "http://10.0.0.7:8000", "http://[fd00::7]:8000"]
+        async with following(DnsSource(NAME, 8000, server.resolver())) as it:
+            await eventually(lambda: it.reports)
+            assert urls_of(it)[0] == ["http://10.0.0.3:8000", "http://10.0.0.7:8000", "http://[fd00::7]:8000"]
             server.records = {(NAME, "A"): ["10.0.0.3"]}
-            await eventually(lambda: reports[-1] == ["http://10.0.0.3:8000"])
+            await eventually(lambda: urls_of(it)[-1] == ["http://10.0.0.3:8000"])
 
 
 async def test_srv_targets_of_the_first_priority_are_replicas() -> None:
     async with DnsServer() as server:
         name = "_http._tcp.vllm.example."
         server.records = {(name, "SRV"): ["10 1 8001 b.example.", "10 9 8000 a.example.", "20 0 8000 spare.example."]}
-        async with following(DnsSource(name, None, server.resolver())) as reports:
-            await eventually(lambda: reports)
-            assert reports == [["http://a.example:8000", "http://b.example:8001"]]
+        async with following(DnsSource(name, None, server.resolver())) as it:
+            await eventually(lambda: it.reports)
+            assert urls_of(it) == [["http://a.example:8000", "http://b.example:8001"]]
 
 
 @pytest.mark.parametrize("port", [8000, None])
 async def test_a_name_that_does_not_exist_has_no_replicas_and_a_failing_server_is_an_error(port: int | None) -> None:
     async with DnsServer() as server:
-        async with following(DnsSource(NAME, port, server.resolver())) as reports:
-            await eventually(lambda: reports)
-            assert reports == [[]]
+        async with following(DnsSource(NAME, port, server.resolver())) as it:
+            await eventually(lambda: it.reports)
+            assert urls_of(it) == [[]]
         server.fails = True
         with pytest.raises(SourceError, match=r"vllm\.example"):
             await DnsSource(NAME, port, server.resolver()).follow(lambda _: None)
@@ -67,6 +52,6 @@ async def test_a_name_that_does_not_exist_has_no_replicas_and_a_failing_server_i
 async def test_a_ttl_is_respected_within_bounds() -> None:
     async with DnsServer() as server:
         server.records = {(NAME, "A"): ["10.0.0.3"]}  # with a TTL of a second
-        async with following(DnsSource(NAME, 8000, server.resolver())) as reports:
-            await eventually(lambda: reports)
+        async with following(DnsSource(NAME, 8000, server.resolver())) as it:
+            await eventually(lambda: it.reports)
             assert server.asked == 2, "A and AAAA; the next ones after the shortest time"

@@ -38,7 +38,6 @@ from tests.gateway.conftest import MODEL, Start, start_gateway
 from tests.support.command import gateway_command, until
 from tests.support.registered_metrics import value_of
 from tests.support.upstream import Wire, delta
-from tests.support.waiting import eventually_blocking
 
 
 def records(folder: Path) -> list[TraceRecord]:
@@ -80,10 +79,6 @@ class Finished:
         notes.on_end(self.ended)
         assert ended == [self.ended]
         self.notes.transcript = notes.transcript
-
-    def held_bytes(self) -> int:
-        self.notes.head, self.notes.ended = b"", self.ended
-        return self.notes.size_bytes
 
 
 def routed_chat() -> RoutedRequest:
@@ -228,22 +223,6 @@ def test_queued_texts_are_limited(tmp_path: Path) -> None:
     for number in range(4):
         finished(recorder, number, body=b"x" * 600_000).record(recorder)
     assert recorder.dropped == 2
-
-
-def test_queued_requests_are_counted_by_their_memory(tmp_path: Path) -> None:
-    recorder = Recorder(settings(tmp_path, text="hashes", max_text_kib=1))
-    stream = finished(recorder, body=b"x" * 10)
-    assert stream.held_bytes() == 10
-    stream.notes.on_chunk(b"y" * 100, 11.0)
-    assert stream.held_bytes() == 110
-    features = stream.ended.routed.features
-    plain = finished(recorder, routed=RoutedRequest(stream.ended.routed.model, features, prompt=Prompt(["abc", "ä"])))
-    assert plain.held_bytes() == 3 + 4
-    plain.answer("ja 😀", size_bytes=1000, token_ids=[1, 2])
-    assert plain.held_bytes() == 3 + 4 + 16 + 80
-    long = finished(recorder)
-    long.answer("too long with this", size_bytes=1025)
-    assert long.notes.transcript is None
 
 
 def test_a_sample_of_the_requests_is_recorded(tmp_path: Path) -> None:
@@ -396,24 +375,6 @@ def test_old_files_are_removed_unless_they_are_being_written(tmp_path: Path) -> 
     late.write(line)
     late.close()
     assert [path.name[9:13] for path in tmp_path.glob("requests-*")] == ["2096"]
-
-
-def test_the_recorder_goes_on_after_what_nobody_expects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(settings(tmp_path))
-    maintenance, failures = recorder._files.maintenance, [ZeroDivisionError()]
-
-    def fail_once() -> None:
-        if failures:
-            raise failures.pop()
-        maintenance()
-
-    monkeypatch.setattr(recorder._files, "maintenance", fail_once)
-    recorder.start()
-    finished(recorder).record(recorder)
-    eventually_blocking(lambda: not failures)
-    finished(recorder).record(recorder)
-    recorder.stop()
-    assert recorder.written == 2
 
 
 def test_workers_share_a_generated_salt(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,26 +244,6 @@ async def test_replaying_continues_after_invalid_texts_and_a_killed_process(monk
     finally:
         shadow.stop()
     assert shadow._process is None
-
-
-async def test_replaying_continues_after_what_nobody_expects(monkeypatch: pytest.MonkeyPatch) -> None:
-    shadow = ShadowDrafting(_Recording(), ShadowSettings(cpu=1.0), [NGRAM])
-    changed, failures = replace, [KeyError("shadow")]
-
-    def fail_once(outcome: Outcome, **changes: Any) -> Outcome:
-        if failures:
-            raise failures.pop()
-        return changed(outcome, **changes)
-
-    monkeypatch.setattr("dataclasses.replace", fail_once)
-    shadow.start()
-    try:
-        _add(shadow)
-        await eventually(lambda: not failures)
-        _add(shadow)
-        await eventually(lambda: shadow.replayed == 2)
-    finally:
-        shadow.stop()
 
 
 def test_token_ids_are_used_if_the_engine_sends_them() -> None:
