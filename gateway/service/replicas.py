@@ -97,9 +97,7 @@ def _backend(model: str, name: str, settings: BackendSettings | DiscoverSettings
         model=model,
         method=settings.method,
         url=url,
-        num_speculative_tokens=draft_tokens(
-            settings.method, serve_config(settings.method, settings.speculative_config)
-        ),
+        num_speculative_tokens=draft_tokens(settings.method, config),
         speculative_config=config,
         api_key=settings.api_key.get_secret_value() if settings.api_key is not None else None,
         weight=settings.weight,

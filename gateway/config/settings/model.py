@@ -80,7 +80,7 @@ class ModelSettings(Settings):
         Name of the policy, with the policy's own settings beside it.
     default_temperature
         Temperature that the engines take for requests without one. Needed only where the gateway cannot find it out: it
-        reads the generation config of engines that it starts, and asks other engines once.
+        asks an engine once, by the Responses API.
     rescue
         Whether another replica goes on with a stream whose replica dies: docs/reliability.md.
     ask_usage

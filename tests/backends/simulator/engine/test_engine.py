@@ -18,7 +18,7 @@ from backends.draft_schedule import k_by_batch
 from backends.drafting.script import Script, block_hashes, plain_steps
 from backends.simulator.engine.fleet import Completion, Fleet, Replica, Step
 from backends.speculation import Method
-from benchmarks.virtual_time import run_closed_loop, run_virtual
+from benchmarks.virtual_time import run_virtual
 from tests.support import step_time
 from tests.support.step_time import DRAFTING, STEP, step_s
 
@@ -64,15 +64,6 @@ def totals(steps: list[Step]) -> dict[int, int]:
         for emission in step.emissions:
             tokens_by_id[emission.request_id] = tokens_by_id.get(emission.request_id, 0) + emission.tokens
     return tokens_by_id
-
-
-def test_step_times_follow_the_formula() -> None:
-    engine = engine_of(PLAIN)
-    engine.submit_script(0, plain(150, 3), 0.0)
-    prefill, first, second = drain(engine)
-    assert prefill.duration_s == pytest.approx(5e-3 + 100e-6 + 50 * 2e-5 + 1e-3)
-    assert first.duration_s == pytest.approx(5e-3 + 1e-6 + 150 * 4e-8 + 1e-3)
-    assert second.duration_s == pytest.approx(5e-3 + 1e-6 + 151 * 4e-8 + 1e-3)
 
 
 @pytest.mark.parametrize("name", calibration_names())
@@ -228,27 +219,6 @@ def test_parameters_come_from_the_calibration_and_the_configuration() -> None:
     assert pard.drafting.parallel
     with pytest.raises(ValueError, match="num_speculative_tokens"):
         EngineParameters.of(calibration, Method.EAGLE3, {})
-
-
-def test_an_open_loop_does_not_wait_for_answers() -> None:
-    script = plain(10, 3)
-    timeline = run_virtual(engine_of(PLAIN), [(5.0, script), (5.001, script), (9.0, script)])
-    alone_s = timeline.e2e_s[2]
-    assert timeline.arrived_s.tolist() == [5.0, 5.001, 9.0]
-    assert timeline.ttft_s[1] > timeline.ttft_s[0], "it came while a step was under way"
-    assert alone_s == pytest.approx(3 * 6e-3 + (10 + 1 + 1) * 1e-6 + (10 + 11) * 4e-8)
-    assert timeline.tpot_s[2] == pytest.approx((alone_s - timeline.ttft_s[2]) / 2)
-    assert timeline.duration_s == pytest.approx(4.0 + alone_s)
-
-
-def test_a_closed_loop_keeps_its_concurrency() -> None:
-    engine = engine_of(PLAIN)
-    timeline = run_closed_loop(engine, [plain(10, 20)] * 40, 8)
-    assert len(timeline.e2e_s) == 40
-    assert not np.isnan(timeline.e2e_s).any()
-    assert timeline.tokens_per_s == pytest.approx(8 / 6e-3, rel=0.1)
-    with pytest.raises(ValueError, match="at least one client"):
-        run_closed_loop(engine, [], 0)
 
 
 @st.composite

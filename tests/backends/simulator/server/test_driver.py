@@ -83,28 +83,6 @@ async def test_a_step_can_emit_several_tokens() -> None:
     assert each.counters().accepted_at.tolist() == [2, 2, 2]
 
 
-async def test_arrivals_join_the_next_step() -> None:
-    each, first, second = driver(), Listener(), Listener()
-    play_tokens(each, first, 30)
-    await eventually(lambda: len(first.received) >= 5)
-    play_tokens(each, second, 5)
-    assert (each.load().running, each.load().waiting) == (1, 1)
-    await asyncio.gather(first.wait(), second.wait())
-    together_s = {round(at, 3) for at, _, _ in second.received}
-    apart_s = [min(abs(at - other) for other, _, _ in first.received) for at in together_s]
-    assert max(apart_s) < 0.002, "one step emits tokens of both"
-    assert len(first.received) == 30
-
-
-async def test_requests_wait_while_the_batch_is_full() -> None:
-    each, first, second = driver(max_num_seqs=1), Listener(), Listener()
-    play_tokens(each, first, 5)
-    play = play_tokens(each, second, 5)
-    await asyncio.gather(first.wait(), second.wait())
-    assert second.received[0][0] > first.received[-1][0]
-    assert play.scheduled_s - play.arrived_s == pytest.approx(5 * STEP_S, rel=0.3)
-
-
 async def test_a_cancelled_request_emits_no_more_tokens() -> None:
     each, listener, other = driver(), Listener(), Listener()
     play = play_tokens(each, listener, 1000)
