@@ -111,7 +111,7 @@ class ShadowDrafting:
         self._left_bytes = 0
         self._awake = threading.Event()
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._drafting: threading.Thread | None = None  # compiled, `_thread` would be `__thread`, a keyword of gcc
         self._process: subprocess.Popen[bytes] | None = None
         self._restart_at_s = 0.0
         self.replayed = self.dropped = self.failed = 0
@@ -122,8 +122,8 @@ class ShadowDrafting:
 
     def start(self) -> None:
         """Start the thread and its process, which loads while the first requests run."""
-        self._thread = threading.Thread(target=self._run, name="shadow", daemon=True)
-        self._thread.start()
+        self._drafting = threading.Thread(target=self._run, name="shadow", daemon=True)
+        self._drafting.start()
 
     # On the event loop.
 
@@ -172,8 +172,8 @@ class ShadowDrafting:
         self._awake.set()
         if (process := self._process) is not None:
             process.kill()  # it holds no state, and a replay may take long
-        if self._thread is not None:
-            self._thread.join()
+        if self._drafting is not None:
+            self._drafting.join()
 
     # In the thread.
 
