@@ -20,7 +20,7 @@ from policies.distill.fluid import Job
 from policies.distill.fluid_choice import FluidChoice, SituationLog, Situations
 from policies.distill.report import Distilled, Leaf
 from policies.distill.support import RuleList
-from policies.distill.traffic import LikelyTraffic, Mix
+from policies.distill.traffic import LikelyTraffic
 from policies.distill.tree import Group, grow, unique_names
 from policies.distill.weights import RuleWeights
 from policies.learned.models.acceptance import arm_of
@@ -30,18 +30,12 @@ from policies.learned.predict import Predictor
 from policies.load import LoadMeter
 from policies.load_policy import LoadSettings
 from policies.rules.policy import Thresholds, ThresholdSettings
-from policies.rules.rule import BACKEND, Rule
+from policies.rules.rule import BACKEND
 
 LEVELS = (1.0, 6.0, 24.0, 80.0)
 """Mean requests in flight per backend at which choices are compared."""
 
-MAX_LEAVES = 8
-
-_UNDECLARED = 0.5
-"""Relative weight of the copies of the requests that declare neither workload nor template."""
-
-_SLACK_FACTORS = (1.0, 0.7, 0.5, 1.4)
-"""Factors tried on the slack of all rules; with a smaller slack, load matters sooner."""
+MAX_RULES = 8
 
 
 class NothingLearnedError(Exception):
@@ -67,25 +61,22 @@ def distill(
     choice = FluidChoice(policy.fitted(priors), calibration, cost, candidates)
     traffic = LikelyTraffic(choice.predictor(), counts, seed)
 
-    runs = [traffic.jobs(candidates, level, mix) for level in levels for mix in Mix]
     log = SituationLog(traffic.kinds)
-    for jobs in runs:
-        choice.by_prediction(jobs, log)
+    for level in levels:
+        choice.by_prediction(traffic.jobs(candidates, level), log)
     situations = log.situations([candidate.weight for candidate in candidates])
     fitted = _fit_rules(situations, candidates, sum(counts.values()))
-    comparison = _Comparison(choice, runs)
-    settings = max((_settings(fitted, factor) for factor in _SLACK_FACTORS), key=comparison.gain_of_rules)
+    settings = _settings(fitted)
 
     # Other draws than those that the rules were made from, but of the same observed requests: those that were not seen
     # are in no statistics.
-    validation = _Comparison(choice, [traffic.jobs(candidates, level, mix) for level in levels for mix in Mix])
-    count = len(situations.keys)
+    comparison = _Comparison(choice, [traffic.jobs(candidates, level) for level in levels])
     return Distilled(
         settings.model_copy(update={"seed": None}),
-        tuple(Leaf(float((group.indices < count).sum()) / count, weights.idle_s) for group, weights in fitted),
-        validation.gain(choice.by_prediction),
-        validation.gain_of_rules(settings),
-        validation.gain_of_rules(ThresholdSettings(seed=0)),
+        tuple(Leaf(len(group.indices) / len(situations.keys), weights.idle_s) for group, weights in fitted),
+        comparison.gain(choice.by_prediction),
+        comparison.gain_of_rules(settings),
+        comparison.gain_of_rules(ThresholdSettings(seed=0)),
         sum(counts.values()),
     )
 
@@ -95,28 +86,19 @@ def _fit_rules(
 ) -> list[tuple[Group, RuleWeights]]:
     """Return the rules that earn their place, with their weights."""
     columns = columns_of(situations.keys)
-    extended = situations.with_undeclared(_UNDECLARED)
-    rows = np.array([row_of(columns, key) for key in extended.keys])
-    groups = grow(columns, rows, extended, MAX_LEAVES)
-    rules = RuleList(groups, rows, extended, requests, _targets(candidates))
-    rules.drop_unearned()
+    rows = np.array([row_of(columns, key) for key in situations.keys])
+    rules = RuleList(grow(columns, rows, situations), rows, situations, requests, _targets(candidates))
+    rules.drop_unearned(MAX_RULES)
     return rules.fitted
 
 
-def _settings(fitted: Sequence[tuple[Group, RuleWeights]], slack_factor: float) -> ThresholdSettings:
+def _settings(fitted: Sequence[tuple[Group, RuleWeights]]) -> ThresholdSettings:
     names = unique_names([group for group, _ in fitted])
     rules = [
-        Rule.model_validate(
-            {
-                "name": name,
-                "when": group.when,
-                "weights": weights.weights,
-                "slack": round(slack_factor * weights.slack),
-            }
-        )
+        {"name": name, "when": group.when, "weights": weights.weights, "slack": round(weights.slack)}
         for name, (group, weights) in zip(names, fitted, strict=True)
     ]
-    return ThresholdSettings(rules=tuple(rules), seed=0)
+    return ThresholdSettings.model_validate({"rules": rules, "seed": 0})
 
 
 class _Comparison:

@@ -14,7 +14,7 @@ from policies.distill.fluid import FluidBackend, Job, Kind, fluid_pool, play
 from policies.features.request import RequestFeatures
 from policies.learned.cost import Cost
 from policies.learned.models.backend_model import FittedModels
-from policies.learned.models.keys import TEMPLATE, WORKLOAD, Key
+from policies.learned.models.keys import Key
 from policies.learned.predict import Prediction, Predictor
 from policies.load import LoadMeter
 from policies.policy import Policy
@@ -43,23 +43,6 @@ class Situations:
     def costs_s(self) -> Floats:
         """Cost of each backend in each situation, in seconds; shape (situations, backends)."""
         return self.idle_s + self.each_s * self.requests
-
-    def with_undeclared(self, weight: float) -> Situations:
-        """Return these situations followed by copies without workload and template, at `weight` times their weight.
-
-        With them, rules made from requests that declare a workload also work for requests that do not.
-        """
-        bare = map(undeclared, self.keys)
-        requests, idle_s, each_s = (np.vstack([part, part]) for part in (self.requests, self.idle_s, self.each_s))
-        weights = np.concatenate([self.weights, weight * self.weights])
-        return Situations((*self.keys, *bare), requests, idle_s, each_s, weights)
-
-
-def undeclared(key: Key) -> Key:
-    """Return a key without workload and template."""
-    fields = list(key)
-    fields[WORKLOAD] = fields[TEMPLATE] = ""
-    return tuple(fields)
 
 
 @dataclass(slots=True)

@@ -19,23 +19,21 @@ class Leaf:
     '25% of the requests; seconds on an idle backend: eagle3 1.50, baseline 2.25'
     """
 
-    # Share of the observed requests, 0 to 1; 0 if the rule is only for requests that declare no workload or template.
-    share: float
+    share: float  # of the observed requests, 0 to 1
     idle_s: dict[str, float]  # mean cost on an idle backend in seconds, by target, in the order of the rule's weights
 
     @property
     def text(self) -> str:
         """The leaf as a comment for its rule."""
-        requests = f"{self.share:.0%} of the requests" if self.share else "requests without workload and template"
         costs = ", ".join(f"{target} {seconds:.2f}" for target, seconds in self.idle_s.items())
-        return f"{requests}; seconds on an idle backend: {costs}"
+        return f"{self.share:.0%} of the requests; seconds on an idle backend: {costs}"
 
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
     """Distilled rules and their predicted gain.
 
-    A gain is the relative reduction of the mean time to finish against `least_loaded`, averaged over loads and mixes.
+    A gain is the relative reduction of the mean time to finish against `least_loaded`, averaged over loads.
     """
 
     settings: ThresholdSettings

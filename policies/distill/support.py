@@ -52,14 +52,14 @@ class RuleList:
         """The groups that are left, with their weights."""
         return [(rule.group, rule.weights) for rule in self._rules]
 
-    def drop_unearned(self) -> None:
-        """Drop rules one by one, the one that saves least first, until each of the others earns its place."""
+    def drop_unearned(self, most_rules: int) -> None:
+        """Drop rules one by one, the one that saves least first, until few are left and each earns its place."""
         while len(self._rules) > 1:
             trials = [self._without(index) for index in range(len(self._rules) - 1)]
             unearned = [trial for trial in trials if not trial.is_earned]
-            if not unearned:
+            if not unearned and len(self._rules) <= most_rules:
                 return
-            self._rules = min(unearned, key=lambda trial: trial.saving).rules
+            self._rules = min(unearned or trials, key=lambda trial: trial.saving).rules
 
     def _fitted(self, group: Group, matches: npt.NDArray[np.bool_], indices: Indices) -> _Rule:
         """Return the rule of a group, with the weights for some situations."""
@@ -85,18 +85,13 @@ class RuleList:
                 left = left[~falls]
         del others[index]
         saving = sum(map(self._cost_of, after)) - sum(map(self._cost_of, before))
-        requests = self._requests_behind(dropped.group.indices)
+        requests = self._requests * len(dropped.group.indices) / len(self._kinds)
         is_earned = (
             requests >= MIN_REQUESTS
             and saving > self._least_saving
             and saving > _ERRORS * self._spread(before, after) / math.sqrt(requests)
         )
         return _Trial(others, saving, is_earned)
-
-    def _requests_behind(self, indices: Indices) -> float:
-        """Return how many observed requests are in some situations, as they are or without workload and template."""
-        count = len(self._kinds) // 2
-        return self._requests * len(np.unique(indices % count)) / count
 
     def _spread(self, before: Sequence[_Rule], after: Sequence[_Rule]) -> float:
         """Return the standard deviation of a saving between kinds of requests, times their number."""

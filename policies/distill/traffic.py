@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from itertools import accumulate
 from random import Random
-from statistics import median
 
 from backends.backend import Candidate
 from policies.distill.fluid import Job, Kind, fluid_pool
@@ -21,25 +19,9 @@ from policies.learned.predict import Predictor
 KINDS = 960
 """Number of requests drawn from the buckets; the requests of a run are drawn from these."""
 
-_MIN_JOBS = 240
+_MIN_JOBS = 480
 _RATE_SAMPLE = 160
 """Number of requests from which the arrival rate is estimated."""
-
-
-class Mix(StrEnum):
-    """The composition of the traffic: as observed, or with more long or short answers.
-
-    How much a running request slows another depends on how long it runs. Rules count requests, so they fit the mix that
-    they were made from. Rules made from several mixes are robust to a shift.
-    """
-
-    SEEN = "seen"
-    LONG = "long"
-    SHORT = "short"
-
-
-_MIX_FACTOR = 5.0
-"""How many times more frequent long (or short) answers are in a mix other than `SEEN`."""
 
 
 class LikelyTraffic:
@@ -57,24 +39,18 @@ class LikelyTraffic:
         self.kinds = [(key, representative(key, rng)) for key in drawn]
         effects = predictor.fitted.length.effects
         self._noise = NOISE if effects is None else effects.noise
-        tokens = [predictor.fitted.length.tokens(features, key) for key, features in self.kinds]
-        typical = median(tokens)
-        self._cumulated = {Mix.SEEN: [float(index + 1) for index in range(KINDS)]}
-        is_long = [length > typical for length in tokens]
-        for mix, frequent in ((Mix.LONG, True), (Mix.SHORT, False)):
-            self._cumulated[mix] = list(accumulate(_MIX_FACTOR if long == frequent else 1.0 for long in is_long))
 
-    def jobs(self, candidates: Sequence[Candidate], level: float, mix: Mix = Mix.SEEN) -> list[Job]:
+    def jobs(self, candidates: Sequence[Candidate], level: float) -> list[Job]:
         """Return requests with Poisson arrivals, at the rate that a pool with `level` requests per backend serves.
 
         The first requests fill the pool to that level; they are in flight at the start.
         """
-        rng, cumulated = self._rng, self._cumulated[mix]
-        rate = self._rate(candidates, level, [self._draw(cumulated) for _ in range(_RATE_SAMPLE)])
+        rng = self._rng
+        rate = self._rate(candidates, level, rng.choices(self.kinds, k=_RATE_SAMPLE))
         initial = round(level * len(candidates))
         jobs, at_s = [], 0.0
         for number in range(initial + max(_MIN_JOBS, 3 * initial)):
-            key, features = self._draw(cumulated)
+            key, features = rng.choice(self.kinds)
             mean = self._predictor.fitted.length.tokens(features, key)
             tokens = mean * math.exp(self._noise * rng.gauss(0.0, 1.0) - self._noise**2 / 2)
             tokens = min(max(1.0, tokens), features.max_tokens or math.inf)
@@ -82,9 +58,6 @@ class LikelyTraffic:
                 at_s += rng.expovariate(rate)
             jobs.append(Job(features, key, tokens, at_s, 1.0 if number >= initial else rng.uniform(0.01, 0.99)))
         return jobs
-
-    def _draw(self, cumulated: Sequence[float]) -> Kind:
-        return self.kinds[bisect_right(cumulated, self._rng.random() * cumulated[-1])]
 
     def _rate(self, candidates: Sequence[Candidate], level: float, kinds: Sequence[Kind]) -> float:
         """Return the requests per second that the pool serves with `level` requests on each backend."""

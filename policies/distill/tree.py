@@ -14,8 +14,8 @@ from policies.distill.fluid_choice import Floats, Situations
 
 Indices = npt.NDArray[np.int64]
 
-_GROWTH_FACTOR = 8
-"""How many times more leaves than allowed are grown before pruning."""
+_MOST_LEAVES = 24
+"""Leaves that are grown; most of them do not earn a rule of their own (`RuleList`)."""
 
 _MIN_LEAF_SHARE = 0.003
 """Minimum share of the total weight in a leaf; small, because a few long answers may be worth a rule."""
@@ -39,30 +39,17 @@ class Group:
     indices: Indices  # indices of the situations in the group
 
 
-def grow(columns: Sequence[Column], rows: Floats, situations: Situations, max_leaves: int) -> list[Group]:
-    """Return the leaves of a pruned regression tree over the situations.
-
-    A large tree (scikit-learn's) splits where costs differ. It is then pruned by weakest links [1]_, until it is small
-    enough and each split saves enough. The cost of a leaf is that of treating its requests alike: each goes to the
-    backend that is best for the leaf's mean costs, not for its own.
-
-    References
-    ----------
-    .. [1] Breiman, Friedman, Olshen and Stone, "Classification and Regression Trees", Wadsworth, 1984.
-    """
+def grow(columns: Sequence[Column], rows: Floats, situations: Situations) -> list[Group]:
+    """Return the leaves of a regression tree over the situations, which splits where their costs differ."""
     from sklearn.tree import DecisionTreeRegressor  # takes a second to import
 
     means = situations.idle_s.mean(axis=1)
-    tree = DecisionTreeRegressor(
-        max_leaf_nodes=_GROWTH_FACTOR * max_leaves, min_weight_fraction_leaf=_MIN_LEAF_SHARE, random_state=0
-    )
+    tree = DecisionTreeRegressor(max_leaf_nodes=_MOST_LEAVES, min_weight_fraction_leaf=_MIN_LEAF_SHARE, random_state=0)
     # Costs relative to the situation's mean, weighted by that mean: a leaf's mean is still that of seconds, but long
     # answers do not dominate the choice of splits.
     profile = np.hstack([situations.idle_s, _TYPICAL_REQUESTS * situations.each_s]) / means[:, None]
     tree.fit(rows, profile, sample_weight=situations.weights * means)
-    root = _node(tree.tree_, 0, np.arange(len(rows)), rows, situations)
-    _prune(root, max_leaves, _min_saving(situations, root.cost))
-    return _groups(root, columns)
+    return _groups(tree.tree_, columns, rows)
 
 
 def mean_costs(situations: Situations, indices: Indices) -> tuple[Floats, Floats]:
@@ -74,85 +61,24 @@ def mean_costs(situations: Situations, indices: Indices) -> tuple[Floats, Floats
     return idle_s, each_s
 
 
-@dataclass(slots=True)
-class _Node:
-    indices: Indices
-    cost: float
-    """Cost of the node's requests if it were a leaf."""
-    column: int = -1
-    bound: int = 0
-    children: tuple[_Node, _Node] | None = None
-
-
-def _node(tree: Any, number: int, indices: Indices, rows: Floats, situations: Situations) -> _Node:
-    node = _Node(indices, _cost(situations, indices))
-    if tree.children_left[number] >= 0:
-        node.column, threshold = int(tree.feature[number]), float(tree.threshold[number])
-        node.bound = int(np.floor(threshold))
-        low = rows[indices, node.column] <= threshold
-        node.children = (
-            _node(tree, tree.children_left[number], indices[low], rows, situations),
-            _node(tree, tree.children_right[number], indices[~low], rows, situations),
-        )
-    return node
-
-
-def _cost(situations: Situations, indices: Indices) -> float:
-    idle_s, each_s = mean_costs(situations, indices)
-    requests = situations.requests[indices]
-    chosen = (idle_s + each_s * requests).argmin(axis=1)
-    at = indices, chosen
-    costs = situations.idle_s[at] + situations.each_s[at] * situations.requests[at]
-    return float((situations.weights[indices] * costs).sum())
-
-
-def _min_saving(situations: Situations, cost: float) -> float:
-    """Return the saving that justifies a condition: a thousandth of the largest possible saving."""
-    lowest = float((situations.weights * situations.costs_s.min(axis=1)).sum())
-    return 0.001 * max(0.0, cost - lowest)
-
-
-def _prune(root: _Node, max_leaves: int, min_saving: float) -> None:
-    while (count := _count(root)) > 1:
-        saving, weakest = min((_saving(node), index, node) for index, node in enumerate(_forks(root)))[::2]
-        if count <= max_leaves and saving > min_saving:
-            return
-        weakest.children = None
-
-
-def _saving(node: _Node) -> float:
-    """Return the saving of the splits below a node, per additional leaf."""
-    return (node.cost - _leaf_cost(node)) / (_count(node) - 1)
-
-
-def _leaf_cost(node: _Node) -> float:
-    return node.cost if node.children is None else sum(map(_leaf_cost, node.children))
-
-
-def _count(node: _Node) -> int:
-    return 1 if node.children is None else sum(map(_count, node.children))
-
-
-def _forks(node: _Node) -> list[_Node]:
-    return [] if node.children is None else [node, *_forks(node.children[0]), *_forks(node.children[1])]
-
-
-def _groups(root: _Node, columns: Sequence[Column]) -> list[Group]:
+def _groups(tree: Any, columns: Sequence[Column], rows: Floats) -> list[Group]:
     groups: list[Group] = []
 
-    def walk(node: _Node, path: dict[str, tuple[Any, str]], bounds: tuple[tuple[int, int], ...]) -> None:
-        if node.children is not None:
-            column = columns[node.column]
-            split = column.conditions[node.bound], column.labels[node.bound]
-            walk(node.children[0], path | {column.feature: split}, (*bounds, (node.column, node.bound)))
-            walk(node.children[1], path, bounds)
+    def walk(node: int, path: dict[str, tuple[Any, str]], bounds: tuple[tuple[int, int], ...], inside: Indices) -> None:
+        lower, upper = int(tree.children_left[node]), int(tree.children_right[node])
+        if lower < 0:
+            features = sorted(path, key=lambda feature: feature not in _NAMED_FIRST)
+            name = _name([path[feature][1] for feature in features])
+            when = {feature: condition for feature, (condition, _) in path.items()}
+            groups.append(Group(name, when, bounds, inside))
             return
-        features = sorted(path, key=lambda feature: feature not in _NAMED_FIRST)
-        name = _name([path[feature][1] for feature in features])
-        when = {feature: condition for feature, (condition, _) in path.items()}
-        groups.append(Group(name, when, bounds, node.indices))
+        number, bound = int(tree.feature[node]), int(tree.threshold[node])
+        column, is_low = columns[number], rows[inside, number] <= bound
+        split = column.conditions[bound], column.labels[bound]
+        walk(lower, path | {column.feature: split}, (*bounds, (number, bound)), inside[is_low])
+        walk(upper, path, bounds, inside[~is_low])
 
-    walk(root, {}, ())
+    walk(0, {}, (), np.arange(len(rows)))
     return groups
 
 

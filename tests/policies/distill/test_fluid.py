@@ -15,11 +15,11 @@ from backends.speculation import Method
 from policies.balancing.least_loaded import LeastLoaded
 from policies.distill.fluid import FluidBackend, Job, Kind, fluid_pool, play
 from policies.distill.fluid_choice import FluidChoice, SituationLog
-from policies.distill.traffic import LikelyTraffic, Mix, representative
+from policies.distill.traffic import LikelyTraffic, representative
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.cost import cost_of
 from policies.learned.models.backend_model import FittedModels
-from policies.learned.models.keys import LIMIT, key_of
+from policies.learned.models.keys import key_of
 from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost
 from policies.learned.predict import Predictor
 from policies.learned.settings import Objective
@@ -70,8 +70,6 @@ OBSERVED = {
     for workload, template, tokens, count in (("code", "", 90, 3.0), ("chat", "0badcafe", 900, 1.0))
 }
 
-SHORT_AND_LONG = [key_of(request(max_tokens=limit)) for limit in (20, None)]
-
 
 @pytest.mark.slow
 def test_synthetic_traffic_has_the_observed_frequencies_and_the_given_load() -> None:
@@ -119,14 +117,6 @@ def test_the_lengths_of_drawn_answers_scatter_about_the_predicted_mean() -> None
     tokens = np.array([job.output_tokens for job in jobs])
     assert tokens.mean() == pytest.approx(predictor.fitted.length.tokens(request(prompt_tokens=90), key), rel=0.1)
     assert tokens.std() > 0.5 * tokens.mean()
-
-
-def test_a_mix_has_more_long_or_short_answers() -> None:
-    traffic = LikelyTraffic(CHOICE.predictor(), dict.fromkeys(SHORT_AND_LONG, 1.0), 0)
-    unlimited = {mix: np.mean([job.key[LIMIT] == "" for job in traffic.jobs(pool(), 8.0, mix)]) for mix in Mix}
-    assert 0.35 < unlimited[Mix.SEEN] < 0.65
-    assert unlimited[Mix.SHORT] < 0.3
-    assert unlimited[Mix.LONG] > 0.7
 
 
 def test_a_situation_reproduces_predictions_at_any_load() -> None:
@@ -187,16 +177,3 @@ def test_every_kind_is_logged_equally_often_and_runs_have_equal_weight() -> None
     weighted = situations.weights * situations.costs_s.sum(axis=1)
     assert (weighted[:half].sum(), weighted[half:].sum()) == (pytest.approx(1.0), pytest.approx(1.0))
     assert situations.requests[half:].mean() > 2 * situations.requests[:half].mean()
-
-
-def test_situations_are_extended_by_undeclared_copies() -> None:
-    traffic = LikelyTraffic(CHOICE.predictor(), OBSERVED, 0)
-    log = SituationLog(traffic.kinds)
-    CHOICE.by_prediction(traffic.jobs(pool(), 1.0), log)
-    situations = log.situations([1.0] * 4)
-    both, count = situations.with_undeclared(0.25), len(situations.keys)
-    assert both.keys[:count] == situations.keys
-    assert {key[:2] for key in both.keys[count:]} == {("", "")}
-    assert [key[2:] for key in both.keys[count:]] == [key[2:] for key in situations.keys]
-    assert both.weights[count:] == pytest.approx(0.25 * situations.weights)
-    assert both.costs_s[count:] == pytest.approx(situations.costs_s)

@@ -17,7 +17,7 @@ def rule_names(
 ) -> list[str]:
     """Return the rules that are left of those with some bounds on one column, for costs by kind of request.
 
-    Kind i has the value i in that column. The requests declare nothing, so both halves of the situations are the same.
+    Kind i has the value i in that column, and is met in two situations.
     """
     rng = np.random.default_rng(0)
     idle_s = np.column_stack([left_s, right_s])
@@ -34,7 +34,7 @@ def rule_names(
         groups.append(Group(name, {}, bound, np.flatnonzero(matches)))
         left &= ~matches
     rules = RuleList(groups, rows, situations, requests, TARGETS)
-    rules.drop_unearned()
+    rules.drop_unearned(len(bounds))
     indices = np.concatenate([group.indices for group, _ in rules.fitted])
     assert sorted(indices) == list(range(2 * KINDS)), "each situation belongs to one rule"
     return [group.name for group, _ in rules.fitted]

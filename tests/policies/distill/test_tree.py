@@ -12,6 +12,7 @@ from backends.backend import Backend
 from backends.speculation import Method
 from policies.distill.columns import columns_of, row_of
 from policies.distill.fluid_choice import Floats, Situations
+from policies.distill.support import RuleList
 from policies.distill.tree import Group, _name, grow, unique_names
 from policies.distill.weights import fit_weights
 from policies.features.request import Endpoint, RequestFeatures
@@ -43,9 +44,13 @@ def situations(
     )
 
 
-def grown(observed: Situations, max_leaves: int) -> list[Group]:
+def grown(observed: Situations, most_rules: int) -> list[Group]:
+    """Return the groups of the rules that earn their place if each situation stands for many requests."""
     columns = columns_of(observed.keys)
-    return grow(columns, np.array([row_of(columns, key) for key in observed.keys]), observed, max_leaves)
+    rows = np.array([row_of(columns, key) for key in observed.keys])
+    rules = RuleList(grow(columns, rows, observed), rows, observed, 1e9, TARGETS)
+    rules.drop_unearned(most_rules)
+    return [group for group, _ in rules.fitted]
 
 
 def test_every_request_matches_the_rule_of_its_leaf() -> None:
@@ -100,11 +105,11 @@ def test_a_split_that_saves_next_to_nothing_is_none() -> None:
 def test_what_rare_requests_save_is_weighed() -> None:
     """In `code`, length saves more seconds than in `chat`, but of requests that are a thousand times as rare."""
     examples = [request(workload=workload, prompt_tokens=p) for workload in ("chat", "code") for p in (10, 900)]
-    costs = np.array([[1.0, 2, 2, 2], [2.0, 1, 2, 2], [1000.0, 1000.5, 9e3, 9e3], [1000.5, 1000.0, 9e3, 9e3]])
+    costs = np.array([[1.0, 2, 2, 2], [2.0, 1, 2, 2], [9e3, 9e3, 1000.0, 1000.5], [9e3, 9e3, 1000.5, 1000.0]])
     observed = replace(
         situations([key_of(features) for features in examples], costs), weights=np.array([1.0, 1.0, 0.001, 0.001])
     )
-    assert sorted(group.indices.tolist() for group in grown(observed, 12)) == [[0], [1], [2, 3]]
+    assert sorted(sorted(group.indices) for group in grown(observed, 12)) == [[0], [1], [2, 3]]
 
 
 def test_long_answers_do_not_take_all_the_splits() -> None:
@@ -141,7 +146,7 @@ def test_rule_names_have_whole_labels_and_are_unique() -> None:
     assert _name(["a" * 40, "limited"]) == "a" * 36
 
 
-def test_a_tree_separates_examplesthat_differ_only_under_load() -> None:
+def test_a_tree_separates_examples_that_differ_only_under_load() -> None:
     examples = [request(prompt_tokens=tokens) for tokens in (20, 5000) for _ in range(40)]
     long = np.array([[features.prompt_tokens > 1000] for features in examples])
     idle_s = np.tile([1.0, 1.1, 1.1, 1.1], (80, 1))
