@@ -29,6 +29,12 @@ from policies.roles import ShadowLearner
 
 log = logging.getLogger(__name__)
 
+MOST_TEXTS = 256
+"""Finished texts that wait for their replay; further ones are skipped."""
+_MOST_QUEUED_BYTES = 64 * 2**20
+MOST_TEXT_BYTES = 2**20
+"""Size of a request or an answer, with 200 bytes per streamed chunk, above which it is skipped."""
+
 _IDLE_WAIT_S = 0.1
 _RESTART_DELAY_S = 30.0
 _MAX_PAUSE_S = 10.0
@@ -100,10 +106,7 @@ class ShadowDrafting:
     def __init__(self, policy: ShadowLearner, settings: ShadowSettings, arms: Sequence[ShadowArm]) -> None:
         self._policy = policy
         self._settings = settings
-        self._max_texts = settings.queue
         self._arms = _encoded(arms)
-        self._max_text_bytes = int(1024 * settings.max_text_kib)
-        self._max_bytes = int(2**20 * settings.queue_mib)
         self._queue: deque[AnswerText] = deque()
         self._results: deque[Outcome] = deque()
         # Two counters with one writer each: the event loop and the thread. Their difference is what waits.
@@ -135,21 +138,21 @@ class ShadowDrafting:
     def follow(self, routed: RoutedRequest, body: bytes) -> AnswerText | None:
         """Return an observer that collects the answer; None if the request is not replayed."""
         features = routed.features
-        if features.endpoint not in _TEXTS or features.n != 1 or len(body) > self._max_text_bytes:
+        if features.endpoint not in _TEXTS or features.n != 1 or len(body) > MOST_TEXT_BYTES:
             return None
         sample = self._settings.sample
         if sample < 1.0 and random.random() >= sample:
             return None
-        if len(self._queue) >= self._max_texts:  # saves collecting an answer that would probably be dropped
+        if len(self._queue) >= MOST_TEXTS:  # saves collecting an answer that would probably be dropped
             self.dropped += 1
             return None
-        return AnswerText(self.add, body, self._max_text_bytes)
+        return AnswerText(self.add, body, MOST_TEXT_BYTES)
 
     def add(self, text: AnswerText) -> None:
         """Queue a complete text, or drop it if the queue is full."""
         if text.outcome.output_tokens < _MIN_TOKENS:
             return
-        if len(self._queue) >= self._max_texts or self._entered_bytes - self._left_bytes > self._max_bytes:
+        if len(self._queue) >= MOST_TEXTS or self._entered_bytes - self._left_bytes > _MOST_QUEUED_BYTES:
             self.dropped += 1
             return
         self._entered_bytes += text.size_bytes

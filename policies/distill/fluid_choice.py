@@ -121,7 +121,7 @@ class FluidChoice:
     def by_prediction(self, jobs: Sequence[Job], log: SituationLog | None = None) -> float:
         """Return the mean seconds to finish if each request goes where its cost is lowest, logging the situations."""
         pool = fluid_pool(predictor := self.predictor(), self.candidates)
-        shares = []
+        sent = []
 
         def choose(job: Job, backends: Sequence[FluidBackend], now_s: float) -> int:
             if log is not None and job.left == 1.0:
@@ -129,14 +129,14 @@ class FluidChoice:
             predictions = predictor.predict(job.features, job.key, backends)
             costs = self._costs(job.features, predictions)
             chosen = min(range(len(costs)), key=costs.__getitem__)
-            name, share = backends[chosen].name, predictions[chosen].share
-            shares.append((name, share))
-            predictor.backend_models[name].backlog.send(share, now_s)
+            name, prediction = backends[chosen].name, predictions[chosen]
+            sent.append((name, prediction))
+            predictor.backend_models[name].backlog.send(prediction, now_s)
             return chosen
 
         def end(number: int) -> None:
-            name, share = shares[number]
-            predictor.backend_models[name].backlog.end(share)
+            name, prediction = sent[number]
+            predictor.backend_models[name].backlog.end(prediction)
 
         mean_s = play(jobs, predictor, pool, choose, end)
         if log is not None:

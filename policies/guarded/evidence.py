@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from policies.features.request import RequestFeatures
+
 EVIDENCE: Final = 11.5
 """Log-likelihood ratio at which a backend is accused; a healthy one gets there less than once in 100,000 answers."""
 
@@ -25,37 +27,31 @@ _LEAST_DRAFTS: Final = 50
 """Drafts that an engine must have counted since the evidence began, for its counters to say something."""
 
 
-class _Kind:
-    """Whether one source of a kind is the only one of late."""
-
-    __slots__ = ("_name", "_other_at")
-
-    def __init__(self, other_at: float) -> None:
-        self._name: str | None = None
-        self._other_at = other_at
-
-    def is_alone(self, name: str, number: int) -> bool:
-        """Return whether a source, that of the answer with this number, is the only one."""
-        if name != self._name:
-            if self._name is not None:
-                self._other_at = float(number - 1)
-            self._name = name
-        return number - self._other_at > ALONE_ANSWERS
-
-
 class Sources:
-    """Who was answered: whether a single client, or a single template, is the only one."""
+    """Who was answered: whether a single client, or a single template, is the only one of late."""
 
-    __slots__ = ("_clients", "_number", "_templates")
+    __slots__ = ("_client", "_client_answers", "_template", "_template_answers")
 
     def __init__(self, *, is_known: bool) -> None:
-        other_at = -math.inf if is_known else 0.0
-        self._clients, self._templates, self._number = _Kind(other_at), _Kind(other_at), 0
+        # Answers in a row of the last client and of the last template; where the sources of old are known, the first
+        # of each counts as the only one.
+        self._client_answers = self._template_answers = ALONE_ANSWERS if is_known else 0
+        self._client: str | None = None
+        self._template: str | None = None
 
-    def see(self, client: str, template: str) -> tuple[bool, bool]:
-        """Add an answer; return whether its client, and its template, are the only ones."""
-        self._number += 1
-        return self._clients.is_alone(client, self._number), self._templates.is_alone(template, self._number)
+    def see(self, request: RequestFeatures) -> tuple[bool, bool]:
+        """Add an answer; return whether the client of its request, and the template, are the only ones."""
+        if request.client != self._client:
+            if self._client is not None:
+                self._client_answers = 0
+            self._client = request.client
+        if request.template != self._template:
+            if self._template is not None:
+                self._template_answers = 0
+            self._template = request.template
+        self._client_answers += 1
+        self._template_answers += 1
+        return self._client_answers > ALONE_ANSWERS, self._template_answers > ALONE_ANSWERS
 
 
 class Evidence:
@@ -71,13 +67,6 @@ class Evidence:
     .. [1] Page, "Continuous Inspection Schemes", Biometrika 41(1/2), 1954.
     .. [2] Lorden, "Procedures for Reacting to a Change in Distribution", Annals of Mathematical Statistics 42(6), 1971.
 
-    Examples
-    --------
-    >>> evidence = Evidence()
-    >>> for client in ("a", "a", "a", "b", "a", "a", "a"):
-    ...     evidence.add(2.0, client, "", alone=(client == "", False))
-    >>> round(evidence.total, 1)  # 0.6 * 11.5 of one of them, and 2 of the other
-    8.9
     """
 
     __slots__ = ("_by_source", "_drafts", "_sources", "total")
@@ -91,23 +80,22 @@ class Evidence:
     def add(
         self,
         log_likelihood: float,
-        client: str,
-        template: str,
+        request: RequestFeatures,
         alone: tuple[bool, bool],
         drafts: Drafts = UNCOUNTED,
     ) -> None:
-        """Add the log-likelihood ratio of an answer."""
+        """Add the log-likelihood ratio of an answer; `alone` is what `Sources.see` says over all backends."""
         if self.total == 0.0:
             self._drafts = [drafts]
         elif len(self._drafts) < 2 and drafts != self._drafts[0]:  # those before were partly of before the evidence
             self._drafts.append(drafts)
-        here = self._sources.see(client, template)
+        here = self._sources.see(request)
         if log_likelihood < 0.0:
             self._reduce(-log_likelihood)
             return
-        most, source = MOST_SHARE * EVIDENCE, client
+        most, source = MOST_SHARE * EVIDENCE, request.client
         if alone[0] or here[0]:
-            source = template
+            source = request.template
             if alone[1] or here[1]:
                 most = math.inf
         before = self._by_source.get(source, 0.0)

@@ -64,8 +64,7 @@ class _Drift:
         self,
         ratio: float,
         spread: float,
-        client: str,
-        template: str,
+        request: RequestFeatures,
         alone: tuple[bool, bool],
         drafts: Drafts = UNCOUNTED,
     ) -> None:
@@ -74,7 +73,7 @@ class _Drift:
         self.count = _KEEP * self.count + 1.0
         self.total = _KEEP * self.total + log_ratio
         log_likelihood = (self.faulty - self.healthy) * (log_ratio - (self.faulty + self.healthy) / 2) / spread**2
-        self.evidence.add(min(_MAX_EVIDENCE, log_likelihood), client, template, alone, drafts)
+        self.evidence.add(min(_MAX_EVIDENCE, log_likelihood), request, alone, drafts)
 
     def reset(self) -> None:
         """Discard all observations."""
@@ -169,12 +168,11 @@ class OutlierEjection:
         if record is None:
             record = self._records[backend] = _Record()
         record.seen_s = now_s
-        client, template = request.client, request.template
-        alone = self._sources.see(client, template)
+        alone = self._sources.see(request)
         if step_ratio:
-            record.steps.add(step_ratio, _STEP_SPREAD, client, template, alone)
+            record.steps.add(step_ratio, _STEP_SPREAD, request, alone)
         if acceptance_ratio:
-            record.tokens.add(acceptance_ratio, max(DEFAULT_SPREAD, acceptance_spread), client, template, alone, drafts)
+            record.tokens.add(acceptance_ratio, max(DEFAULT_SPREAD, acceptance_spread), request, alone, drafts)
         if self._ejects and backend not in self.reasons:
             if record.steps.evidence.total >= EVIDENCE:
                 reason = f"steps take {record.steps.mean:.1f} times as long as expected"

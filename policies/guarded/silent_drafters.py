@@ -208,8 +208,8 @@ class SilentDrafters:
             watch.last_quiet_s = now_s
         else:
             ratio = math.log((1.0 - _QUIET_OF_SILENT) / (1.0 - share))
-        alone = self._sources.see(request.client, request.template)
-        watch.evidence.add(ratio, request.client, request.template, alone, drafts)
+        alone = self._sources.see(request)
+        watch.evidence.add(ratio, request, alone, drafts)
         if watch.evidence.total == 0.0:
             if not is_quiet:
                 watch.change = None  # the engine drafts, whatever it went through

@@ -21,8 +21,8 @@ from policies.learned.models.prior import DEFAULT_CALIBRATION, adaptive_schedule
 from policies.load import LoadMeter
 
 
-class Prediction:
-    """The predicted performance of a request on one backend."""
+class Prediction(Share):
+    """The predicted performance of a request on one backend, and the work that it adds there."""
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -39,39 +39,25 @@ class Prediction:
         observations: float = 0.0,
         prefill_s: float = 0.0,
     ) -> None:
+        super().__init__(steps, context_tokens, prompt_tokens, prefill_s)
         self.ttft_s = ttft_s  # seconds to the first token: waiting, and computing the prompt
         self.decode_s = decode_s  # seconds from the first token to the last
         # Total delay in seconds of the requests already on the backend, and of later ones whose prefixes are evicted.
         self.others_s = others_s
         self.step_s = step_s  # seconds per engine step at the present load with this request added
-        self.steps = steps  # engine steps of the answer
         self.tokens_per_step = tokens_per_step  # tokens per engine step
         self.output_tokens = output_tokens  # output tokens per sequence
-        self.context_tokens = context_tokens  # mean context of a step in tokens
-        self.prompt_tokens = prompt_tokens  # prompt tokens to compute: those not in the backend's prefix cache
         self.requests = requests  # requests on the backend at present
         self.observations = observations  # number of similar requests observed on the backend's arm
-        self.prefill_s = prefill_s  # seconds to compute the prompt
 
     @property
     def own_s(self) -> float:
         """Predicted seconds from start to end of the request."""
         return self.ttft_s + self.decode_s
 
-    @property
-    def share(self) -> Share:
-        """Work that the request adds to the backend."""
-        return Share(self.steps, self.context_tokens, self.prompt_tokens, self.prefill_s)
 
-
-class _Acceptance:
-    """Predicted tokens per step of one request key on one backend."""
-
-    def __init__(self, model: BackendModel, per_step: float, by_level: list[float], observations: float) -> None:
-        self.model = model
-        self.per_step = per_step
-        self.by_level = by_level
-        self.observations = observations
+_Acceptance = tuple[BackendModel, float, list[float], float]
+"""A backend, the tokens per step of one request key there, those by level of its depth, and how many were observed."""
 
 
 class Predictor:
@@ -173,11 +159,11 @@ class Predictor:
         acceptance = by_backend.get(backend)
         if acceptance is None:
             acceptance = by_backend[backend] = self._evaluate(self.backend_models[backend], key)
-        return acceptance.per_step
+        return acceptance[1]
 
     def _evaluate(self, model: BackendModel, key: Key) -> _Acceptance:
         per_step, observations = model.acceptance(key)
-        return _Acceptance(model, per_step, model.acceptance_by_level(key), observations)
+        return model, per_step, model.acceptance_by_level(key), observations
 
     def _acceptance_of(self, key: Key) -> dict[str, _Acceptance]:
         """Return the cached predictions for a key, by backend."""
@@ -208,7 +194,7 @@ class Predictor:
             acceptance = by_backend.get(name)
             if acceptance is None:
                 acceptance = by_backend[name] = self._evaluate(self.of(candidate), key)
-            model = acceptance.model
+            model, per_step, by_level, observations = acceptance
             load = candidate.load
             if load is not model.load:  # a new report is a new object
                 model.read(load)
@@ -216,9 +202,8 @@ class Predictor:
             if model.reported_s >= oldest_s:
                 requests += model.others
             backlog, slowness = model.backlog, model.slowness
-            per_step = acceptance.per_step
             if model.depth is not None:
-                per_step = model.meet(requests - model.waiting + sequences, acceptance.by_level)
+                per_step = model.meet(requests - model.waiting + sequences, by_level)
             steps = tokens / per_step if tokens > per_step else 1.0
             own_step_s = slowness * sequences * (model.per_request_s + model.per_context_token_s * context)
             sent = backlog.sent if requests else 0
@@ -239,7 +224,7 @@ class Predictor:
             step_s = alone_s + requests * other_step_s
             adds_s = own_step_s  # to each step of the others
             if sent and model.depth is not None:
-                adds_s = step_s - slowness * model.without_s(requests, per_step, acceptance.by_level)
+                adds_s = step_s - slowness * model.without_s(requests, per_step, by_level)
             ttft_s = 1.5 * step_s + wait_s + prefill_s  # the current step is half done on average
             if model.waiting:
                 # A waiting request is admitted when a running one ends; each of those has `steps_left` on average.
@@ -256,7 +241,7 @@ class Predictor:
                     context,
                     prompt,
                     requests,
-                    acceptance.observations,
+                    observations,
                     prefill_s,
                 )
             )

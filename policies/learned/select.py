@@ -199,7 +199,7 @@ class Chooser:
             models[candidates[index].name].backlog.update(now_s, one.requests)
         model = models[backend]
         model.prefixes.remember(request)
-        return model.backlog.send(prediction.share, now_s)
+        return model.backlog.send(prediction, now_s)
 
 
 _MIN_SLOWNESS: Final = 1.01

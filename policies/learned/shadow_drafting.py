@@ -53,20 +53,12 @@ SHADOWED = frozenset({Method.NGRAM, Method.SUFFIX})
 
 
 class ShadowSettings(BaseModel):
-    """Sampling and resource limits of shadow drafting."""
+    """How much shadow drafting does."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     sample: float = Field(default=1.0, ge=0, le=1, description="Share of finished texts to replay; 0: none.")
     cpu: float = Field(default=0.02, gt=0, le=1, description="Maximum share of one core.")
-    queue: int = Field(default=256, ge=1, description="Maximum number of queued texts; further texts are skipped.")
-    queue_mib: float = Field(default=64.0, gt=0, description="Maximum size of the queued texts in MiB.")
-    max_text_kib: float = Field(
-        default=1024.0,
-        gt=0,
-        description="Maximum size in KiB of a request or an answer, including its framing (200 bytes per streamed "
-        "chunk); longer ones are skipped.",
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Observer:
         if memo is not None and model is not None:
             backlog = model.backlog
             backlog.update(now_s, backlog.requests)
-            backlog.end(memo.prediction.share)
+            backlog.end(memo.prediction)
         if outcome.status != _OK or outcome.output_tokens < 1:
             return
         key = memo.key if memo is not None else self._templates.key(request, counts=False)

@@ -16,15 +16,8 @@ from policies.learned.models.prior import StepCost
 from policies.learned.models.step_time import Load, PromptTime
 from policies.learned.shadow_drafting import SHADOWED
 
-
-class Mark:
-    """The state of a backlog's time integrals when a request was sent; see `Backlog.since`."""
-
-    def __init__(self, at_s: float, requests: float, context: float, prompt_tokens: float) -> None:
-        self.at_s = at_s
-        self.requests = requests
-        self.context = context
-        self.prompt_tokens = prompt_tokens
+Mark = tuple[float, float, float, float]
+"""When a request was sent, and the integrals of its backlog then: of requests, context and prompt tokens."""
 
 
 class Share:
@@ -44,13 +37,6 @@ class Backlog:
     The number of requests comes from the caller, who also knows those of other gateways. Only the mean work per request
     is taken from the requests sent here, so a request whose end is never reported does no lasting harm.
 
-    Examples
-    --------
-    >>> backlog = Backlog()
-    >>> mark = backlog.send(Share(steps=50.0, context_tokens=400.0, prompt_tokens=300.0), now_s=0.0)
-    >>> backlog.update(now_s=2.0, requests=3)
-    >>> backlog.since(mark, now_s=2.0)
-    (1.0, 400.0, 300.0)
     """
 
     sent: int = 0  # number of requests sent and not yet ended
@@ -93,7 +79,7 @@ class Backlog:
         self._requests += 1
         self._prefill_until_s = now_s + self.prefill_left_s(now_s) + share.prefill_s
         self.prefill_s += share.prefill_s
-        return Mark(now_s, self._request_s, self._context_s, self._prompt_tokens - share.prompt_tokens)
+        return now_s, self._request_s, self._context_s, self._prompt_tokens - share.prompt_tokens
 
     def prefill_left_s(self, now_s: float) -> float:
         """Return the seconds until the prompts sent here are computed, one after another, in order of arrival."""
@@ -110,11 +96,12 @@ class Backlog:
 
     def since(self, mark: Mark, now_s: float) -> tuple[float, float, float]:
         """Return the mean requests and mean context tokens since a mark, and the prompt tokens sent from it on."""
-        elapsed_s = max(1e-6, now_s - mark.at_s)
+        at_s, request_s, context_s, prompt_tokens = mark
+        elapsed_s = max(1e-6, now_s - at_s)
         return (  # the mark may be that of another backend which had the name before
-            max(1.0, (self._request_s - mark.requests) / elapsed_s),
-            max(0.0, self._context_s - mark.context) / elapsed_s,
-            max(0.0, self._prompt_tokens - mark.prompt_tokens),
+            max(1.0, (self._request_s - request_s) / elapsed_s),
+            max(0.0, self._context_s - context_s) / elapsed_s,
+            max(0.0, self._prompt_tokens - prompt_tokens),
         )
 
 

@@ -18,7 +18,7 @@ from gateway.routing.fallback import Fallback
 from gateway.routing.keys import Client
 from gateway.routing.model import Model
 from gateway.routing.router import RoutedRequest
-from gateway.shadow.replay import AnswerText, ShadowDrafting
+from gateway.shadow.replay import MOST_TEXT_BYTES, MOST_TEXTS, AnswerText, ShadowDrafting
 from gateway.shadow.room import ShadowRoom
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models.acceptance import ACCEPTANCE, ARM, BACKEND
@@ -176,29 +176,29 @@ def _add(shadow: ShadowDrafting, answer: bytes = ANSWER) -> None:
 
 def test_texts_that_find_the_queue_full_are_dropped_and_counted() -> None:
     policy = _Recording()
-    shadow = ShadowDrafting(policy, ShadowSettings(queue=3), [NGRAM])  # not started, so the queue is not emptied
+    shadow = ShadowDrafting(policy, ShadowSettings(), [NGRAM])  # not started, so the queue is not emptied
     early = _begin(shadow, b"{}")
-    for _ in range(3):
+    for _ in range(MOST_TEXTS):
         _add(shadow)
     assert _begin(shadow, b"{}") is None, "no answer is collected while the queue is full"
     assert early is not None
     early.on_answer(b"{}", None)
     _end(early)
-    assert (shadow.waiting, shadow.dropped) == (3, 2)
-    small = ShadowDrafting(policy, ShadowSettings(queue_mib=0.001), [NGRAM])
-    for _ in range(5):
-        _add(small)
-    assert small.dropped > 0
+    assert (shadow.waiting, shadow.dropped) == (MOST_TEXTS, 2)
+    large, answer = ShadowDrafting(policy, ShadowSettings(), [NGRAM]), ANSWER.ljust(MOST_TEXT_BYTES - 300)
+    for _ in range(70):
+        _add(large, answer)
+    assert large.dropped > 0
 
 
 def test_long_texts_and_other_endpoints_are_not_replayed() -> None:
-    shadow = ShadowDrafting(_Recording(), ShadowSettings(max_text_kib=1), [NGRAM])
-    assert _begin(shadow, b"x" * 1025) is None
+    shadow = ShadowDrafting(_Recording(), ShadowSettings(), [NGRAM])
+    assert _begin(shadow, b"x" * (MOST_TEXT_BYTES + 1)) is None
     assert _begin(shadow, b"{}", Endpoint.EMBEDDINGS) is None
     text = _begin(shadow, b"{}")
     assert text is not None
-    text.on_chunk(b"x" * 1000, 1.0)
-    text.on_chunk(b"x" * 1000, 2.0)
+    text.on_chunk(b"x" * (MOST_TEXT_BYTES // 2), 1.0)
+    text.on_chunk(b"x" * (MOST_TEXT_BYTES // 2 + 1), 2.0)
     _end(text)
     assert shadow.waiting == 0
 

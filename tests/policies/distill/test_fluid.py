@@ -129,7 +129,7 @@ def test_a_situation_reproduces_predictions_at_any_load() -> None:
 
     for backend, prediction in zip(backends, predictor.predict(kind[1], kind[0], backends), strict=True):
         backend.in_flight = 3
-        predictor.backend_models[backend.name].backlog.send(prediction.share, 0.0)
+        predictor.backend_models[backend.name].backlog.send(prediction, 0.0)
     log = SituationLog([kind])
     log.add(backends, costs)
     log.end_run()

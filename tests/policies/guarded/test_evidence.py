@@ -120,6 +120,7 @@ ANSWERS = st.lists(st.tuples(st.floats(-3, 2), st.sampled_from("abc"), st.sample
 def test_the_sum_is_never_above_that_without_sources(answers: list[tuple[float, str, str]]) -> None:
     evidence, sources, page = Evidence(), Sources(is_known=True), 0.0
     for log_likelihood, client, template in answers:
-        evidence.add(log_likelihood, client, template, sources.see(client, template))
+        one = request(client, template)
+        evidence.add(log_likelihood, one, sources.see(one))
         page = max(0.0, page + log_likelihood)
         assert 0.0 <= evidence.total <= page + 1e-9

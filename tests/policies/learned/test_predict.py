@@ -58,9 +58,6 @@ def test_alone_a_request_takes_its_steps_times_the_step_time() -> None:
     assert prediction.ttft_s == pytest.approx(1.5 * step_s + 400 * cost.per_prompt_token_s)
     assert prediction.own_s == prediction.ttft_s + prediction.decode_s
     assert prediction.others_s == 0.0
-    share = prediction.share
-    assert (share.steps, share.context_tokens) == (prediction.steps, prediction.context_tokens)
-    assert share.prompt_tokens == prediction.prompt_tokens
 
 
 def test_others_are_delayed_by_shared_steps_and_by_the_prompt() -> None:
