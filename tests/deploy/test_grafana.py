@@ -131,7 +131,7 @@ async def test_every_expression_gives_data_with_one_gateway_and_with_three(tmp_p
                 queue={"max_in_flight_per_backend": 1, "max_waiting": 20, "max_wait_s": 10},
                 keys=[{"name": "team", "key": "sk-1", "may_override": True}],
                 recorder={"path": str(tmp_path / f"traces-{number}")},
-                telemetry={"access_log": 1.0, "exemplars": True},
+                telemetry={"access_log": 1.0},
                 state={"file": str(tmp_path / f"state-{number}.sqlite")},
             )
             gateways.append(await stack.enter_async_context(start))
