@@ -70,15 +70,14 @@ def test_a_request_that_cannot_be_accounted_for_gives_up_its_place(
     assert relay.in_flight() == [0] * 4
 
 
-def test_an_exchange_that_cannot_be_checked_keeps_no_other_from_its_time_out(counted: list[Work]) -> None:
-    class Stuck:
-        check_silence = end_with_error = backend_is_down = broken
-
+def test_an_exchange_that_cannot_be_ended_keeps_no_other_from_its_time_out(
+    counted: list[Work], monkeypatch: pytest.MonkeyPatch
+) -> None:
     relay = Relay("a")
     relay.context.timeouts = Timeouts(first_byte_s=0.0, idle_s=0.0)
     replies = []
     for _ in range(8):  # a set has no order
-        relay.context.exchanges.add(Stuck())  # type: ignore[arg-type]
+        monkeypatch.setattr(relay.send()[1], "whole", broken)
         replies.append(relay.send()[1])
     relay.context.sweep()
     assert {reply.status for reply in replies} == {504}
