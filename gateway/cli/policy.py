@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -10,27 +9,22 @@ from urllib.parse import urlencode
 
 import typer
 
-from gateway.cli.completion import models
-
 DEFAULT_URL = "http://127.0.0.1:8080"
 _TIMEOUT_S = 60.0
-_ALL_LINES = 1000
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Distil, compare and pin the rules of a running gateway. Exits 1 if the gateway refuses.",
+    help="Distil and pin the rules of a running gateway. Exits 1 if the gateway refuses.",
 )
 
 Url = Annotated[str, typer.Option(help="The gateway's address.", envvar="GATEWAY_URL")]
 AdminKey = Annotated[
     str, typer.Option(help="admin.key of its pool file, or the key printed at start.", envvar="GATEWAY_ADMIN_KEY")
 ]
-Model = Annotated[
-    str | None, typer.Option(autocompletion=models, help="The model.  [default: the only one with a learned policy]")
-]
+Model = Annotated[str | None, typer.Option(help="The model.  [default: the only one with a learned policy]")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,40 +81,6 @@ def show(
     for name, description in models.items():
         if model in (None, name):
             typer.echo("\n".join(_lines(name, description)))
-
-
-@app.command()
-def diff(
-    old: Annotated[int | None, typer.Argument(help="[default: the pinned version, or else the second latest]")] = None,
-    new: Annotated[int | None, typer.Argument(help="[default: the latest version]")] = None,
-    *,
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = "",
-    model: Model = None,
-) -> None:
-    """Print the differences between two versions of the rules."""
-    admin = Admin(url, admin_key, model)
-    latest = admin.get("/admin/policy/rules", version=new)
-    if old is None:
-        described = admin.get("/admin/policy")["models"][latest["model"]]
-        earlier = [entry["version"] for entry in described["versions"] if entry["version"] < latest["version"]]
-        pinned = described["pinned"]
-        if pinned not in (None, latest["version"]):
-            old = pinned
-        elif earlier:
-            old = earlier[-1]
-        else:
-            raise _failure(f"Version {latest['version']} is the only one; there is nothing to compare it with.")
-    before = admin.get("/admin/policy/rules", version=old)
-    lines = difflib.unified_diff(
-        before["text"].splitlines(),
-        latest["text"].splitlines(),
-        f"version {before['version']} of {_when(before['written_s'])}",
-        f"version {latest['version']} of {_when(latest['written_s'])}",
-        n=_ALL_LINES,  # the order of rules matters, so all lines are context
-        lineterm="",
-    )
-    typer.echo("\n".join(lines) or f"versions {old} and {latest['version']} are identical")
 
 
 @app.command()

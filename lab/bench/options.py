@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.completion import models
 from lab.options.shared import ApiKey, IgnoreEos, JsonFile, Timeout, TraceOptions
 
 
@@ -27,7 +26,7 @@ class BenchOptions(TraceOptions):
     config: Annotated[Path | None, typer.Option(help="Pool file whose replicas are measured in turn.")] = None
     model: Annotated[
         str | None,
-        typer.Option(autocompletion=models, help="Model to request.  [default: the request's; the endpoint's first]"),
+        typer.Option(help="Model to request.  [default: the request's; the endpoint's first]"),
     ] = None
     only: Annotated[
         tuple[str, ...], typer.Option(metavar="BACKEND", help="Replica of the pool to measure; repeatable.")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backends.validation import UsageError
-from gateway.cli.completion import calibrations, models
 
 if TYPE_CHECKING:
     from lab.trace import TraceRecord
@@ -49,12 +48,10 @@ TraceFormat = Annotated[
     ),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Reject a trace with a broken line.")]
-PoolModel = Annotated[str | None, typer.Option(autocompletion=models, help="Model, for a pool with several.")]
+PoolModel = Annotated[str | None, typer.Option(help="Model, for a pool with several.")]
 CalibrationOfAll = Annotated[
     str | None,
-    typer.Option(
-        autocompletion=calibrations, help="Calibration of all replicas' step times.  [default: as in the pool file]"
-    ),
+    typer.Option(help="Calibration of all replicas' step times.  [default: as in the pool file]"),
 ]
 Slo = Annotated[
     str | None, typer.Option(metavar="ttft=S,tpot=S,e2e=S", help="Latency bounds in seconds that define goodput.")

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.completion import calibrations, policies
 from lab.options.shared import JsonFile, PacedOptions, writable
 
 
@@ -21,16 +20,12 @@ class PlanOptions(PacedOptions):
     config: Annotated[Path | None, typer.Option(help="Pool file with the present mix and policy.")] = None
     calibration: Annotated[
         str | None,
-        typer.Option(
-            autocompletion=calibrations,
-            help="Target model and step times, such as llama-3.1-8b-h100.  [default: the pool's]",
-        ),
+        typer.Option(help="Target model and step times, such as llama-3.1-8b-h100.  [default: the pool's]"),
     ] = None
     policy: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE.yaml|{...}",
-            autocompletion=policies,
             help="Routing policy.  [default: the pool's; learned]",
         ),
     ] = None

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.completion import models, policies
 from lab.options.shared import (
     ApiKey,
     CalibrationOfAll,
@@ -37,14 +36,12 @@ class ReplayOptions(PacedOptions):
         typer.Option(
             "--policy",
             metavar="NAME|FILE.yaml|{...}",
-            autocompletion=policies,
             help="Policy to replay; repeatable. `oracle` knows lengths and acceptance.  [default: the pool's]",
         ),
     ] = ()
     model: Annotated[
         str | None,
         typer.Option(
-            autocompletion=models,
             help="Model, for a pool with several; with --live, model to request.  [default: the request's; the first]",
         ),
     ] = None
