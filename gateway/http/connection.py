@@ -40,7 +40,7 @@ class ServerConnection:
         self.is_new = True  # no head has been complete
         self.is_closing = False  # what is received is dropped
         self.since_s = 0.0  # when the connection became idle or closing, or the head or body that is being read began
-        self._reader = RequestReader(self)
+        self._reader = RequestReader()
         self._transport: Any = None
         self._slow_since_s = 0.0  # when the client became too slow to receive; 0.0 if it is not
 
@@ -55,7 +55,7 @@ class ServerConnection:
         if self.server.is_overfull():
             self.abort()
         else:
-            self._reader.refuse(503, "The server has no room for another connection. Try again later.")
+            self._reader.refuse(self, 503, "The server has no room for another connection. Try again later.")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the current answer, and break the reference cycles."""
@@ -63,7 +63,7 @@ class ServerConnection:
         self.server.connections.discard(self)
         self._transport = None
         reply, self.reply = self.reply, None
-        self._reader.drop()
+        self._reader.drop(self)
         if reply is not None:
             reply.client_gone()
 
@@ -84,7 +84,7 @@ class ServerConnection:
             if (source := self.reply.source) is not None:
                 source.resume()
         elif self._reader.pending:
-            self._reader.read_later()
+            self._reader.read_later(self)
 
     def data_received(self, data: bytes) -> None:
         """Read requests, and have each handled as soon as it is complete."""
@@ -93,7 +93,7 @@ class ServerConnection:
         received = len(self._reader.pending)
         if received:
             data, self._reader.pending = self._reader.pending + data, b""
-        self._reader.read(data, received)
+        self._reader.read(self, data, received)
 
     # Called by the reader
 
@@ -136,14 +136,14 @@ class ServerConnection:
             return
         self.since_s = time.monotonic()
         if self._reader.pending:  # not while it reads
-            self._reader.read_later()
+            self._reader.read_later(self)
 
     def _close(self, *, lingers: bool) -> None:
         """Close; in a while if the client is still sending, since it might not read the answer otherwise."""
         self.is_closing = True
         self.since_s = time.monotonic()
-        self._reader.drop()
-        self._reader.pause(is_paused=False)
+        self._reader.drop(self)
+        self._reader.pause(self, is_paused=False)
         if not lingers:
             self.server.close(self._transport)
 
@@ -162,14 +162,14 @@ class ServerConnection:
     def abort(self) -> None:
         """Close the connection at once."""
         self.is_closing = True
-        self._reader.drop()
+        self._reader.drop(self)
         if self._transport is not None:
             self._transport.abort()
 
     def shed(self) -> None:
         """Refuse the unfinished request, or disconnect a client that sends more than is answered."""
         if self.reply is self._reader.reading:  # no complete request is being answered
-            self._reader.refuse(503, "The server holds too many unfinished requests. Send the request again.")
+            self._reader.refuse(self, 503, "The server holds too many unfinished requests. Send the request again.")
         else:
             self.abort()
 
@@ -197,21 +197,23 @@ class ServerConnection:
                 self.abort()
         elif reader.reading is not None:
             if taken_s > limits.body_s or now_s - reader.read_s > limits.stall_s:
-                reader.refuse(408, "The body of the request did not arrive in time.")
+                reader.refuse(self, 408, "The body of the request did not arrive in time.")
         elif self.reply is not None:
             return
         elif reader.pending and not server.is_stopping:
             if taken_s > limits.head_s:
-                reader.refuse(408, "The head of the request did not arrive in time.")
+                reader.refuse(self, 408, "The head of the request did not arrive in time.")
         elif taken_s > (_BEGIN_S if server.is_stopping else limits.head_s if self.is_new else limits.idle_s):
             self._close(lingers=False)
 
 
 class RequestReader:
-    """The requests of a connection, while they are being read."""
+    """The requests of a connection, while they are being read.
 
-    def __init__(self, connection: ServerConnection) -> None:
-        self._connection = connection
+    It is told the connection with each call: if it had it, closed connections would wait for the garbage collector.
+    """
+
+    def __init__(self) -> None:
         self.reading: HttpReply | None = None  # the current request, until its body is complete
         self.pending = b""  # received, but no whole head or chunk size yet, or behind the current request
         self.read_s = 0.0  # the last time that something of a body came
@@ -225,20 +227,19 @@ class RequestReader:
         self.known_head: RequestHead | None = None  # the head that has the pattern
         self._unknown_heads = 0  # in a row
 
-    def read(self, data: bytes, received: int) -> None:
+    def read(self, connection: ServerConnection, data: bytes, received: int) -> None:
         """Read what there is, and keep the rest; the first `received` bytes have been here before."""
-        connection = self._connection
         at, size, count = 0, len(data), 0
         must_wait = False
         while at < size:
             if self.reading is not None:
-                after = self._read_body(data, at)
+                after = self._read_body(connection, data, at)
             elif count == _MAX_IN_A_ROW or connection.must_wait():
                 must_wait = True
                 break
             else:
                 count += 1
-                after = self._read_head(data, at, received)
+                after = self._read_head(connection, data, at, received)
             if connection.is_closing:
                 return
             if after == at:
@@ -246,33 +247,33 @@ class RequestReader:
             at, received = after, 0
         if at < size:
             self.pending = data[at:] if at else data
-            self.pause(is_paused=must_wait and (self._is_paused or size - at > _MAX_WAITING_BYTES))
+            self.pause(connection, is_paused=must_wait and (self._is_paused or size - at > _MAX_WAITING_BYTES))
             if count == _MAX_IN_A_ROW and connection.reply is None:
-                self.read_later()
+                self.read_later(connection)
         else:
-            self.pause(is_paused=False)
+            self.pause(connection, is_paused=False)
         if self.reading is not None or self.pending or connection.held_bytes:
             held = self._body if self._chunks is None else self._chunks.data
             connection.server.hold(connection, len(self.pending) + len(held))
 
-    def pause(self, *, is_paused: bool) -> None:
+    def pause(self, connection: ServerConnection, *, is_paused: bool) -> None:
         """Stop reading from the client, or go on."""
         if is_paused is not self._is_paused:
             self._is_paused = is_paused
-            self._connection.pause_reading(is_paused=is_paused)
+            connection.pause_reading(is_paused=is_paused)
 
-    def read_later(self) -> None:
+    def read_later(self, connection: ServerConnection) -> None:
         """Read what waits in a turn of its own."""
-        asyncio.get_running_loop().call_soon(self._read_pending)
+        asyncio.get_running_loop().call_soon(self._read_pending, connection)
 
-    def _read_pending(self) -> None:
-        if self.pending and not self._connection.is_closing:
+    def _read_pending(self, connection: ServerConnection) -> None:
+        if self.pending and not connection.is_closing:
             data, self.pending = self.pending, b""
-            self.read(data, 0)
+            self.read(connection, data, 0)
 
-    def _read_head(self, data: bytes, at: int, received: int) -> int:
+    def _read_head(self, connection: ServerConnection, data: bytes, at: int, received: int) -> int:
         """Begin a request, and return the offset after what was read of it; `at` if its head is not complete."""
-        connection, pattern = self._connection, self._pattern
+        pattern = self._pattern
         limits = connection.server.limits
         if pattern is not None and self.known_head is not None:
             begins = pattern.body_begins(data, at)
@@ -280,11 +281,11 @@ class RequestReader:
                 self._unknown_heads = self._blank_lines = self._checked_bytes = 0
                 reply = HttpReply(connection, self.known_head)
                 reply.is_admitted = True
-                return self._begin(reply, pattern.length, data, begins)
+                return self._begin(connection, reply, pattern.length, data, begins)
         if data.startswith(b"\r\n", at):
             self._blank_lines += 1
             if self._blank_lines > _MAX_BLANK_LINES:
-                self.refuse(400, "There are too many empty lines before the request.")
+                self.refuse(connection, 400, "There are too many empty lines before the request.")
             return at + 2
         try:
             stop = data.find(b"\r\n\r\n", at + max(0, self._checked_bytes - 2))
@@ -298,31 +299,31 @@ class RequestReader:
                 self.reading = HttpReply(connection, request)
                 raise body_too_large(limits.body_bytes)
         except RequestError as error:
-            self.refuse(error.status, error.reason)
+            self.refuse(connection, error.status, error.reason)
             return at
         connection.is_new = False
         self._blank_lines = self._checked_bytes = 0
         if request.is_chunked:
             self._chunks = ChunkedBody(limits.head, limits.body_bytes)
         reply = HttpReply(connection, request)
-        after = self._begin(reply, request.length, data, stop + 4)
+        after = self._begin(connection, reply, request.length, data, stop + 4)
         if reply.is_admitted:
             self._learn_head(data, at, request)
         return after
 
-    def _begin(self, reply: HttpReply, length: int, data: bytes, at: int) -> int:
+    def _begin(self, connection: ServerConnection, reply: HttpReply, length: int, data: bytes, at: int) -> int:
         """Begin a request whose body begins at `at`, and return the offset after what is there of it."""
-        self._connection.reply = reply
+        connection.reply = reply
         end = at + length
         if end <= len(data) and self._chunks is None:
-            self._handle(reply, data[at:end])
+            self._handle(connection, reply, data[at:end])
             return end
         self.reading = reply
         self._missing_bytes = length
-        self._connection.since_s = time.monotonic()
-        return self._read_body(data, at)
+        connection.since_s = time.monotonic()
+        return self._read_body(connection, data, at)
 
-    def _read_body(self, data: bytes, at: int) -> int:
+    def _read_body(self, connection: ServerConnection, data: bytes, at: int) -> int:
         """Read what is there of the body, and return the offset after it."""
         reply, chunks = self.reading, self._chunks
         assert reply is not None
@@ -330,7 +331,7 @@ class RequestReader:
             try:
                 at = chunks.read(data, at)
             except RequestError as error:
-                self.refuse(error.status, error.reason)
+                self.refuse(connection, error.status, error.reason)
                 return at
             is_complete, body = chunks.is_complete, chunks.data
         else:
@@ -343,38 +344,38 @@ class RequestReader:
         if is_complete:
             self.reading = self._chunks = None
             self._body = bytearray()
-            self._handle(reply, bytes(body))
+            self._handle(connection, reply, bytes(body))
             return at
         self.read_s = time.monotonic()
-        if not reply.is_admitted and self._admit(reply) and reply.request.expects_continue:
-            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if not reply.is_admitted and self._admit(connection, reply) and reply.request.expects_continue:
+            connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return at
 
-    def _admit(self, reply: HttpReply) -> bool:
-        self._connection.server.service.admit(reply)
+    def _admit(self, connection: ServerConnection, reply: HttpReply) -> bool:
+        connection.server.service.admit(reply)
         reply.is_admitted = not reply.has_ended
         return reply.is_admitted
 
-    def _handle(self, reply: HttpReply, body: bytes) -> None:
+    def _handle(self, connection: ServerConnection, reply: HttpReply, body: bytes) -> None:
         reply.is_complete = True
-        if reply.is_admitted or self._admit(reply):
-            self._connection.server.service.handle(reply, body)
+        if reply.is_admitted or self._admit(connection, reply):
+            connection.server.service.handle(reply, body)
 
-    def drop(self) -> None:
+    def drop(self, connection: ServerConnection) -> None:
         """Drop what has been read."""
         self.reading = self._chunks = None
         self.pending = b""
         self._body = bytearray()
-        if self._connection.held_bytes:
-            self._connection.server.hold(self._connection, 0)
+        if connection.held_bytes:
+            connection.server.hold(connection, 0)
 
-    def refuse(self, status: int, reason: str) -> None:
+    def refuse(self, connection: ServerConnection, status: int, reason: str) -> None:
         """Refuse what is being read, and close the connection."""
-        connection, reply = self._connection, self.reading
+        reply = self.reading
         if reply is None:
             reply = HttpReply(connection, RequestHead("GET", b"/", []))
         connection.reply = reply
-        self.drop()
+        self.drop(connection)
         connection.server.service.refuse(reply, status, reason)
 
     def _learn_head(self, data: bytes, at: int, request: RequestHead) -> None:

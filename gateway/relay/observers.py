@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from backends import background
 from backends.backend import Backend
 from gateway.dialects.sse import EventStream
@@ -70,6 +72,7 @@ class EndedExchange:
         self.rescued_at = 0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Observer:
     """What follows one exchange. Each event does nothing unless a subclass overrides it.
 

@@ -9,7 +9,7 @@ import pytest
 
 from policies.checks import check_policy
 from policies.policy import policies
-from tests.support.installed_policy import installed
+from tests.support.installed_module import installed
 
 GUARDED = {"guardrail": {"share": 0.3, "block_s": 5}, "outlier_ejection": True}
 NEEDED: dict[str, dict[str, Any]] = {"static": {"method": "ngram"}}
@@ -54,6 +54,6 @@ class Broken(LeastLoaded):
     ],
 )
 def test_a_policy_that_breaks_a_rule_is_found(tmp_path: Path, broken: str, message: str) -> None:
-    with installed(tmp_path, "broken", BROKEN.format(broken=broken), "broken"):
+    with installed(tmp_path, "broken", BROKEN.format(broken=broken), "broken = broken"):
         with pytest.raises(AssertionError, match=message):
             check_policy("broken")

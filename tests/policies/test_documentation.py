@@ -9,7 +9,7 @@ import yaml
 
 from policies.policy import policies
 from policies.rules.policy import ThresholdSettings
-from tests.support.installed_policy import installed
+from tests.support.installed_module import installed
 from tests.support.paths import DOCS
 
 PAGE = (DOCS / "policies.md").read_text("utf-8")
@@ -21,7 +21,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def own_policy(tmp_path: Path) -> Iterator[None]:
-    with installed(tmp_path, "first_name", blocks("python")[0], "first_name"):
+    with installed(tmp_path, "first_name", blocks("python")[0], "first_name = first_name"):
         yield
 
 

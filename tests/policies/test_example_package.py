@@ -22,7 +22,7 @@ def _chat(system: str) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_an_installed_policy_routes_requests(tmp_path: Path) -> None:
+def test_an_installed_module_routes_requests(tmp_path: Path) -> None:
     site = tmp_path / "site"
     flags = ["--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check"]
     subprocess.run([sys.executable, "-m", "pip", "install", *flags, "--target", site, PACKAGE], check=True)

@@ -10,7 +10,7 @@ from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Policy, policies, register
 from policies.roles import assess, preview
-from tests.support.installed_policy import installed
+from tests.support.installed_module import installed
 
 ONE_SMALL_FILE = '''
 from policies.policy import Decision, Policy, PolicySettings, register
@@ -35,7 +35,7 @@ class LongestName(Policy):
 
 @pytest.fixture
 def new_policy(tmp_path: Path) -> Iterator[None]:
-    with installed(tmp_path, "longest_name", ONE_SMALL_FILE, "longest_name"):
+    with installed(tmp_path, "longest_name", ONE_SMALL_FILE, "longest_name = longest_name"):
         yield
 
 

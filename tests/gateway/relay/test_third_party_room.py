@@ -1,0 +1,53 @@
+"""A room of another package, which joins by its entry point and follows exchanges; compiled too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gateway.rooms import rooms
+from tests.gateway.conftest import MODEL, start_gateway
+from tests.support.installed_module import installed
+
+ROOM = """
+from gateway.relay.observers import Observer
+from gateway.rooms import Room
+
+
+class Chunks(Observer):
+    def __init__(self, seen):
+        self.seen = seen
+
+    def on_send(self, decision, candidates):
+        self.seen.append(decision.backend)
+
+    def on_end(self, ended):
+        self.seen.append(ended.status)
+
+
+class Counting(Room):
+    def __init__(self, gateway):
+        super().__init__(gateway)
+        self.seen = []
+
+    def follow(self):
+        return dict.fromkeys(self.gateway.models, _Follower(self.seen))
+
+
+class _Follower:
+    def __init__(self, seen):
+        self.seen = seen
+
+    def follow(self, routed, body):
+        return Chunks(self.seen)
+"""
+
+
+async def test_a_room_of_another_package_follows_exchanges(tmp_path: Path) -> None:
+    entry = "counting = counting_room:Counting"
+    with installed(tmp_path, "counting_room", ROOM, entry, group="speculation_gateway.rooms"):
+        async with start_gateway({"a": "baseline"}) as running:
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+            assert (await running.client.post("/v1/chat/completions", json=body)).status_code == 200
+            (room,) = [room for room in running.gateway.rooms if type(room).__name__ == "Counting"]
+            await running.until(lambda: vars(room)["seen"] == ["a", 200])
+    assert "Counting" not in {room.__name__ for room in rooms()}
