@@ -87,13 +87,7 @@ def lowest(scores: list[float]) -> list[int]:
 
 
 def lowest_propensities(scores: list[float]) -> list[float]:
-    """Return the probability with which `draw_least` picks each candidate.
-
-    Examples
-    --------
-    >>> lowest_propensities([2.0, 1.0, 1.0])
-    [0.0, 0.5, 0.5]
-    """
+    """Return the probability with which `draw_least` picks each candidate."""
     least, tied = math.inf, 0
     for score in scores:
         if score < least:

@@ -25,14 +25,7 @@ Sums = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A kind of observations.
-
-    Examples
-    --------
-    >>> table = Table("length", 3, half_life_s=3600.0, overflow=lambda key: ("", *key[1:]))
-    >>> table.epoch_s, table.weight(epoch=0, now_s=3600.0)
-    (900.0, 0.5)
-    """
+    """A kind of observations."""
 
     name: str
     width: int  # number of sums per bucket

@@ -27,18 +27,6 @@ class LMetric(LoadPolicy):
     ----------
     .. [1] Zhang et al., "Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling", OSDI 2026,
        arXiv 2603.15202.
-
-    Examples
-    --------
-    >>> from backends.backend import Backend
-    >>> from backends.speculation import Method
-    >>> from policies.features.request import Endpoint
-    >>> pool = [Backend(name, "llama", Method.NGRAM, "http://127.0.0.1:8001") for name in ("a", "b")]
-    >>> policy = LMetric(LoadSettings())
-    >>> request = RequestFeatures("m", Endpoint.CHAT, prompt_tokens=400, prefix=(1, 2), prefix_tokens=(100, 300))
-    >>> first = policy.choose(request, pool).backend
-    >>> {policy.choose(request, pool).backend for _ in range(9)} == {first}  # 300 of 400 tokens are cached there
-    True
     """
 
     name = "lmetric"

@@ -45,14 +45,7 @@ class Column:
 
 
 def columns_of(keys: Sequence[Key]) -> list[Column]:
-    """Return the columns for some request keys: their bins, and the workloads and templates that are not rare.
-
-    Examples
-    --------
-    >>> columns = columns_of([("code", "", "0", "0", "0", "first", "text", "")])
-    >>> columns[0].feature, columns[0].conditions[0], columns[-1].feature, columns[-1].conditions
-    ('temperature', '< 0.05', 'workload', ('code',))
-    """
+    """Return the columns for some request keys: their bins, and the workloads and templates that are not rare."""
     limits = _bins("max_tokens", "limit", LIMITS)
     columns = [
         _bins("temperature", "temp", TEMPERATURES),

@@ -36,15 +36,7 @@ class Job:
 
 @dataclass(slots=True)
 class FluidBackend:
-    """A backend of the fluid model; a `Candidate`.
-
-    Examples
-    --------
-    >>> backend = FluidBackend("a", Method.BASELINE, DraftSchedule(0), 1.0, StepCost(0.01, 0.0, 0.0, 0.0))
-    >>> backend.put(number=7, steps=50.0, context_tokens=300.0, prefill_s=0.1)
-    >>> backend.run(until_s=1.0)
-    [(7, 0.6)]
-    """
+    """A backend of the fluid model; a `Candidate`."""
 
     name: str
     method: Method

@@ -76,14 +76,7 @@ class LikelyTraffic:
 
 
 def representative(key: Key, rng: Random) -> RequestFeatures:
-    """Return a request that has the given key.
-
-    Examples
-    --------
-    >>> request = representative(("code", "", "0", "0", "2", "first", "text", ""), Random(1))
-    >>> request.workload, 64 <= request.prompt_tokens < 128, request.max_tokens
-    ('code', True, None)
-    """
+    """Return a request that has the given key."""
     shape, limit = key[keys.SHAPE], key[keys.LIMIT]
     return RequestFeatures(
         "",

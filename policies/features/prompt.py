@@ -20,13 +20,7 @@ HEAD_IDS: Final = 32
 
 
 def template_of_system_prompt(text: str) -> str:
-    """Return eight hex digits for a system prompt; empty if the prompt is.
-
-    Examples
-    --------
-    >>> template_of_system_prompt("You are a helpful assistant.")
-    'a3989997'
-    """
+    """Return eight hex digits for a system prompt; empty if the prompt is."""
     return _of_head(text[:SYSTEM_CHARS])
 
 
@@ -72,14 +66,7 @@ MIN_PREFIX_TOKENS: Final = 32
 
 @dataclass(slots=True, init=False)
 class Prompt:
-    """The prompt of a request.
-
-    Examples
-    --------
-    >>> prompt = Prompt(pieces=["Why is the sky blue?"], size_bytes=20)
-    >>> prompt.tokens, prompt.tail()
-    (10, 'Why is the sky blue?')
-    """
+    """The prompt of a request."""
 
     pieces: list[str]  # texts in order, including the system prompt; for a batch of prompts, those of the last one
     system: list[str]  # texts of the system prompt

@@ -58,27 +58,13 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)  # odd, so multiplication modulo 2**64 is i
 
 
 def overlap_of_text(text: str) -> float:
-    """Return the share of 16-byte runs that occur earlier in the last `WINDOW_BYTES` bytes of a text, 0 to 1.
-
-    Examples
-    --------
-    >>> round(overlap_of_text("the quick brown fox jumps over the lazy dog. " * 2), 2)
-    0.4
-    >>> overlap_of_text("the quick brown fox jumps over the lazy dog.")
-    0.0
-    """
+    """Return the share of 16-byte runs that occur earlier in the last `WINDOW_BYTES` bytes of a text, 0 to 1."""
     raw = text[-WINDOW_BYTES:].encode("utf-8", "surrogatepass")
     return _repeated_share(raw[-WINDOW_BYTES:], 1, _RUN_BYTES)
 
 
 def overlap_of_ids(ids: list[int]) -> float:
-    """Return the share of 3-grams that occur earlier in the last 256 token ids, 0 to 1; 0 if the ids are invalid.
-
-    Examples
-    --------
-    >>> overlap_of_ids([1, 2, 3, 1, 2, 3])
-    0.25
-    """
+    """Return the share of 3-grams that occur earlier in the last 256 token ids, 0 to 1; 0 if the ids are invalid."""
     try:
         raw = array("I", ids[-(WINDOW_BYTES // _ID_BYTES) :]).tobytes()
     except (TypeError, OverflowError):

@@ -57,16 +57,6 @@ class Gain:
     ----------
     .. [1] Bojinov, Simchi-Levi and Zhao, "Design and Analysis of Switchback Experiments", Management Science 69(7),
        2023.
-
-    Examples
-    --------
-    >>> gain = Gain()
-    >>> for group in range(6):
-    ...     for block in range(8):
-    ...         gain.add(group, 2.0 if block == 3 else 1.8 + 0.01 * (block % 2), 5.0, control=block == 3)
-    >>> found = gain.comparison(0.95)
-    >>> round(found.ratio, 2), found.low < 0.9 < found.high, found.control
-    (0.9, True, 6)
     """
 
     def __init__(self) -> None:

@@ -49,16 +49,6 @@ class Guardrail:
     The metric is seconds per unit of work: the times that requests spent in a block, over the work that they had done
     in it. For the same arrivals, its ratio is that of the mean times. A unit of work of a kind of requests counts as
     much as it takes on average, under either, so that a change of the mix is none of the seconds per unit of work.
-
-    Examples
-    --------
-    >>> guardrail = Guardrail(GuardrailSettings(share=0.5, block_s=10))
-    >>> for now_s in range(1000):
-    ...     slow = not guardrail.by_control(float(now_s))
-    ...     for number in range(10):
-    ...         guardrail.observe(float(now_s), 1.3 + 0.01 * number if slow else 1.0, 60.0, "chat")
-    >>> guardrail.frozen
-    True
     """
 
     def __init__(self, settings: GuardrailSettings) -> None:

@@ -117,14 +117,6 @@ class OutlierEjection:
     """The comparison of each backend with its predictions, and the ejection of outliers.
 
     The fitted models would learn that a backend is slow as well, but too late for the requests sent there meanwhile.
-
-    Examples
-    --------
-    >>> ejection = OutlierEjection()
-    >>> for _ in range(6):
-    ...     slowness = ejection.observe("a", step_ratio=8.0, acceptance_ratio=1.0, now_s=0.0)
-    >>> ejection.reasons
-    {'a': 'steps take 7.4 times as long as expected'}
     """
 
     def __init__(self, *, ejects: bool = True) -> None:

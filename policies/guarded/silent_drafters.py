@@ -109,14 +109,6 @@ class SilentDrafters:
     ----------
     .. [1] Page, "Continuous Inspection Schemes", Biometrika 41(1/2), 1954.
     .. [2] Lorden, "Procedures for Reacting to a Change in Distribution", Annals of Mathematical Statistics 42(6), 1971.
-
-    Examples
-    --------
-    >>> drafters = SilentDrafters()
-    >>> for _ in range(6):
-    ...     learned = drafters.observe("a", "eagle3:3", expected=2.4, observed=1.0, now_s=0.0)
-    >>> str(drafters.silent["a"])
-    'its drafter is silent: 1.00 tokens per step where 2.40 were expected'
     """
 
     def __init__(self) -> None:

@@ -40,15 +40,7 @@ _KEEP: Final = 0.998
 
 
 def cost_of(objective: Objective, slo_ttft_s: float | None, slo_tpot_s: float | None) -> Cost:
-    """Return the cost function of an objective.
-
-    Examples
-    --------
-    >>> from policies.features.request import ANY_REQUEST
-    >>> prediction = Prediction(0.1, 2.0, 0.5, 0.02, 100.0, 2.0, 200.0, 300.0, 200.0, 3)
-    >>> cost_of(Objective.LATENCY, None, None).of(ANY_REQUEST, [prediction])
-    ([2.6], 0.0)
-    """
+    """Return the cost function of an objective."""
     if objective is Objective.LATENCY:
         return _Latency()
     if objective is Objective.TTFT:

@@ -61,20 +61,7 @@ _Acceptance = tuple[BackendModel, float, list[float], float]
 
 
 class Predictor:
-    """Evaluates the fitted models for each request; it never blocks, and fits nothing itself.
-
-    Examples
-    --------
-    >>> from backends.backend import Backend
-    >>> from backends.speculation import Method
-    >>> from policies.features.request import Endpoint
-    >>> from policies.learned.models.keys import key_of
-    >>> pool = [Backend(name, "llama", Method(name), "http://127.0.0.1:8001") for name in ("baseline", "eagle3")]
-    >>> request = RequestFeatures("llama", Endpoint.CHAT, prompt_tokens=200)
-    >>> baseline, eagle3 = Predictor(LoadMeter()).predict(request, key_of(request), pool)
-    >>> baseline.tokens_per_step, eagle3.own_s < baseline.own_s
-    (1.0, True)
-    """
+    """Evaluates the fitted models for each request; it never blocks, and fits nothing itself."""
 
     def __init__(self, meter: LoadMeter, calibration: str = DEFAULT_CALIBRATION) -> None:
         self.meter = meter  # counter of the requests on a backend

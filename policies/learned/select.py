@@ -21,13 +21,7 @@ from policies.load import MIN_WEIGHT, draw, lowest_propensities
 
 
 def argmin(costs: list[float]) -> int:
-    """Return the index of the lowest cost, the first of several.
-
-    Examples
-    --------
-    >>> argmin([2.0, 1.0, 1.0])
-    1
-    """
+    """Return the index of the lowest cost, the first of several."""
     best = 0
     for index, cost in enumerate(costs):
         if cost < costs[best]:

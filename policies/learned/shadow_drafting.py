@@ -76,14 +76,6 @@ class ShadowBias:
 
     The two differ because pieces are not tokens, and because vLLM's suffix decoding also drafts from earlier answers.
     The ratio is measured on texts that a backend of the arm generated, and applied to the others.
-
-    Examples
-    --------
-    >>> bias = ShadowBias()
-    >>> for _ in range(10):
-    ...     bias.compare("ngram:5", measured=2.0, replayed=4.0)
-    >>> round(bias.corrected("ngram:5", 4.0), 1)
-    2.8
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The conditions of a rule: how they are parsed, checked, evaluated and written."""
+"""The conditions of a rule: how they are parsed, checked and written."""
 
 from __future__ import annotations
 
@@ -37,9 +37,8 @@ class Bounds:
 
     Examples
     --------
-    >>> bounds = Bounds.parse("> 0 and <= 0.5")
-    >>> bounds.holds(0.5), bounds.holds(0.0), str(bounds)
-    (True, False, '> 0 and <= 0.5')
+    >>> Bounds.parse("> 0 and <= 0.5")
+    Bounds(low=0.0, high=0.5, low_open=True, high_open=False)
     """
 
     low: float = -math.inf
@@ -82,12 +81,6 @@ class Bounds:
         high, high_closed = min((self.high, not self.high_open), (maximum, True))
         return not Bounds(low, high, low_open, not high_closed).is_empty()
 
-    def holds(self, value: float | None) -> bool:
-        """Return whether a number is within the bounds; None (a request without a limit) never is."""
-        if value is None or value < self.low or value > self.high:
-            return False
-        return not (self.low_open and value == self.low) and not (self.high_open and value == self.high)
-
     def __str__(self) -> str:
         if self.low == self.high:
             return f"= {self.low:g}"
@@ -98,14 +91,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A set of words, written as one word or a list: `chat`, `[code, agent]`.
-
-    Examples
-    --------
-    >>> words = Words.parse(["code", "agent"])
-    >>> words.holds("code"), words.holds("chat"), str(words)
-    (True, False, 'agent or code')
-    """
+    """A set of words, written as one word or a list: `chat`, `[code, agent]`."""
 
     words: frozenset[str]
 
@@ -121,10 +107,6 @@ class Words:
         if not words:
             raise ValueError("an empty list can never hold: name at least one word")
         return cls(frozenset(words))
-
-    def holds(self, value: str) -> bool:
-        """Return whether a word is in the set."""
-        return value in self.words
 
     def sorted(self) -> list[str]:
         """Return the words in alphabetical order."""

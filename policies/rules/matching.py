@@ -45,15 +45,7 @@ class CompiledCondition:
 
 
 class CompiledRule:
-    """A rule with its conditions prepared for fast evaluation.
-
-    Examples
-    --------
-    >>> from policies.features.request import Endpoint
-    >>> rule = CompiledRule(Rule(name="code", when={"workload": "code"}, prefer=["ngram"]))
-    >>> rule.holds(RequestFeatures("llama", Endpoint.CHAT, workload="code"), in_flight_per_backend=2.0)
-    True
-    """
+    """A rule with its conditions prepared for fast evaluation."""
 
     __slots__ = ("_conditions", "features", "rule")
 
@@ -88,18 +80,22 @@ def least_per_weight(candidates: Sequence[Candidate], counts: Sequence[int]) -> 
     return min([per_weight(candidate, count) for candidate, count in zip(candidates, counts, strict=True)])
 
 
+def is_target(candidate: Candidate, target: str) -> bool:
+    """Return whether an entry of `prefer` names a candidate, by method or by name."""
+    return candidate.method == target or target == BACKEND + candidate.name
+
+
 def first_preferred(
     prefer: Sequence[str], candidates: Sequence[Candidate], counts: Sequence[int], bound: float, rng: Random
 ) -> tuple[Candidate | None, float, bool]:
     """Return the least loaded backend of the first target for which its load is within a bound."""
     any_target = False
     for target in prefer:
-        name = target.removeprefix(BACKEND) if target.startswith(BACKEND) else ""
         named: list[Candidate] = []
         scores: list[float] = []
         loads: list[int] = []
         for candidate, count in zip(candidates, counts, strict=True):
-            if (candidate.name == name) if name else (candidate.method == target):
+            if is_target(candidate, target):
                 named.append(candidate)
                 scores.append(per_weight(candidate, count + 1))
                 loads.append(count)

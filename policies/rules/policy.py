@@ -14,8 +14,8 @@ from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.load import draw_least, per_weight
 from policies.load_policy import LoadPolicy, LoadSettings
 from policies.policy import Assessment, Decision, SettingsPath, register
-from policies.rules.matching import CompiledRule, first_match, first_preferred, least_per_weight
-from policies.rules.rule import BACKEND, NO_RULE, NONE_PREFERRED, SPILLED, Rule, default_rules, is_target
+from policies.rules.matching import CompiledRule, first_match, first_preferred, is_target, least_per_weight
+from policies.rules.rule import BACKEND, NO_RULE, NONE_PREFERRED, SPILLED, Rule, default_rules
 
 
 class Spill(BaseModel):
@@ -24,11 +24,6 @@ class Spill(BaseModel):
     If every request went to the backend that is fastest for it alone, it would slow the requests already running there.
     A small batch costs hardly more than a single request, hence the slack. Above it, a backend with `ratio` times the
     load of another has lost what its method gains.
-
-    Examples
-    --------
-    >>> Spill(slack=4, ratio=1.5).bound(least=10)
-    19.0
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

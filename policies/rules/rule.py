@@ -132,18 +132,7 @@ def _flow(value: object) -> str:
     return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).strip()
 
 
-def is_target(candidate: Candidate, target: str) -> bool:
-    """Return whether an entry of `prefer` names a candidate, by method or by name."""
-    return candidate.method == target or BACKEND + candidate.name == target
-
-
 @cache
 def default_rules() -> tuple[Rule, ...]:
-    """Return the rules used if the pool file has none.
-
-    Examples
-    --------
-    >>> default_rules()[-1].name
-    'default'
-    """
+    """Return the rules used if the pool file has none."""
     return tuple(Rule.model_validate(rule) for rule in yaml.safe_load(DEFAULT_RULES.read_text("utf-8"))["rules"])

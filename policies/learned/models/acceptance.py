@@ -61,13 +61,7 @@ def arm_of(candidate: Candidate) -> str:
 
 
 def most_per_step(arm: str) -> float:
-    """Return the tokens that a step of an arm can give: all that it drafts, and one.
-
-    Examples
-    --------
-    >>> most_per_step("eagle3:3")
-    4.0
-    """
+    """Return the tokens that a step of an arm can give: all that it drafts, and one."""
     return float(arm.partition(":")[2]) + 1.0
 
 
@@ -86,17 +80,7 @@ def _possible(buckets: Mapping[Key, Sums]) -> dict[Key, Sums]:
 
 @dataclass(slots=True)
 class AcceptanceModel:
-    """A model of the tokens per step.
-
-    Examples
-    --------
-    >>> from policies.features.request import Endpoint, RequestFeatures
-    >>> from policies.learned.models.keys import key_of
-    >>> key = key_of(RequestFeatures("llama", Endpoint.CHAT, temperature=0.0))
-    >>> model = AcceptanceModel()
-    >>> model.tokens_per_step("baseline:0", "a", key), round(model.tokens_per_step("eagle3:3", "b", key), 1)
-    (1.0, 2.4)
-    """
+    """A model of the tokens per step."""
 
     arms: Mapping[str, Effects] = field(default_factory=dict)  # fitted effects of each observed arm
     calibration: str = DEFAULT_CALIBRATION  # name of the calibration that describes arms without observations

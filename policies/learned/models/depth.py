@@ -18,12 +18,6 @@ class Depth:
 
     Step times and tokens per step are known for each level, and are linear between two: a request that meets both of
     them has some steps of each. Batches vary while a request runs, so the k of a batch is the mean of those around it.
-
-    Examples
-    --------
-    >>> depth = Depth(DraftSchedule(3, (3,) * 9 + (1,) * 8 + (0,)))
-    >>> depth.levels, depth.place(1.0), depth.place(40.0), depth.place_of_k(2.0)
-    ([0, 1, 3], (1, 1.0), (0, 0.0), (1, 0.5))
     """
 
     def __init__(self, schedule: DraftSchedule) -> None:

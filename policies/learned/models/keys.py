@@ -18,15 +18,7 @@ MOST: Final = 4096
 
 
 class Templates:
-    """Which templates were seen more than once.
-
-    Examples
-    --------
-    >>> from policies.features.request import Endpoint
-    >>> templates, request = Templates(), RequestFeatures("llama", Endpoint.CHAT, template="a3989997")
-    >>> templates.key(request)[1], templates.key(request)[1]
-    ('', 'a3989997')
-    """
+    """Which templates were seen more than once."""
 
     def __init__(self, most: int = MOST) -> None:
         # Maximum templates that are counted, and that are known; the oldest one is dropped for a further one.
@@ -64,14 +56,7 @@ class Templates:
 
 
 def fitted_templates(buckets: Mapping[Key, Sums]) -> frozenset[str]:
-    """Return the templates with enough observations in the statistics of `length`, at most `MOST`, the most seen first.
-
-    Examples
-    --------
-    >>> key = ("chat", "a3989997", "0", "0", "2", "first", "text", "")
-    >>> fitted_templates({key: (25.0, 100.0, 500.0)})
-    frozenset({'a3989997'})
-    """
+    """Return the templates with enough observations among lengths: at most `MOST`, those seen most."""
     counts: dict[str, float] = {}
     for key, sums in buckets.items():
         if template := key[TEMPLATE]:
@@ -96,14 +81,7 @@ Key = tuple[str, ...]
 
 
 def key_of(request: RequestFeatures) -> Key:
-    """Return the bucket key of a request.
-
-    Examples
-    --------
-    >>> from policies.features.request import Endpoint
-    >>> key_of(RequestFeatures("llama", Endpoint.CHAT, temperature=0.5, workload="code", prompt_tokens=100))
-    ('code', '', '2', '0', '2', 'first', 'text', '')
-    """
+    """Return the bucket key of a request."""
     limit = request.max_tokens
     return (
         request.workload,

@@ -35,16 +35,7 @@ FACTORS: Final = (
 
 @dataclass(slots=True)
 class LengthModel:
-    """A model of the number of output tokens; `effects` is None without observations.
-
-    Examples
-    --------
-    >>> from policies.features.request import Endpoint
-    >>> from policies.learned.models.keys import key_of
-    >>> request = RequestFeatures("llama", Endpoint.CHAT, max_tokens=50)
-    >>> LengthModel().tokens(request, key_of(request))
-    50.0
-    """
+    """A model of the number of output tokens; `effects` is None without observations."""
 
     effects: Effects | None = None
 

@@ -31,14 +31,7 @@ class Factor:
 
 @dataclass(slots=True)
 class Effects:
-    """The fitted effects.
-
-    Examples
-    --------
-    >>> effects = Effects([Factor(lambda key: key[0], 0.5)], mean=1.0, by_level=[{"code": 0.25}], noise=0.1)
-    >>> effects.predict(("code",)), effects.predict(("chat",))
-    (1.25, 1.0)
-    """
+    """The fitted effects."""
 
     factors: Sequence[Factor]
     mean: float
@@ -71,16 +64,7 @@ def fit_effects(
     mean_spread: float,
     noise: float,
 ) -> Effects:
-    """Return effects fitted to sums of observations.
-
-    Examples
-    --------
-    >>> buckets = {("code",): (100.0, 150.0, 226.0), ("chat",): (100.0, 50.0, 26.0)}
-    >>> factors = [Factor(lambda key: key[0], 1.0)]
-    >>> effects = fit_effects(buckets, factors, expected=lambda key: 0.0, mean_spread=1.0, noise=0.1)
-    >>> round(effects.predict(("code",)), 2), round(effects.predict(("new",)), 2)
-    (1.5, 0.67)
-    """
+    """Return effects fitted to sums of observations."""
     from scipy.sparse import csr_array  # slow to import, and only a learning gateway needs it
     from sklearn.linear_model import Ridge
 

@@ -16,16 +16,6 @@ class PrefixMemory:
 
     All backends share one table from prefix to holders. A table per backend would exceed the processor's caches, and
     looking into each would take longer than the rest of a prediction.
-
-    Examples
-    --------
-    >>> from policies.features.request import Endpoint
-    >>> memory = PrefixMemory()
-    >>> backend = memory.add_backend()
-    >>> backend.remember(RequestFeatures("llama", Endpoint.CHAT, prefix=(11, 12), prefix_tokens=(100, 250)))
-    >>> request = RequestFeatures("llama", Endpoint.CHAT, prefix=(11, 13), prefix_tokens=(100, 300))
-    >>> backend.cached_tokens(request, memory.holders(request))
-    100.0
     """
 
     def __init__(self, max_prefixes: int = MAX_PREFIXES) -> None:

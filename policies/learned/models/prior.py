@@ -34,13 +34,7 @@ _SIMILAR = {
 
 
 class StepCost(NamedTuple):
-    """Seconds of one engine step, as a linear function of its load.
-
-    Examples
-    --------
-    >>> StepCost(0.008, 1e-4, 2e-7, 3e-5).scaled(2.0).base_s
-    0.016
-    """
+    """Seconds of one engine step, as a linear function of its load."""
 
     base_s: float  # seconds with an empty batch
     per_request_s: float  # seconds per request in the batch, for verifying and drafting its tokens

@@ -23,16 +23,6 @@ class PromptTime:
 
     The times of an answer's steps tell it too, but badly where prompts are long: which of the prompts sent meanwhile
     were computed during those steps is then hardly known.
-
-    Examples
-    --------
-    >>> time = PromptTime()
-    >>> time.token_s(2e-5)
-    2e-05
-    >>> for _ in range(100):
-    ...     time.learn(seconds=2.0, tokens=50_000)
-    >>> round(time.token_s(2e-5), 6)
-    3.9e-05
     """
 
     def __init__(self) -> None:
@@ -92,24 +82,12 @@ that k, so that one cost holds for all of them.
 
 
 def terms(requests: float, context_tokens: float, prompt_tokens_per_step: float) -> Load:
-    """Return the regressors of step time.
-
-    Examples
-    --------
-    >>> terms(8.0, 4000.0, 100.0)
-    (1.0, 8.0, 4.0, 1.0)
-    """
+    """Return the regressors of step time."""
     return 1.0, requests, context_tokens * 1e-3, prompt_tokens_per_step * 1e-2
 
 
 def seconds(cost: StepCost, load: Load) -> float:
-    """Return the seconds of a step under a load.
-
-    Examples
-    --------
-    >>> round(seconds(StepCost(0.008, 1e-4, 2e-7, 3e-5), terms(8.0, 4000.0, 100.0)), 4)
-    0.0126
-    """
+    """Return the seconds of a step under a load."""
     base_s, per_request_s, per_context_token_s, per_prompt_token_s = cost
     ones, requests, context, prompts = load
     first_s = base_s * ones + per_request_s * requests
@@ -172,14 +150,7 @@ def fit_levels(buckets: Mapping[Key, Sums], costs: Mapping[str, StepCost]) -> di
 def fit_steps(
     buckets: Mapping[Key, Sums], priors: Mapping[str, StepCost], pause: Callable[[], object] = lambda: None
 ) -> dict[str, StepCost]:
-    """Return each backend's step cost: a non-negative ridge regression towards the scaled prior.
-
-    Examples
-    --------
-    >>> prior = StepCost(0.008, 1e-4, 2e-7, 3e-5)
-    >>> fit_steps({}, {"a": prior})["a"] == prior
-    True
-    """
+    """Return each backend's step cost: a non-negative ridge regression towards the scaled prior."""
     scale, totals = fit_scale(buckets), of_backends(buckets)
     costs = {}
     for name, prior in priors.items():
