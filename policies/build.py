@@ -19,7 +19,7 @@ from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.policy import Learned, LearnedSettings
 from policies.learned.select import Memo
 from policies.learned.shadow_drafting import ShadowSettings
-from policies.load import STALE_AFTER_S, LoadMeter, draw, lowest_propensities
+from policies.load import STALE_AFTER_S, LoadMeter
 from policies.policy import Choose, GuardrailSettings, Policy, PolicySettings, policies
 from policies.roles import (
     Clocked,
@@ -158,10 +158,8 @@ class Guarded(Policy):
         guardrail = self.guardrail
         if not guardrail.by_control(now_s):
             return choose(request, eligible)
-        propensities = lowest_propensities(self._meter.scores(eligible))
-        chosen = draw(propensities, rng)
-        reason = "frozen" if guardrail.frozen else "control"
-        return Decision(eligible[chosen].name, self.name, reason, propensities[chosen])
+        chosen, propensity = self._meter.least(eligible, rng)
+        return Decision(chosen.name, self.name, "frozen" if guardrail.frozen else "control", propensity)
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
         """Rate each candidate as the policy does, noting which are ejected, and whose drafters are silent."""

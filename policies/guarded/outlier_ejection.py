@@ -53,10 +53,10 @@ class _Drift:
 
     __slots__ = ("count", "evidence", "faulty", "healthy", "total")
 
-    def __init__(self, healthy: float, faulty: float) -> None:
-        # healthy, faulty: means of the logarithm.
-        self.healthy = healthy
-        self.faulty = faulty
+    def __init__(self, threshold: float, healthy: float) -> None:
+        """Start a test in which ratios beyond `threshold` are evidence of a fault, given the ratio of health."""
+        self.healthy = math.log(healthy)
+        self.faulty = 2 * math.log(threshold) - self.healthy
         self.evidence = Evidence()
         self.count = self.total = 0.0
 
@@ -91,19 +91,14 @@ class _Drift:
         return self.evidence.total == 0.0 and self.count * (1 - _KEEP) > 1 - _KEEP**_MIN_COUNT
 
 
-def _drift(threshold: float, healthy: float) -> _Drift:
-    """Return a drift for which ratios beyond `threshold` are evidence of a fault, given the ratio of health."""
-    return _Drift(math.log(healthy), 2 * math.log(threshold) - math.log(healthy))
-
-
 class _Record:
     """Observations and ejections of one backend."""
 
     __slots__ = ("next_s", "out_until_s", "seen_s", "steps", "tokens", "was_out")
 
     def __init__(self) -> None:
-        self.steps = _drift(SLOW_RATIO, 2.0)
-        self.tokens = _drift(POOR_RATIO, 0.85)
+        self.steps = _Drift(SLOW_RATIO, 2.0)
+        self.tokens = _Drift(POOR_RATIO, 0.85)
         self.seen_s = self.out_until_s = 0.0
         self.next_s = FIRST_S
         self.was_out = False

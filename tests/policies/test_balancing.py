@@ -49,14 +49,6 @@ def test_round_robin_continues_when_a_backend_leaves_and_returns() -> None:
     assert all(abs(turns - 33) <= 1 for turns in (back["a"], back["b"], back["c"]))
 
 
-def test_assessing_does_not_take_a_turn() -> None:
-    policy = RoundRobin(PolicySettings())
-    candidates = [backend("a"), backend("b")]
-    for _ in range(5):
-        scores = {rating.backend: rating.score for rating in policy.assess(REQUEST, candidates)}
-        assert min(scores, key=lambda name: scores[name] or 0.0) == policy.choose(REQUEST, candidates).backend
-
-
 def test_least_loaded_divides_by_weight() -> None:
     policy = LeastLoaded(LoadSettings(seed=1))
     assert names(policy, [backend("a", 3), backend("b", 5, weight=2)], 1) == ["b"]

@@ -84,7 +84,6 @@ class AcceptanceModel:
 
     arms: Mapping[str, Effects] = field(default_factory=dict)  # fitted effects of each observed arm
     calibration: str = DEFAULT_CALIBRATION  # name of the calibration that describes arms without observations
-    _expected: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _depths: dict[tuple[str, str, str], tuple[float, ...]] = field(default_factory=dict)
     _counts: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _kinds: dict[tuple[str, str, str], float] = field(default_factory=dict)
@@ -140,12 +139,7 @@ class AcceptanceModel:
 
     def expected(self, key: Key) -> float:
         """Return the calibration's log(tokens per step) for a key."""
-        arm, workload, temperature_bin = key[ARM], key[_REQUEST + WORKLOAD], key[_REQUEST + TEMPERATURE]
-        cached = (arm, workload, temperature_bin)
-        value = self._expected.get(cached)
-        if value is None:
-            value = self._expected[cached] = self.depths(arm, workload, temperature_bin)[-1]
-        return value
+        return self.depths(key[ARM], key[_REQUEST + WORKLOAD], key[_REQUEST + TEMPERATURE])[-1]
 
     def depths(self, arm: str, workload: str, temperature_bin: str) -> tuple[float, ...]:
         """Return the calibration's log(tokens per step) at each k up to the arm's."""

@@ -153,6 +153,7 @@ def test_pinned_rules_decide_while_the_policy_continues_to_learn(distilled: Dist
     policy.pinned = Thresholds(distilled.settings)
     decision = policy.choose(request(temperature=0.7, prompt_tokens=300), pool())
     assert (decision.policy, decision.backend) == ("thresholds", "eagle3")
+    assert policy.preview(request(temperature=0.7), pool()).policy == "thresholds"
     assert policy.assess(request(temperature=0.7), pool())[0].note.startswith("rule")
     train(policy, 50)
     assert all(policy.statistics.buckets(table) for table in policy.statistics.tables.values())

@@ -59,11 +59,6 @@ def test_the_cause_is_the_change_after_which_nothing_was_accepted() -> None:
     assert causes == ["since_wake_up", "since_wake_up", "unknown"]
 
 
-def test_a_silence_tells_what_was_expected_and_what_came() -> None:
-    silence = silenced().silent["a"]
-    assert (silence.expected, silence.observed) == pytest.approx((2.4, 1.0))
-
-
 def test_two_answers_in_a_row_with_drafts_accepted_bring_it_back() -> None:
     drafters = silenced()
     observe(drafters, 2.4, 1.0, 2.4)
