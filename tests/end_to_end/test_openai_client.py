@@ -7,6 +7,7 @@ import json
 import time
 
 import anthropic
+import httpx
 import openai
 import pytest
 
@@ -71,6 +72,21 @@ def test_every_replica_gives_the_same_greedy_answer(client: openai.OpenAI) -> No
     assert len(texts) == 1
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_completions(client: openai.OpenAI, temperature: float) -> None:
+    completion = client.completions.create(model=MODEL, prompt="def f(x):", max_tokens=20, temperature=temperature)
+    assert completion.choices[0].text
+    streamed = client.completions.create(
+        model=MODEL, prompt="def f(x):", max_tokens=20, temperature=temperature, seed=7, stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in streamed if chunk.choices)
+
+
+def test_several_answers(client: openai.OpenAI) -> None:
+    completion = client.chat.completions.create(model=MODEL, messages=SAY, max_tokens=10, n=2, temperature=1)
+    assert [choice.index for choice in completion.choices] == [0, 1]
+
+
 def test_tools(client: openai.OpenAI) -> None:
     completion = client.chat.completions.create(
         model=MODEL,
@@ -84,6 +100,22 @@ def test_tools(client: openai.OpenAI) -> None:
     assert calls[0].type == "function"
     assert calls[0].function.name == "get_weather"
     assert isinstance(json.loads(calls[0].function.arguments)["city"], str)
+
+
+def test_tools_in_a_stream(client: openai.OpenAI) -> None:
+    arguments = ""
+    for chunk in client.chat.completions.create(
+        model=MODEL,
+        messages=SAY,
+        tools=[WEATHER],
+        tool_choice="required",
+        max_tokens=200,
+        stream=True,  # type: ignore[list-item]
+    ):
+        for call in chunk.choices[0].delta.tool_calls or [] if chunk.choices else []:
+            assert call.function is not None
+            arguments += call.function.arguments or ""
+    assert "city" in json.loads(arguments)
 
 
 def test_structured_output(client: openai.OpenAI) -> None:
@@ -104,6 +136,16 @@ def test_structured_output(client: openai.OpenAI) -> None:
     assert isinstance(person["age"], int)
 
 
+def test_responses(client: openai.OpenAI) -> None:
+    response = client.responses.create(model=MODEL, input="Tell me about sequence types.", max_output_tokens=30)
+    assert response.output_text
+    assert response.usage is not None
+    events = list(client.responses.create(model=MODEL, input="Hello", max_output_tokens=30, stream=True))
+    assert events[0].type == "response.created"
+    assert events[-1].type == "response.completed"
+    assert any(event.type == "response.output_text.delta" for event in events)
+
+
 def test_anthropic_messages(gateway: Command) -> None:
     with anthropic.Anthropic(base_url=gateway.url, api_key="none-needed", max_retries=0) as client:
         message = client.messages.create(model=MODEL, max_tokens=30, messages=[{"role": "user", "content": "Hello"}])
@@ -117,12 +159,50 @@ def test_anthropic_messages(gateway: Command) -> None:
         assert "llama-3.1-8b" in str(caught.value)
 
 
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+
+
+def test_tokenize_and_detokenize(gateway: Command) -> None:
+    tokens = gateway.post("/tokenize", {"model": MODEL, "prompt": "def f(x): return x"}).json()["tokens"]
+    assert gateway.post("/detokenize", {"model": MODEL, "tokens": tokens}).json()["prompt"] == "def f(x): return x"
+
+
 def test_other_paths_of_vllm_pass_through(gateway: Command) -> None:
     assert "simulated" in gateway.get("/version").json()["version"]
     assert gateway.get("/nothing/here").json()["error"]["code"] == "path_closed"
     assert (
         gateway.post("/v1/embeddings", {"model": MODEL, "input": "hi"}).status_code == 404
     )  # the model only generates
+
+
+def test_preflight_requests_take_no_replica_out(gateway: Command) -> None:
+    up = gateway.get("/readyz").json()["up"]
+    headers = {"origin": "https://page.example", "access-control-request-method": "POST"}
+    for _ in range(10):
+        url = f"{gateway.url}/v1/chat/completions"
+        assert httpx.options(url, headers=headers, trust_env=False).status_code == 200
+    assert gateway.get("/readyz").json()["up"] == up
+
+
+def test_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match=r"llama-3\.1-8b"):
+        client.chat.completions.create(model="nope", messages=SAY)
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(model=MODEL, messages=SAY, temperature=-1)
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x " * 20_000}])
+    with pytest.raises(openai.BadRequestError, match="plain"):
+        client.chat.completions.create(model=MODEL, messages=SAY, extra_headers={"x-gateway-backend": "nope"})
+
+
+def test_baseline_only_parameters(client: openai.OpenAI) -> None:
+    for _ in range(3):
+        answer = client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=SAY, max_tokens=5, logit_bias={"5": 1}, extra_body={"min_p": 0.1}
+        )
+        assert answer.headers["x-gateway-backend"] == "plain"
 
 
 async def test_a_cancelled_request_is_cancelled_at_the_engine(

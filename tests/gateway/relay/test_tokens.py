@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 
 import pytest
 
+from backends.backend import State
 from gateway.recorder.document import RequestNotes
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.routing.router import RoutedRequest
 from lab.trace import read_trace
+from policies.learned.policy import Learned
 from policies.policy import Outcome
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.stepping_engine import PROMPT_TOKENS, SteppingEngine
+from tests.support.upstream import Wire
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 TOKENS, PER_STEP = 60, 3
@@ -139,6 +143,32 @@ async def test_what_is_left_alone_if_engines_are_not_to_be_asked(tmp_path: Path)
     assert [(each.output_tokens, bool(each.estimated)) for each in records] == [(60, False), (60, True), (60, True)]
 
 
+async def test_the_usage_of_an_engine_that_always_tells_it_passes() -> None:
+    engine = SteppingEngine(PER_STEP, forces=True)
+    async with start_gateway({"a": "ngram"}, behaviour=engine) as running:
+        ends = followed(running)
+        for _ in range(3):
+            answer = await running.chat(stream=True)
+            assert answer.content == engine.streamed
+        assert engine.asked == 0
+        await running.until(lambda: len(ends.ended) == 3)
+        assert (ends.last.output_tokens, ends.last.is_estimated) == (TOKENS, False)
+
+
+async def test_an_engine_that_was_down_may_come_back_as_another_one() -> None:
+    async with start_gateway({"a": "ngram"}, behaviour=SteppingEngine(PER_STEP)) as running:
+        upstream, other = running.upstreams["a"], SteppingEngine(PER_STEP, forces=True)
+        for _ in range(2):
+            assert b'"usage"' not in (await running.chat(stream=True)).content
+        await upstream.die()
+        await running.until(lambda: running.backend("a").state is State.DOWN)
+        upstream.behaviour = other
+        await upstream.come_back()
+        await running.until_up()
+        assert (await running.chat(stream=True)).content == other.streamed
+        assert other.asked == 0
+
+
 async def test_an_engine_that_refuses_to_be_asked_is_asked_once() -> None:
     engine = SteppingEngine(PER_STEP)
     async with start_gateway({"a": "ngram"}, behaviour=engine) as running:
@@ -159,6 +189,25 @@ async def test_an_engine_that_refuses_to_be_asked_is_asked_once() -> None:
         assert running.backend("a").in_flight == 0
         own = await running.chat(stream=True, stream_options={"include_usage": True})
         assert own.status_code == 400, "what a client asks for is refused as before"
+
+
+async def test_an_error_that_is_the_clients_fault_is_passed_on() -> None:
+    engine = SteppingEngine(PER_STEP)
+
+    async with start_gateway({"a": "ngram"}, behaviour=engine) as running:
+        await running.chat(stream=True)
+        for text, sent in (("`stream_options` is fine, but you are not", 2), ("you are not fine", 1)):
+            seen = len(running.upstreams["a"].seen)
+
+            async def refuse(wire: Wire, text: str = text) -> None:
+                await wire.json({"error": {"message": text, "code": 400}}, 400)
+
+            running.upstreams["a"].behaviour = refuse
+            assert (await running.chat(stream=True)).status_code == 400
+            assert len(running.upstreams["a"].seen) - seen == sent
+        running.upstreams["a"].behaviour = engine
+        await running.chat(stream=True)
+        assert engine.asked == 1, "it is asked all the same"
 
 
 async def test_a_baseline_has_a_token_a_step_however_chunks_are_joined() -> None:
@@ -208,3 +257,46 @@ async def test_nothing_is_learned_of_acceptance_from_an_estimate() -> None:
 
 def _value(page: str, name: str) -> float:
     return math.fsum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name + "{"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("api", "asks", "reports"),
+    [
+        (CHAT, True, False),
+        (CHAT, False, False),
+        (CHAT, False, True),
+        (COMPLETIONS, False, False),
+        (RESPONSES, False, False),
+        (MESSAGES, False, False),
+    ],
+)
+async def test_requests_go_to_the_fastest_whatever_their_clients_ask_for(api: str, asks: bool, reports: bool) -> None:
+    engines = {
+        name: SteppingEngine(per_step, 0.024, reports=reports) for name, per_step in (("b", 1), ("n", 2), ("e", 3))
+    }
+    methods = {"b": "baseline", "n": "ngram", "e": "ngram"}
+    async with start_gateway(methods, {"name": "learned", "guardrail": {"share": 0}}) as running:
+        for name, engine in engines.items():
+            running.upstreams[name].behaviour = engine
+        body = body_of(api, "plain", stream=True, asks=asks)
+
+        async def send_all(requests: Iterator[int]) -> None:
+            for _ in requests:
+                (await running.client.post(api, json=body)).raise_for_status()
+
+        async def shares_of(count: int) -> dict[str, float]:
+            before = {name: engine.served for name, engine in engines.items()}
+            requests = iter(range(count))
+            await asyncio.gather(*[send_all(requests) for _ in range(12)])
+            return {name: (engine.served - before[name]) / count for name, engine in engines.items()}
+
+        policy = running.gateway.models[MODEL].policy
+        assert isinstance(policy, Learned)
+        is_ejected, shares = True, await shares_of(200)
+        while is_ejected:  # for 20 s, if its steps stand still on a busy machine
+            is_ejected = bool(policy.outlier_ejection.reasons)
+            shares = await shares_of(60)
+            is_ejected |= bool(policy.outlier_ejection.reasons)
+        print(f"{api}, asks: {asks}, engine reports steps: {reports}: {shares}")  # docs/clients.md
+        assert shares["e"] > 0.75, shares
