@@ -75,15 +75,10 @@ class LoadMeter:
 
 def draw_least(candidates: Sequence[Candidate], scores: list[float], rng: Random) -> tuple[Candidate, float]:
     """Return the candidate of the lowest score and the probability of picking it; ties are broken at random."""
-    tied = lowest(scores)
+    least = min(scores)
+    tied = [index for index, score in enumerate(scores) if score == least]
     chosen = tied[0] if len(tied) == 1 else tied[int(rng.random() * len(tied))]
     return candidates[chosen], 1.0 / len(tied)
-
-
-def lowest(scores: list[float]) -> list[int]:
-    """Return the indices of the lowest score."""
-    least = min(scores)
-    return [index for index, score in enumerate(scores) if score == least]
 
 
 def lowest_propensities(scores: list[float]) -> list[float]:

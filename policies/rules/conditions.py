@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from backends.validation import Issue, did_you_mean, error_of
+from backends.validation import Issue, error_of
 from policies.features.request import WORKLOAD_NAME, Endpoint
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -89,31 +89,15 @@ class Bounds:
         return " and ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
-    """A set of words, written as one word or a list: `chat`, `[code, agent]`."""
-
-    words: frozenset[str]
-
-    @classmethod
-    def parse(cls, value: object) -> Words:
-        """Parse a word or a list of words."""
-        if isinstance(value, Words):
-            return value
-        words: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
-        for word in words:
-            if not isinstance(word, str):
-                raise ValueError(f"{_shown(word)} is not text: put it in quotes")  # noqa: TRY004 -- for pydantic
-        if not words:
-            raise ValueError("an empty list can never hold: name at least one word")
-        return cls(frozenset(words))
-
-    def sorted(self) -> list[str]:
-        """Return the words in alphabetical order."""
-        return sorted(self.words)
-
-    def __str__(self) -> str:
-        return " or ".join(self.sorted())
+def _words(value: object) -> frozenset[str]:
+    """Parse a word or a list of words."""
+    words: list[Any] = list(value) if isinstance(value, list | tuple | frozenset) else [value]
+    for word in words:
+        if not isinstance(word, str):
+            raise ValueError(f"{_shown(word)} is not text: put it in quotes")  # noqa: TRY004 -- for pydantic
+    if not words:
+        raise ValueError("an empty list can never hold: name at least one word")
+    return frozenset(words)
 
 
 def _shown(value: object) -> str:
@@ -128,11 +112,14 @@ Range = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": f"^{_BOUNDS}$"}, {"type": "number"}]}),
 ]
 Choice = Annotated[
-    Words,
-    PlainValidator(Words.parse),
-    PlainSerializer(Words.sorted, return_type=list[str]),
+    frozenset[str],
+    PlainValidator(_words),
+    PlainSerializer(sorted, return_type=list[str]),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
 ]
+
+Condition = Bounds | frozenset[str] | bool
+"""A condition on a number, on a word, or on what is true or false."""
 
 _SHARES = frozenset({"overlap", "code_share"})
 _COUNTS_FROM_ONE = frozenset({"n", "turns"})
@@ -179,12 +166,11 @@ class When(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_and_not_null(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        issues = list(_key_issues(data, cls.model_fields))
-        if issues:
-            raise error_of(cls.__name__, issues)
+    def _not_null(cls, data: Any) -> Any:
+        absent = [name for name, condition in data.items() if condition is None] if isinstance(data, Mapping) else []
+        if absent:
+            hint = "write a condition, or remove the feature"
+            raise error_of(cls.__name__, [Issue((str(name),), "no condition is given", hint) for name in absent])
         return data
 
     @field_validator("*")
@@ -195,14 +181,14 @@ class When(BaseModel):
             minimum, maximum = float(name in _COUNTS_FROM_ONE), 1.0 if name in _SHARES else math.inf
             if not value.overlaps(minimum, maximum):
                 raise ValueError(f"'{value}' can never hold: {name} ranges from {minimum:g} to {maximum:g}")
-        elif isinstance(value, Words):
+        elif isinstance(value, frozenset):
             pattern, hint = _WORDS[name]
-            for word in value.sorted():
+            for word in sorted(value):
                 if not pattern.fullmatch(word):
                     raise ValueError(f"{_shown(word)} can never hold: {hint}")
         return value
 
-    def conditions(self) -> dict[str, Bounds | Words | bool]:
+    def conditions(self) -> dict[str, Condition]:
         """Return the conditions by feature."""
         pairs = ((name, getattr(self, name)) for name in type(self).model_fields)
         return {name: condition for name, condition in pairs if condition is not None}
@@ -212,13 +198,7 @@ class When(BaseModel):
         return ", ".join(parts) or "always"
 
 
-def _key_issues(data: Mapping[Any, Any], known: Iterable[str]) -> Iterator[Issue]:
-    for name, condition in data.items():
-        if name not in known:
-            yield Issue((str(name),), f"unknown feature '{name}'", did_you_mean(str(name), known), at_key=True)
-        elif condition is None:
-            yield Issue((name,), "no condition is given", "write a condition, or remove the feature")
-
-
-def _as_text(condition: Bounds | Words | bool) -> str:
+def _as_text(condition: Condition) -> str:
+    if isinstance(condition, frozenset):
+        return " or ".join(sorted(condition))
     return str(condition).lower() if isinstance(condition, bool) else str(condition)

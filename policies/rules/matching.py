@@ -8,7 +8,7 @@ from random import Random
 from backends.backend import Candidate
 from policies.features.request import RequestFeatures
 from policies.load import draw_least, per_weight
-from policies.rules.conditions import Bounds, Words
+from policies.rules.conditions import Bounds, Condition
 from policies.rules.rule import BACKEND, Rule
 
 
@@ -17,11 +17,11 @@ class CompiledCondition:
 
     __slots__ = ("_feature", "_flag", "_high", "_high_open", "_is_load", "_low", "_low_open", "_words")
 
-    def __init__(self, feature: str, condition: Bounds | Words | bool) -> None:
+    def __init__(self, feature: str, condition: Condition) -> None:
         self._feature = feature
         self._is_load = feature == "in_flight_per_backend"
         self._flag: bool | None = condition if isinstance(condition, bool) else None
-        self._words: frozenset[str] | None = condition.words if isinstance(condition, Words) else None
+        self._words: frozenset[str] | None = condition if isinstance(condition, frozenset) else None
         bounds = condition if isinstance(condition, Bounds) else Bounds()
         self._low, self._high = bounds.low, bounds.high
         self._low_open, self._high_open = bounds.low_open, bounds.high_open

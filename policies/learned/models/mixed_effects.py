@@ -37,7 +37,6 @@ class Effects:
     mean: float
     by_level: Sequence[Mapping[str, float]]  # effect of each level, by factor
     noise: float  # standard deviation of single observations around their prediction
-    observations: float = 0.0  # number of observations in the fit
     _cache: dict[Key, float] = field(default_factory=dict)
 
     def predict(self, key: Key) -> float:
@@ -106,7 +105,7 @@ def fit_effects(
     fitted_noise = float(
         np.sqrt((max(0.0, float(within.sum() + between.sum())) + _NOISE_WEIGHT * noise**2) / (total + _NOISE_WEIGHT))
     )
-    return Effects(factors, float(effects[0]), by_level, fitted_noise, total)
+    return Effects(factors, float(effects[0]), by_level, fitted_noise)
 
 
 _PRECISION = 1e-8

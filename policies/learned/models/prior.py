@@ -95,14 +95,12 @@ def adaptive_schedule(calibration: str, method: Method, drafts: DraftSchedule) -
     return DraftSchedule(drafts.k, tuple(best), adaptive=True)
 
 
-def expected_tokens_per_step(calibration: str, method: Method, k: int, workload: str, temperature: float) -> float:
-    """Return the mean tokens per step of a method, for a workload in `Kind` (any other counts as chat)."""
-    return math.exp(expected_by_k(calibration, method, k, workload, temperature)[-1])
-
-
 @cache
 def expected_by_k(calibration: str, method: Method, k: int, workload: str, temperature: float) -> tuple[float, ...]:
-    """Return the logarithm of the mean tokens per step at each k from 0 to `k`, see `expected_tokens_per_step`."""
+    """Return the logarithm of the mean tokens per step at each k from 0 to `k`.
+
+    The workload is one of `Kind`; any other counts as chat.
+    """
     if k == 0 or method is Method.BASELINE:
         return (0.0,)
     known = load_calibration(calibration)

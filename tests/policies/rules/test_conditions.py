@@ -88,7 +88,7 @@ def issues(when: dict[str, object]) -> dict[str, Issue]:
 
 def test_an_unknown_feature_is_reported_with_a_suggestion() -> None:
     issue = issues({"temprature": "> 1"})["temprature"]
-    assert (issue.message, issue.hint) == ("unknown feature 'temprature'", "did you mean 'temperature'?")
+    assert (issue.message, issue.hint) == ("unknown key", "did you mean 'temperature'?")
 
 
 def test_each_invalid_condition_is_reported_under_its_feature() -> None:

@@ -202,7 +202,7 @@ def test_assessments_show_the_rule_its_conditions_and_skipped_backends() -> None
         (
             [{"name": "a", "when": {"overlapp": "> 0"}, "prefer": ["mtp"]}],
             ("rules", 0, "when", "overlapp"),
-            "unknown feature 'overlapp'",
+            "unknown key",
             "did you mean 'overlap'?",
         ),
         (

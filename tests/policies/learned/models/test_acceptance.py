@@ -12,7 +12,7 @@ from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models.acceptance import AcceptanceModel, arm_of
 from policies.learned.models.keys import TEMPLATE, Key, key_of, without_template
-from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_tokens_per_step
+from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_by_k
 from policies.statistics import Sums
 
 ARM = "eagle3:3"
@@ -49,7 +49,7 @@ def test_an_arm_is_a_method_with_its_depth() -> None:
 @pytest.mark.parametrize("workload", ["code", "chat", "something-else"])
 def test_without_observations_the_calibration_is_used(workload: str) -> None:
     model = AcceptanceModel()
-    expected = expected_tokens_per_step(CALIBRATION, Method.EAGLE3, 3, workload, 0.0)
+    expected = math.exp(expected_by_k(CALIBRATION, Method.EAGLE3, 3, workload, 0.0)[-1])
     assert expected > 1.3
     assert model.tokens_per_step(ARM, "e", _key(workload)) == pytest.approx(expected)
     assert model.observations(ARM, _key(workload)) == 0

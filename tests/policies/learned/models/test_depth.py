@@ -12,7 +12,7 @@ from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models.acceptance import AcceptanceModel
 from policies.learned.models.depth import Depth, between
 from policies.learned.models.keys import key_of
-from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_by_k, expected_tokens_per_step
+from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_by_k
 
 CONFIG = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 48, 3], [49, 96, 1], [97, 999, 0]]}
 SCHEDULE = draft_schedule(Method.EAGLE3, CONFIG)
@@ -51,8 +51,8 @@ def test_a_schedule_that_grows_with_the_batch_is_followed_too() -> None:
 @pytest.mark.parametrize("method", [Method.EAGLE3, Method.SUFFIX])
 def test_expected_depths_agree_with_arms_of_that_k(method: Method) -> None:
     depths = expected_by_k(DEFAULT_CALIBRATION, method, 5, "code", 0.0)
-    tokens = [expected_tokens_per_step(DEFAULT_CALIBRATION, method, k, "code", 0.0) for k in range(6)]
-    assert [math.exp(log) for log in depths] == pytest.approx(tokens, rel=0.02)
+    of_arms = [expected_by_k(DEFAULT_CALIBRATION, method, k, "code", 0.0)[-1] for k in range(6)]
+    assert depths == pytest.approx(of_arms, abs=0.02)
 
 
 def test_what_is_learned_at_one_depth_holds_at_another() -> None:

@@ -63,7 +63,6 @@ def test_known_effects_are_recovered() -> None:
     mean_effect = np.mean([*template.values()])
     assert fitted.predict(("code", "new", "short")) == pytest.approx(1.6 + mean_effect, abs=0.15)
     assert fitted.noise == pytest.approx(0.25, abs=0.02)
-    assert fitted.observations == 6000
 
 
 def test_a_rare_level_is_predicted_mainly_by_its_kind() -> None:
@@ -97,7 +96,6 @@ def test_without_observations_effects_are_zero() -> None:
         fitted = _fit(observed, FIRST)
         assert fitted.predict(("a",)) == 0.0
         assert fitted.noise == NOISE
-        assert fitted.observations == 0
 
 
 def test_what_no_factor_explains_is_noise() -> None:
