@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -81,11 +80,6 @@ def test_check_prints_the_pool(small: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_config_option_may_precede_the_command(small: Path) -> None:
-    assert gateway("--config", small, "check").stdout == gateway("check", "--config", small).stdout
-
-
-@pytest.mark.slow
 def test_the_default_pool_file(tmp_path: Path) -> None:
     assert gateway("check").stdout.count("simulated") == 5
     run = gateway("check", cwd=tmp_path)
@@ -94,13 +88,6 @@ def test_the_default_pool_file(tmp_path: Path) -> None:
         "config/pool.yaml:1:1: cannot read it: No such file or directory; "
         "set the file with --config, or write one with `gateway init`\n"
     )
-
-
-def test_schema_prints_the_committed_schema() -> None:
-    run = gateway("schema")
-    assert run.returncode == 0
-    assert run.stdout == (ROOT / "config" / "pool.schema.json").read_text()
-    assert json.loads(run.stdout)["title"]
 
 
 def test_version() -> None:

@@ -9,25 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from backends.validation import UsageError
 from gateway.cli import extras
 from gateway.cli.app import app
-from gateway.cli.extras import require
 
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     found = extras.find_spec
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name in request.param else found(name))
-
-
-def test_what_is_installed_is_not_asked_for() -> None:
-    require("lab", "numpy", "json")
-
-
-def test_all_that_is_missing_is_named() -> None:
-    with pytest.raises(UsageError, match=r"^needs nothing_1 and nothing_2: pip install 'speculation-gateway\[lab\]'$"):
-        require("lab", "nothing_1", "json", "nothing_2")
 
 
 @pytest.mark.parametrize("without", [{"numba"}, {"optuna"}], indirect=True)

@@ -68,42 +68,17 @@ async def test_the_pool_file_opens_other_paths(gateway_of: Start) -> None:
         statuses = {}
         for path in ("/sleep", "/sleep/x", "/v1/x", "/v1/xyz/a", "/v1/chat/completions", "/health"):
             statuses[path] = (await running.client.get(path)).status_code
-        assert statuses == {
-            "/sleep": 200,
-            "/sleep/x": 404,
-            "/v1/x": 200,
-            "/v1/xyz/a": 200,
-            "/v1/chat/completions": 404,
-            "/health": 200,
-        }
+        assert [*statuses.values()] == [200, 404, 200, 200, 404, 200], statuses
 
 
-UNCLEAR = [
-    "/v1//chat/completions",
-    "//v1/chat/completions",
-    "/v1/../admin/pool",
-    "/v1/chat/completions/../../../admin/pool",
-    "/v1/chat/./completions",
-    "/v1/%2e%2e/admin/pool",
-    "/v1/%2E%2E/sleep",
-    "/v1%2fchat%2fcompletions",
-    "/v1/responses/..%2f..%2fsleep",
-    "/v1/responses/%252e%252e/sleep",
-    "/v1/responses/a%00b",
-    "/v1/responses/a%20b",
-    "/v1/responses/a%0d%0ab",
-    "/v1/responses/a\\..\\b",
-    "/v1/responses/a;b",
-    "/v1/responses/a%ffb",
-    "/v1/models/..%2f..%2fadmin%2fpool",
-    "/health/../sleep",
-]
+UNCLEAR = ("/v1//x", "//v1/x", "/v1/../admin/pool", "/v1/./x", "/v1/%2e%2e/x", "/v1%2fx", "/v1/..%2fx", "/v1/a%00b")
+UNCLEAR += ("/v1/%252e%252e/x", "/v1/a%20b", "/v1/a%0d%0ab", "/v1/a\\..\\b", "/v1/a;b", "/v1/a%ffb", "/health/../x")
 
 
-@pytest.mark.parametrize("target", UNCLEAR)
-async def test_a_path_that_can_be_read_in_several_ways_is_not_relayed(gateway_of: Start, target: str) -> None:
+async def test_a_path_that_can_be_read_in_several_ways_is_not_relayed(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, paths=["/*"]) as running:
-        assert status_of(await raw(running, target)) in {400, 404}
+        for target in UNCLEAR:
+            assert status_of(await raw(running, target)) in {400, 404}, target
         assert running.upstreams["a"].seen == []
 
 
@@ -380,30 +355,15 @@ async def test_nothing_in_a_request_makes_the_gateway_connect_elsewhere(gateway_
         running.upstreams["a"].behaviour = well
         targets = (f"{url}/v1/chat/completions", f"{url}@h/v1/chat/completions", f"//{elsewhere}/v1/chat/completions")
         targets += (f"/v1/chat/completions?url={url}", f"@{elsewhere}/v1/chat/completions", f"/{url}/v1/completions")
-        headers = (
-            "host",
-            "x-gateway-backend",
-            "x-gateway-model",
-            "x-gateway-method",
-            "x-forwarded-host",
-            "x-forwarded-for",
-        )
-        headers += (
-            "x-forwarded-server",
-            "forwarded",
-            "x-original-url",
-            "x-rewrite-url",
-            "x-real-ip",
-            "referer",
-            "location",
-        )
+        headers = "host x-gateway-backend x-gateway-model x-gateway-method x-forwarded-host x-forwarded-for referer"
+        headers += " x-forwarded-server forwarded x-original-url x-rewrite-url x-real-ip location"
         # All at the same time: a connection stays open for a while after a request that was refused.
         methods = ("POST", "GET", "OPTIONS")
         answers = [raw(running, target, method) for method in methods for target in targets]
         answers += [
             raw(running, "/v1/chat/completions", method, extra=f"{header}: {value}\r\n")
             for method in methods
-            for header in headers
+            for header in headers.split()
             for value in (url, elsewhere)
         ]
         answers.append(raw(running, elsewhere, "CONNECT", b""))

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from backends.backend import State
-from backends.health import Strike
 from gateway.service import peer_exchange, peers
 from gateway.service.peer_exchange import PeerExchange
 from gateway.state import redis_client
@@ -68,18 +66,6 @@ async def gateways(redis: RedisServer, count: int = 2, url: str = "") -> AsyncIt
     finally:
         for gateway in started:
             await gateway.exchange.stop()
-
-
-async def test_gateways_know_the_load_the_limits_and_the_ejections_of_each_other(redis: RedisServer) -> None:
-    async with gateways(redis, 3) as (one, two, three):
-        one.backends[0].in_flight, two.backends[0].in_flight = 3, 4
-        await eventually(lambda: three.load() == [7, 0] and one.load() == [7, 0])
-        assert sum(admits(one.limits) for _ in range(100)) >= 60 // 3
-        await eventually(lambda: sum(admits(one.limits) for _ in range(100)) == 0)
-        await eventually(lambda: not admits(two.limits) and not admits(three.limits), what="the limit is of all")
-        two.pool.report(two.backends[1], Strike(1, "broke the connection"))
-        await eventually(lambda: one.backends[1].state is three.backends[1].state is State.EJECTED)
-        assert one.peers_seen() == 2
 
 
 async def test_what_a_gateway_leaves_behind(redis: RedisServer) -> None:

@@ -99,6 +99,7 @@ async def test_a_pin_applies_to_all_gateways_and_survives_a_restart(state: Any) 
         assert pinned.settings == settings_of(text)
     async with learning(state) as restarted:
         before = learned(restarted).statistics.observations
+        assert before, "what was learned is known before the first request"
         assert await ask(restarted, 3) == ["thresholds"] * 3
         assert learned(restarted).statistics.observations > before, "it continues to learn"
         assert "version 1 of" in (shown := await output_of(restarted, "show"))
@@ -155,6 +156,7 @@ async def test_nothing_can_be_pinned_without_a_store() -> None:
     async with learning("none") as running:
         await ask(running, 2)
         assert "`state: none`" in await failure_of(running, "distill")
+        assert "gateway_state_connected{" not in (await running.client.get("/metrics")).text
         assert "this process alone" in await output_of(running, "thaw")
 
 

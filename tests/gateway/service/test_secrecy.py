@@ -20,9 +20,8 @@ from gateway.telemetry.log_format import LogFormat, place_of
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
 from tests.gateway.relay.test_charging import recorded
 from tests.gateway.service.test_access import bearer, raw
-from tests.support.command import gateway_command, until
 from tests.support.faults import answer_broken_json, answer_garbage, answer_html, hang, reset_connection
-from tests.support.upstream import Behaviour, Upstream, Wire, delta
+from tests.support.upstream import Behaviour, Wire, delta
 
 PROMPT, KEY, WRONG_KEY = "zqxprompt", "sk-zqxkey", "sk-zqxwrong"
 MARK = "zqx"
@@ -153,35 +152,6 @@ async def test_no_prompt_and_no_key_is_logged_or_recorded(
     records = recorded(tmp_path)
     assert len(records) >= 20
     assert MARK not in json.dumps(records)
-
-
-@pytest.mark.slow
-async def test_a_gateway_process_prints_no_prompt_and_no_key(tmp_path: Path) -> None:
-    async with Upstream("a", MODEL) as upstream:
-        path = tmp_path / "pool.yaml"
-        backend = {"method": "baseline", "url": upstream.url}
-        pool = {
-            "models": {MODEL: {"policy": {"name": "random"}, "backends": {"a": backend}}},
-            "keys": [{"name": "team", "key": KEY}],
-            "admin": {"key": f"{KEY}-admin"},
-            "server": {"workers": 2},
-        }
-        path.write_text(json.dumps(pool))
-
-        def run() -> str:
-            with gateway_command(path, tmp_path) as command:
-                body = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}]}
-                until(lambda: command.post("/v1/chat/completions", body, headers=bearer(KEY)).status_code == 200)
-                for headers in ({}, bearer(WRONG_KEY), bearer(KEY)):
-                    command.get("/admin/config", headers=headers)
-                    command.post("/v1/nope", body, headers=headers)
-                command.process.terminate()
-                command.process.wait(60)
-                return command.printed()
-
-        printed = await asyncio.to_thread(run)
-        assert "Listening at" in printed
-        assert MARK not in printed
 
 
 def test_an_exception_is_logged_without_messages_but_with_the_way_to_it() -> None:

@@ -118,33 +118,6 @@ def states(command: Command) -> set[str]:
 
 
 @pytest.mark.slow
-def test_limits_apply_across_workers(two: Command) -> None:
-    until(lambda: "gateway_peers 1.0" in two.get("/metrics").text, what="they know each other")
-    slow = {"authorization": "Bearer sk-slow"}
-    statuses: list[int] = []
-    began_s = time.monotonic()
-
-    def refused_by_all() -> bool:
-        last = [two.post("/v1/chat/completions", CHAT, headers=slow).status_code for _ in range(8)]
-        statuses.extend(last)
-        return statuses.count(200) >= 4 and set(last) == {429}
-
-    until(refused_by_all)
-    refilled = 4 / 60 * (time.monotonic() - began_s)
-    assert statuses.count(200) <= 6 + refilled, "4, or one more for each worker"
-
-
-@pytest.mark.slow
-def test_a_dead_worker_is_replaced(two: Command) -> None:
-    before = family(two.process.pid)
-    victim = next(pid for pid in before - {two.process.pid} if b"spawn_main" in command_line(pid))
-    os.kill(victim, signal.SIGKILL)
-    until(lambda: "restarting it" in two.printed())
-    until(lambda: len(family(two.process.pid)) == len(before))
-    until_ready(two)
-
-
-@pytest.mark.slow
 async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,12 +171,6 @@ def test_workers_end_when_their_parent_is_killed(pool: Path, tmp_path: Path) -> 
         command.process.kill()
         command.process.wait()
         until(lambda: alive(processes) == set())
-
-
-def command_line(pid: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
 
 
 @pytest.mark.slow
