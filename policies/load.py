@@ -21,28 +21,11 @@ class LoadMeter:
 
     `in_flight` is exact and current, but covers only this process. `EngineLoad.others` are those of its peers, and of
     other clients, which only the engine's report tells, as old as the last scrape.
-
-    Parameters
-    ----------
-    stale_after_s
-        Age in seconds above which a report is ignored.
-    clock
-        The clock of `EngineLoad.at_s`, in seconds.
-
-    Examples
-    --------
-    >>> from backends.backend import Backend, EngineLoad
-    >>> from backends.speculation import Method
-    >>> backend = Backend("a", "llama", Method.NGRAM, "http://127.0.0.1:8001", weight=2.0, in_flight=5)
-    >>> backend.load = EngineLoad(running=8, others=4, at_s=99.0)
-    >>> meter = LoadMeter(clock=lambda: 100.0)
-    >>> meter.counts([backend]), meter.scores([backend])
-    ([9], [5.0])
     """
 
     def __init__(self, stale_after_s: float = STALE_AFTER_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stale_after_s = stale_after_s
-        self._clock = clock
+        self._stale_after_s = stale_after_s  # age above which a report is ignored
+        self._clock = clock  # that of `EngineLoad.at_s`
 
     def oldest_s(self) -> float:
         """Return the earliest time of a report that still counts, in seconds on the meter's clock."""

@@ -76,15 +76,6 @@ class Statistics:
 
     The two are kept apart, so that this gateway's sums can be written again to a store that lost them. Only `buckets`
     and `own_of` may be called from another thread.
-
-    Examples
-    --------
-    >>> table = Table("length", 2, half_life_s=3600.0, overflow=lambda key: ("", *key[1:]))
-    >>> statistics = Statistics([table], clock=lambda: 0.0)
-    >>> statistics.add(table, ("chat",), 1.0, 5.0)
-    >>> statistics.set_others([Row("length", 0, ("chat",), (2.0, 8.0))])
-    >>> statistics.buckets(table)
-    {('chat',): (3.0, 13.0)}
     """
 
     def __init__(self, tables: Iterable[Table], clock: Callable[[], float]) -> None:

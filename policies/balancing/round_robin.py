@@ -16,17 +16,6 @@ class RoundRobin(Policy):
 
     The smooth weighted round robin of nginx: at each turn every candidate's credit grows by its weight, the candidate
     with the highest credit is chosen, and it pays the sum of all weights. The turns of a heavy backend are spread out.
-
-    Examples
-    --------
-    >>> from backends.backend import Backend
-    >>> from backends.speculation import Method
-    >>> from policies.features.request import ANY_REQUEST
-    >>> pool = [Backend(name, "llama", Method.NGRAM, "http://127.0.0.1:8001") for name in ("a", "b")]
-    >>> pool[0].weight = 2.0
-    >>> policy = RoundRobin(PolicySettings())
-    >>> [policy.choose(ANY_REQUEST, pool).backend for _ in range(6)]
-    ['a', 'b', 'a', 'a', 'b', 'a']
     """
 
     name = "round_robin"

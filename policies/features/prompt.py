@@ -119,13 +119,6 @@ def read_prompt(body: dict[str, Any]) -> Prompt:
 
     Reads `messages` (chat, and Anthropic's with `system`), `prompt` (completions) and `input` (responses with
     `instructions`, and embeddings). Images and other media are ignored, and so are fields of the wrong type.
-
-    Examples
-    --------
-    >>> body = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]}
-    >>> prompt = read_prompt(body)
-    >>> prompt.system, prompt.pieces, prompt.turns
-    (['Be brief.'], ['Be brief.', 'Hello'], 1)
     """
     if isinstance(messages := body.get("messages"), list):
         prompt = _read_messages(messages, body.get("system"))

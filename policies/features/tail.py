@@ -27,11 +27,6 @@ def code_share(text: str) -> float:
     """Return the share of a text's non-empty lines that begin like source code, 0 to 1.
 
     Code fences are ignored: the text may be the end of a longer one, so its first fence may close or open a block.
-
-    Examples
-    --------
-    >>> code_share("def double(x):"), code_share("How do I double a number?")
-    (1.0, 0.0)
     """
     return _share(text)
 

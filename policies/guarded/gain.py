@@ -36,12 +36,8 @@ class _Sums:
         self.yy += y * y
 
 
-class _Group:
-    """Neighbouring blocks, which had much the same traffic."""
-
-    def __init__(self) -> None:
-        self.own = _Sums()
-        self.control = _Sums()
+_Group = tuple[_Sums, _Sums]
+"""Neighbouring blocks, which had much the same traffic: under the policy, and under `least_loaded`."""
 
 
 class Gain:
@@ -68,9 +64,9 @@ class Gain:
         found = self._groups.get(group)
         if found is None:
             self._forget()
-            found = self._groups[group] = _Group()
-        (found.control if control else found.own).add(math.log(arrived_work), math.log(seconds_per_work))
-        if found.own.count and found.control.count:
+            found = self._groups[group] = _Sums(), _Sums()
+        (found[1] if control else found[0]).add(math.log(arrived_work), math.log(seconds_per_work))
+        if found[0].count and found[1].count:
             self._found = _estimate([*self._compared().values()])
 
     def comparison(self, confidence: float) -> Comparison:
@@ -84,7 +80,7 @@ class Gain:
 
     def _compared(self) -> dict[int, _Group]:
         """Return the groups that have both arms, the oldest first."""
-        return {number: group for number, group in self._groups.items() if group.own.count and group.control.count}
+        return {number: group for number, group in self._groups.items() if group[0].count and group[1].count}
 
     def _forget(self) -> None:
         """Forget groups that had one arm only, the oldest, and all if the last ones show that it is so no longer."""
@@ -112,7 +108,7 @@ def _estimate(groups: Sequence[_Group]) -> _Estimate:
     freedom = xx = xy = yy = 0.0
     blocks = [0, 0]
     for group in groups:
-        for number, arm in enumerate((group.own, group.control)):
+        for number, arm in enumerate(group):
             blocks[number] += arm.count
             freedom += arm.count - 1
             xx += arm.xx - arm.x * arm.x / arm.count
@@ -122,8 +118,7 @@ def _estimate(groups: Sequence[_Group]) -> _Estimate:
     freedom = max(0.0, freedom - 1.0)
     within = max(_LEAST_VARIANCE, (yy - slope * xy) / freedom) if freedom else 0.0
     differences, weights = [], []
-    for group in groups:
-        own, control = group.own, group.control
+    for own, control in groups:
         difference = own.y / own.count - control.y / control.count
         differences.append(difference - slope * (own.x / own.count - control.x / control.count))
         weights.append(1.0 / (1.0 / own.count + 1.0 / control.count))
@@ -155,11 +150,6 @@ def margin_at_any_time(variance: float, confidence: float, freedom: float = math
        Research 70(3), 2022.
     .. [2] Wang and Ramdas, "Anytime-Valid t-Tests and Confidence Sequences for Gaussian Means with Unknown Variance",
        Sequential Analysis 44(1), 2025.
-
-    Examples
-    --------
-    >>> round(margin_at_any_time(0.0001, 0.95), 3), round(margin_at_any_time(0.0001, 0.95, 8), 3)
-    (0.035, 0.047)
     """
     if math.isinf(variance):
         return math.inf

@@ -94,9 +94,8 @@ class SilentDrafters:
 
     An answer is quiet if its gain is at most a tenth of what was expected of that very request, by its kind or by
     replaying its text. Changed traffic changes the expectation too, so it makes no quiet answers. Each answer adds its
-    log-likelihood ratio of silence to a cumulative sum [1]_, given how often healthy backends of the arm were quiet; at
-    `EVIDENCE` the drafter is silent. A healthy backend gets there within n answers with a probability of at most
-    n exp(-`EVIDENCE`) [2]_, one in 100,000 per answer.
+    log-likelihood ratio of silence to the `Evidence`, given how often healthy backends of the arm were quiet; at
+    `EVIDENCE` the drafter is silent, which a healthy backend counts as once in 100,000 answers at most.
 
     Nor may the requests of one client have a drafter taken for silent. Answers to requests that keep the model from
     tokens are no evidence, one client gives only a part of it (`Evidence`), and an engine that counts its drafts must
@@ -104,11 +103,6 @@ class SilentDrafters:
 
     What is suspicious is not learned: while there is evidence, observations are held back. They are returned once the
     evidence is gone, and dropped if the drafter is found to be silent.
-
-    References
-    ----------
-    .. [1] Page, "Continuous Inspection Schemes", Biometrika 41(1/2), 1954.
-    .. [2] Lorden, "Procedures for Reacting to a Change in Distribution", Annals of Mathematical Statistics 42(6), 1971.
     """
 
     def __init__(self) -> None:

@@ -41,28 +41,27 @@ _KEEP: Final = 0.998
 
 def cost_of(objective: Objective, slo_ttft_s: float | None, slo_tpot_s: float | None) -> Cost:
     """Return the cost function of an objective."""
-    if objective is Objective.LATENCY:
-        return _Latency()
+    if objective is Objective.GOODPUT:
+        return _Goodput(slo_ttft_s, slo_tpot_s)
     if objective is Objective.TTFT:
-        return _Ttft()
+        return _Weighted(1.0 + _TIE_BREAK, _TIE_BREAK, _TIE_BREAK)
     if objective is Objective.TPOT:
-        return _Tpot()
-    return _Goodput(slo_ttft_s, slo_tpot_s)
+        return _Weighted(_TIE_BREAK, 1.0, 1.0 + _TIE_BREAK)
+    return _Weighted(1.0, 1.0, 1.0)
 
 
-class _Latency(Cost):
+class _Weighted(Cost):
+    """The seconds to the first token, from there to the last, and of others, each with a weight."""
+
+    def __init__(self, ttft: float, decode: float, others: float) -> None:
+        super().__init__()
+        self._ttft = ttft
+        self._decode = decode
+        self._others = others
+
     def of(self, request: RequestFeatures, predictions: list[Prediction]) -> tuple[list[float], float]:
-        return [one.ttft_s + one.decode_s + one.others_s for one in predictions], 0.0
-
-
-class _Ttft(Cost):
-    def of(self, request: RequestFeatures, predictions: list[Prediction]) -> tuple[list[float], float]:
-        return [one.ttft_s + _TIE_BREAK * (one.ttft_s + one.decode_s + one.others_s) for one in predictions], 0.0
-
-
-class _Tpot(Cost):
-    def of(self, request: RequestFeatures, predictions: list[Prediction]) -> tuple[list[float], float]:
-        return [one.decode_s + one.others_s + _TIE_BREAK * (one.ttft_s + one.others_s) for one in predictions], 0.0
+        ttft, decode, others = self._ttft, self._decode, self._others
+        return [ttft * one.ttft_s + decode * one.decode_s + others * one.others_s for one in predictions], 0.0
 
 
 class _Goodput(Cost):

@@ -84,19 +84,7 @@ class LearnedSettings(LoadSettings):
 
 @register
 class Learned(Policy):
-    """A policy that picks the backend with the lowest predicted total delay: of the request and of those it slows.
-
-    Examples
-    --------
-    >>> from backends.backend import Backend
-    >>> from backends.speculation import Method
-    >>> from policies.features.request import Endpoint
-    >>> pool = [Backend(name, "llama", Method(name), "http://127.0.0.1:8001") for name in ("baseline", "eagle3")]
-    >>> policy = Learned(LearnedSettings(exploration={"share": 0}, guardrail={"share": 0}))
-    >>> decision = policy.choose(RequestFeatures("llama", Endpoint.CHAT, temperature=0.0), pool)
-    >>> decision.backend, decision.reason
-    ('eagle3', 'least_delay')
-    """
+    """A policy that picks the backend with the lowest predicted total delay: of the request and of those it slows."""
 
     name = "learned"
     Settings = LearnedSettings

@@ -43,11 +43,6 @@ def explore(share: float, most: float, costs: list[float], observations: list[fl
     The other candidates are explored in proportion to their uncertainty. Their total probability is at most `most`, and
     so low that the expected cost of this request rises by no more than `share`: an expensive candidate is explored less
     than a cheap one. Exploration fades as observations accumulate.
-
-    Examples
-    --------
-    >>> explore(0.01, 0.05, costs=[1.0, 2.0], observations=[0, 0])
-    [0.99, 0.01]
     """
     best = argmin(costs)
     propensities = [0.0] * len(costs)

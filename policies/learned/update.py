@@ -94,8 +94,9 @@ class Observer:
                     continue
                 if outcome.output_tokens >= LEAST_TOKENS:
                     expected = self._shadow_bias.corrected(arm, replayed)
-                    drafts = model.load.drafts, model.load.accepted_tokens
-                    self._drafters.observe(model.name, arm, expected, measured, now_s, None, outcome.request, drafts)
+                    self._drafters.observe(
+                        model.name, arm, expected, measured, now_s, None, outcome.request, model.drafts
+                    )
                     self._predictor.set_silent(model.name, model.name in self._drafters.silent)
                 if not self._drafters.is_suspect(model.name):
                     self._shadow_bias.compare(arm, measured, replayed)
@@ -125,9 +126,8 @@ class Observer:
         expected = None  # where shadow drafting replays the text, that is the better evidence
         if outcome.output_tokens >= LEAST_TOKENS and not model.has_shadow:
             expected = model.usual_acceptance(key, place)
-        drafts = model.load.drafts, model.load.accepted_tokens
         for each in self._drafters.observe(
-            model.name, model.arm, expected, per_step, now_s, learned, outcome.request, drafts
+            model.name, model.arm, expected, per_step, now_s, learned, outcome.request, model.drafts
         ):
             self._add_acceptance(model.arm, model.name, *each)
         self._predictor.set_silent(model.name, model.name in self._drafters.silent)
@@ -213,7 +213,7 @@ class Observer:
             model.spread,
             request,
             expected,
-            UNCOUNTED if model.has_shadow else (model.load.drafts, model.load.accepted_tokens),
+            UNCOUNTED if model.has_shadow else model.drafts,
         )
         self._predictor.set_slowness(model.name, slowness)
 

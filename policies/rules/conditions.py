@@ -33,13 +33,7 @@ _EXAMPLE = "write a comparison such as '>= 0.5', or two such as '>= 0.2 and < 0.
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """A range of numbers, written as one or two comparisons: `>= 0.35`, `> 0 and <= 0.5`, `= 1`.
-
-    Examples
-    --------
-    >>> Bounds.parse("> 0 and <= 0.5")
-    Bounds(low=0.0, high=0.5, low_open=True, high_open=False)
-    """
+    """A range of numbers, written as one or two comparisons: `>= 0.35`, `> 0 and <= 0.5`, `= 1`."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -135,11 +129,6 @@ class When(BaseModel):
 
     A condition on a number is one or two comparisons (`">= 0.2 and < 0.5"`), a condition on a word is a word or a list
     of alternatives, and any other condition is true or false.
-
-    Examples
-    --------
-    >>> print(When(temperature="<= 0.5", workload=["code", "agent"]))
-    temperature <= 0.5, workload agent or code
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

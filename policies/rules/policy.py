@@ -91,18 +91,6 @@ class Thresholds(LoadPolicy):
 
     The reason of a decision is the rule's name, `spilled` if all its targets are over the limit, `none_preferred` if
     none of its targets is available, or `no_rule` if no rule matches.
-
-    Examples
-    --------
-    >>> from backends.backend import Backend
-    >>> from backends.speculation import Method
-    >>> from policies.features.request import Endpoint
-    >>> pool = [Backend(name, "llama", Method(name), "http://127.0.0.1:8001") for name in ("baseline", "ngram")]
-    >>> rule = Rule(name="hot", when={"temperature": "> 1"}, prefer=["ngram"])
-    >>> policy = Thresholds(ThresholdSettings(rules=[rule]))
-    >>> decision = policy.choose(RequestFeatures("llama", Endpoint.CHAT, temperature=1.2), pool)
-    >>> decision.backend, decision.reason
-    ('ngram', 'hot')
     """
 
     name = "thresholds"

@@ -172,6 +172,7 @@ class BackendModel:
     def read(self, load: EngineLoad) -> None:
         """Replace the engine report."""
         self.load = load
+        self.drafts = load.drafts, load.accepted_tokens  # as its engine counts them since its start
         self.waiting, self.others, self.reported_s = load.waiting, load.others, load.at_s
         self.prefixes.resize(load.kv_tokens)
 
