@@ -19,10 +19,10 @@ from backends.speculation import Method
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.simulate import ReplicaSpec, learned_rows, replay
 from lab.trace import TraceRecord
+from lab.trace.edits import draw
 from policies.distill.distill import distill
 from policies.distill.report import Distilled
 from policies.learned.policy import Learned, LearnedSettings
-from policies.split import part_of
 from policies.statistics import Row
 
 WORKLOADS = {"sharegpt": "chat", "instructcoder": "code", "gsm8k": "math", "cnn": "summarization"}
@@ -31,7 +31,7 @@ WARMUP, COUNTED = 500, 1500
 """Requests of a run in which prompts come again."""
 
 TUNING, REPORTED = range(2)
-"""The parts of the recordings, see `part_of`: what is fitted or tuned here sees only the first."""
+"""The parts of the recordings, by `draw`: what is fitted or tuned here sees only the first."""
 
 _B: tuple[Method, dict[str, Any]] = (Method.BASELINE, {})
 _N: tuple[Method, dict[str, Any]] = (
@@ -104,7 +104,7 @@ def read(folder: Path, part: int, longest_tokens: int = LONGEST_TOKENS) -> dict[
         with gzip.open(folder / f"combined_{dataset}.jsonl.gz", "rt", encoding="utf-8") as lines:
             rows = [json.loads(line) for line in lines]
         for row in rows:
-            if part_of(recording_id(dataset, row["id"])) != part:
+            if draw(recording_id(dataset, row["id"])) % 2 != part:
                 continue
             output = row["generated_token_ids"]
             accepted = row["acc_eagle"]["acc_len"]
