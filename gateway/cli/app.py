@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gateway.cli.check import check
+from gateway.cli.check import check, schema
+from gateway.cli.extras import is_installed
 from gateway.cli.group import CommandGroup
 from gateway.cli.init import init
 from gateway.cli.picker import picker
 from gateway.cli.policy import app as policy
-from gateway.cli.schema import schema
 from gateway.cli.serve import serve_pool
 
 _DEFAULT_CONFIG = Path("config/pool.yaml")
@@ -68,14 +67,6 @@ def serve(
     raise typer.Exit(serve_pool(config, {"host": host, "port": port, "workers": workers}))
 
 
-def _is_there(module: str) -> bool:
-    """Return whether a module is installed; the room that it is part of may have been taken away."""
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # nor is its package
-        return False
-
-
 def _register(name: str, command: Callable[..., None] | typer.Typer) -> None:
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=name)
@@ -89,5 +80,5 @@ _register("schema", schema)
 _register("picker", picker)
 _register("policy", policy)
 for _entry in (*_OF_ROOMS, *sorted(entry_points(group=_COMMANDS), key=lambda entry: entry.name)):
-    if _is_there(_entry.module):
+    if is_installed(_entry.module):
         _register(_entry.name, _entry.load())

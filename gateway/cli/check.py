@@ -1,4 +1,4 @@
-"""`gateway check`: checks a pool file without serving it."""
+"""`gateway check` and `gateway schema`: whether a pool file is right, without serving it."""
 
 from __future__ import annotations
 
@@ -47,6 +47,13 @@ def check(
         typer.echo(summary)
         for warning in warnings:
             typer.echo(f"warning: {warning}", err=True)
+
+
+def schema() -> None:
+    """Print the JSON schema of a pool file."""
+    from gateway.config.schema import schema_text
+
+    typer.echo(schema_text(), nl=False)
 
 
 def read_pool(path: Path) -> PoolSettings:

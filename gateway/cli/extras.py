@@ -20,12 +20,13 @@ def require(extra: str, *modules: str) -> None:
         ...
     backends.validation.UsageError: needs no_such_module: pip install 'speculation-gateway[lab]'
     """
-    missing = [module for module in modules if not _is_installed(module)]
+    missing = [module for module in modules if not is_installed(module)]
     if missing:
         raise UsageError(f"needs {' and '.join(missing)}: pip install '{DISTRIBUTION}[{extra}]'")
 
 
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Return whether a module is there; the extra or the room that it is part of may not be."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # of a package that it is in

@@ -47,7 +47,14 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
         version: Annotated[int | None, Query(description="The latest by default")] = None,
     ) -> dict[str, Any]:
         """Return one version of the rules, as YAML."""
-        return await rules_of(gateway, model, version)
+        versions = versions_of(gateway, model)
+        document = versions.rules() if version is None else await versions.find_rules(version)
+        return {
+            "model": versions.name,
+            "version": document.version,
+            "written_s": document.written_s,
+            "text": document.text,
+        }
 
     @router.post("/policy/distill")
     async def distill(reference: ModelReference) -> dict[str, Any]:
@@ -87,18 +94,6 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
 
 def _description(versions: PolicyVersions) -> dict[str, Any]:
     return {"model": versions.name, **versions.describe()}
-
-
-async def rules_of(gateway: Gateway, model: str | None, version: int | None) -> dict[str, Any]:
-    """Return one version of the rules of a model, the latest by default."""
-    versions = versions_of(gateway, model)
-    document = versions.rules() if version is None else await versions.find_rules(version)
-    return {
-        "model": versions.name,
-        "version": document.version,
-        "written_s": document.written_s,
-        "text": document.text,
-    }
 
 
 def versions_of(gateway: Gateway, name: str | None) -> PolicyVersions:

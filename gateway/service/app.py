@@ -256,7 +256,7 @@ async def _tick(gateway: Gateway) -> None:
         with background.guarded("tick", of="requests"):
             gateway.relay.sweep()
         with background.guarded("tick", of="what has left"):
-            gateway.leaving = [each for each in gateway.leaving if not each.has_ended()]
+            gateway.leaving = [has_ended for has_ended in gateway.leaving if not has_ended()]
         refresh(gateway)
 
 

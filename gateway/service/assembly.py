@@ -40,13 +40,6 @@ from policies.roles import Heir, Scoring, Stateful
 from policies.statistics import Statistics
 
 
-class Leaving(Protocol):
-    """Something that was taken out of use while requests were in flight."""
-
-    def has_ended(self) -> bool:
-        """Return whether they have ended, after freeing what they held."""
-
-
 class Reload(Protocol):
     """Reads the pool file again and applies it."""
 
@@ -69,8 +62,8 @@ class Gateway:
     peer_exchange: PeerExchange  # exchanges reports with them
     policy_versions: dict[str, PolicyVersions]  # rules and pins of each model with a learned policy
     is_started: bool = False  # whether its periodic tasks run
-    # What was taken out of use, until the requests that were in flight then have ended.
-    leaving: list[Leaving] = field(default_factory=list)
+    # Of what was taken out of use: each frees what that held, and returns whether the requests of then have ended.
+    leaving: list[Callable[[], bool]] = field(default_factory=list)
     # Returns the processes of the replicas that the gateway started: `pid`, `restarts`, ... by `model/backend`.
     launched: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
     rooms: list[Room] = field(default_factory=list)  # what joins it
@@ -112,7 +105,7 @@ def assemble(
         relay = RelayContext(router, pool, access, limits, series, timeouts, writes)
         pool.on_down, pool.on_ready, pool.on_implausible = relay.abandon, relay.ready, series.note_implausible
         relay.queues = _queues(settings, None)
-        state = _state(settings, models, metrics)
+        state = State(open_store(settings.state), learners_of(models), metrics)
         peers = Peers(pool, limits, access.keyring, router.locations)
         folder = None if run_dir is None or settings.server.workers == 1 else run_dir / PEERS
         live = open_live(settings.state, folder, peers.writer)
@@ -278,11 +271,6 @@ def _queues(settings: PoolSettings, previous: Gateway | None) -> dict[str, Model
     """Return the queue of each model that has one: the running one, with what waits in it."""
     running = {} if previous is None else previous.relay.queues
     return {name: running.get(name) or ModelQueue(name, bounds) for name, bounds in queue_bounds(settings).items()}
-
-
-def _state(settings: PoolSettings, models: Mapping[str, Model], metrics: Registry) -> State:
-    store = open_store(settings.state)
-    return State(store, learners_of(models), metrics)
 
 
 def _client_of(key: KeySettings) -> Client:

@@ -60,13 +60,13 @@ def _kind(source: DiscoverSettings) -> str:
     return f"DNS ({source.dns or source.srv})"
 
 
-def start_lines(settings: PoolSettings, urls: Sequence[str], generated_admin_key: str | None = None) -> list[str]:
-    """Return the lines printed once the gateway listens."""
-    url, *admin_urls = urls
+def start_lines(settings: PoolSettings, addresses: Sequence[str], generated_admin_key: str | None = None) -> list[str]:
+    """Return the lines printed once the gateway listens: for clients, and at addresses for `/admin` and the picker."""
+    address, *others = addresses
+    url = f"http://{address}"
     lines = [f"Listening at {url}  (OpenAI base_url: {url}/v1)"]
-    lines += [f"/admin is at {admin_url} only." for admin_url in admin_urls]
-    if settings.picker is not None:
-        lines.append(f"Endpoint picker at grpc://{settings.picker.listen}  (Envoy: ext_proc)")
+    picker = [] if settings.picker is None else [f"Endpoint picker at grpc://{others.pop()}  (Envoy: ext_proc)"]
+    lines += [*(f"/admin is at http://{other} only." for other in others), *picker]
     simulated = [b for model in settings.models.values() for b in model.backends.values() if b.simulate is not None]
     if simulated:
         what = "replica is" if len(simulated) == 1 else "replicas are"

@@ -109,8 +109,8 @@ class Change:
         gateway.relay, gateway.admin_access = later.relay, later.admin_access
         gateway.models, gateway.policy_versions = later.models, versions
         gateway.pool.on_ready = later.relay.ready
-        if gone.is_anything():
-            gateway.leaving.append(gone)
+        if gone.backends or gone.models or gone.keys:
+            gateway.leaving.append(gone.has_ended)
         for step in steps:
             with background.guarded("reloads"):
                 step()
@@ -152,43 +152,34 @@ def _upstreams_of(gateway: Gateway, model: str) -> Mapping[str, Upstream]:
     return gateway.models[model].upstreams if model in gateway.models else {}
 
 
+@dataclass(slots=True)
 class Gone:
     """Replicas, models and keys that were removed, whose records and series stay until their requests have ended."""
 
-    def __init__(
-        self, gateway: Gateway, backends: list[Backend], models: list[str], keys: list[str], exchanges: set[Exchange]
-    ) -> None:
-        self._gateway = gateway
-        self._backends = backends
-        self._models = models
-        self._keys = keys
-        self._exchanges = exchanges  # all requests in flight when they were removed
-
-    def is_anything(self) -> bool:
-        """Return whether anything was removed."""
-        return bool(self._backends or self._models or self._keys)
+    gateway: Gateway
+    backends: list[Backend]
+    models: list[str]
+    keys: list[str]
+    exchanges: set[Exchange]  # all requests in flight when they were removed
 
     def has_ended(self) -> bool:
         """Return whether the requests have ended, after forgetting what they were sent to."""
-        self._exchanges &= self._gateway.relay.exchanges
-        if self._exchanges:
+        self.exchanges &= self.gateway.relay.exchanges
+        if self.exchanges:
             return False
-        self._forget()
-        return True
-
-    def _forget(self) -> None:
-        gateway, metrics = self._gateway, self._gateway.metrics
+        gateway, metrics = self.gateway, self.gateway.metrics
         present = {(backend.model, backend.name): backend.said.method for backend in gateway.pool}
-        for backend in self._backends:
+        for backend in self.backends:
             gateway.pool.forget(backend)
             name = (backend.model, backend.name)
             if present.get(name) is not backend.said.method:
                 metrics.forget(model=backend.model, backend=backend.name, method=backend.said.method.value)
             if name not in present:
                 metrics.forget(model=backend.model, backend=backend.name)
-        for model in self._models:
+        for model in self.models:
             if model not in gateway.models:
                 metrics.forget(model=model)
-        for key in self._keys:
+        for key in self.keys:
             if gateway.relay.access.keyring.named(key) is None:
                 metrics.forget(key=key)
+        return True

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -63,22 +63,22 @@ class PolicyVersions:
     def follow(self) -> None:
         """Apply the documents now and whenever they change; called before the gateway starts."""
         if isinstance(self.policy, Learned):
-            self.documents.watch(self._pin_name, partial(self._apply, self.policy))
-        self.documents.watch(self._thaw_name, lambda document: self.policy.guardrail.thaw())
+            self.documents.watch(self._document("pin"), partial(self._apply, self.policy))
+        self.documents.watch(self._document("thaw"), lambda document: self.policy.guardrail.thaw())
 
     def unfollow(self) -> None:
         """Stop applying the documents: the policy is gone."""
-        self.documents.unwatch(self._pin_name)
-        self.documents.unwatch(self._thaw_name)
+        self.documents.unwatch(self._document("pin"))
+        self.documents.unwatch(self._document("thaw"))
 
     def pin(self) -> Pin:
         """Return the current pin."""
-        document = self.documents.get(self._pin_name)
+        document = self.documents.get(self._document("pin"))
         return Pin() if document is None else Pin.model_validate_json(document.text)
 
     def rules(self, version: int | None = None) -> Document:
         """Return one version of the rules, the latest by default."""
-        history = self.documents.history(self._rules_name)
+        history = self.documents.history(self._document("rules"))
         if not history:
             raise GatewayError(
                 404, f"There are no rules for {self.name} yet; create them with `gateway policy distill`."
@@ -93,7 +93,7 @@ class PolicyVersions:
         """Return one version of the rules, waiting for one that another process may just have stored."""
         end_s = time.monotonic() + _PROPAGATION_S
         while True:
-            latest = self.documents.get(self._rules_name)
+            latest = self.documents.get(self._document("rules"))
             is_new = version == (0 if latest is None else latest.version) + 1
             if not is_new or time.monotonic() > end_s:
                 return self.rules(version)
@@ -107,7 +107,7 @@ class PolicyVersions:
             distilled = await asyncio.to_thread(distill, self._learned(), candidates)
         except NothingLearnedError as error:
             raise GatewayError(409, f"Rules for {self.name} cannot be distilled: {error}.") from None
-        return distilled, await self._put(self._rules_name, distilled.text)
+        return distilled, await self._put(self._document("rules"), distilled.text)
 
     async def set_pin(self, version: int | None) -> Pin:
         """Pin a version of the rules, or None for the policy itself."""
@@ -118,13 +118,13 @@ class PolicyVersions:
             raise GatewayError(409, f"{self.name} has {what} pinned already.")
         rules = "" if version is None else (await self.find_rules(version)).text
         pin = Pin(version=version, rules=rules)
-        await self._put(self._pin_name, pin.model_dump_json())
+        await self._put(self._document("pin"), pin.model_dump_json())
         return pin
 
     async def thaw(self) -> str:
         """Resume a frozen policy, and return where that takes effect."""
         try:
-            await self._put(self._thaw_name, "")
+            await self._put(self._document("thaw"), "")
         except GatewayError as error:
             self.policy.guardrail.thaw()
             if error.status == _UNAVAILABLE:
@@ -135,7 +135,7 @@ class PolicyVersions:
         """Return the pin, the versions and the state of the guardrail, as `/admin/policy` shows them."""
         pin, guardrail = self.pin(), self.policy.guardrail
         found = guardrail.comparison(CONFIDENCE)
-        history = self.documents.history(self._rules_name)
+        history = self.documents.history(self._document("rules"))
         return {
             "policy": self.policy.name,
             "decides": self.policy.name if pin.version is None else f"rules, version {pin.version}",
@@ -145,7 +145,6 @@ class PolicyVersions:
             "ratio_to_least_loaded": None if math.isnan(found.ratio) else round(found.ratio, 4),
             "ratio_interval": None if math.isnan(found.ratio) else [round(found.low, 4), round(found.high, 4)],
             "ejected": dict(self.policy.outlier_ejection.reasons),
-            "silent_drafters": {name: str(silence) for name, silence in self.policy.drafters.silent.items()},
         }
 
     async def _put(self, name: str, text: str) -> Document:
@@ -172,17 +171,8 @@ class PolicyVersions:
             return self.policy
         raise GatewayError(409, f"{self.name} has the policy `{self.policy.name}`; only `learned` has rules and pins.")
 
-    @property
-    def _rules_name(self) -> str:
-        return f"{self.name}/rules"
-
-    @property
-    def _pin_name(self) -> str:
-        return f"{self.name}/pin"
-
-    @property
-    def _thaw_name(self) -> str:
-        return f"{self.name}/thaw"
+    def _document(self, content: Literal["rules", "pin", "thaw"]) -> str:
+        return f"{self.name}/{content}"
 
 
 def settings_of(text: str) -> ThresholdSettings:

@@ -34,6 +34,7 @@ from gateway.service.change import prepare
 from gateway.service.replicas import SIMULATOR, Replicas, plan
 from gateway.service.server import MakeCompanion, Server, listen, raise_open_file_limit
 from gateway.service.stores import PEERS, write_launched
+from gateway.service.worker import Assignment, Current
 from gateway.service.workers import Workers
 from gateway.telemetry.log_format import configure_logging
 from gateway.telemetry.registry import Registry
@@ -73,9 +74,6 @@ def serve(
                 print(f"{config_path}: cannot listen on {host} port {port}: {error.strerror}", file=sys.stderr)
                 print(f"Choose another with {options}, or stop the program that listens there.", file=sys.stderr)
                 return 1
-        if picker is not None:
-            address = _address(sockets[-1])
-            settings, load = _with_picker_at(settings, address), partial(_loaded_with_picker_at, load, address)
         serving = _Serving(settings, plan(settings, run_dir), sockets, run_dir, config_path, load, companion)
         status = uvloop.run(serving.run())
     if serving.keep_logs:
@@ -85,25 +83,9 @@ def serve(
     return status
 
 
-def _url(opened: socket.socket) -> str:
-    return f"http://{_address(opened)}"
-
-
 def _address(opened: socket.socket) -> str:
     host, port = opened.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _loaded_with_picker_at(load: Callable[[], PoolSettings], address: str) -> PoolSettings:
-    return _with_picker_at(load(), address)
-
-
-def _with_picker_at(settings: PoolSettings, address: str) -> PoolSettings:
-    """Return the settings with the port that was picked for the endpoint picker, if it may be any."""
-    picker = settings.picker
-    if picker is None or address_of(picker.listen)[1] != 0:
-        return settings
-    return settings.model_copy(update={"picker": picker.model_copy(update={"listen": address})})
 
 
 class _Serving:
@@ -218,13 +200,10 @@ class _Serving:
     async def _serve_with_workers(self) -> int:
         background.on_failure.append(self._series.count_failure)
         (self._run_dir / PEERS).mkdir()
+        current = Current(0, self._settings, self._replicas.backends, self._admin_digest)
+        addresses = [opened.getsockname()[:2] for opened in self._sockets]
         self._workers = Workers(
-            self._settings,
-            self._replicas.backends,
-            self._admin_digest,
-            [opened.getsockname()[:2] for opened in self._sockets],
-            self._run_dir,
-            self._companion,
+            Assignment(0, current, addresses, self._run_dir, self._companion),
             reload=partial(self._reloader.reload, "admin"),
             on_started=self._started.set,
         )
@@ -251,9 +230,8 @@ class _Serving:
             while loop.time() < end_s and not self._simulator_is_ready():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await self._started.wait()
-        is_picker = self._settings.picker is not None
-        urls = [_url(opened) for opened in (self._sockets[:-1] if is_picker else self._sockets)]
-        lines = start_lines(self._settings, urls, self._generated_admin_key)
+        addresses = [_address(opened) for opened in self._sockets]
+        lines = start_lines(self._settings, addresses, self._generated_admin_key)
         console.print("\n".join(lines), soft_wrap=True, markup=False)
 
     def _simulator_is_ready(self) -> bool:

@@ -9,16 +9,14 @@ import multiprocessing
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 from backends import background
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
 from gateway.reload.reloader import ReloadError
-from gateway.service.server import MakeCompanion
 from gateway.service.worker import ALIVE_S, Alive, Assignment, Current, Link, ReloadAnswered, ReloadWanted, work
 
 logger = logging.getLogger(__name__)
@@ -49,23 +47,16 @@ class Workers:
 
     def __init__(
         self,
-        settings: PoolSettings,
-        backends: Sequence[Backend],
-        admin_digest: bytes,
-        addresses: Sequence[tuple[str, int]],
-        run_dir: Path,
-        companion: MakeCompanion | None = None,
+        assignment: Assignment,
         *,
         reload: Callable[..., Awaitable[list[str]]],
         on_started: Callable[[], None],
     ) -> None:
-        self._current = Current(0, settings, backends, admin_digest)
-        self._addresses = addresses  # those of the clients, and the admin address
-        self._run_dir = run_dir
-        self._companion = companion
+        self._assignment = assignment  # of the first one, as it was at the start
+        self._current = assignment.current
         self._reload = reload  # reads the pool file again, as a client of a worker asks for
         self._on_started = on_started  # called once all of them accept connections
-        self._yet_to_start = set(range(settings.server.workers))
+        self._yet_to_start = set(range(self._current.settings.server.workers))
         self._workers: dict[int, _Worker] = {}
         self._news = asyncio.Event()  # of a worker
         self._stopping = asyncio.Event()
@@ -154,7 +145,7 @@ class Workers:
         context = multiprocessing.get_context("spawn")
         ours, theirs = socket.socketpair()
         with theirs:
-            assignment = Assignment(number, self._current, self._addresses, self._run_dir, self._companion)
+            assignment = replace(self._assignment, worker=number, current=self._current)
             process = context.Process(target=work, args=(assignment, theirs), name=f"gateway worker {number}")
             process.start()
         link = await Link.over(ours)

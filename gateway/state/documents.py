@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import uuid4
 
 import orjson
@@ -30,6 +30,8 @@ class Document(NamedTuple):
 
 History = tuple[Document, ...]
 Watcher = Callable[[Document], None]
+Ask = Callable[[Callable[[Store], None]], Awaitable[None]]
+"""Calls a function with the store in the thread that may block, and raises `StateError` if there is no store."""
 
 
 class Conflict(Exception):  # noqa: N818 -- an expected outcome, not an error
@@ -38,13 +40,6 @@ class Conflict(Exception):  # noqa: N818 -- an expected outcome, not an error
     def __init__(self, name: str, version: int) -> None:
         super().__init__(f"{name} already has version {version}")
         self.version = version  # its version in the store
-
-
-class Ask(Protocol):
-    """Calls a function with the store, in the thread that may block."""
-
-    def __call__(self, job: Callable[[Store], None]) -> Awaitable[None]:
-        """Wait for `job`, and raise what it raises; raise `StateError` if there is no store."""
 
 
 class Documents:

@@ -15,7 +15,6 @@ from gateway.state.store import StateError
 class Live(Protocol):
     """Where the processes of a pool put their reports. Its methods raise `StateError` if it cannot be reached."""
 
-    kind: str  # a label in the metrics
     location: str  # for messages, without passwords
 
     def exchange(self, report: bytes, gone: Collection[str]) -> list[bytes]:
@@ -27,8 +26,6 @@ class Live(Protocol):
 
 class LiveFolder:
     """Reports of the workers of one gateway: a file for each, in a folder that ends with the gateway."""
-
-    kind = "folder"
 
     def __init__(self, folder: Path, writer: str) -> None:
         self.location = str(folder)

@@ -13,8 +13,6 @@ _EXPIRE_S = 120
 class LiveRedis:
     """Reports of the processes of all gateways of a pool."""
 
-    kind = "redis"
-
     def __init__(self, url: str, prefix: str, writer: str) -> None:
         self._connection = RedisConnection(url)
         self.location = self._connection.location

@@ -9,6 +9,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 from gateway.state.store import Entry, StateError
@@ -35,6 +36,10 @@ _KINDS = {
     sqlite3.SQLITE_CANTOPEN: "unwritable",
     sqlite3.SQLITE_IOERR: "unwritable",
 }
+
+
+class _OldFormatError(Exception):
+    """Raised for a file that an older version of the gateway has written."""
 
 
 class SqliteStore:
@@ -129,17 +134,14 @@ def open_file(path: Path) -> sqlite3.Connection:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # one process at a time opens or renames a file
         try:
-            connection = _open(path)
-            if connection is not None:
-                return connection
+            return _open(path)
+        except _OldFormatError:
             _set_aside(path, "old")
         except sqlite3.DatabaseError as error:
             if not _is_corrupt(error):
                 raise
             _set_aside(path, "corrupt")
-        connection = _open(path)
-        assert connection is not None, "a new file has the present format"
-        return connection
+        return _open(path)
     finally:
         os.close(folder)
 
@@ -153,20 +155,17 @@ def _primary_code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF  # 0: an error of the Python module
 
 
-def _open(path: Path) -> sqlite3.Connection | None:
-    """Return the opened file; None if it has an older format."""
+def _open(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
     try:
-        if _prepare(connection, path):
-            return connection
+        _prepare(connection, path)
     except UnicodeDecodeError as error:  # SQLite repeats damaged names in its message
         connection.close()
         raise _corruption(f"damaged schema: {error.object!r}") from None
     except BaseException:
         connection.close()
         raise
-    connection.close()
-    return None
+    return connection
 
 
 def _corruption(message: str) -> sqlite3.DatabaseError:
@@ -175,7 +174,7 @@ def _corruption(message: str) -> sqlite3.DatabaseError:
     return error
 
 
-def _prepare(connection: sqlite3.Connection, path: Path) -> bool:
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application_id != _APPLICATION_ID and (application_id or tables):
@@ -193,16 +192,12 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> bool:
     (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if result != "ok":
         raise _corruption(result)
-    return bool(version == _FORMAT)
+    if version < _FORMAT:
+        raise _OldFormatError
 
 
 def _set_aside(path: Path, why: str) -> None:
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    renamed = path.with_name(f"{path.name}.{why}-{stamp}")
-    count = 1
-    while renamed.exists():
-        count += 1
-        renamed = path.with_name(f"{path.name}.{why}-{stamp}-{count}")
+    renamed = path.with_name(f"{path.name}.{why}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
     for suffix in ("", "-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).rename(renamed.with_name(renamed.name + suffix))

@@ -19,6 +19,15 @@ from gateway.config.settings.base import Seconds, Secret, Settings, Word
 from gateway.config.urls import address
 
 
+def issues_of_method(data: Mapping[str, Any], *, served: bool) -> Iterator[Issue]:
+    """Yield what is wrong with `speculative_config` for the `method` beside it."""
+    config = data.get("speculative_config")
+    if data.get("method") in set(Method) and (config is None or isinstance(config, Mapping | SpeculativeConfig)):
+        raw = config.model_dump(exclude_unset=True) if isinstance(config, SpeculativeConfig) else config
+        for issue in method_issues(Method(data["method"]), raw, served=served):
+            yield issue.below("speculative_config")
+
+
 class ServeSettings(Settings):
     """An engine that the gateway starts: `command model flags...`, with `--port` and `--speculative-config` added.
 
@@ -138,11 +147,7 @@ class BackendSettings(Settings):
         for source in sources[1:]:
             hint = "a backend has one of url, serve and simulate"
             yield Issue((source,), f"set together with {sources[0]}", hint, at_key=True)
-        config = data.get("speculative_config")
-        if data.get("method") in set(Method) and (config is None or isinstance(config, Mapping | SpeculativeConfig)):
-            raw = config.model_dump(exclude_unset=True) if isinstance(config, SpeculativeConfig) else config
-            for issue in method_issues(Method(data["method"]), raw, served="serve" in sources):
-                yield issue.below("speculative_config")
+        yield from issues_of_method(data, served="serve" in sources)
 
     @model_validator(mode="after")
     def _can_be_simulated(self) -> Self:

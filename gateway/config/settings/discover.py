@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
-from backends.speculation import Method, SpeculativeConfig, method_issues
+from backends.speculation import Method, SpeculativeConfig
 from backends.validation import Issue
+from gateway.config.settings.backend import issues_of_method
 from gateway.config.settings.base import Secret, Settings
 
 _KINDS = ("dns", "srv", "kubernetes", "inference_pool")
@@ -129,10 +130,8 @@ class DiscoverSettings(Settings):
             yield Issue((), "has none of dns, srv, kubernetes and inference_pool", "set one of them")
         for kind in kinds[1:]:
             yield Issue((kind,), f"set together with {kinds[0]}", "a source is one of the four", at_key=True)
-        config = data.get("speculative_config")
-        if data.get("method") is None and (config is not None or kinds[:1] != ["inference_pool"]):
+        if data.get("method") is None and (
+            data.get("speculative_config") is not None or kinds[:1] != ["inference_pool"]
+        ):
             yield Issue(("method",), "missing")
-        if data.get("method") in set(Method) and (config is None or isinstance(config, Mapping | SpeculativeConfig)):
-            raw = config.model_dump(exclude_unset=True) if isinstance(config, SpeculativeConfig) else config
-            for issue in method_issues(Method(data["method"]), raw, served=False):
-                yield issue.below("speculative_config")
+        yield from issues_of_method(data, served=False)

@@ -13,7 +13,8 @@ from rich.console import Console
 from gateway.config.settings import PoolSettings
 from gateway.service.banner import pool_table, start_lines, try_line
 
-URL = "http://127.0.0.1:8080"
+ADDRESS = "127.0.0.1:8080"
+URL = f"http://{ADDRESS}"
 
 
 def pool(**more: Any) -> PoolSettings:
@@ -52,7 +53,7 @@ def test_the_table_of_the_pool() -> None:
 
 
 def test_an_open_gateway_and_a_generated_admin_key_are_announced() -> None:
-    lines = start_lines(pool(), [URL], "generated-key")
+    lines = start_lines(pool(), [ADDRESS], "generated-key")
     assert lines[0] == f"Listening at {URL}  (OpenAI base_url: {URL}/v1)"
     assert sum(line.startswith("1 replica is simulated: ") for line in lines) == 1
     assert "Open: no keys are set, so anyone who can reach this address can use it." in lines
@@ -60,7 +61,7 @@ def test_an_open_gateway_and_a_generated_admin_key_are_announced() -> None:
 
 
 def test_configured_keys_are_not_printed() -> None:
-    lines = start_lines(pool(keys=["secret-1"], admin={"key": "secret-2"}), [URL])
+    lines = start_lines(pool(keys=["secret-1"], admin={"key": "secret-2"}), [ADDRESS])
     assert not any("secret" in line or line.startswith("Open:") or "Admin" in line for line in lines)
     assert "Authorization: Bearer YOUR-KEY" in lines[-1]
 

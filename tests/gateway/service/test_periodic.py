@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,7 +39,7 @@ async def test_requests_time_out_although_something_else_raises(part: str, monke
             monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.01)
             monkeypatch.setattr(gateway, "rooms", FailsThrice())
         else:
-            gateway.leaving.append(SimpleNamespace(has_ended=broken))
+            gateway.leaving.append(broken)
         assert (await running.chat()).status_code == 504
         await running.until(lambda: counts.count("tick") >= 3)
 
