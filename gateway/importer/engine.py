@@ -15,15 +15,10 @@ K_VARIABLE = "NUM_SPECULATIVE_TOKENS"
 """Stands for k where vLLM reads it from the checkpoint."""
 
 _CONFIG = ("--speculative-config", "-sc")
-_SINGLE = {  # flags of their own, today's and those of vLLM before 0.9
+_SINGLE = {
     "--spec-method": "method",
     "--spec-model": "model",
     "--spec-tokens": "num_speculative_tokens",
-    "--speculative-model": "model",
-    "--num-speculative-tokens": "num_speculative_tokens",
-    "--ngram-prompt-lookup-max": "prompt_lookup_max",
-    "--ngram-prompt-lookup-min": "prompt_lookup_min",
-    "--speculative-draft-tensor-parallel-size": "draft_tensor_parallel_size",
 }
 _BY_MODEL = (  # as vLLM tells the method from the draft's name
     ("eagle-", Method.EAGLE),
