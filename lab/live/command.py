@@ -78,11 +78,10 @@ async def _send(
 
 
 def _rows(outcomes: Sequence[Outcome]) -> Rows:
-    """Return what the page draws; an endpoint's backends are known if its answers name them, their methods are not."""
-    results = {one.endpoint.name: one.replayed() for one in outcomes}
+    """Return what the page draws."""
+    played = {one.endpoint.name: one.replayed()[0] for one in outcomes}
     trace = outcomes[0].trace
     unknown = math.nan
-    played = {name: result for name, (result, _) in results.items()}
     served = {name: result for name, result in played.items() if len(result.e2e_s)}
     traits = Traits(
         [record.workload for record in trace],
@@ -91,7 +90,6 @@ def _rows(outcomes: Sequence[Outcome]) -> Rows:
     )
     return Rows(
         played,
-        {name: dict.fromkeys(backends) for name, (_, backends) in results.items()},
         traits,
         intervals(ratios(served, reference_of(list(served)), traits), ()) if len(served) > 1 else {},
     )

@@ -55,9 +55,7 @@ def run_replay(options: ReplayOptions) -> int:
         if options.json_file is not None:
             options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         if options.report is not None:
-            methods = {replica.name: replica.method.value for replica in pool}
-            rows = Rows(played, dict.fromkeys(played, methods), traits, compared)
-            options.report.write_text(replay_page(document, rows), encoding="utf-8")
+            options.report.write_text(replay_page(document, Rows(played, traits, compared)), encoding="utf-8")
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     console = table_console()

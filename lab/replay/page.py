@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.replay.comparison import Key, Traits, parts, reference_of
-from lab.replay.page_time import choices_over_time, load_over_time
 from lab.replay.simulate import Replayed
-from lab.report.colors import series_colors
 from lab.report.distributions import METRICS, distribution
 from lab.report.page import figures, legend, listed, page, section, table
 from lab.statistics import Interval
+
+_SERIES = 8  # colours of lines in the dashboard's `tokens.css`
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,6 @@ class Rows:
 
     # Result by policy or endpoint; those without a served request are left out of the charts.
     played: Mapping[str, Replayed]
-    # By policy or endpoint: method by backend, in the order of `Replayed.backend`; None for an unknown method.
-    backends: Mapping[str, Mapping[str, str | None]]
     traits: Traits  # of all requests of the trace
     # Ratios to the reference with their intervals, as of `lab.replay.comparison.intervals`.
     compared: Mapping[Key, Interval]
@@ -53,7 +51,7 @@ class _Page:
         self._figures: Mapping[str, Mapping[str, Any]] = document["policies"]
         self._rows, self._names_of = rows, names_of
         self._played = {name: one for name, one in rows.played.items() if len(one.e2e_s)}
-        self._colors = series_colors(rows.played)
+        self._colors = {name: f"var(--s{index % _SERIES + 1})" for index, name in enumerate(rows.played)}
         self._dashes = {name: index for index, name in enumerate(rows.played)}
         self._reference = reference_of(list(self._played)) if len(self._played) > 1 else None
 
@@ -61,12 +59,10 @@ class _Page:
         """Yield the HTML of each."""
         if len(self._rows.played) > 1:
             entries = [(name, color, self._dashes[name]) for name, color in self._colors.items()]
-            yield legend(entries, sticky=True, title=f"Colour of each {self._names_of}")
+            yield legend(entries, f"Colour of each {self._names_of}")
         yield self._side_by_side()
         if self._played:
             yield section("Distributions", figures(*(self._distribution(metric) for metric in METRICS)))
-            yield load_over_time(self._played, self._colors, self._dashes)
-            yield choices_over_time(self._played, self._rows.backends)
             yield self._parts()
         yield self._totals()
         yield section("Notes", listed(self._notes()))

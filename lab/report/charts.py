@@ -1,12 +1,14 @@
-"""Lines and stacked areas as SVG text; colours are CSS values, such as `var(--s1)` of `lab.report.colors`."""
+"""Lines as SVG text; colours are CSS values, such as `var(--s1)` of the dashboard's `tokens.css`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from lab.report.scale import Axis, Scale, grid_x, grid_y, number, text
+MAX_TICKS = 7
+"""Most ticks of a logarithmic axis; on a phone, their labels still fit."""
 
 _WIDTH, _HEIGHT = 500, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 18, 14, 46
@@ -24,12 +26,39 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Area:
-    """One layer of a stack, with a share for each interval of time."""
+class Axis:
+    """An axis with a label: from its first tick to its last, or logarithmic, for values above 0, without ticks."""
 
     label: str
-    color: str
-    shares: Sequence[float]
+    ticks: Sequence[float] = ()
+
+
+class Scale:
+    """Maps values to pixels.
+
+    Examples
+    --------
+    >>> scale = Scale([0.5, 50.0], Axis("seconds"), 0.0, 200.0)
+    >>> scale(5.0), scale.ticks
+    (100.0, [0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0])
+    """
+
+    def __init__(self, values: Sequence[float], axis: Axis, first_px: float, last_px: float) -> None:
+        self._log = not axis.ticks
+        low, high = (axis.ticks[0], axis.ticks[-1]) if axis.ticks else (min(values), max(values))
+        if high <= low:
+            low, high = low / 1.5, high * 1.5
+        self.ticks = list(axis.ticks) or _logarithmic_ticks(low, high)
+        self._low, self._high = self._move(low), self._move(high)
+        self._first_px, self._last_px = first_px, last_px
+
+    def __call__(self, value: float) -> float:
+        """Return the position of a value in pixels."""
+        share = (self._move(value) - self._low) / (self._high - self._low)
+        return self._first_px + share * (self._last_px - self._first_px)
+
+    def _move(self, value: float) -> float:
+        return math.log10(value) if self._log else value
 
 
 def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> str:
@@ -42,80 +71,73 @@ def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> str:
     1
     """
     points = [point for line in lines for point in line.points]
-    across, up, parts = _axes([px for px, _ in points], [py for _, py in points], x, y)
+    across = Scale([px for px, _ in points], x, _LEFT, _WIDTH - _RIGHT)
+    up = Scale([py for _, py in points], y, _HEIGHT - _BOTTOM, _TOP)
+    parts = [*_grid(across, up), *_labels(x, y)]
     for line in lines:
         path = "L".join(f"{across(px):.1f} {up(py):.1f}" for px, py in line.points)
         parts.append(
             f'<g style="--c:{line.color}"><title>{escape(line.label)}</title>'
             f'<path class="line"{_dash(line.dash)} d="M{path}"/></g>'
         )
-    return _svg(title, _HEIGHT, parts)
+    label = escape(title, quote=True)
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
 
 
-def area_chart(title: str, areas: Sequence[Area], edges: Sequence[float], x: Axis) -> str:
-    """Draw shares over time as a stack of steps, the first layer at the bottom.
-
-    Examples
-    --------
-    >>> area_chart("Choices", [Area("a", "var(--s1)", [0.5, 1.0])], [0, 1, 2], Axis("s")).count("<title>a: 50%")
-    1
-    """
-    across, up, parts = _axes(
-        list(edges), [0.0, 100.0], x, Axis("% of requests", at=(0, 25, 50, 75, 100), span=(0, 100))
-    )
-    below = [0.0] * (len(edges) - 1)
-    for area in areas:
-        rectangles, edge = [], []
-        for index, share in enumerate(area.shares):
-            if share > 0:
-                left, right = across(edges[index]), across(edges[index + 1])
-                top, bottom = up(100 * (below[index] + share)), up(100 * below[index])
-                tooltip = escape(f"{area.label}: {share:.0%} at {number(edges[index])}")
-                edge.append(f"M{left:.1f} {top:.1f}H{right:.1f}")
-                rectangles.append(
-                    f'<rect class="layer" x="{left:.1f}" y="{top:.1f}" width="{right - left + 0.3:.1f}" '
-                    f'height="{bottom - top:.1f}"><title>{tooltip}</title></rect>'
-                )
-                below[index] += share
-        layer = "".join(rectangles) + f'<path class="edge" d="{"".join(edge)}"/>'
-        parts.append(f'<g style="--c:{area.color}">{layer}</g>')
-    return _svg(title, _HEIGHT, parts)
-
-
-def swatch(color: str, *, dash: int | None = None) -> str:
-    """Draw a sample of a colour for a legend: a short line of a dash pattern, or a square without one."""
-    if dash is None:
-        return (
-            f'<svg class="sample" style="--c:{color}" viewBox="0 0 12 12" aria-hidden="true">'
-            '<rect class="layer" x="0" y="0" width="12" height="12"/></svg>'
-        )
+def swatch(color: str, dash: int) -> str:
+    """Draw a sample of a line for a legend."""
     return (
-        f'<svg class="sample wide" style="--c:{color}" viewBox="0 0 34 10" aria-hidden="true">'
+        f'<svg class="sample" style="--c:{color}" viewBox="0 0 34 10" aria-hidden="true">'
         f'<path class="line"{_dash(dash)} d="M1 5H33"/></svg>'
     )
 
 
-def _axes(xs: Sequence[float], ys: Sequence[float], x: Axis, y: Axis) -> tuple[Scale, Scale, list[str]]:
-    across = Scale(xs, x, _LEFT, _WIDTH - _RIGHT)
-    up = Scale(ys, y, _HEIGHT - _BOTTOM, _TOP)
+def _grid(across: Scale, up: Scale) -> list[str]:
+    """Return lines at the ticks of both axes, with labels below and at the left."""
+    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    vertical = [
+        f'<path class="grid" d="M{across(tick):.1f} {_TOP}V{bottom}"/>'
+        f"{_text(across(tick), bottom + 16, _number(tick), 'middle', 'tick')}"
+        for tick in across.ticks
+    ]
+    horizontal = [
+        f'<path class="grid" d="M{_LEFT} {up(tick):.1f}H{right}"/>'
+        f"{_text(_LEFT - 6, up(tick) + 4, _number(tick), 'end', 'tick')}"
+        for tick in up.ticks
+    ]
+    return vertical + horizontal
+
+
+def _labels(x: Axis, y: Axis) -> list[str]:
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
     rotated = f'transform="translate(13 {middle:.0f}) rotate(-90)"'
-    return (
-        across,
-        up,
-        [
-            grid_x(across, _TOP, _HEIGHT - _BOTTOM),
-            grid_y(up, _LEFT, _WIDTH - _RIGHT),
-            text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, x.label, "middle", "axis"),
-            f'<text class="axis" text-anchor="middle" {rotated}>{escape(y.label)}</text>',
-        ],
-    )
+    return [
+        _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, x.label, "middle", "axis"),
+        f'<text class="axis" text-anchor="middle" {rotated}>{escape(y.label)}</text>',
+    ]
 
 
 def _dash(dash: int) -> str:
     return f' stroke-dasharray="{_DASHES[dash % len(_DASHES)]}"' if dash % len(_DASHES) else ""
 
 
-def _svg(title: str, height: float, parts: Sequence[str]) -> str:
-    label = escape(title, quote=True)
-    return f'<svg viewBox="0 0 {_WIDTH} {height:.0f}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+def _logarithmic_ticks(low: float, high: float) -> list[float]:
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1,)):
+        ticks = [digit * 10.0**decade for decade in decades for digit in digits]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= MAX_TICKS:
+            break
+    return ticks
+
+
+def _number(value: float) -> str:
+    """Return a number with two or three significant digits."""
+    if value and abs(value) < 0.1:
+        return f"{value:.2g}"
+    written = f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 100 else f"{value:,.0f}"
+    return written.rstrip("0").rstrip(".") if "." in written else written
+
+
+def _text(x: float, y: float, words: str, anchor: str, css: str) -> str:
+    return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'

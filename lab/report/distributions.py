@@ -1,14 +1,13 @@
-"""Distributions and courses of time, as lines of charts and rows of tables."""
+"""Distributions of times, as lines of charts and rows of tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from lab.report.charts import Line, line_chart
+from lab.report.charts import Axis, Line, line_chart
 from lab.report.page import figure, table
-from lab.report.scale import Axis, number
 from lab.statistics import STATISTICS, Floats, summary
 
 METRICS = {
@@ -21,17 +20,10 @@ METRICS = {
 SHARES = (*range(1, 100), 99.5, 99.9)
 """Percentages of a distribution that are drawn; the outermost requests would stretch the axis."""
 
-PERCENT = Axis("% at or below", at=(0, 25, 50, 75, 100), span=(0, 100))
+PERCENT = Axis("% at or below", ticks=(0, 25, 50, 75, 100))
 """The axis of the percentages of a distribution."""
 
 _FEW = 1000  # values, below which the last percent says little
-_INTERVALS = 48
-_UNITS = (
-    (2 * 86400.0, "days", 86400.0),
-    (2 * 3600.0, "hours", 3600.0),
-    (180.0, "minutes", 60.0),
-    (0.0, "seconds", 1.0),
-)
 
 
 def ecdf(values: Floats) -> list[tuple[float, float]]:
@@ -63,29 +55,6 @@ def summary_cells(values: Floats, factor: float = 1.0) -> list[str]:
     return ["-" if value is None else f"{factor * value:.3f}" for value in summary(values).values()]
 
 
-def time_edges(begin_s: float, end_s: float) -> Floats:
-    """Return the ends of the intervals of time that a chart shows, one more than there are intervals."""
-    return np.linspace(begin_s, max(end_s, begin_s + 1e-3), _INTERVALS + 1)
-
-
-def time_axis(edges: Floats) -> tuple[Axis, Floats]:
-    """Return an axis from 0 in a unit that suits the span, and the edges on it."""
-    span_s = float(edges[-1] - edges[0])
-    _, unit, size_s = next(one for one in _UNITS if span_s >= one[0])
-    return Axis(f"{unit} after the first request", span=(0.0, span_s / size_s)), (edges - edges[0]) / size_s
-
-
-def every(rows: Sequence[Sequence[str]], most: int = 12) -> list[Sequence[str]]:
-    """Return at most about `most` of the rows, evenly spaced, for a table that is read and not searched.
-
-    Examples
-    --------
-    >>> [row[0] for row in every([[str(n)] for n in range(48)], 4)]
-    ['0', '12', '24', '36']
-    """
-    return list(rows[:: max(1, -(-len(rows) // most))])
-
-
 def distribution(
     metric: str, values: Mapping[str, Floats], colors: Mapping[str, str], dashes: Mapping[str, int], names_of: str
 ) -> str:
@@ -100,16 +69,5 @@ def distribution(
         return ""
     title = f"{title}, {unit}"
     rows = [[name, f"{len(own):,}", *summary_cells(own, factor)] for name, own in values.items()]
-    chart = line_chart(title, lines, Axis(f"{unit}, logarithmic", logarithmic=True), PERCENT)
-    return figure(title, chart, data=table(title, [names_of, "requests", *STATISTICS], rows))
-
-
-def line_figure(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> str:
-    """Return lines as a figure with their values in a table; empty without lines."""
-    if not lines:
-        return ""
-    values = [dict(line.points) for line in lines]
-    at = sorted({place for line in lines for place, _ in line.points})
-    rows = [[number(place), *(number(own[place]) if place in own else "" for own in values)] for place in at]
-    data = table(title, [x.label, *(line.label for line in lines)], every(rows))
-    return figure(title, line_chart(title, lines, x, y), data=data)
+    chart = line_chart(title, lines, Axis(f"{unit}, logarithmic"), PERCENT)
+    return figure(title, chart, table(title, [names_of, "requests", *STATISTICS], rows))

@@ -33,9 +33,9 @@ def section(title: str, *parts: str, note: str = "") -> str:
     return f"<section><h2>{escape(title)}</h2>{said}{content}</section>" if content else ""
 
 
-def figure(title: str, chart: str, *, data: str = "") -> str:
-    """Return a chart with its title; `data` is its table, which opens at a click."""
-    shown = f"<details><summary>As a table</summary>{data}</details>" if data else ""
+def figure(title: str, chart: str, data: str) -> str:
+    """Return a chart with its title and its table, which opens at a click."""
+    shown = f"<details><summary>As a table</summary>{data}</details>"
     return f"<figure><figcaption>{escape(title)}</figcaption>{chart}{shown}</figure>"
 
 
@@ -68,14 +68,13 @@ def _cell(words: str, mark: str) -> str:
     return f'<td class="{mark}">{escape(words)}</td>' if mark else f"<td>{escape(words)}</td>"
 
 
-def legend(entries: Iterable[tuple[str, str, int | None]], *, sticky: bool = False, title: str = "Legend") -> str:
-    """Return a legend."""
-    items = "".join(f"<li>{swatch(color, dash=dash)}{escape(label)}</li>" for label, color, dash in entries)
-    return f'<ul class="{"legend" if sticky else "key"}" aria-label="{escape(title, quote=True)}">{items}</ul>'
+def legend(entries: Iterable[tuple[str, str, int]], title: str) -> str:
+    """Return a legend of lines: label, colour and dash pattern of each."""
+    items = "".join(f"<li>{swatch(color, dash)}{escape(label)}</li>" for label, color, dash in entries)
+    return f'<ul class="legend" aria-label="{escape(title, quote=True)}">{items}</ul>'
 
 
-def listed(lines: Iterable[str], title: str = "") -> str:
-    """Return a list with a heading of its own; empty without lines."""
+def listed(lines: Iterable[str]) -> str:
+    """Return a list; empty without lines."""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    head = f"<h3>{escape(title)}</h3>" if title else ""
-    return f"{head}<ul>{items}</ul>" if items else ""
+    return f"<ul>{items}</ul>" if items else ""

@@ -86,7 +86,7 @@ def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) ->
         assert set(one["shares"]) == {"plain", "tree", "head"}
         assert sum(one["shares"].values()) == pytest.approx(1.0)
     page = ReportPage(report.read_text("utf-8"))
-    assert page.headings[:3] == ["Against thresholds", "Distributions", "Load over time"]
+    assert page.headings == ["Against thresholds", "Distributions", "Requests and choices"]
     counts, times = page.tables["Requests"], page.tables["Time to finish, seconds"]
     assert counts[0] == [
         *("policy", "requests", "errors", "tokens/s", "goodput, requests/s"),
