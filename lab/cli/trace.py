@@ -73,16 +73,11 @@ def convert(
     to: OutFormat = _OWN_FORMAT,
     trace_format: TraceFormat = None,
     in_order: Annotated[bool, typer.Option("--in-order", help="Sort requests by arrival.")] = False,
-    model: Annotated[str, typer.Option(help="Model for requests without one.")] = "",
-    workload: Annotated[str, typer.Option(help="Workload for requests without one.")] = "",
     strict: Strict = False,
 ) -> None:
     """Convert a trace to another format, or merge several files into one."""
     with _broken_lines() as broken:
-        from lab.trace.edits import fill_missing
-
-        records = _read(trace, trace_format, broken, strict=strict, in_order=in_order)
-        _write(trace, out, fill_missing(records, model, workload), to)
+        _write(trace, out, _read(trace, trace_format, broken, strict=strict, in_order=in_order), to)
 
 
 @app.command()

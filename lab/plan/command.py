@@ -15,7 +15,7 @@ from gateway.config.settings import ModelSettings
 from gateway.service.default_temperature import VLLM_DEFAULT, assumed_temperature
 from lab.options.policy import policy_reference
 from lab.options.slo import slo_bounds
-from lab.plan.mixes import USUAL, calibration_on
+from lab.plan.mixes import USUAL
 from lab.plan.options import PlanOptions
 from lab.plan.output import helm_values, pool_file
 from lab.plan.planning import Options, Replica, plan_windows
@@ -32,8 +32,7 @@ def run_plan(options: PlanOptions) -> int:
     try:
         objective = Objective(slo_bounds(options.slo))
         pool, model = _pool(options.config)
-        base = _calibration(options, pool)
-        calibration = base if options.gpu is None else calibration_on(base, options.gpu.lower())
+        calibration = _calibration(options, pool)
         how = Options(
             calibration,
             options.replicas,
@@ -48,7 +47,7 @@ def run_plan(options: PlanOptions) -> int:
         traffic = sample(
             options.records(outcomes=False),
             options.replicas,
-            base.scheduler.max_model_len,
+            calibration.scheduler.max_model_len,
             assumed_temperature(pool) if pool is not None else VLLM_DEFAULT,
             limit=options.limit,
             rate=options.rate,

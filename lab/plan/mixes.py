@@ -10,7 +10,7 @@ from itertools import combinations_with_replacement
 from typing import Any
 
 from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED
-from backends.calibration.calibration import Calibration, calibration_names, load_calibration
+from backends.calibration.calibration import Calibration
 from backends.draft_schedule import draft_tokens
 from backends.speculation import Method
 from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
@@ -96,23 +96,6 @@ def gpus_of(calibration: Calibration) -> int:
     """Return the number of GPUs of a replica, over which target and draft are split."""
     count = re.match(r"\d+", calibration.hardware)
     return int(count[0]) if count else 1
-
-
-def calibration_on(like: Calibration, name: str) -> Calibration:
-    """Return the calibration of the same target on another GPU."""
-    if _has(like.hardware, name):
-        return like
-    calibrations = [load_calibration(one) for one in calibration_names()]
-    same_target = [one for one in calibrations if one.target == like.target]
-    on_gpu = sorted((one for one in same_target if _has(one.hardware, name)), key=lambda one: len(one.name))
-    if not on_gpu:
-        available = "; ".join(f"{one.name} ({one.hardware})" for one in same_target)
-        raise ValueError(f"no step times of {like.target} on {name} are known; there are {available}")
-    return on_gpu[0]
-
-
-def _has(hardware: str, name: str) -> bool:
-    return re.search(rf"\b{re.escape(name)}\b", hardware.lower()) is not None
 
 
 def kinds(

@@ -16,11 +16,10 @@ class PlanOptions(PacedOptions):
     """Options of the command line."""
 
     replicas: Annotated[int, typer.Option(min=1, help="Number of replicas to plan.")]
-    gpu: Annotated[str | None, typer.Option(help="GPU to plan for, such as h200.  [default: the calibration's]")] = None
     config: Annotated[Path | None, typer.Option(help="Pool file with the present mix and policy.")] = None
     calibration: Annotated[
         str | None,
-        typer.Option(help="Target model and step times, such as llama-3.1-8b-h100.  [default: the pool's]"),
+        typer.Option(help="Target model and GPU to plan for, such as llama-3.1-8b-h100.  [default: the pool's]"),
     ] = None
     policy: Annotated[
         str | None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from hashlib import blake2b
 
 from lab.trace.record import TraceRecord
@@ -12,21 +11,6 @@ from lab.trace.record import TraceRecord
 _SCALE = float(1 << 64)
 
 Read = Callable[[], Iterator[TraceRecord]]
-
-
-def fill_missing(records: Iterable[TraceRecord], model: str, workload: str) -> Iterator[TraceRecord]:
-    """Yield the records with `model` and `workload` filled in where missing; an empty value fills in nothing.
-
-    Examples
-    --------
-    >>> [record.model for record in fill_missing([TraceRecord(), TraceRecord(model="b")], "a", "")]
-    ['a', 'b']
-    """
-    for record in records:
-        if (model and not record.model) or (workload and not record.workload):
-            yield replace(record, model=record.model or model, workload=record.workload or workload)
-        else:
-            yield record
 
 
 def first_arrival(records: Iterable[TraceRecord]) -> float | None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 import yaml
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from backends.validation import UsageError
 from gateway.config.settings import ModelSettings
@@ -45,8 +42,9 @@ def run_tune(options: TuneOptions) -> int:
             rest = Window(cut, len(requests))
             windows = windows_of(cut, options.trials, options.budget)
             jobs = 1 if options.trials * cut <= _MIN_PARALLEL_REQUESTS else None
-            with all_cores(WindowRunner(pool, requests, options.seed), jobs) as play_all:
-                result = _search(Search(play_all, scoring, windows, present, options.budget), options)
+            with all_cores(WindowRunner(pool, requests, options.seed), jobs, "simulating") as play_all:
+                search = Search(play_all, scoring, windows, present, options.budget)
+                result = search.run(options.trials, options.seed)
                 by_load = policy_reference("least_loaded", served).settings
                 compared = {
                     "tuned": Task("thresholds", result.settings, rest),
@@ -108,20 +106,6 @@ def _cut(requests: int, part: float) -> int:
     if not 0 < cut < requests:
         raise UsageError(f"the trace has {requests} requests; --part {part:g} leaves none for tuning or for validation")
     return cut
-
-
-def _search(search: Search, options: TuneOptions) -> SearchResult:
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("trials, left"),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=options.trials)
-
-        def show(asked: int, best: float) -> None:
-            bar.update(task, completed=asked, description=f"best {best:.4g}")
-
-        return search.run(options.trials, options.seed, show)
 
 
 def _search_lines(result: SearchResult, windows: Sequence[Window], cut: int, requests: int) -> list[str]:

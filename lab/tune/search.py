@@ -152,10 +152,8 @@ class Search:
         self._counts = [0] * len(self._rungs)
         self._present = _Candidate(present)
 
-    def run(
-        self, trials: int, seed: int, progress: Callable[[int, float], None] = lambda _asked, _best: None
-    ) -> SearchResult:
-        """Search; `progress` is called with the number of settings proposed so far, and the best score."""
+    def run(self, trials: int, seed: int) -> SearchResult:
+        """Search among so many settings."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         present, whole = self._present, [self._present]
         movable = knobs(present.settings)
@@ -174,7 +172,6 @@ class Search:
             batch = [study.ask(scales) for _ in range(min(self._batch, trials - asked))]
             asked += len(batch)
             whole += self._tried(study, batch, movable)
-            progress(asked, min(map(self._score, whole)))
         best = self._settled(min(whole, key=self._score))
         return SearchResult(best.settings, asked, tuple(self._counts))
 

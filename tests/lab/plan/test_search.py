@@ -11,7 +11,7 @@ import pytest
 from backends.calibration.calibration import calibration_names, load_calibration
 from backends.speculation import Method
 from lab.plan.judge import choose, judged, play
-from lab.plan.mixes import DRAFTS, Kind, Mix, calibration_on, gpus_of, kind_of, kinds, mixes, neighbours, title
+from lab.plan.mixes import DRAFTS, Kind, Mix, gpus_of, kind_of, kinds, mixes, neighbours, title
 from lab.plan.result import Objective
 from lab.plan.runner import MixRunner, Task
 from lab.plan.search import Found, Split, find_mixes
@@ -95,14 +95,7 @@ def test_kinds_need_a_known_speed_and_draft() -> None:
     assert kinds(H100, 8192, [(Method.MTP, (1,))]) == []
 
 
-def test_another_gpu_needs_its_own_step_times() -> None:
-    assert calibration_on(H100, "h100") is H100
-    assert calibration_on(H100, "h200").name == "llama-3.1-8b-h200"
-    assert calibration_on(H100, "l40s").name == "llama-3.1-8b-l40s"
-    with pytest.raises(
-        ValueError, match=r"no step times of meta-llama/Llama-3.1-8B-Instruct on b200 .*llama-3.1-8b-h200"
-    ):
-        calibration_on(H100, "b200")
+def test_a_calibration_names_its_gpus_and_a_target_with_drafts() -> None:
     assert gpus_of(load_calibration("llama-3.1-70b-4xh100")) == 4
     assert set(DRAFTS) <= {load_calibration(name).target for name in calibration_names()}
 

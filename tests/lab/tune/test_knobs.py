@@ -107,17 +107,8 @@ def search(made: Sequence[ReplayRequest], goal: Goal = Goal.MEAN, pool: Sequence
 @pytest.mark.slow
 def test_the_search_finds_a_better_bound_and_keeps_the_other_numbers() -> None:
     made = requests(120)
-    asked: list[int] = []
-    scores: list[float] = []
-
-    def note(count: int, best: float) -> None:
-        asked.append(count)
-        scores.append(best)
-
-    found = search(made).run(25, 1, note)
+    found = search(made).run(25, 1)
     assert (found.asked, found.trials) == (25, (25,))
-    assert asked == [4, 8, 12, 16, 20, 24, 25]
-    assert scores == sorted(scores, reverse=True)
     tuned = {knob.name: knob.present for knob in knobs(found.settings)}
     assert 0.3 < tuned["copies.overlap.low"] < 0.7  # the truth is 0.5
     present = {knob.name: knob.present for knob in knobs(RULES)}
