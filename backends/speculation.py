@@ -46,8 +46,7 @@ _OTHER_VERSIONS = {
     "synthetic_acceptance_rate": "use synthetic_acceptance_rates, one rate per position",
     "speculative_token_tree": "remove it: vLLM no longer drafts trees",
 }
-# vLLM 0.32's proposers of these methods assert that k is `num_speculative_tokens`: the engine dies at another one.
-_OTHER_KEYS = frozenset(
+PASSED_ON = frozenset(
     {
         *("draft_sample_method", "draft_tensor_parallel_size", "draft_load_config", "use_heterogeneous_vocab"),
         *("use_local_argmax_reduction", "disable_padded_drafter_batch", "disable_eagle_block_drop"),
@@ -57,6 +56,7 @@ _OTHER_KEYS = frozenset(
     }
 )
 """Keys of vLLM 0.32 that the gateway only passes on."""
+# vLLM 0.32's proposers of these methods assert that k is `num_speculative_tokens`: the engine dies at another one.
 _NO_SCHEDULE = frozenset({Method.SUFFIX, Method.MEDUSA})
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
 _NEAR = 0.8  # difflib's ratio: `num_spec_tokens` is near `num_speculative_tokens`; `draft_temperature` is near no key
@@ -175,7 +175,7 @@ def _is_name_of(method: Method, name: object) -> bool:
 
 
 def _typos(data: Mapping[str, Any]) -> Iterator[Issue]:
-    known = {*SpeculativeConfig.model_fields, *_OTHER_KEYS}
+    known = {*SpeculativeConfig.model_fields, *PASSED_ON}
     for key in data:
         if key == "tensor_parallel_size":
             yield Issue((key,), "not a key of vLLM", "did you mean 'draft_tensor_parallel_size'?", at_key=True)

@@ -12,6 +12,7 @@ from gateway.advice.engine_flags import reports
 from gateway.advice.evidence import ModelEvidence
 from gateway.advice.finding import Finding
 from gateway.advice.losing_method import losing_method
+from gateway.advice.pool_file import pool_file
 from gateway.advice.waiting import waiting
 
 RULES: Final[tuple[Callable[[ModelEvidence], Sequence[Finding]], ...]] = (
@@ -28,10 +29,11 @@ def advise(model: ModelEvidence) -> list[Finding]:
     """Return what to change, the largest gain first.
 
     How replicas speculate is changed one replica at a time, that first whose change saves the pool most: after it, the
-    traffic of the others is another one. A backend that is not what the pool file says is left out: its figures are
-    those of something unknown.
+    traffic of the others is another one. A backend that is not what the pool file says is left out of all else:
+    its figures are those of something unknown.
     """
-    model = replace(model, backends=tuple(backend for backend in model.backends if not backend.is_contradicted))
+    contradicted = pool_file(model)
+    model = replace(model, backends=tuple(backend for backend in model.backends if backend.contradiction is None))
     findings = [finding for rule in RULES for finding in rule(model)]
     answers = {backend.name: backend.steps.answers for backend in model.backends if backend.steps is not None}
     total = sum(answers.values())
@@ -43,7 +45,7 @@ def advise(model: ModelEvidence) -> list[Finding]:
 
     best = max((finding for finding in findings if finding.rule in SPECULATION), key=worth, default=None)
     kept = [finding for finding in findings if finding.rule not in SPECULATION or finding is best]
-    return sorted(kept, key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
+    return contradicted + sorted(kept, key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
 
 
 def document(findings: Sequence[Finding]) -> list[dict[str, Any]]:

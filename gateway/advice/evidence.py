@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from backends.draft_schedule import Speculation
 from backends.occupancy import Minute
 from backends.speculation import Method
 from policies.learned.models.prior import StepCost
@@ -30,6 +31,15 @@ class Positions:
 
 
 @dataclass(frozen=True, slots=True)
+class Contradiction:
+    """What an engine shows that is not as the pool file says."""
+
+    text: str  # what the pool file says and the engine does
+    observed: Speculation  # how the engine speculates, as far as that can be told
+    counters: str  # what shows it
+
+
+@dataclass(frozen=True, slots=True)
 class BackendEvidence:
     """One backend."""
 
@@ -44,7 +54,7 @@ class BackendEvidence:
     cost_by_k: Mapping[int, StepCost] = field(default_factory=dict)
     baseline_cost: StepCost | None = None  # the calibration's step cost of a baseline
     is_silent: bool = False
-    is_contradicted: bool = False  # whether the engine is not what the pool file says
+    contradiction: Contradiction | None = None  # in which way the engine contradicts the pool file; None if it does not
     has_metrics: bool = True  # whether the engine has a page of metrics
     reported_share: float | None = None  # share of the output tokens whose steps the engine reported; None if unknown
     output_tokens: int = 0  # output tokens that this share is of

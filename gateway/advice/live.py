@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from fastapi import FastAPI
 
 from backends.backend import Backend, State
+from backends.draft_schedule import Speculation
 from gateway.advice.advise import advise, document
-from gateway.advice.evidence import BackendEvidence, ModelEvidence
+from gateway.advice.evidence import BackendEvidence, Contradiction, ModelEvidence
 from gateway.advice.gather import add_learned, positions_of
 from gateway.rooms import Room
 from policies.build import learned_of
@@ -56,9 +57,14 @@ class AdviceRoom(Room):
         known = BackendEvidence(backend.name, backend.said.method, backend.said.schedule.k, flags=flags)
         if engine is None:
             return replace(known, has_metrics=backend.state is not State.UP)
+        contradiction = None
+        if (text := backend.contradiction) is not None:
+            counters = f"{engine.drafts:,} drafts of {engine.draft_tokens:,} tokens"
+            counters += f", {engine.generation_tokens:,} output tokens"
+            contradiction = Contradiction(text, Speculation(backend.method, backend.draft_schedule), counters)
         return replace(
             known,
-            is_contradicted=backend.contradiction is not None,
+            contradiction=contradiction,
             positions=positions_of(engine.drafts, engine.accepted_per_position),
             minutes=tuple(self.gateway.pool.watch(backend).occupancy.minutes),
         )

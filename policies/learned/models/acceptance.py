@@ -84,7 +84,6 @@ class AcceptanceModel:
 
     arms: Mapping[str, Effects] = field(default_factory=dict)  # fitted effects of each observed arm
     calibration: str = DEFAULT_CALIBRATION  # name of the calibration that describes arms without observations
-    _depths: dict[tuple[str, str, str], tuple[float, ...]] = field(default_factory=dict)
     _counts: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _kinds: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
@@ -143,14 +142,8 @@ class AcceptanceModel:
 
     def depths(self, arm: str, workload: str, temperature_bin: str) -> tuple[float, ...]:
         """Return the calibration's log(tokens per step) at each k up to the arm's."""
-        cached = (arm, workload, temperature_bin)
-        value = self._depths.get(cached)
-        if value is None:
-            method, _, k = arm.partition(":")
-            temperature = _BIN_CENTRES[int(temperature_bin)]
-            value = expected_by_k(self.calibration, Method(method), int(k), workload, temperature)
-            self._depths[cached] = value
-        return value
+        method, _, k = arm.partition(":")
+        return expected_by_k(self.calibration, Method(method), int(k), workload, _BIN_CENTRES[int(temperature_bin)])
 
     def by_level(self, arm: str, backend: str, request: Key, levels: Sequence[int]) -> list[float]:
         """Return the expected tokens per step of a backend for a request key at each k of `levels`, at least 1.

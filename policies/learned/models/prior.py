@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -95,17 +95,20 @@ def adaptive_schedule(calibration: str, method: Method, drafts: DraftSchedule) -
     return DraftSchedule(drafts.k, tuple(best), adaptive=True)
 
 
-@cache
 def expected_by_k(calibration: str, method: Method, k: int, workload: str, temperature: float) -> tuple[float, ...]:
     """Return the logarithm of the mean tokens per step at each k from 0 to `k`.
 
     The workload is one of `Kind`; any other counts as chat.
     """
+    return _expected_by_k(calibration, method, k, Kind(workload) if workload in _KINDS else Kind.CHAT, temperature)
+
+
+@cache  # not by workload, of which clients may name any number
+def _expected_by_k(calibration: str, method: Method, k: int, kind: Kind, temperature: float) -> tuple[float, ...]:
     if k == 0 or method is Method.BASELINE:
         return (0.0,)
     known = load_calibration(calibration)
     method = _calibrated(calibration, method)
-    kind = workload if workload in set(Kind) else Kind.CHAT
     profile = draft_profile(known, method, _config(k), temperature=temperature, kind=kind)
     accepted = np.array(profile.accepted)
     survival = accepted if profile.drafted else np.cumprod(accepted * profile.factor)
@@ -134,3 +137,6 @@ def _calibrated(calibration: str, method: Method) -> Method:
             return method
         method = _SIMILAR[method]
     raise ValueError(f"calibration {calibration!r} has no figures for {method!s} or a similar method")
+
+
+_KINDS: Final = frozenset(Kind)

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from backends.draft_schedule import DraftSchedule, Speculation
 from backends.occupancy import Minute
 from backends.speculation import Method
 from benchmarks.routing.advice import CASES, Case, advised, measure, play
 from gateway.advice.advise import advise
-from gateway.advice.evidence import BackendEvidence, Kind, ModelEvidence
+from gateway.advice.evidence import BackendEvidence, Contradiction, Kind, ModelEvidence
 from gateway.advice.finding import flag_change
 
 BUSY = tuple(Minute(100, number % 7, number % 5) for number in range(30))
@@ -114,3 +115,15 @@ def test_missing_reports_are_found() -> None:
 )
 def test_a_flag_replaces_the_one_that_is_there(flags: tuple[str, ...], expected: str) -> None:
     assert flag_change("m", "a", flags, "--x", "2").endswith(f"flags: {expected}")
+
+
+def test_a_pool_file_that_is_wrong_is_the_first_finding_and_all_else_about_its_replica_is_left_out() -> None:
+    observed = Speculation(Method.NGRAM, DraftSchedule(3))
+    found = Contradiction("the pool file says k 9, but its engine drafts with k 3", observed, "9 drafts of 27 tokens")
+    wrong = BackendEvidence("wrong", Method.NGRAM, 9, contradiction=found, minutes=BUSY)
+    findings = advise(of(BackendEvidence("busy", Method.NGRAM, minutes=BUSY), wrong))
+    assert [(finding.rule, finding.backend) for finding in findings if finding.backend == "wrong"] == [
+        ("pool_file", "wrong")
+    ]
+    assert findings[0].title == found.text
+    assert "num_speculative_tokens: 3 # 9" in findings[0].change
