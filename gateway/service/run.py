@@ -83,8 +83,7 @@ def serve(
     return status
 
 
-def _address(opened: socket.socket) -> str:
-    host, port = opened.getsockname()[:2]
+def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -113,6 +112,7 @@ class _Serving:
         self._discovery = Discovery(self._found_others.set, self._series.count_discovery)
         self._replicas = replicas
         self._sockets = sockets
+        self._addresses: list[tuple[str, int]] = [opened.getsockname()[:2] for opened in sockets]
         self._run_dir = run_dir
         self._started = asyncio.Event()
         self._generated_admin_key = secrets.token_urlsafe(24) if settings.admin.digest is None else None
@@ -201,9 +201,8 @@ class _Serving:
         background.on_failure.append(self._series.count_failure)
         (self._run_dir / PEERS).mkdir()
         current = Current(0, self._settings, self._replicas.backends, self._admin_digest)
-        addresses = [opened.getsockname()[:2] for opened in self._sockets]
         self._workers = Workers(
-            Assignment(0, current, addresses, self._run_dir, self._companion),
+            Assignment(0, current, self._addresses, self._run_dir, self._companion),
             reload=partial(self._reloader.reload, "admin"),
             on_started=self._started.set,
         )
@@ -230,8 +229,7 @@ class _Serving:
             while loop.time() < end_s and not self._simulator_is_ready():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await self._started.wait()
-        addresses = [_address(opened) for opened in self._sockets]
-        lines = start_lines(self._settings, addresses, self._generated_admin_key)
+        lines = start_lines(self._settings, [_address(*each) for each in self._addresses], self._generated_admin_key)
         console.print("\n".join(lines), soft_wrap=True, markup=False)
 
     def _simulator_is_ready(self) -> bool:
