@@ -1,26 +1,19 @@
-"""All rules, and their findings as documents."""
+"""All rules."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from gateway.advice.draft_length import draft_length
-from gateway.advice.engine_flags import reports
 from gateway.advice.evidence import ModelEvidence
 from gateway.advice.finding import Finding
 from gateway.advice.losing_method import losing_method
 from gateway.advice.pool_file import pool_file
 from gateway.advice.waiting import waiting
 
-RULES: Final[tuple[Callable[[ModelEvidence], Sequence[Finding]], ...]] = (
-    draft_length,
-    losing_method,
-    waiting,
-    reports,
-)
+RULES: Final[tuple[Callable[[ModelEvidence], Sequence[Finding]], ...]] = (draft_length, losing_method, waiting)
 SPECULATION: Final = frozenset({"draft_length", "losing_method"})
 """Rules on how replicas speculate, of which a model gets one finding."""
 
@@ -46,8 +39,3 @@ def advise(model: ModelEvidence) -> list[Finding]:
     best = max((finding for finding in findings if finding.rule in SPECULATION), key=worth, default=None)
     kept = [finding for finding in findings if finding.rule not in SPECULATION or finding is best]
     return contradicted + sorted(kept, key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
-
-
-def document(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Return findings as JSON."""
-    return [dataclasses.asdict(finding) for finding in findings]

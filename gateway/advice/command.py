@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from gateway.cli.policy import DEFAULT_URL, Admin, AdminKey, Url
 
 
-def advise(
-    *,
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = "",
-    model: Annotated[str | None, typer.Option(help="One model of the pool.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Also write the findings to this file, as JSON.")] = None,
-) -> None:
-    """Recommend changes to a running pool (k, methods, flags, memory), each with its gain and the lines to edit."""
+def advise(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "") -> None:
+    """Recommend changes to a running pool (k, methods, memory), each with its gain and the lines to edit."""
     models = Admin(url, admin_key, None).get("/admin/advice")["models"]
-    if model is not None:
-        if model not in models:
-            raise typer.BadParameter(f"no such model; there are: {', '.join(models)}", param_hint="--model")
-        models = {model: models[model]}
-    if json is not None:
-        import orjson
-
-        json.write_bytes(orjson.dumps({"models": models}, option=orjson.OPT_INDENT_2))
     typer.echo("\n\n".join(_text(name, advised) for name, advised in models.items()))
 
 
@@ -39,7 +24,7 @@ def _text(name: str, advised: dict[str, Any]) -> str:
         parts.append("Its policy learns no step times: `gateway plan` judges methods and k by a recording.")
     for number, finding in enumerate(findings, 1):
         gain = finding["gain"]
-        saved = "something known, not a time"
+        saved = "a pool file that says what runs"
         if gain is not None:
             saved = f"{gain['share']:.0%} of the {gain['of']} (95%: {gain['low']:.0%} to {gain['high']:.0%})"
         change = "\n".join(f"       {line}" for line in finding["change"].splitlines())

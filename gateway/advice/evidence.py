@@ -55,9 +55,6 @@ class BackendEvidence:
     baseline_cost: StepCost | None = None  # the calibration's step cost of a baseline
     is_silent: bool = False
     contradiction: Contradiction | None = None  # in which way the engine contradicts the pool file; None if it does not
-    has_metrics: bool = True  # whether the engine has a page of metrics
-    reported_share: float | None = None  # share of the output tokens whose steps the engine reported; None if unknown
-    output_tokens: int = 0  # output tokens that this share is of
     minutes: tuple[Minute, ...] = ()
     flags: tuple[str, ...] | None = None  # flags of an engine that the gateway starts; None for another one
 

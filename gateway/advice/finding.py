@@ -29,10 +29,6 @@ class Gain:
         """Whether the interval excludes nought and the gain is worth a restart."""
         return self.low > 0.0 and self.share >= LEAST_GAIN
 
-    def __str__(self) -> str:
-        """Return the gain in words."""
-        return f"{self.share:.0%} of the {self.of} (95%: {self.low:.0%} to {self.high:.0%})"
-
 
 def gain_of(draws: npt.NDArray[np.float64], of: str) -> Gain:
     """Return the gain from draws of its distribution."""
@@ -48,7 +44,7 @@ class Finding:
     model: str
     backend: str
     title: str
-    gain: Gain | None  # none where the change makes something known rather than faster
+    gain: Gain | None  # none where the change makes the pool file right rather than the pool faster
     evidence: str  # what the finding rests on
     change: str  # the exact lines to change
 
@@ -60,20 +56,11 @@ def lines(model: str, backend: str, *changes: str) -> str:
     )
 
 
-def flag_change(model: str, backend: str, flags: Sequence[str] | None, flag: str, value: str = "") -> str:
+def flag_change(model: str, backend: str, flags: Sequence[str] | None, flag: str, value: str) -> str:
     """Return how to set a flag of an engine: in the pool file if the gateway starts it, else on its command line."""
     if flags is None:
-        return f"vllm serve ... {flag} {value}".rstrip()
-    kept, skips = [], False
-    for one in flags:
-        if skips and not one.startswith("-"):
-            skips = False
-            continue
-        skips = one == flag
-        if not skips and not one.startswith(f"{flag}="):
-            kept.append(one)
-    quoted = ", ".join(f'"{one}"' for one in [*kept, flag, *([value] if value else [])])
-    return lines(model, backend, "serve:", f"  flags: [{quoted}]")
+        return f"vllm serve ... {flag} {value}"
+    return lines(model, backend, "serve:", f'  flags: [..., "{flag}", "{value}"]')
 
 
 def flag_value(flags: Sequence[str] | None, flag: str) -> str | None:

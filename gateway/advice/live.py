@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI
 
-from backends.backend import Backend, State
+from backends.backend import Backend
 from backends.draft_schedule import Speculation
-from gateway.advice.advise import advise, document
+from gateway.advice.advise import advise
 from gateway.advice.evidence import BackendEvidence, Contradiction, ModelEvidence
 from gateway.advice.gather import add_learned, positions_of
 from gateway.rooms import Room
@@ -41,7 +41,7 @@ class AdviceRoom(Room):
             async with self._lock:
                 if time.monotonic() - self._kept_at_s >= KEPT_S:
                     models = [self._evidence(name) for name in self.gateway.models]
-                    self._kept = await asyncio.to_thread(self._advised, models)
+                    self._kept = {each.name: await asyncio.to_thread(self._advised, each) for each in models}
                     self._kept_at_s = time.monotonic()
                 return {"models": self._kept}
 
@@ -56,7 +56,7 @@ class AdviceRoom(Room):
             flags = tuple(settings.serve.flags)
         known = BackendEvidence(backend.name, backend.said.method, backend.said.schedule.k, flags=flags)
         if engine is None:
-            return replace(known, has_metrics=backend.state is not State.UP)
+            return known
         contradiction = None
         if (text := backend.contradiction) is not None:
             counters = f"{engine.drafts:,} drafts of {engine.draft_tokens:,} tokens"
@@ -69,43 +69,19 @@ class AdviceRoom(Room):
             minutes=tuple(self.gateway.pool.watch(backend).occupancy.minutes),
         )
 
-    def _advised(self, models: list[ModelEvidence]) -> dict[str, dict[str, Any]]:
-        """Return for each model whether its policy learns, the answers that were measured, and the findings."""
-        told, all_tokens = self._output_tokens()
-        advised = {}
-        for model in models:
-            backends = []
-            for backend in model.backends:
-                if (tokens := all_tokens.get((model.name, backend.name), 0.0)) > 0:
-                    share = told.get((model.name, backend.name), 0.0) / tokens
-                    backends.append(replace(backend, reported_share=share, output_tokens=int(tokens)))
-                else:
-                    backends.append(backend)
-            evidence = replace(model, backends=tuple(backends))
-            learned = learned_of(self.gateway.models[model.name].policy)
-            if learned is not None:
-                members = list(self.gateway.pool.of(model.name))
-                evidence = add_learned(evidence, learned, members, self._calibrations(model.name))
-            advised[model.name] = {
-                "learns": learned is not None,
-                "answers": {each.name: round(each.steps.answers) if each.steps else 0 for each in evidence.backends},
-                "findings": document(advise(evidence)),
-            }
-        return advised
+    def _advised(self, evidence: ModelEvidence) -> dict[str, Any]:
+        """Return whether the policy of a model learns, the answers that were measured, and the findings."""
+        learned = learned_of(self.gateway.models[evidence.name].policy)
+        if learned is not None:
+            members = list(self.gateway.pool.of(evidence.name))
+            evidence = add_learned(evidence, learned, members, self._calibrations(evidence.name))
+        return {
+            "learns": learned is not None,
+            "answers": {each.name: round(each.steps.answers) if each.steps else 0 for each in evidence.backends},
+            "findings": [asdict(finding) for finding in advise(evidence)],
+        }
 
     def _calibrations(self, model: str) -> dict[str, str]:
         """Return the calibrations of the simulated backends of a model, by name."""
         backends = self.gateway.settings.models[model].backends
         return {name: each.simulate.calibration for name, each in backends.items() if each.simulate is not None}
-
-    def _output_tokens(self) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], float]]:
-        """Return the output tokens whose steps the engine reported, and all, by model and backend."""
-        told: dict[tuple[str, str], float] = {}
-        all_tokens: dict[tuple[str, str], float] = {}
-        for sample in self.gateway.metrics.samples():
-            key = (sample.labels.get("model", ""), sample.labels.get("backend", ""))
-            if sample.name == "gateway_step_tokens_total" and sample.labels["source"] == "engine":
-                told[key] = told.get(key, 0.0) + sample.value
-            elif sample.name == "gateway_output_tokens_total":
-                all_tokens[key] = all_tokens.get(key, 0.0) + sample.value
-        return told, all_tokens

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from backends.draft_schedule import DraftSchedule, Speculation
 from backends.occupancy import Minute
 from backends.speculation import Method
 from benchmarks.routing.advice import CASES, Case, advised, measure, play
 from gateway.advice.advise import advise
 from gateway.advice.evidence import BackendEvidence, Contradiction, Kind, ModelEvidence
-from gateway.advice.finding import flag_change
 
 BUSY = tuple(Minute(100, number % 7, number % 5) for number in range(30))
 
@@ -89,32 +86,11 @@ def test_waiting_for_memory_and_for_a_place_are_told_apart() -> None:
     findings = {
         finding.rule: finding for finding in advise(of(BackendEvidence("a", Method.NGRAM, minutes=BUSY, flags=flags)))
     }
-    assert '"--max-num-seqs", "32"' in findings["batch_limit"].change
+    assert '[..., "--max-num-seqs", "32"]' in findings["batch_limit"].change
     assert '"--kv-cache-dtype", "fp8"' in findings["memory"].change
     assert advise(of(BackendEvidence("a", Method.NGRAM, minutes=BUSY[:9]))) == []
     once = (*[Minute(100)] * 29, Minute(100, 5, 0))
     assert advise(of(BackendEvidence("a", Method.NGRAM, minutes=once))) == []
-
-
-def test_missing_reports_are_found() -> None:
-    blind = BackendEvidence("a", Method.EAGLE, 3, has_metrics=False)
-    silent = BackendEvidence("b", Method.EAGLE, 3, reported_share=0.1, output_tokens=50_000, flags=("--seed", "1"))
-    sound = BackendEvidence("c", Method.EAGLE, 3, reported_share=0.97, output_tokens=50_000)
-    findings = advise(of(blind, silent, sound))
-    assert [(finding.rule, finding.backend) for finding in findings] == [("metrics", "a"), ("acceptance_reports", "b")]
-    assert '["--seed", "1", "--per-request-spec-decode-metrics", "summary"]' in findings[1].change
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ((), '["--x", "2"]'),
-        (("--x", "1", "--y"), '["--y", "--x", "2"]'),
-        (("--x=1", "--xy", "1"), '["--xy", "1", "--x", "2"]'),
-    ],
-)
-def test_a_flag_replaces_the_one_that_is_there(flags: tuple[str, ...], expected: str) -> None:
-    assert flag_change("m", "a", flags, "--x", "2").endswith(f"flags: {expected}")
 
 
 def test_a_pool_file_that_is_wrong_is_the_first_finding_and_all_else_about_its_replica_is_left_out() -> None:
