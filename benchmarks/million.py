@@ -173,10 +173,7 @@ def logged(arrivals: Traffic, pool: Sequence[ReplicaSpec], seed: int, intervals:
             backend=backend.name,
             method=backend.method.value,
             propensity=even,
-            candidates=[
-                TraceCandidate(spec.name, spec.method.value, None, even, count)
-                for spec, count in zip(pool, busy, strict=True)
-            ],
+            candidates=[TraceCandidate(spec.name, None, even, count) for spec, count in zip(pool, busy, strict=True)],
             in_flight=sum(busy),
             status=200,
             ttft_s=round(float(played.ttft_s[index]), 6),

@@ -31,29 +31,12 @@ _MILLION = 1e6
 
 
 def micro(value: float) -> float:
-    """Return a number rounded to a millionth; ten times as fast as `round`.
-
-    Examples
-    --------
-    >>> micro(0.12345678)
-    0.123457
-    """
+    """Return a number rounded to a millionth; ten times as fast as `round`."""
     return int(value * _MILLION + 0.5) / _MILLION if 0.0 <= value < 1e9 * 9 else round(value, 6)
 
 
 class RequestNotes(Observer):
-    """What the record of one request needs and cannot be determined after it has ended.
-
-    Examples
-    --------
-    >>> notes = RequestNotes(print, keeps_answer=True, max_bytes=8)
-    >>> notes.on_chunk(b"data: 1", 10.0)
-    >>> notes.answer, notes.chunks
-    ([b'data: 1'], array('d', [10.0]))
-    >>> notes.on_chunk(b"data: 2", 11.0)
-    >>> notes.answer is None
-    True
-    """
+    """What the record of one request needs and cannot be determined after it has ended."""
 
     head: bytes  # the part of the line that was built on the event loop; empty if that needs the request's body
     ended: EndedExchange
@@ -138,9 +121,7 @@ class RecordBuilder:
         # Hashes short texts on the event loop: a second one, since a hasher is not thread-safe. None leaves all texts
         # to the thread.
         self._quick_hasher = quick_hasher
-        # The candidates of a model seldom change, and the loads that their engines report once a second: by model, the
-        # columns of the last request, with what they are of.
-        self._names: dict[str, tuple[Sequence[Backend], list[str], dict[str, Any]]] = {}
+        # Engines report their loads once a second: by model, the columns of the last request, with what they are of.
         self._loads: dict[str, tuple[list[EngineLoad], dict[str, Any]]] = {}
 
     # On the event loop
@@ -178,7 +159,7 @@ class RecordBuilder:
         """Return the line of a request."""
         ended, head = notes.ended, notes.head
         features = ended.routed.features
-        body = _parsed(notes.body) if notes.body else {}
+        body = _parsed(notes.body)
         if not head:
             head = orjson.dumps(self._document(notes, _all_features(ended, body)), option=_OPTIONS)
         rest: dict[str, Any] = {}
@@ -248,7 +229,7 @@ class RecordBuilder:
     def _columns(self, model: str, notes: RequestNotes, decision: Decision) -> dict[str, Any]:
         """Return the candidates of a decision with their loads, predictions and propensities: one list per field."""
         candidates, considered = notes.candidates, decision.considered
-        columns = self._names_of(model, candidates).copy()
+        columns: dict[str, Any] = {"backend": [backend.name for backend in candidates]}
         if considered is None:
             columns["propensity"] = _implied(candidates, decision)
         elif considered.candidates is candidates:
@@ -264,24 +245,14 @@ class RecordBuilder:
         columns |= self._loads_of(model, notes.loads)
         return columns
 
-    def _names_of(self, model: str, candidates: Sequence[Backend]) -> dict[str, Any]:
-        cached, methods = self._names.get(model), [backend.method.value for backend in candidates]
-        if cached is not None and cached[0] == candidates and cached[1] == methods:
-            return cached[2]
-        columns = _serialized(backend=[backend.name for backend in candidates], method=methods)
-        self._names[model] = candidates, methods, columns
-        return columns
-
     def _loads_of(self, model: str, loads: list[EngineLoad]) -> dict[str, Any]:
         cached = self._loads.get(model)
         if cached is not None and cached[0] == loads:
             return cached[1]
         columns: dict[str, Any] = {}
         if any(load.at_s for load in loads):
-            columns = _serialized(
-                running=[load.running if load.at_s else None for load in loads],
-                waiting=[load.waiting if load.at_s else None for load in loads],
-            )
+            columns["running"] = [load.running if load.at_s else None for load in loads]
+            columns["waiting"] = [load.waiting if load.at_s else None for load in loads]
         self._loads[model] = loads, columns
         return columns
 
@@ -295,11 +266,6 @@ def _implied(candidates: Sequence[Backend], decision: Decision) -> list[float | 
     if chosen >= 1.0 or len(candidates) == 2:
         others = micro(1.0 - chosen)
     return [chosen if backend.name == decision.backend else others for backend in candidates]
-
-
-def _serialized(**columns: list[Any]) -> dict[str, Any]:
-    """Return columns as JSON fragments."""
-    return {name: orjson.Fragment(orjson.dumps(column)) for name, column in columns.items()}
 
 
 def _size_bytes(texts: list[str], ids: list[int]) -> int:

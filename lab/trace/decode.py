@@ -210,7 +210,6 @@ def _hashing(value: object) -> Hashing:
 
 
 _CANDIDATE: dict[str, Callable[[object], Any]] = {
-    "method": read_method,
     "prediction_s": read_number,
     "propensity": read_share,
     "in_flight": read_count,

@@ -28,12 +28,11 @@ class TraceCandidate(NamedTuple):
 
     Examples
     --------
-    >>> TraceCandidate("a", "ngram", propensity=0.25).propensity
+    >>> TraceCandidate("a", propensity=0.25).propensity
     0.25
     """
 
     backend: str
-    method: str = ""
     prediction_s: float | None = None
     propensity: float | None = None
     in_flight: int | None = None

@@ -144,11 +144,8 @@ def test_a_record_has_all_fields_of_a_request(tmp_path: Path, started: Callable[
     assert (record.id, record.model, record.key, record.template) == ("7", "m", "team", "0badcafe")
     assert (record.policy, record.reason, record.backend, record.method) == ("thresholds", "rule", "b", "ngram")
     assert record.propensity == 0.75
-    assert [candidate[:4] for candidate in record.candidates] == [
-        ("b", "ngram", 1.25, 0.75),
-        ("a", "baseline", None, 0.25),
-    ]
-    assert [candidate[4:] for candidate in record.candidates] == [(3, 5, 2), (0, None, None)]
+    assert [candidate[:3] for candidate in record.candidates] == [("b", 1.25, 0.75), ("a", None, 0.25)]
+    assert [candidate[3:] for candidate in record.candidates] == [(3, 5, 2), (0, None, None)]
     assert (record.ttft_s, record.itl, record.e2e_s) == (1.0, [0.25, 0.5], 2.0)
     assert record.spec is not None
     assert (record.spec.drafted_tokens, record.spec.accepted_tokens, record.spec.tokens_per_step) == (6, 2, 2.0)
@@ -181,7 +178,7 @@ def test_candidates_that_the_policy_excluded_have_propensity_0(
     request.record(recorder, decision=Decision("b", "learned", "least_delay", 0.9, considered))
     recorder.stop()
     (record,) = records(tmp_path)
-    assert [candidate[2:4] for candidate in record.candidates] == [(2.5, 0.9), (None, 0.0)]
+    assert [candidate[1:3] for candidate in record.candidates] == [(2.5, 0.9), (None, 0.0)]
 
 
 def test_changes_between_requests_are_recorded(tmp_path: Path, started: Callable[..., Recorder]) -> None:

@@ -51,7 +51,7 @@ FULL = TraceRecord(
     retried_from="a",
     rescued_from="c",
     rescued_at=3,
-    candidates=(TraceCandidate("a", "baseline", 2.5, 0.1, 3, 2, 1), TraceCandidate("b", "ngram", None, 0.9)),
+    candidates=(TraceCandidate("a", 2.5, 0.1, 3, 2, 1), TraceCandidate("b", None, 0.9)),
     status=200,
     error="interrupted",
     ttft_s=0.1,
@@ -93,7 +93,6 @@ def test_candidates_are_written_as_columns_and_means_by_their_name() -> None:
     assert written["version"] == 3
     assert written["candidates"] == {
         "backend": ["a", "b"],
-        "method": ["baseline", "ngram"],
         "prediction_s": [2.5, None],
         "propensity": [0.1, 0.9],
         "in_flight": [3, None],
@@ -130,7 +129,7 @@ def test_missing_and_unknown_keys_are_ignored() -> None:
         ({"prompt_tokens": 1, "arrived_at": "yesterday"}, "arrived_at: expected seconds or an ISO 8601 time"),
         ({"prompt_tokens": 1, "output_token_ids": ["a"]}, "output_token_ids: expected a list of whole numbers"),
         ({"prompt_tokens": 1, "acceptance": {"ngram": "x"}}, "acceptance: ngram: expected a number"),
-        ({"prompt_tokens": 1, "candidates": {"method": ["ngram"]}}, "candidates: expected columns, of which one"),
+        ({"prompt_tokens": 1, "candidates": {"propensity": [1.0]}}, "candidates: expected columns, of which one"),
         ({"prompt_tokens": 1, "candidates": {"backend": ["a"], "running": [1, 2]}}, "running: expected a list of 1"),
         ({"prompt_tokens": 1, "candidates": {"backend": ["a"], "propensity": [2]}}, "propensity: expected 0 to 1"),
         ({"prompt_tokens": 1, "candidates": 2}, "candidates: expected columns, of which one is"),
