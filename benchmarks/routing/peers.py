@@ -11,8 +11,8 @@ import numpy as np
 from backends.backend import Candidate
 from policies.features.request import RequestFeatures
 from policies.learned.cost import Cost
+from policies.learned.models.backend_model import Prediction
 from policies.learned.policy import Learned, LearnedSettings
-from policies.learned.predict import Prediction
 from policies.policy import Decision, Outcome, Policy, PolicySettings
 
 

@@ -13,9 +13,9 @@ from backends.backend import Candidate
 from policies.distill.fluid import FluidBackend, Job, Kind, fluid_pool, play
 from policies.features.request import RequestFeatures
 from policies.learned.cost import Cost
-from policies.learned.models.backend_model import FittedModels
+from policies.learned.models.backend_model import FittedModels, Prediction
 from policies.learned.models.keys import Key
-from policies.learned.predict import Prediction, Predictor
+from policies.learned.predict import Predictor
 from policies.load import LoadMeter
 from policies.policy import Policy
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from policies.features.request import RequestFeatures
-from policies.learned.predict import Prediction
+from policies.learned.models.backend_model import Prediction
 from policies.learned.settings import Objective
 
 

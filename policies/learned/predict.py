@@ -13,48 +13,12 @@ from backends.backend import Candidate
 from backends.draft_schedule import DraftSchedule, effective_k
 from policies.features.request import RequestFeatures
 from policies.learned.models.acceptance import AcceptanceModel, arm_of
-from policies.learned.models.backend_model import BackendModel, FittedModels, Share
+from policies.learned.models.backend_model import BackendModel, FittedModels, Prediction
 from policies.learned.models.depth import Depth
 from policies.learned.models.keys import Key
 from policies.learned.models.prefix_memory import PrefixMemory
 from policies.learned.models.prior import DEFAULT_CALIBRATION, adaptive_schedule, expected_step
 from policies.load import LoadMeter
-
-
-class Prediction(Share):
-    """The predicted performance of a request on one backend, and the work that it adds there."""
-
-    def __init__(  # noqa: PLR0917 -- a record
-        self,
-        ttft_s: float,
-        decode_s: float,
-        others_s: float,
-        step_s: float,
-        steps: float,
-        tokens_per_step: float,
-        output_tokens: float,
-        context_tokens: float,
-        prompt_tokens: float,
-        requests: int,
-        observations: float = 0.0,
-        prefill_s: float = 0.0,
-    ) -> None:
-        super().__init__(steps, context_tokens, prompt_tokens, prefill_s)
-        self.ttft_s = ttft_s  # seconds to the first token: waiting, and computing the prompt
-        self.decode_s = decode_s  # seconds from the first token to the last
-        # Total delay in seconds of the requests already on the backend, and of later ones whose prefixes are evicted.
-        self.others_s = others_s
-        self.step_s = step_s  # seconds per engine step at the present load with this request added
-        self.tokens_per_step = tokens_per_step  # tokens per engine step
-        self.output_tokens = output_tokens  # output tokens per sequence
-        self.requests = requests  # requests on the backend at present
-        self.observations = observations  # number of similar requests observed on the backend's arm
-
-    @property
-    def own_s(self) -> float:
-        """Predicted seconds from start to end of the request."""
-        return self.ttft_s + self.decode_s
-
 
 _Acceptance = tuple[BackendModel, float, list[float], float]
 """A backend, the tokens per step of one request key there, those by level of its depth, and how many were observed."""

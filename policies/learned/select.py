@@ -13,9 +13,9 @@ from policies.features.request import RequestFeatures
 from policies.guarded.guardrail import Guardrail
 from policies.guarded.outlier_ejection import OutlierEjection
 from policies.learned.cost import Cost
-from policies.learned.models.backend_model import Mark
+from policies.learned.models.backend_model import Mark, Prediction
 from policies.learned.models.keys import Key, Templates
-from policies.learned.predict import Prediction, Predictor
+from policies.learned.predict import Predictor
 from policies.learned.settings import Exploration
 from policies.load import MIN_WEIGHT, draw, lowest_propensities
 

@@ -12,12 +12,12 @@ from policies.guarded.outlier_ejection import OutlierEjection
 from policies.guarded.silent_drafters import LEAST_TOKENS, SilentDrafters
 from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE
-from policies.learned.models.backend_model import BackendModel
+from policies.learned.models.backend_model import BackendModel, Prediction
 from policies.learned.models.depth import Place
 from policies.learned.models.keys import Key, Templates
 from policies.learned.models.length import LENGTH
 from policies.learned.models.step_time import STEPS
-from policies.learned.predict import Prediction, Predictor
+from policies.learned.predict import Predictor
 from policies.learned.select import Memo
 from policies.learned.shadow_drafting import ShadowBias
 from policies.statistics import Statistics

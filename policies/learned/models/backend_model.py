@@ -20,14 +20,42 @@ Mark = tuple[float, float, float, float]
 """When a request was sent, and the integrals of its backlog then: of requests, context and prompt tokens."""
 
 
-class Share:
-    """The work that one request is expected to add to a backend."""
+class Prediction:
+    """The predicted performance of a request on one backend, and the work that it adds there."""
 
-    def __init__(self, steps: float, context_tokens: float, prompt_tokens: float, prefill_s: float = 0.0) -> None:
+    def __init__(  # noqa: PLR0917 -- a record
+        self,
+        ttft_s: float,
+        decode_s: float,
+        others_s: float,
+        step_s: float,
+        steps: float,
+        tokens_per_step: float,
+        output_tokens: float,
+        context_tokens: float,
+        prompt_tokens: float,
+        requests: int,
+        observations: float = 0.0,
+        prefill_s: float = 0.0,
+    ) -> None:
         self.steps = steps  # engine steps of its answer
         self.context_tokens = context_tokens  # mean context of a step: the prompt and half of the answer, in tokens
         self.prompt_tokens = prompt_tokens  # prompt tokens to compute, without cached ones
         self.prefill_s = prefill_s  # seconds that computing them takes
+        self.ttft_s = ttft_s  # seconds to the first token: waiting, and computing the prompt
+        self.decode_s = decode_s  # seconds from the first token to the last
+        # Total delay in seconds of the requests already on the backend, and of later ones whose prefixes are evicted.
+        self.others_s = others_s
+        self.step_s = step_s  # seconds per engine step at the present load with this request added
+        self.tokens_per_step = tokens_per_step  # tokens per engine step
+        self.output_tokens = output_tokens  # output tokens per sequence
+        self.requests = requests  # requests on the backend at present
+        self.observations = observations  # number of similar requests observed on the backend's arm
+
+    @property
+    def own_s(self) -> float:
+        """Predicted seconds from start to end of the request."""
+        return self.ttft_s + self.decode_s
 
 
 @dataclass(slots=True)
@@ -70,29 +98,29 @@ class Backlog:
         if requests == 0 and self.sent:
             self.sent, self.steps, self.context_tokens, self.prefill_s = 0, 0.0, 0.0, 0.0
 
-    def send(self, share: Share, now_s: float) -> Mark:
+    def send(self, prediction: Prediction, now_s: float) -> Mark:
         """Add a request."""
         self.sent += 1
-        self.steps += share.steps
-        self.context_tokens += share.context_tokens
-        self._prompt_tokens += share.prompt_tokens
+        self.steps += prediction.steps
+        self.context_tokens += prediction.context_tokens
+        self._prompt_tokens += prediction.prompt_tokens
         self._requests += 1
-        self._prefill_until_s = now_s + self.prefill_left_s(now_s) + share.prefill_s
-        self.prefill_s += share.prefill_s
-        return now_s, self._request_s, self._context_s, self._prompt_tokens - share.prompt_tokens
+        self._prefill_until_s = now_s + self.prefill_left_s(now_s) + prediction.prefill_s
+        self.prefill_s += prediction.prefill_s
+        return now_s, self._request_s, self._context_s, self._prompt_tokens - prediction.prompt_tokens
 
     def prefill_left_s(self, now_s: float) -> float:
         """Return the seconds until the prompts sent here are computed, one after another, in order of arrival."""
         return min(self.prefill_s, max(0.0, self._prefill_until_s - now_s))
 
-    def end(self, share: Share) -> None:
+    def end(self, prediction: Prediction) -> None:
         """Remove a request that has ended."""
         self._requests = max(0, self._requests - 1)
         if self.sent:
             self.sent -= 1
-            self.steps = max(0.0, self.steps - share.steps)
-            self.context_tokens = max(0.0, self.context_tokens - share.context_tokens)
-            self.prefill_s = max(0.0, self.prefill_s - share.prefill_s)
+            self.steps = max(0.0, self.steps - prediction.steps)
+            self.context_tokens = max(0.0, self.context_tokens - prediction.context_tokens)
+            self.prefill_s = max(0.0, self.prefill_s - prediction.prefill_s)
 
     def since(self, mark: Mark, now_s: float) -> tuple[float, float, float]:
         """Return the mean requests and mean context tokens since a mark, and the prompt tokens sent from it on."""

@@ -12,12 +12,13 @@ from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.cost import Cost, cost_of
 from policies.learned.models.acceptance import AcceptanceModel
-from policies.learned.models.backend_model import FittedModels, Share
+from policies.learned.models.backend_model import FittedModels, Prediction
 from policies.learned.models.keys import key_of
 from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost, expected_step
-from policies.learned.predict import Prediction, Predictor
+from policies.learned.predict import Predictor
 from policies.learned.settings import Objective
 from policies.load import LoadMeter
+from tests.support.work import work
 
 REQUEST = RequestFeatures("m", Endpoint.CHAT, temperature=0.0, workload="chat", template="t", prompt_tokens=400)
 NOW_S = 100.0
@@ -41,7 +42,7 @@ def _cost(cost: Cost, request: RequestFeatures, prediction: Prediction) -> float
     return cost_s
 
 
-def _busy(predictor: Predictor, candidate: Backend, requests: int, share: Share) -> Backend:
+def _busy(predictor: Predictor, candidate: Backend, requests: int, share: Prediction) -> Backend:
     for _ in range(requests):
         predictor.of(candidate).backlog.send(share, NOW_S)
     return replace(candidate, in_flight=requests)
@@ -61,7 +62,7 @@ def test_alone_a_request_takes_its_steps_times_the_step_time() -> None:
 
 
 def test_others_are_delayed_by_shared_steps_and_by_the_prompt() -> None:
-    predictor, others = _predictor(), Share(50.0, 800.0, 300.0)
+    predictor, others = _predictor(), work(50.0, 800.0, 300.0)
     backend = _busy(predictor, _backend(), 8, others)
     prediction = _predict(predictor, backend)
     cost = expected_step(DEFAULT_CALIBRATION, Method.EAGLE3, 3)
@@ -79,7 +80,7 @@ def test_others_are_delayed_by_shared_steps_and_by_the_prompt() -> None:
 
 def test_a_long_prompt_delays_others_more_than_a_short_one() -> None:
     predictor = _predictor()
-    backend = _busy(predictor, _backend(), 8, Share(50.0, 800.0, 300.0))
+    backend = _busy(predictor, _backend(), 8, work(50.0, 800.0, 300.0))
     short, long = (_predict(predictor, backend, replace(REQUEST, prompt_tokens=tokens)) for tokens in (100, 8000))
     cost = expected_step(DEFAULT_CALIBRATION, Method.EAGLE3, 3)
     assert long.others_s - short.others_s >= 8 * 7900 * cost.per_prompt_token_s
@@ -88,7 +89,7 @@ def test_a_long_prompt_delays_others_more_than_a_short_one() -> None:
 
 def test_a_long_answer_shares_at_most_the_steps_of_the_others() -> None:
     predictor = _predictor()
-    backend = _busy(predictor, _backend(), 4, Share(10.0, 500.0, 100.0))
+    backend = _busy(predictor, _backend(), 4, work(10.0, 500.0, 100.0))
     prediction = _predict(predictor, backend, replace(REQUEST, n=1, prompt_tokens=1))
     cost = expected_step(DEFAULT_CALIBRATION, Method.EAGLE3, 3)
     own_step_s = cost.per_request_s + cost.per_context_token_s * prediction.context_tokens
@@ -97,7 +98,7 @@ def test_a_long_answer_shares_at_most_the_steps_of_the_others() -> None:
 
 def test_cached_prompt_tokens_are_not_computed() -> None:
     predictor, backend = _predictor(), _backend()
-    backend = _busy(predictor, backend, 4, Share(50.0, 800.0, 300.0))
+    backend = _busy(predictor, backend, 4, work(50.0, 800.0, 300.0))
     request = replace(REQUEST, prompt_tokens=4000, prefix=(1, 2, 3), prefix_tokens=(1000, 2000, 3900))
     cold = _predict(predictor, backend, request)
     predictor.of(backend).prefixes.remember(request)
@@ -120,7 +121,7 @@ def test_what_a_full_cache_evicts_is_computed_again_beside_the_requests_of_the_p
     request = replace(REQUEST, prompt_tokens=400, prefix=(2,), prefix_tokens=(400,))
 
     def lost_s(elsewhere: int) -> list[float]:
-        pool = [empty, full, _busy(predictor, _backend("busy"), elsewhere, Share(50.0, 800.0, 300.0))]
+        pool = [empty, full, _busy(predictor, _backend("busy"), elsewhere, work(50.0, 800.0, 300.0))]
         return [one.others_s / one.prefill_s for one in predictor.predict(request, key_of(request), pool)[:2]]
 
     assert lost_s(0) == pytest.approx([0.0, 2.0])
@@ -139,7 +140,7 @@ def test_a_conversation_is_cheapest_where_its_prefix_is_cached() -> None:
 
 def test_waiting_delays_the_first_token() -> None:
     predictor = _predictor()
-    backend = _busy(predictor, _backend(), 40, Share(50.0, 800.0, 300.0))
+    backend = _busy(predictor, _backend(), 40, work(50.0, 800.0, 300.0))
     free = _predict(predictor, backend)
     full = _predict(predictor, replace(backend, load=EngineLoad(running=30, waiting=10)))
     assert full.ttft_s > free.ttft_s + 0.1 * free.decode_s
@@ -148,7 +149,7 @@ def test_waiting_delays_the_first_token() -> None:
 
 def test_several_sequences_delay_others_like_several_requests() -> None:
     predictor = _predictor()
-    backend = _busy(predictor, _backend(), 8, Share(50.0, 800.0, 300.0))
+    backend = _busy(predictor, _backend(), 8, work(50.0, 800.0, 300.0))
     tiny = replace(REQUEST, prompt_tokens=1)
     one, four = (_predict(predictor, backend, replace(tiny, n=n)) for n in (1, 4))
     assert four.output_tokens == one.output_tokens
@@ -172,7 +173,7 @@ def test_fitted_models_replace_the_prior() -> None:
 
 def test_slowness_scales_every_predicted_time() -> None:
     predictor = _predictor()
-    backend = _busy(predictor, _backend(), 4, Share(50.0, 800.0, 300.0))
+    backend = _busy(predictor, _backend(), 4, work(50.0, 800.0, 300.0))
     before = _predict(predictor, backend)
     predictor.of(backend).slowness = 2.0
     after = _predict(predictor, backend)
@@ -184,7 +185,7 @@ def test_a_request_waits_for_the_prompts_before_it() -> None:
     predictor = _predictor()
     backend = _backend()
     idle = _predict(predictor, backend)
-    predictor.of(backend).backlog.send(Share(50.0, 800.0, 90_000.0, prefill_s=2.0), now_s=100.0)
+    predictor.of(backend).backlog.send(work(50.0, 800.0, 90_000.0, prefill_s=2.0), now_s=100.0)
     backend.in_flight = 1
     waits = []
     for predictor.now_s in (100.0, 101.5, 103.0):
@@ -203,7 +204,7 @@ def _scheduled(in_flight: int = 0) -> Backend:
 
 @pytest.mark.parametrize(("requests", "k"), [(8, 3), (72, 1), (300, 0)])
 def test_a_schedule_sets_the_k_of_the_batch_that_a_request_meets(requests: int, k: int) -> None:
-    shares = Share(50.0, 800.0, 300.0)
+    shares = work(50.0, 800.0, 300.0)
     predictor, fixed = _predictor(), _predictor()
     met = _predict(predictor, _busy(predictor, _scheduled(), requests, shares))
     same = _predict(
@@ -216,7 +217,7 @@ def test_a_schedule_sets_the_k_of_the_batch_that_a_request_meets(requests: int, 
 
 def test_a_schedule_that_never_applies_changes_nothing() -> None:
     never = {"num_speculative_tokens_per_batch_size": [[1, 900, 3], [901, 999, 0]]}
-    shares = Share(50.0, 800.0, 300.0)
+    shares = work(50.0, 800.0, 300.0)
     one, other = _predictor(), _predictor()
     plain = _predict(one, _busy(one, _backend(), 20, shares))
     unused = _predict(other, _busy(other, replace(_backend(), speculative_config=never), 20, shares))
@@ -225,7 +226,7 @@ def test_a_schedule_that_never_applies_changes_nothing() -> None:
 
 
 def test_joining_where_k_falls_delays_all_others_by_the_tokens_that_they_lose() -> None:
-    shares = Share(50.0, 800.0, 300.0)
+    shares = work(50.0, 800.0, 300.0)
     config = {"num_speculative_tokens_per_batch_size": [[1, 32, 3], [33, 999, 0]]}
     backend = replace(_backend(), speculative_config=config)
 
@@ -239,7 +240,7 @@ def test_joining_where_k_falls_delays_all_others_by_the_tokens_that_they_lose() 
 
 
 def test_adaptive_verification_is_expected_to_verify_less_in_larger_batches() -> None:
-    shares, predictor, eager = Share(50.0, 800.0, 300.0), _predictor(), _predictor()
+    shares, predictor, eager = work(50.0, 800.0, 300.0), _predictor(), _predictor()
     backend = _backend(method=Method.DSPARK, k=7)
     adaptive = replace(backend, speculative_config={"enable_adaptive_verification": True})
     alone, beside = _predict(predictor, adaptive), _predict(predictor, _busy(predictor, adaptive, 128, shares))

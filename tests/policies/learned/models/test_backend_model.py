@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from policies.learned.models.backend_model import Backlog, Share
+from policies.learned.models.backend_model import Backlog
+from tests.support.work import work
 
-SHORT, LONG = Share(10.0, 100.0, 50.0), Share(90.0, 900.0, 4000.0)
+SHORT, LONG = work(10.0, 100.0, 50.0), work(90.0, 900.0, 4000.0)
 
 
 def test_a_request_counts_until_it_ends() -> None:
@@ -72,8 +73,8 @@ def test_a_stopped_or_backward_clock_is_harmless() -> None:
 
 def test_a_mark_of_the_backend_that_had_the_name_before_is_harmless() -> None:
     before = Backlog()
-    before.send(Share(steps=50.0, context_tokens=400.0, prompt_tokens=300.0), now_s=0.0)
+    before.send(work(steps=50.0, context_tokens=400.0, prompt_tokens=300.0), now_s=0.0)
     before.update(now_s=100.0, requests=5)
-    mark = before.send(Share(steps=50.0, context_tokens=400.0, prompt_tokens=300.0), now_s=100.0)
+    mark = before.send(work(steps=50.0, context_tokens=400.0, prompt_tokens=300.0), now_s=100.0)
     requests, context, prompts = Backlog().since(mark, now_s=101.0)
     assert (requests, context, prompts) == (1.0, 0.0, 0.0)
