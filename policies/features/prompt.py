@@ -165,7 +165,8 @@ def prefix_hashes(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _read_messages(messages: list[Any], system: object) -> Prompt:
     prompt = Prompt(turns=0)
-    _add_system(prompt, system)
+    if system:
+        _add_system(prompt, system)
     for message in messages:
         if not isinstance(message, dict):
             continue
