@@ -135,7 +135,7 @@ class Chooser:
         if by_control:
             reason = "frozen" if self._guardrail.frozen else "control"
         else:
-            reason = "least_delay" if costs[chosen] <= costs[argmin(costs)] else "explore"
+            reason = "least_delay" if costs[chosen] <= min(costs) else "explore"
         considered = None
         if explain:
             considered = CandidateScores(eligible, [one.own_s for one in predictions], propensities, costs)

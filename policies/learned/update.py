@@ -63,14 +63,15 @@ class Observer:
             self.observe_shadow(outcome, now_s)
         if model is None:
             return
-        per_step = self._per_step(outcome, model) if outcome.output_tokens >= _MIN_TOKENS else None
+        answered = self._per_step(outcome, model)
+        per_step = answered if outcome.output_tokens >= _MIN_TOKENS else None
         place = _place(outcome, memo, model, now_s)
         if per_step is not None:
             self._observe_drafter(outcome, memo, model, key, per_step, place, now_s)
         if memo is None:
             return
         step_ratio = self._step_ratio(outcome, memo, model, per_step, place, now_s)
-        self._observe_speed(outcome, memo, model, step_ratio, self._per_step(outcome, model), place, now_s)
+        self._observe_speed(outcome, memo, model, step_ratio, answered, place, now_s)
         if memo.compared:
             self._guardrail.observe(now_s, outcome.e2e_s, work_of(outcome), kind_of(request))
         self._observe_prompt(outcome, memo.prediction, model)
