@@ -13,7 +13,7 @@ from gateway.routing.router import RoutedRequest
 from policies.build import predicted_s
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision
-from policies.roles import Scoring, assess
+from policies.roles import Scoring
 
 SHOWN = 50
 SAMPLE_S = 0.25
@@ -73,7 +73,7 @@ class SampledExchange(Observer):
             "reason": decision.reason,
             "propensity": _short(decision.propensity),
             "predicted_s": _short(predicted_s(decision)),  # seconds to finish
-            "candidates": _candidates(self._routed, decision, candidates),
+            "candidates": _candidates(decision, candidates),
             "ended": None,
         }
         self._sampled.add(self._last)
@@ -110,21 +110,17 @@ def _request(features: RequestFeatures) -> dict[str, Any]:
     }
 
 
-def _candidates(routed: RoutedRequest, decision: Decision, candidates: Sequence[Backend]) -> list[dict[str, Any]]:
-    """Return the candidates with the scores in the decision, or else with what the policy says of them."""
+def _candidates(decision: Decision, candidates: Sequence[Backend]) -> list[dict[str, Any]]:
+    """Return the candidates with their scores, if they are in the decision."""
     considered = decision.considered
     scores: dict[str, tuple[float | None, float | None, float | None]] = {}
     if considered is not None:
         costs: Sequence[float | None] = considered.costs or [None] * len(considered.candidates)
         rows = zip(considered.candidates, costs, considered.predicted_s, considered.propensities, strict=True)
         scores = {one.name: (cost, predicted, propensity) for one, cost, predicted, propensity in rows}
-    else:
-        implied = 1.0 - decision.propensity if len(candidates) == 2 or decision.propensity >= 1.0 else None
-        for name, score in _assessed(routed, candidates).items():
-            scores[name] = score, None, decision.propensity if name == decision.backend else implied
     views = []
     for each in candidates:
-        score, predicted, propensity = scores.get(each.name, (None, None, 0.0))
+        score, predicted, propensity = scores.get(each.name, (None, None, None))
         views.append(
             {
                 "backend": each.name,
@@ -135,16 +131,6 @@ def _candidates(routed: RoutedRequest, decision: Decision, candidates: Sequence[
             }
         )
     return views
-
-
-def _assessed(routed: RoutedRequest, candidates: Sequence[Backend]) -> dict[str, float | None]:
-    policy = routed.model.policy
-    scores: dict[str, float | None] = dict.fromkeys([each.name for each in candidates])
-    try:
-        scores.update({each.backend: each.score for each in assess(policy, routed.features, candidates)})
-    except Exception as error:  # noqa: BLE001 -- plugins may raise anything, and the request is to be sent
-        routed.model.fallback.note(policy.name, "assess", error)
-    return scores
 
 
 def _short(number: float | None) -> float | None:

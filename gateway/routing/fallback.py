@@ -25,7 +25,6 @@ CALLS = (
     "observe",
     "observe_shadow",
     "maintenance",
-    "assess",
     "forget",
     "engine_changed",
     "correct",
@@ -81,7 +80,7 @@ class Fallback:
         errors = registry.counter(
             "gateway_policy_errors",
             "Exceptions raised by the policy, by method: `choose`, after which `least_loaded` routes the request "
-            "(reason `policy_failed`); `observe`, `observe_shadow`, `maintenance`, `assess` (for the dashboard), "
+            "(reason `policy_failed`); `observe`, `observe_shadow`, `maintenance`, "
             "`forget`, `engine_changed`, `correct`, `take_over` or `warm_up`, which are left out",
             ("model", "call"),
         )
