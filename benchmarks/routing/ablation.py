@@ -26,11 +26,12 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.routing.learned_rows import learned_rows, set_learned
 from benchmarks.routing.parts import PARTS, without
 from benchmarks.routing.peers import Greedy
 from benchmarks.routing.regressions import Bandit, Model, PerReplica, Seen, bayesian_ridge, boosted_trees
 from benchmarks.routing.scenes import SCENES, Stage, break_later
-from lab.replay.simulate import learned_rows, replay, set_learned
+from lab.replay.simulate import replay
 from lab.statistics import of_runs
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric

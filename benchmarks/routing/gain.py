@@ -21,9 +21,10 @@ from typing import Final
 
 from backends.backend import Candidate
 from benchmarks.routing.ground import Ground, Task, capacity, drawn, ground_of, pool_of, timed
+from benchmarks.routing.learned_rows import learned_rows, set_learned
 from benchmarks.routing.peers import Greedy
 from lab.replay.request import ReplayRequest
-from lab.replay.simulate import learned_rows, replay, set_learned
+from lab.replay.simulate import replay
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.power_of_two import PowerOfTwo
 from policies.build import Guarded

@@ -16,8 +16,9 @@ import numpy as np
 from backends.backend import Backend
 from backends.draft_schedule import draft_tokens
 from backends.speculation import Method
+from benchmarks.routing.learned_rows import learned_rows
 from lab.replay.request import ReplayRequest, replay_request
-from lab.replay.simulate import ReplicaSpec, learned_rows, replay
+from lab.replay.simulate import ReplicaSpec, replay
 from lab.trace import TraceRecord
 from lab.trace.edits import draw
 from policies.distill.distill import distill

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.routing.ground import COUNTED, POOLS, Ground, Task, ground_of, pool_of, prepare, run_of
+from benchmarks.routing.learned_rows import set_learned
 from benchmarks.routing.peers import Greedy, LatencyRegression
-from lab.replay.simulate import replay, set_learned
+from lab.replay.simulate import replay
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
 from policies.balancing.round_robin import RoundRobin

@@ -21,16 +21,14 @@ from backends.speculation import Method
 from lab.replay.oracle import Oracle
 from lab.replay.request import ReplayRequest, under_load
 from lab.replay.sessions import LOOKAHEAD_S, Agenda, Order
+from lab.statistics import Floats
 from policies.features.request import ANY_REQUEST, RequestFeatures
 from policies.learned.shadow_drafting import ShadowSettings, shadow_arms, steps_of
 from policies.policy import Decision, Outcome, Policy
-from policies.roles import Clocked, Learner, Maintained, ShadowLearner, Stateful
-from policies.statistics import Row
+from policies.roles import Clocked, Learner, Maintained, ShadowLearner
 
 if TYPE_CHECKING:  # importing it compiles code
     from backends.simulator.engine.replica import Completion
-
-Floats = npt.NDArray[np.float64]
 
 MAINTENANCE_S = 0.5
 """Minimum interval between fits of a policy in virtual seconds, as in the gateway."""
@@ -349,29 +347,6 @@ def slo_kept(played: Replayed, slo: Mapping[str, float]) -> npt.NDArray[np.bool_
         if name in slo:
             good &= ~(values > slo[name])
     return good
-
-
-def learned_rows(policy: Policy) -> list[Row]:
-    """Return the learned statistics of a policy; empty for one that does not learn."""
-    if not isinstance(policy, Stateful):
-        return []
-    statistics = policy.statistics
-    return [
-        Row(table.name, 0, key, sums)
-        for table in statistics.tables.values()
-        for key, sums in statistics.buckets(table).items()
-    ]
-
-
-def set_learned(policy: Policy, rows: Sequence[Row], now_s: float) -> None:
-    """Set the learned statistics of a policy, as if they had been observed at `now_s`."""
-    if not isinstance(policy, Stateful):
-        return
-    statistics = policy.statistics
-    if isinstance(policy, Clocked):
-        policy.set_clock(lambda: now_s)
-    epochs = {table.name: int(now_s // table.epoch_s) for table in statistics.tables.values()}
-    statistics.set_others(row._replace(epoch=epochs[row.table]) for row in rows if row.table in epochs)
 
 
 _ORACLE_DECISION = Decision("", "oracle", "least_delay")

@@ -1,0 +1,32 @@
+"""What a policy has learned, as rows that another one of its kind can begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.policy import Policy
+from policies.roles import Clocked, Stateful
+from policies.statistics import Row
+
+
+def learned_rows(policy: Policy) -> list[Row]:
+    """Return the learned statistics of a policy; empty for one that does not learn."""
+    if not isinstance(policy, Stateful):
+        return []
+    statistics = policy.statistics
+    return [
+        Row(table.name, 0, key, sums)
+        for table in statistics.tables.values()
+        for key, sums in statistics.buckets(table).items()
+    ]
+
+
+def set_learned(policy: Policy, rows: Sequence[Row], now_s: float) -> None:
+    """Set the learned statistics of a policy, as if they had been observed at `now_s`."""
+    if not isinstance(policy, Stateful):
+        return
+    statistics = policy.statistics
+    if isinstance(policy, Clocked):
+        policy.set_clock(lambda: now_s)
+    epochs = {table.name: int(now_s // table.epoch_s) for table in statistics.tables.values()}
+    statistics.set_others(row._replace(epoch=epochs[row.table]) for row in rows if row.table in epochs)
