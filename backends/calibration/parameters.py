@@ -59,12 +59,9 @@ class EngineParameters:
         method: Method,
         speculative_config: Mapping[str, Any] | None = None,
         *,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
         max_model_len: int | None = None,
-        prefix_caching: bool = True,
     ) -> EngineParameters:
-        """Return the parameters of a method from a calibration; limits that are None are the calibration's."""
+        """Return the parameters of a method from a calibration, whose context may be another one."""
         config = speculative_config or {}
         adaptive = bool(config.get("enable_adaptive_verification"))
         if adaptive and method in _MODELLESS:
@@ -80,10 +77,9 @@ class EngineParameters:
             k=drafts.k,
             k_by_batch=drafts.by_batch,
             least_passes=drafts.k if method in _WHOLE else int(method not in _MODELLESS),
-            max_num_seqs=max_num_seqs or limits.max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens or limits.max_num_batched_tokens,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=max_model_len or limits.max_model_len,
             kv_blocks=max(1, calibration.kv_tokens(method) // BLOCK_TOKENS),
-            prefix_caching=prefix_caching,
             adaptive=adaptive,
         )

@@ -44,29 +44,26 @@ def main(
         for number in count() if phases is None else range(phases):
             phase, chat_share = _PHASES[number % len(_PHASES)]
             print(f"{number * phase_s:4.0f} s  {phase}: {chat_share:.0%} chat, the rest edits", flush=True)
-            write_trace(trace, _requests(chat_share, rate, phase_s, Random(number)))
-            if run_live(ReplayOptions(trace=(trace,), live=(f"demo={gateway.url}",), seed=number)) == _INTERRUPTED:
+            write_trace(trace, _requests(chat_share, round(rate * phase_s), Random(number)))
+            options = ReplayOptions(trace=(trace,), live=(f"demo={gateway.url}",), rate=rate, seed=number)
+            if run_live(options) == _INTERRUPTED:
                 return
             print(f"{_distil(gateway.client)}\n{_gain(gateway.client)}\n", flush=True)
 
 
-def _requests(chat_share: float, rate: float, seconds: float, random: Random) -> list[TraceRecord]:
-    """Return requests at random times."""
-    requests, at_s = [], random.expovariate(rate)
-    while at_s < seconds:
-        kind: Kind = CHAT if random.random() < chat_share else EDITS
-        requests.append(
-            TraceRecord(
-                arrived_at=at_s,
-                model=MODEL,
-                workload=kind.workload,
-                temperature=kind.temperature,
-                max_tokens=_MAX_TOKENS,
-                messages=kind.messages(random),
-            )
+def _requests(chat_share: float, count: int, random: Random) -> list[TraceRecord]:
+    """Return so many requests without times."""
+    kinds: list[Kind] = [CHAT if random.random() < chat_share else EDITS for _ in range(count)]
+    return [
+        TraceRecord(
+            model=MODEL,
+            workload=kind.workload,
+            temperature=kind.temperature,
+            max_tokens=_MAX_TOKENS,
+            messages=kind.messages(random),
         )
-        at_s += random.expovariate(rate)
-    return requests
+        for kind in kinds
+    ]
 
 
 def _distil(client: httpx.Client) -> str:

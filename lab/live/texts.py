@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from random import Random
 
@@ -84,7 +84,7 @@ class Texts:
     def __init__(self, scale: TokenScale, seed: str) -> None:
         self._scale = scale  # tokens per word of the engine
         self._seed = seed  # seed; another one gives other texts, which no cache contains
-        self._blocks: OrderedDict[tuple[int, int], str] = OrderedDict()
+        self._block = lru_cache(_KEPT_BLOCKS)(self._made)
 
     def prompt(self, record: TraceRecord, number: int) -> str:
         """Return the text of request `number`, of about `record.prompt_tokens` tokens."""
@@ -102,14 +102,6 @@ class Texts:
             parts.append(random_text(Random(f"{self._seed}/{number}"), words - ends[-1]))
         return " ".join(parts)
 
-    def _block(self, block: int, words: int) -> str:
+    def _made(self, block: int, words: int) -> str:
         """Return the first words of a block."""
-        text = self._blocks.get((block, words))
-        if text is None:
-            text = random_text(Random(f"{self._seed}/block/{block}"), words)
-            self._blocks[block, words] = text
-            if len(self._blocks) > _KEPT_BLOCKS:
-                self._blocks.popitem(last=False)
-        else:
-            self._blocks.move_to_end((block, words))
-        return text
+        return random_text(Random(f"{self._seed}/block/{block}"), words)

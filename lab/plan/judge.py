@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lab.plan.mixes import Mix
-from lab.plan.result import Floats, JudgedMix, Objective
+from lab.plan.result import JudgedMix, Objective
 from lab.plan.runner import RunAll, Task
 from lab.plan.search import Found, Split
 from lab.replay.simulate import Replayed
-from lab.statistics import Interval, of_units
+from lab.statistics import Floats, Interval, of_units
 
 Played = Mapping[Mix, Sequence[Replayed]]
 """Results by mix, of each window and seed; the seeds of a window are neighbours."""
@@ -52,17 +52,14 @@ def judged(chosen: Mix, played: Played, objective: Objective) -> list[JudgedMix]
 
 def _judged(mix: Mix, chosen: Mix, played: Played, objective: Objective) -> JudgedMix:
     own, other = played[chosen], played[mix]
-    times = {metric: np.concatenate([getattr(one, metric) for one in other]) for metric in _METRICS}
+    means = {metric: _mean_of(np.concatenate([getattr(one, metric) for one in other])) for metric in _METRICS}
     worse = [objective.cost([theirs]) > objective.cost([mine]) for mine, theirs in zip(own, other, strict=True)]
-    means = [_mean_of(values) for values in times.values()]
     return JudgedMix(
         mix,
-        means[0],
-        means[1],
-        means[2],
-        objective.value(other),
-        None if mix == chosen else loss_of(own, other, objective),
-        float(np.mean(worse)),
+        **means,
+        value=objective.value(other),
+        loss=None if mix == chosen else loss_of(own, other, objective),
+        worse_in=float(np.mean(worse)),
     )
 
 

@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from lab.plan.mixes import Kind, Mix
 from lab.replay.simulate import Replayed, slo_kept
-from lab.statistics import Interval
-
-Floats = npt.NDArray[np.float64]
+from lab.statistics import Floats, Interval
 
 
 @dataclass(frozen=True, slots=True)

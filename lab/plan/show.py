@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -72,17 +73,5 @@ def document(planned: Planned, objective: Objective) -> dict[str, Any]:
         "to_change": to_change(plan),
         "intervals": LEFT_OUT,
         "tried": plan.tried,
-        "mixes": [
-            {
-                "mix": title(one.mix, known),
-                "is": plan.label(one.mix),
-                "e2e_s": one.e2e_s,
-                "ttft_s": one.ttft_s,
-                "tpot_s": one.tpot_s,
-                "value": one.value,
-                "loss": one.loss,
-                "worse_in": one.worse_in,
-            }
-            for one in plan.judged
-        ],
+        "mixes": [asdict(one) | {"mix": title(one.mix, known), "is": plan.label(one.mix)} for one in plan.judged],
     }

@@ -11,7 +11,8 @@ import numpy as np
 
 from lab.replay.pace import arrivals
 from lab.replay.request import ReplayRequest
-from lab.replay.table import Floats, RequestTable, request_table
+from lab.replay.table import RequestTable, request_table
+from lab.statistics import Floats
 from lab.trace import TraceRecord
 from policies.features.request import Endpoint
 

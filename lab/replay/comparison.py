@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from lab.replay.simulate import Replayed
 from lab.report.distributions import METRICS
-from lab.statistics import Interval, of_replications
+from lab.statistics import Floats, Interval, of_replications
 
-Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]
 

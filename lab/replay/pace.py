@@ -7,12 +7,10 @@ from collections.abc import Iterable
 from random import Random
 
 import numpy as np
-import numpy.typing as npt
 
 from backends.validation import UsageError
+from lab.statistics import Floats
 from lab.trace import TraceRecord
-
-Floats = npt.NDArray[np.float64]
 
 
 def paced(

@@ -20,10 +20,9 @@ import numpy.typing as npt
 from lab.replay.comparison import Traits
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.sessions import Order
+from lab.statistics import Floats
 from lab.trace import Text, TraceRecord
 from policies.features.request import Endpoint, RequestFeatures
-
-Floats = npt.NDArray[np.float64]
 
 _ROW = np.dtype(
     [

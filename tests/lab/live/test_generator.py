@@ -111,19 +111,3 @@ async def test_failures_are_recorded_by_kind_and_do_not_stop_the_run(
     assert [record.error for record in generator.records] == [error, None, None]
     assert detail in generator.records[0].detail
     await eventually(lambda: server.aborted == (error == "timeout"))
-
-
-async def test_stopping_keeps_the_finished_requests(server: Upstream) -> None:
-    well = server.behaviour
-
-    async def two_then_hang(wire: Wire) -> None:
-        await (well(wire) if len(server.seen) <= 2 else hang(wire))
-
-    server.behaviour = two_then_hang
-    generator = generator_for(server.url, [0.0, 0.0, 0.1, 0.1, 3600.0])
-    running = asyncio.create_task(generator.run())
-    await eventually(lambda: len(server.seen) >= 4)
-    generator.stop()
-    await asyncio.wait_for(running, 2.0)
-    assert [record.error for record in generator.records] == [None, None, "interrupted", "interrupted"]
-    await eventually(lambda: server.aborted == 2)  # the engine sees the closed connections

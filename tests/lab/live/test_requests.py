@@ -75,17 +75,6 @@ def test_the_scale_inverts_the_engine_s_token_counts() -> None:
     assert TokenScale.through((32, 7), (256, 7)) == TokenScale()  # counts that do not increase are ignored
 
 
-def test_texts_share_their_common_prefix_blocks() -> None:
-    texts = Texts(TokenScale(fixed=8.0, per_word=2.0), "seed")
-    long = texts.prompt(TraceRecord(prompt_tokens=1608, prefix_blocks=[7, 8, 9, 10]), 0).split()
-    short = texts.prompt(TraceRecord(prompt_tokens=1208, prefix_blocks=[7, 8, 9]), 1).split()
-    other = texts.prompt(TraceRecord(prompt_tokens=1608, prefix_blocks=[7, 88, 99, 100]), 2).split()
-    assert (len(long), len(short), len(other)) == (800, 600, 800)
-    assert long[:600] == short
-    assert long[:256] == other[:256]
-    assert long[256:280] != other[256:280]
-
-
 def test_texts_differ_beyond_their_prefix_blocks() -> None:
     texts = Texts(TokenScale(), "seed")
     record = TraceRecord(prompt_tokens=700, prefix_blocks=[7], block_tokens=512)

@@ -207,9 +207,8 @@ def test_a_drafter_runs_although_the_schedule_says_no_drafts(method: Method, pas
 def test_parameters_come_from_the_calibration_and_the_configuration() -> None:
     calibration = load_calibration("llama-3.1-8b-h100")
     config = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 9, 1]]}
-    parameters = EngineParameters.of(calibration, Method.EAGLE, config, max_num_seqs=64)
+    parameters = EngineParameters.of(calibration, Method.EAGLE, config)
     assert parameters.k_by_batch == (3, *[3] * 8, 1)
-    assert parameters.max_num_seqs == 64
     assert parameters.max_num_batched_tokens == calibration.scheduler.max_num_batched_tokens
     assert parameters.kv_blocks < EngineParameters.of(calibration, Method.BASELINE).kv_blocks
     assert EngineParameters.of(calibration, Method.SUFFIX).k == 24
