@@ -109,8 +109,10 @@ def test_what_is_learned_of_each_is_what_its_engine_counts(swapped: Served) -> N
         return float(engine["generation_tokens"]), float(engine["first_steps"] + engine["later_steps"])
 
     before = {name: counted(name) for name in TRUE}
+    for number in range(3):  # the first answer of each shows its habits, and counts as one of others
+        ask(number)
     with ThreadPoolExecutor(3) as threads:
-        list(threads.map(ask, range(120)))
+        list(threads.map(ask, range(3, 120)))
     tokens = {name: before[name][0] + 40 * 64 for name in TRUE}
     eventually_blocking(lambda: all(counted(name)[0] >= tokens[name] for name in TRUE))
     true = {}
