@@ -49,7 +49,5 @@ class KubernetesSource:
         return replicas
 
     def _port_of(self, found: dict[str, Any]) -> int | None:
-        for port in found.get("ports") or ():
-            if self._port in {port.get("name"), port.get("port")}:
-                return int(port["port"])
-        return None
+        ports = found.get("ports") or ()
+        return next((int(port["port"]) for port in ports if self._port in {port.get("name"), port.get("port")}), None)

@@ -78,16 +78,14 @@ class Configuration:
         for replica in self.replicas:
             self._add(replica, replica.model, models, owners)
         for name, model in models.items():
-            if renamed := [alias for alias in model["aliases"] if alias in self._renamed(name)]:
+            known = {alias for replica in self.replicas if replica.model == name for alias in replica.renamed}
+            if renamed := [alias for alias in model["aliases"] if alias in known]:
                 text = "requests keep their model's name: start the replicas with --served-model-name"
                 self.note(" ".join([text, name, *renamed]), "models", name, "aliases")
             if not model["aliases"]:
                 del model["aliases"]
         sections = {**self.settings, "models": models}
         return {name: sections[name] for name in _ORDER if name in sections}
-
-    def _renamed(self, model: str) -> set[str]:
-        return {name for replica in self.replicas if replica.model == model for name in replica.renamed}
 
     def _add(self, replica: Replica, name: str, models: dict[str, Any], owners: dict[str, str]) -> None:
         url = replica.where.get("url")

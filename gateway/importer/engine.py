@@ -42,19 +42,19 @@ def speculation_of(flags: Flags) -> Speculation:
     config: dict[str, Any] = {}
     for flag in _CONFIG:
         if (text := flags.text(flag)) is not None:
-            config |= _object(flag, text)
+            given = _value(text)
+            if not isinstance(given, dict):
+                raise UsageError(f"{flag}: expected a JSON object")
+            config |= given
         config |= {key: _value(value) for key, value in flags.below(flag).items()}
     for flag, key in _SINGLE.items():
         if (text := flags.text(flag)) is not None:
             config[key] = _value(text)
-    return speculation(config)
+    return _speculation(config) if config else Speculation(Method.BASELINE)
 
 
-def speculation(config: dict[str, Any]) -> Speculation:
-    """Return how an engine with this `--speculative-config` speculates; an empty one is a baseline."""
-    if not config:
-        return Speculation(Method.BASELINE)
-    config = dict(config)
+def _speculation(config: dict[str, Any]) -> Speculation:
+    """Return how an engine with this `--speculative-config` speculates."""
     given, draft = str(config.pop("method", None) or ""), str(config.get("model") or "").lower()
     notes = []
     if not given and draft not in {"ngram", "[ngram]"}:
@@ -79,16 +79,6 @@ def _method(given: str, draft: str) -> Method | None:
     if given:
         return Method(given) if given in set(Method) else None
     return next((method for part, method in _BY_MODEL if part in draft), Method.DRAFT_MODEL)
-
-
-def _object(flag: str, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise UsageError(f"{flag}: expected a JSON object")
-    return value
 
 
 def _value(text: str) -> Any:

@@ -26,7 +26,6 @@ from tests.support.kubernetes_api import (
     KubernetesApi,
     Script,
     event,
-    expired,
     inference_pool,
     listed,
     pod,
@@ -74,10 +73,6 @@ async def test_pods_and_labels_come_and_go(tmp_path: Path) -> None:
         assert len(it.reports) == count + 1, "what does not concern its requests changes nothing"
         api.scripts[PODS].send(event("MODIFIED", pod("head-0", "10.0.0.2", {}, ending=True)))
         await it.until("plain-0")
-        api.scripts[PODS].lists = [listed("900", HEAD)]
-        api.scripts[PODS].send(expired())
-        await it.until("head-0")
-        await eventually(lambda: api.scripts[PODS].watches == ["6", "900"])
 
 
 async def test_a_changed_pool_has_other_pods_and_ports(tmp_path: Path) -> None:
@@ -119,7 +114,6 @@ async def test_a_pod_whose_labels_are_wrong_is_left_out_and_named_once(
         (403, [], "403.* `list` and `watch` of inferencepools.inference.networking.k8s.io in the namespace inference"),
         (404, [], "knows no inferencepools.inference.networking.k8s.io .*install their definition"),
         (inference_pool("3"), [403], "403.* `list` and `watch` of pods in the namespace inference"),
-        (inference_pool("3"), [500], "answered 500"),
         ({"metadata": {"name": "llama"}, "spec": {}}, [], "not as expected: KeyError\\('selector'\\)"),
     ],
 )
