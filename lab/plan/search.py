@@ -85,7 +85,7 @@ def find_mixes(
     else:
         kept = {index: methods[index] for index in _best_of_each_method(methods, tried.quick, replicas)}
         first, second = replicas // 2, replicas - replicas // 2
-        halves = [_sorted((one,) * first + (other,) * second) for one in kept for other in kept]
+        halves = [tuple(sorted((one,) * first + (other,) * second)) for one in kept for other in kept]
         tried.add([mix for mix in halves if is_coherent(mix, kept)])
         _climb(tried, kept, budget)
     ranked = tried.ranked()
@@ -150,7 +150,3 @@ def _climb(tried: _Tried, kept: Mapping[int, Method], budget: int) -> None:
             return
         expanded.update(best)
         tried.add([other for mix in best for other in neighbours(mix, kept)])
-
-
-def _sorted(mix: Mix) -> Mix:
-    return tuple(sorted(mix))

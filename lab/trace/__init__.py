@@ -3,18 +3,16 @@
 `read_trace` yields `TraceRecord`s from any of them, in memory that does not grow with the file.
 """
 
-from gateway.recorder.schema import VERSION, Hashing
-from lab.trace.decode import decode, encode, estimate_tokens
-from lab.trace.lines import BrokenLine, BrokenLines, TraceError, refuse
+from gateway.recorder.schema import Hashing
+from lab.trace.decode import decode, encode
+from lab.trace.lines import BrokenLine, BrokenLines, TraceError
 from lab.trace.order import in_arrival_order
-from lab.trace.read import FORMATS, detect_format, read_trace, trace_files
-from lab.trace.record import BLOCK_TOKENS, Speculation, Text, TraceCandidate, TraceRecord
+from lab.trace.read import FORMATS, read_trace, trace_files
+from lab.trace.record import Speculation, Text, TraceCandidate, TraceRecord
 from lab.trace.write import WRITTEN_FORMATS, write_trace
 
 __all__ = [
-    "BLOCK_TOKENS",
     "FORMATS",
-    "VERSION",
     "WRITTEN_FORMATS",
     "BrokenLine",
     "BrokenLines",
@@ -25,12 +23,9 @@ __all__ = [
     "TraceError",
     "TraceRecord",
     "decode",
-    "detect_format",
     "encode",
-    "estimate_tokens",
     "in_arrival_order",
     "read_trace",
-    "refuse",
     "trace_files",
     "write_trace",
 ]

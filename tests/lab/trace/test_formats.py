@@ -20,11 +20,11 @@ from lab.trace import (
     TraceError,
     TraceRecord,
     decode,
-    detect_format,
     encode,
     read_trace,
     write_trace,
 )
+from lab.trace.read import detect_format
 from tests.support.paths import DATA
 
 MADE_UP = DATA / "made_up"
