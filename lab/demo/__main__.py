@@ -48,7 +48,7 @@ def main(
             options = ReplayOptions(trace=(trace,), live=(f"demo={gateway.url}",), rate=rate, seed=number)
             if run_live(options) == _INTERRUPTED:
                 return
-            print(f"{_distil(gateway.client)}\n{_gain(gateway.client)}\n", flush=True)
+            print(f"{_distil(gateway.client)}\n", flush=True)
 
 
 def _requests(chat_share: float, count: int, random: Random) -> list[TraceRecord]:
@@ -74,16 +74,6 @@ def _distil(client: httpx.Client) -> str:
     rules = answer.json()
     gain = f"expected time to finish over least_loaded {-rules['rules_gain']:+.0%}"
     return f"rules, version {rules['version']}: {rules['leaves']} rules, {gain}"
-
-
-def _gain(client: httpx.Client) -> str:
-    (model,) = client.get("/admin/dashboard/snapshot").json()["models"]
-    gain = model["gain"]
-    if gain["ratio"] is None:
-        return "time per unit of work over least_loaded: too early"
-    interval = f"{gain['confidence']:.0%} interval {gain['low']:.2f} to {gain['high']:.2f}"
-    blocks = f"{gain['control_blocks']} blocks of time under least_loaded"
-    return f"time per unit of work over least_loaded: {gain['ratio']:.2f} ({interval}; {blocks})"
 
 
 if __name__ == "__main__":
