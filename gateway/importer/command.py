@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,8 +22,15 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Make a pool file of another router's configuration. What could not be kept is listed on stderr.",
 )
+_ANY_FLAGS = {"ignore_unknown_options": True}
 
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="FILE | FLAGS...", help="A file, or the flags themselves.", show_default=False),
+]
 Output = Annotated[Path | None, typer.Option(help="Write the pool file here instead of to stdout.")]
+Model = Annotated[str | None, typer.Option(help="The model of replicas whose model is not configured.")]
+Service = Annotated[str | None, typer.Option(help="The Kubernetes service of replicas that are found by labels.")]
 
 
 @app.command()
@@ -33,41 +41,49 @@ def litellm(
 ) -> None:
     """Import the config.yaml of LiteLLM's proxy."""
     from gateway.importer import litellm as source
-    from gateway.importer.document import read_mapping
+    from gateway.importer.flags import read_mapping, read_text
 
-    _check_output(output)
-    _write(f"litellm {file.name}", source.read(read_mapping(file)), output)
+    _write(f"litellm {file.name}", lambda: source.read(read_mapping(read_text(file), file)), output)
 
 
-@app.command("production-stack")
+@app.command("production-stack", context_settings=_ANY_FLAGS)
 def production_stack(
-    file: Annotated[Path, typer.Argument(help="values.yaml of the chart.")],
+    words: Words = None,
     *,
     output: Output = None,
+    model: Model = None,
+    service: Service = None,
     release: Annotated[str, typer.Option(help="Release of the Helm chart, in the names of its services.")] = "vllm",
 ) -> None:
-    """Import the values.yaml of vLLM production-stack's Helm chart."""
+    """Import the values.yaml of vLLM production-stack's Helm chart, or its router's flags."""
     from gateway.importer import production_stack as source
-    from gateway.importer.document import read_mapping
 
-    _check_output(output)
-    _write(f"production-stack {file.name}", source.read(read_mapping(file), release), output)
+    def read() -> Configuration:
+        return source.read(words or [], model, service, release)
 
-
-def _check_output(output: Path | None) -> None:
-    if output is not None and output.exists():
-        raise UsageError(f"{output} exists already: choose another --output, or remove it")
+    _write("production-stack", read, output)
 
 
-def _write(source: str, configuration: Configuration, output: Path | None) -> None:
+@app.command("vllm-router", context_settings=_ANY_FLAGS)
+def vllm_router(words: Words = None, *, output: Output = None, model: Model = None, service: Service = None) -> None:
+    """Import the flags of vllm-router, or a script that starts it."""
+    from gateway.importer import vllm_router as source
+    from gateway.importer.flags import flags_of
+
+    _write("vllm-router", lambda: source.read(flags_of(words or [], source.COMMANDS), model, service), output)
+
+
+def _write(source: str, read: Callable[[], Configuration], output: Path | None) -> None:
     from gateway.importer.pool_text import check_text, pool_text, variables
 
+    if output is not None and output.exists():
+        raise UsageError(f"{output} exists already: choose another --output, or remove it")
+    configuration = read()
     pool = configuration.pool()
-    notes = list(dict.fromkeys(configuration.notes))
-    head = [f"Made by `gateway import {source}`. These lines say what is different or to be checked."]
+    head = [f"Made by `gateway import {source}`. Lines like this one say what is different or to be checked."]
     if configuration.policy != "learned":
         head.append("`policy: {name: learned}` would send each request to the replica that ends it soonest.")
-    text = pool_text(pool, [*head, *notes])
+    text = pool_text(pool, configuration.notes, head)
     check_text(text, configuration.placeholders)
     if output is None:
         typer.echo(text, nl=False)
@@ -75,7 +91,7 @@ def _write(source: str, configuration: Configuration, output: Path | None) -> No
         output.write_text(text, encoding="utf-8")
     if names := variables(text):
         typer.echo(f"Set these variables before you check or serve it: {', '.join(names)}", err=True)
-    if notes:
+    if configuration.notes:
         typer.echo("Different, not kept, or to be checked:", err=True)
-    for note in notes:
-        typer.echo(f"  {note}", err=True)
+    for path, note in dict.fromkeys(configuration.notes):
+        typer.echo(f"  {'.'.join(map(str, path)) + ': ' if path else ''}{note}", err=True)

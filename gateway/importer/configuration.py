@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.speculation import Method
-from backends.validation import UsageError
+from backends.validation import Path, UsageError
+from gateway.config.settings import HealthSettings, ServerSettings
 from gateway.config.urls import address
 from gateway.importer.pool_text import Variable
 
 _UNKNOWN = "how it speculates is not known: set method and speculative_config if it does"
-_ORDER = ("server", "timeouts", "health", "models", "keys")
+_ORDER = ("server", "timeouts", "health", "models", "keys", "cors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Replica:
     """A replica at an address, or a source of replicas."""
 
     name: str
-    model: str  # the name by which it serves its model
+    model: str | None  # the name by which it serves its model; None if the configuration does not say
     where: dict[str, Any]  # `{"url": ...}`, or `{"kubernetes": ...}` for a source
     aliases: list[str] = field(default_factory=list)  # further names by which it serves
     # Names of clients that the router translated into `model`, which the gateway does not.
@@ -38,7 +39,7 @@ class Replica:
     api_key: Variable | None = None
     weight: float | None = None
     speculation: Speculation | None = None  # none if the configuration does not say
-    notes: list[str] = field(default_factory=list)  # what is different or to be checked
+    notes: list[str] = field(default_factory=list)  # comments for its place in the pool file
 
 
 @dataclass(slots=True)
@@ -48,8 +49,11 @@ class Configuration:
     replicas: list[Replica] = field(default_factory=list)
     # The sections of the pool file besides `models`.
     settings: dict[str, dict[str, Any] | list[Any]] = field(default_factory=dict)
-    policy: str = "learned"  # the policy of all models
-    notes: list[str] = field(default_factory=list)  # what is different, not kept, or to be checked
+    # policy, policy_note: the policy of all models, and in what it differs from what it was.
+    policy: str = "learned"
+    policy_note: str = ""
+    # What could not be kept, each with its place in the pool file.
+    notes: list[tuple[Path, str]] = field(default_factory=list)
     placeholders: dict[str, str] = field(default_factory=dict)  # values of variables for checking the pool file
 
     def put(self, section: str, key: str, value: object) -> None:
@@ -59,33 +63,81 @@ class Configuration:
         part[key] = value
 
     def note(self, text: str, *path: str) -> None:
-        """Add a note on what could not be kept, or is to be checked; `path` is its place in the pool file."""
-        self.notes.append(f"{'.'.join(path)}: {text}" if path else text)
+        """Add a note on what could not be kept, or is to be checked."""
+        self.notes.append((path, text))
 
-    def set_policy(self, where: str, value: str, policies: Mapping[str, str]) -> None:
+    def protect(self, key: Variable) -> None:
+        """Set the key of all replicas, and require it of clients too: without it anyone could use the replicas."""
+        for replica in self.replicas:
+            replica.api_key = key
+        self.settings["keys"] = [{"name": "engines", "key": key}]
+        self.note("clients need the key of the engines: without keys anyone could use them through the gateway", "keys")
+
+    def set_policy(self, flag: str, value: str, policies: Mapping[str, tuple[str, str]]) -> None:
         """Set the policy that comes closest to a router's own."""
         if value not in policies:
-            raise UsageError(f"{where} {value}: expected one of {', '.join(policies)}")
-        self.policy = policies[value]
-        self.note(f"{where} was {value}: the policy that comes closest is {self.policy}")
+            raise UsageError(f"{flag} {value}: expected one of {', '.join(policies)}")
+        self.policy, self.policy_note = policies[value]
+
+    def set_body_limit(self, mib: float) -> None:
+        """Bound the bodies of requests, and all unfinished ones together by no less."""
+        self.put("server", "max_body_mib", round(mib, 3))
+        if mib > ServerSettings().max_unfinished_mib:
+            self.put("server", "max_unfinished_mib", round(mib, 3))
+
+    def set_ejection(self, eject_s: float) -> None:
+        """Set the seconds of the first ejection, and of the longest to no less."""
+        self.put("health", "eject_s", eject_s)
+        if eject_s > HealthSettings().eject_max_s:
+            self.put("health", "eject_max_s", eject_s)
+
+    def add_static(self, flag: str, text: str, model: str | None) -> None:
+        """Add a replica at an address."""
+        url = url_of(text)
+        if url is None:
+            raise UsageError(f"{flag}: expected addresses such as http://10.0.0.1:8000")
+        self.replicas.append(Replica(name_of(url), model, {"url": url}))
+
+    def add_labelled(
+        self, model: str | None, service: str | None, selector: str, port: float, namespace: str | None
+    ) -> None:
+        """Add a source of replicas that were found by labels, which the gateway finds by a service."""
+        where: dict[str, Any] = {"service": service or Variable.of("VLLM_SERVICE")}
+        where |= {"namespace": namespace} if namespace else {}
+        source = Replica(service or "kubernetes", model, {"kubernetes": where | {"port": int(port)}})
+        self.placeholders["VLLM_SERVICE"] = "service"
+        source.notes.append(
+            f"replicas were found by the labels {selector or '(any)'}: make a Service with them as its selector"
+            + ("" if service else " and set VLLM_SERVICE to its name (or give --service)")
+            + "; the gateway needs deploy/kubernetes-rbac.yaml"
+        )
+        self.replicas.append(source)
 
     def pool(self) -> dict[str, Any]:
         """Return the pool file's data, and add a note for everything that is not as it was."""
         if not self.replicas:
-            raise UsageError("\n  ".join(["has no replica that the gateway can use", *self.notes]))
+            raise UsageError(
+                "has no replica that the gateway can use" + "".join(f"\n  {text}" for _, text in self.notes)
+            )
         models: dict[str, Any] = {}
         owners: dict[str, str] = {}  # of addresses and aliases: the model
         for replica in self.replicas:
+            if replica.model is None:
+                raise UsageError("names no model: add --model NAME")
             self._add(replica, replica.model, models, owners)
         for name, model in models.items():
-            known = {alias for replica in self.replicas if replica.model == name for alias in replica.renamed}
-            if renamed := [alias for alias in model["aliases"] if alias in known]:
+            if self.policy_note:
+                self.note(self.policy_note, "models", name, "policy")
+            if renamed := [alias for alias in model["aliases"] if alias in self._renamed(name)]:
                 text = "requests keep their model's name: start the replicas with --served-model-name"
                 self.note(" ".join([text, name, *renamed]), "models", name, "aliases")
             if not model["aliases"]:
                 del model["aliases"]
         sections = {**self.settings, "models": models}
         return {name: sections[name] for name in _ORDER if name in sections}
+
+    def _renamed(self, model: str) -> set[str]:
+        return {name for replica in self.replicas if replica.model == model for name in replica.renamed}
 
     def _add(self, replica: Replica, name: str, models: dict[str, Any], owners: dict[str, str]) -> None:
         url = replica.where.get("url")

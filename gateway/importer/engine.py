@@ -15,10 +15,15 @@ K_VARIABLE = "NUM_SPECULATIVE_TOKENS"
 """Stands for k where vLLM reads it from the checkpoint."""
 
 _CONFIG = ("--speculative-config", "-sc")
-_SINGLE = {
+_SINGLE = {  # flags of their own, today's and those of vLLM before 0.9
     "--spec-method": "method",
     "--spec-model": "model",
     "--spec-tokens": "num_speculative_tokens",
+    "--speculative-model": "model",
+    "--num-speculative-tokens": "num_speculative_tokens",
+    "--ngram-prompt-lookup-max": "prompt_lookup_max",
+    "--ngram-prompt-lookup-min": "prompt_lookup_min",
+    "--speculative-draft-tensor-parallel-size": "draft_tensor_parallel_size",
 }
 _BY_MODEL = (  # as vLLM tells the method from the draft's name
     ("eagle-", Method.EAGLE),
@@ -42,19 +47,19 @@ def speculation_of(flags: Flags) -> Speculation:
     config: dict[str, Any] = {}
     for flag in _CONFIG:
         if (text := flags.text(flag)) is not None:
-            given = _value(text)
-            if not isinstance(given, dict):
-                raise UsageError(f"{flag}: expected a JSON object")
-            config |= given
+            config |= _object(flag, text)
         config |= {key: _value(value) for key, value in flags.below(flag).items()}
     for flag, key in _SINGLE.items():
         if (text := flags.text(flag)) is not None:
             config[key] = _value(text)
-    return _speculation(config) if config else Speculation(Method.BASELINE)
+    return speculation(config)
 
 
-def _speculation(config: dict[str, Any]) -> Speculation:
-    """Return how an engine with this `--speculative-config` speculates."""
+def speculation(config: dict[str, Any]) -> Speculation:
+    """Return how an engine with this `--speculative-config` speculates; an empty one is a baseline."""
+    if not config:
+        return Speculation(Method.BASELINE)
+    config = dict(config)
     given, draft = str(config.pop("method", None) or ""), str(config.get("model") or "").lower()
     notes = []
     if not given and draft not in {"ngram", "[ngram]"}:
@@ -79,6 +84,16 @@ def _method(given: str, draft: str) -> Method | None:
     if given:
         return Method(given) if given in set(Method) else None
     return next((method for part, method in _BY_MODEL if part in draft), Method.DRAFT_MODEL)
+
+
+def _object(flag: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(f"{flag}: expected a JSON object")
+    return value
 
 
 def _value(text: str) -> Any:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from backends.validation import UsageError
-from gateway.config.settings import HealthSettings, ServerSettings
 from gateway.importer.configuration import Configuration, Replica, name_of, url_of
-from gateway.importer.document import section
+from gateway.importer.flags import section
 from gateway.importer.pool_text import Variable
 
 _ENGINES = frozenset(
@@ -20,26 +19,37 @@ _ENGINES = frozenset(
 _FROM_ENVIRONMENT = "os.environ/"
 _NO_KEY = frozenset({"", "none", "null", "empty", "dummy", "fake", "fake-key", "no-key", "not-needed"})
 _POLICIES = {
-    "simple-shuffle": "random",
-    "least-busy": "least_loaded",
-    "latency-based-routing": "learned",
-    "usage-based-routing": "least_loaded",
-    "usage-based-routing-v2": "least_loaded",
-    "cost-based-routing": "least_loaded",
-    "provider-budget-routing": "least_loaded",
+    "simple-shuffle": ("random", ""),
+    "least-busy": ("least_loaded", ""),
+    "latency-based-routing": ("learned", "was latency-based-routing: learned predicts the time of each request"),
+    "usage-based-routing": ("least_loaded", "was usage-based-routing: by requests in flight here, not tokens a minute"),
+    "usage-based-routing-v2": (
+        "least_loaded",
+        "was usage-based-routing-v2: by requests in flight here, not tokens a minute",
+    ),
+    "cost-based-routing": ("least_loaded", "was cost-based-routing: replicas have no price here"),
+    "provider-budget-routing": ("least_loaded", "was provider-budget-routing: replicas have no price here"),
 }
-_READ = {"model", "api_base", "base_url", "api_key", "custom_llm_provider", "weight"}
+_READ = {"model", "api_base", "base_url", "api_key", "custom_llm_provider", "weight", "rpm", "tpm"}
 _REASONS = {
-    "rpm": "limits belong to keys, not to replicas",
-    "tpm": "limits belong to keys, not to replicas",
     "order": "for a fixed order: policy {name: thresholds} with a rule that prefers [backend:NAME, ...]",
     "max_parallel_requests": "models.NAME.queue bounds what a replica has in flight",
     "num_retries": "the gateway sends a request a second time at most, to another replica",
+    "max_retries": "the gateway sends a request a second time at most, to another replica",
+    "retry_policy": "the gateway sends a request a second time at most, to another replica",
+    "retry_after": "the gateway sends a request a second time at once, to another replica",
     "allowed_fails": "three strikes of different requests eject a replica (health)",
     "fallbacks": "the gateway never answers with another model",
+    "context_window_fallbacks": "the gateway never answers with another model",
+    "content_policy_fallbacks": "the gateway never answers with another model",
+    "default_fallbacks": "the gateway never answers with another model",
     "stream_timeout": "timeouts.idle_s bounds the pause between two parts of a stream",
     "database_url": "keys in LiteLLM's database have to be listed under keys",
     "include": "the files that it includes were not read: import them too",
+    "redis_host": "gateways share their state through state.redis",
+    "redis_url": "gateways share their state through state.redis",
+    "cache": "answers are not cached",
+    "drop_params": "requests are sent on unchanged",
 }
 
 
@@ -51,56 +61,83 @@ def read(config: Mapping[str, Any]) -> Configuration:
     configuration = Configuration()
     configuration.put("server", "host", "0.0.0.0")
     configuration.put("server", "port", 4000)
-    keys: dict[str, Variable] = {}
+    reader = _Deployments(configuration)
     for index, deployment in enumerate(deployments):
         params = deployment.get("litellm_params") if isinstance(deployment, Mapping) else None
         if not isinstance(params, Mapping) or not deployment.get("model_name"):
             raise UsageError(f"model_list[{index}]: expected model_name and litellm_params")
-        replica = _replica(str(deployment["model_name"]), params, keys, configuration)
-        if replica is not None:
-            configuration.replicas.append(replica)
+        reader.read(str(deployment["model_name"]), params)
+    reader.set_weights()
     router = section(config, "router_settings")
     _router_settings(router, configuration)
     _general_settings(section(config, "general_settings"), configuration)
     timeout_s = router.get("timeout", section(config, "litellm_settings").get("request_timeout"))
     if isinstance(timeout_s, int | float):
         configuration.put("timeouts", "first_byte_s", timeout_s)
-    _note_rest("litellm_settings.", section(config, "litellm_settings"), {"request_timeout"}, configuration)
-    read = {"model_list", "router_settings", "litellm_settings", "general_settings"}
-    _note_rest("", config, read, configuration)
+    _note_rest("litellm_settings", config, {"request_timeout"}, configuration)
+    for name in config:
+        if name not in {"model_list", "router_settings", "litellm_settings", "general_settings"}:
+            configuration.note(f"{name}: not kept{_reason(name)}")
     return configuration
 
 
-def _replica(
-    model_name: str, params: Mapping[str, Any], keys: dict[str, Variable], configuration: Configuration
-) -> Replica | None:
-    """Return the replica of a deployment, None if the gateway cannot use it; `keys` are the variables of keys."""
-    engine, why_not = _engine_name(params)
-    base = str(params.get("api_base") or params.get("base_url") or "")
-    variable = _variable(base)
-    url = variable or url_of(base)
-    if engine and not base:
-        why_not = "it has no api_base, so it is a hosted service"
-    elif engine and url is None:
-        why_not = "its api_base is no http://host:port or http://host:port/v1"
-    if engine is None or url is None:
-        configuration.note(f"a deployment of {model_name} is left out: {why_not}")
-        return None
-    name = name_of(base.removeprefix(_FROM_ENVIRONMENT) if variable else url)
-    replica = Replica(name, engine, {"url": url}, renamed=[model_name] if model_name != engine else [])
-    replica.weight = _positive(params.get("weight"))
-    if variable is not None:
-        configuration.placeholders[variable[2:-1]] = f"http://replica-{len(configuration.replicas)}:8000"
-        replica.notes.append(f"the value of {url} must be an address without a path: not /v1")
-    key = params.get("api_key")
-    if (known := _variable(key)) is not None:
-        replica.api_key = known
-    elif isinstance(key, str) and key.lower() not in _NO_KEY:
-        variable_name = "API_KEY_" + re.sub(r"\W+", "_", name, flags=re.ASCII).upper()
-        replica.api_key = keys.setdefault(key, Variable.of(variable_name))
-        replica.notes.append(f"its key is not repeated here: set {replica.api_key} to it")
-    replica.notes += [f"litellm_params.{key}: not kept{_reason(key)}" for key in params if key not in _READ]
-    return replica
+class _Deployments:
+    """Makes replicas of the deployments."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._configuration = configuration
+        self._shares: list[tuple[Replica, Mapping[str, Any]]] = []
+        self._keys: dict[str, Variable] = {}
+
+    def read(self, model_name: str, params: Mapping[str, Any]) -> None:
+        engine, why_not = _engine_name(params)
+        base = str(params.get("api_base") or params.get("base_url") or "")
+        variable = _variable(base)
+        url = variable or url_of(base)
+        if engine and not base:
+            why_not = "it has no api_base, so it is a hosted service"
+        elif engine and url is None:
+            why_not = "its api_base is no http://host:port or http://host:port/v1"
+        if engine is None or url is None:
+            self._configuration.note(f"a deployment of {model_name} is left out: {why_not}")
+            return
+        name = name_of(base.removeprefix(_FROM_ENVIRONMENT) if variable else url)
+        replica = Replica(name, engine, {"url": url}, renamed=[model_name] if model_name != engine else [])
+        if variable is not None:
+            self._configuration.placeholders[variable[2:-1]] = f"http://replica-{len(self._shares)}:8000"
+            replica.notes.append(f"the value of {url} must be an address without a path: not /v1")
+        self._set_key(replica, params.get("api_key"))
+        replica.notes += [f"litellm_params.{key}: not kept{_reason(key)}" for key in params if key not in _READ]
+        self._shares.append((replica, params))
+        self._configuration.replicas.append(replica)
+
+    def _set_key(self, replica: Replica, key: object) -> None:
+        if (variable := _variable(key)) is not None:
+            replica.api_key = variable
+        elif isinstance(key, str) and key.lower() not in _NO_KEY:
+            name = "API_KEY_" + re.sub(r"\W+", "_", replica.name, flags=re.ASCII).upper()
+            replica.api_key = self._keys.setdefault(key, Variable.of(name))
+            replica.notes.append(f"its key is not repeated here: set {replica.api_key} to it")
+
+    def set_weights(self) -> None:
+        """Weight the replicas of each model as `simple-shuffle` does: by `weight`, else by `rpm`, else by `tpm`."""
+        for model in dict.fromkeys(replica.model for replica, _ in self._shares):
+            group = [(replica, params) for replica, params in self._shares if replica.model == model]
+            measure = next(
+                (name for name in ("weight", "rpm", "tpm") if any(_positive(params.get(name)) for _, params in group)),
+                None,
+            )
+            shares = [_positive(params.get(measure or "")) for _, params in group]
+            least = min(filter(None, shares), default=None)
+            for (replica, params), share in zip(group, shares, strict=True):
+                if least and share and len(group) > 1:
+                    replica.weight = round(share / least, 3)
+                elif least and not share:
+                    replica.notes.append(f"has no {measure}, so it got no requests; now its weight is 1")
+                limits = [name for name in ("rpm", "tpm") if params.get(name) is not None]
+                if limits:
+                    kept = "its share is kept as weight, and " if measure in limits and len(group) > 1 else ""
+                    replica.notes.append(f"{' and '.join(limits)}: {kept}limits belong to keys, not to replicas")
 
 
 def _engine_name(params: Mapping[str, Any]) -> tuple[str | None, str]:
@@ -122,9 +159,7 @@ def _router_settings(settings: Mapping[str, Any], configuration: Configuration) 
     strategy = str(settings.get("routing_strategy") or "simple-shuffle")
     configuration.set_policy("router_settings.routing_strategy", strategy, _POLICIES)
     if (cooldown_s := _positive(settings.get("cooldown_time"))) is not None:
-        configuration.put("health", "eject_s", cooldown_s)
-        if cooldown_s > HealthSettings().eject_max_s:
-            configuration.put("health", "eject_max_s", cooldown_s)
+        configuration.set_ejection(cooldown_s)
     aliases = settings.get("model_group_alias")
     for alias, target in aliases.items() if isinstance(aliases, Mapping) else ():
         name = str(target.get("model") if isinstance(target, Mapping) else target)
@@ -134,7 +169,7 @@ def _router_settings(settings: Mapping[str, Any], configuration: Configuration) 
         if not owners:
             configuration.note(f"router_settings.model_group_alias.{alias}: not kept; its model is not in the pool")
     read = {"routing_strategy", "cooldown_time", "model_group_alias", "timeout"}
-    _note_rest("router_settings.", settings, read, configuration)
+    _note_rest("router_settings", {"router_settings": settings}, read, configuration)
 
 
 def _general_settings(settings: Mapping[str, Any], configuration: Configuration) -> None:
@@ -150,17 +185,15 @@ def _general_settings(settings: Mapping[str, Any], configuration: Configuration)
     if (limit := _positive(settings.get("global_max_parallel_requests"))) is not None:
         configuration.put("server", "max_in_flight", limit)
     if (mib := _positive(settings.get("max_request_size_mb"))) is not None:
-        configuration.put("server", "max_body_mib", mib)
-        if mib > ServerSettings().max_unfinished_mib:
-            configuration.put("server", "max_unfinished_mib", mib)
+        configuration.set_body_limit(mib)
     read = {"master_key", "global_max_parallel_requests", "max_request_size_mb"}
-    _note_rest("general_settings.", settings, read, configuration)
+    _note_rest("general_settings", {"general_settings": settings}, read, configuration)
 
 
-def _note_rest(above: str, part: Mapping[str, Any], read: set[str], configuration: Configuration) -> None:
-    for key in part:
+def _note_rest(name: str, config: Mapping[str, Any], read: set[str], configuration: Configuration) -> None:
+    for key in section(config, name):
         if key not in read:
-            configuration.note(f"{above}{key}: not kept{_reason(key)}")
+            configuration.note(f"{name}.{key}: not kept{_reason(key)}")
 
 
 def _reason(key: object) -> str:

@@ -1,101 +1,149 @@
-"""vLLM production-stack: the values of its Helm chart."""
+"""vLLM production-stack: the flags of its router, and the values of its Helm chart."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from backends.validation import UsageError
-from gateway.importer.configuration import Configuration, Replica, name_of, url_of
-from gateway.importer.document import section
+from gateway.importer.configuration import Configuration, Replica, name_of
 from gateway.importer.engine import K_VARIABLE, speculation_of
-from gateway.importer.flags import Flags
+from gateway.importer.flags import Flags, flags_of, read_mapping, read_text, section
 from gateway.importer.pool_text import Variable
 
+COMMANDS = ("vllm-router", "vllm_router")
+
 _POLICIES = {
-    "roundrobin": "round_robin",
-    "session": "learned",
-    "prefixaware": "learned",
-    "kvaware": "learned",
-    "priority": "least_loaded",
+    "roundrobin": ("round_robin", ""),
+    "session": ("learned", "was session: learned remembers which replica had the conversation"),
+    "prefixaware": ("learned", "was prefixaware: learned remembers which replica got prompts that begin alike"),
+    "kvaware": ("learned", "was kvaware: learned remembers which replica got prompts that begin alike"),
+    "priority": ("least_loaded", "was priority: priorities belong to keys and to models.NAME.queue"),
+}
+_PREFILL_DECODE = "disaggregated_prefill"
+_REASONS = {
+    "--session-key": "conversations are told by the beginnings of their prompts",
+    "--lmcache": "learned remembers which replica got which prompts",
+    "--kv-aware": "learned remembers which replica got which prompts",
+    "--prefill-model": "there is no disaggregated prefill",
+    "--decode-model": "there is no disaggregated prefill",
+    "--static-model-labels": "they are for disaggregated prefill",
+    "--static-model-types": "replicas are checked at /health and /v1/models",
+    "--static-backend-health": "replicas are always checked",
+    "--k8s-service-discovery-type": "addresses come from the endpoints of a service",
+    "--dynamic-config": "give what that file says as flags",
+    "--k8s-watcher": "the API server tells of changes at once",
+    "--engine-stats": "the load of an engine is read every health.interval_s",
+    "--request-stats": "metrics are at /metrics",
+    "--log-": "",
+    "--enable-batch": "there is no batch API",
+    "--file-storage": "there is no batch API",
+    "--batch-": "there is no batch API",
+    "--callbacks": "requests are sent on unchanged",
+    "--request-rewriter": "requests are sent on unchanged",
+    "--semantic-cache": "answers are not cached",
+    "--feature-gates": "none of them exists here",
+    "--sentry": "errors are logged",
+    "--otel": "",
 }
 
 
-def read(values: Mapping[str, Any], release: str) -> Configuration:
+def read(words: Sequence[str], model: str | None, service: str | None, release: str) -> Configuration:
+    """Return what a production-stack was configured with."""
+    if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
+        path = Path(words[0])
+        return _chart(read_mapping(read_text(path), path), service, release)
+    configuration = Configuration()
+    _router(flags_of(words, COMMANDS), configuration, model, service)
+    return configuration
+
+
+def _router(flags: Flags, configuration: Configuration, model: str | None, service: str | None) -> None:
+    """Add what the router's flags say."""
+    discovery = flags.text("--service-discovery")
+    backends, models = flags.listed("--static-backends"), flags.listed("--static-models")
+    if discovery is None and not backends:
+        raise UsageError("has neither --static-backends nor --service-discovery: expected the flags of the router")
+    configuration.put("server", "host", flags.text("--host") or "0.0.0.0")
+    configuration.put("server", "port", flags.number("--port") or 8001)
+    if discovery == "k8s":
+        selector, namespace = flags.text("--k8s-label-selector") or "", flags.text("--k8s-namespace")
+        configuration.add_labelled(model, service, selector, flags.number("--k8s-port") or 8000, namespace)
+    elif len(backends) != len(models):
+        raise UsageError(f"has {len(backends)} static backends and {len(models)} static models: expected as many")
+    else:
+        for url, name in zip(backends, models, strict=True):
+            configuration.add_static("--static-backends", url, name)
+    for pair in flags.listed("--static-aliases"):
+        alias, _, name = pair.partition(":")
+        for replica in [replica for replica in configuration.replicas if replica.model == name][:1]:
+            replica.renamed.append(alias)
+    routing(flags.text("--routing-logic"), configuration)
+    if (timeout_s := flags.number("--backend-health-check-timeout-seconds")) is not None:
+        configuration.put("health", "timeout_s", timeout_s)
+    flags.note_rest(_REASONS, configuration.note)
+
+
+def routing(logic: str | None, configuration: Configuration) -> None:
+    """Set the policy for a `--routing-logic`."""
+    if logic == _PREFILL_DECODE:
+        raise UsageError("routes prefill and decode apart: the gateway needs replicas that do both")
+    configuration.set_policy("--routing-logic", logic or "roundrobin", _POLICIES)
+
+
+def _chart(values: Mapping[str, Any], service: str | None, release: str) -> Configuration:
     """Return what the chart's values describe: a source for each of its deployments of an engine."""
     configuration = Configuration()
     engines, router = section(values, "servingEngineSpec"), section(values, "routerSpec")
     if not engines and not router:
         raise UsageError("has neither servingEngineSpec nor routerSpec: expected the values.yaml of production-stack")
+    words = [str(word) for word in _list(router, "extraArgs")]
     if router.get("serviceDiscovery") == "static":
-        configuration.replicas += _static(router)
+        words += ["--static-backends", str(router.get("staticBackends") or "")]
+        words += ["--static-models", str(router.get("staticModels") or "")]
+        _router(Flags(words), configuration, None, service)
     else:
+        Flags(words).note_rest(_REASONS, lambda text: configuration.note(f"routerSpec.extraArgs {text}"))
         port = _number(engines, "containerPort", 8000)
         for index, spec in enumerate(_list(engines, "modelSpec")):
             if not isinstance(spec, Mapping) or not spec.get("name") or not spec.get("modelURL"):
                 raise UsageError(f"servingEngineSpec.modelSpec[{index}]: expected name and modelURL")
             if spec.get("enabled", True):
-                configuration.replicas.append(_engine(spec, release, port))
-        configuration.placeholders[K_VARIABLE] = "1"
+                configuration.replicas.append(_engine(spec, release, port, configuration))
+    configuration.put("server", "host", "0.0.0.0")
+    configuration.put("server", "port", _number(router, "containerPort", 8000))
+    routing(str(router.get("routingLogic") or "roundrobin"), configuration)
+    key = engines.get("vllmApiKey") or router.get("vllmApiKey")
+    is_reference = isinstance(key, Mapping)
+    if key and (not is_reference or key.get("secretName")):
+        configuration.protect(Variable.of("VLLM_API_KEY"))
+        where = f"the secret {key['secretName']}" if is_reference else "vllmApiKey, which is not repeated here"
+        configuration.note(f"VLLM_API_KEY is the key of the engines, from {where}")
+    if _number(router, "replicaCount", 1) > 1:
+        configuration.note("routerSpec.replicaCount: several gateways share what they learn through state.redis")
+    if any("kubernetes" in replica.where for replica in configuration.replicas):
         configuration.note(
             f"replicas are found by the services of the release {release} (--release), whatever their number: "
             "the gateway needs deploy/kubernetes-rbac.yaml"
         )
-    configuration.put("server", "host", "0.0.0.0")
-    configuration.put("server", "port", _number(router, "containerPort", 8000))
-    logic = str(router.get("routingLogic") or "roundrobin")
-    if logic == "disaggregated_prefill":
-        raise UsageError("routes prefill and decode apart: the gateway needs replicas that do both")
-    configuration.set_policy("routerSpec.routingLogic", logic, _POLICIES)
-    key = engines.get("vllmApiKey") or router.get("vllmApiKey")
-    is_reference = isinstance(key, Mapping)
-    if key and (not is_reference or key.get("secretName")):
-        where = f"the secret {key['secretName']}" if is_reference else "vllmApiKey, which is not repeated here"
-        _protect(configuration, where)
-    if _number(router, "replicaCount", 1) > 1:
-        configuration.note("routerSpec.replicaCount: several gateways share what they learn through state.redis")
-    for flag in Flags(_words(router)).names:
-        configuration.note(f"routerSpec.extraArgs {flag}: not kept")
     return configuration
 
 
-def _static(router: Mapping[str, Any]) -> list[Replica]:
-    urls, models = (str(router.get(key) or "").split(",") for key in ("staticBackends", "staticModels"))
-    if len(urls) != len(models):
-        raise UsageError(f"has {len(urls)} static backends and {len(models)} static models: expected as many")
-    replicas = []
-    for text, model in zip(urls, models, strict=True):
-        url = url_of(text)
-        if url is None:
-            raise UsageError("routerSpec.staticBackends: expected addresses such as http://10.0.0.1:8000")
-        replicas.append(Replica(name_of(url), model.strip(), {"url": url}))
-    return replicas
-
-
-def _engine(spec: Mapping[str, Any], release: str, port: int) -> Replica:
+def _engine(spec: Mapping[str, Any], release: str, port: int, configuration: Configuration) -> Replica:
+    config = section(spec, "vllmConfig")
+    flags = Flags([str(word) for word in _list(config, "extraArgs")])
+    names = flags.values("--served-model-name") or [str(spec["modelURL"])]
+    service = f"{release}-{spec['name']}-engine-service"
+    replica = Replica(name_of(str(spec["name"])), names[0], {"kubernetes": {"service": service, "port": port}})
+    replica.aliases += names[1:]
+    replica.speculation = speculation_of(flags)
+    configuration.placeholders[K_VARIABLE] = "1"
     if section(spec, "lmcacheConfig").get("enablePD"):
         raise UsageError(
             f"modelSpec {spec['name']} does prefill or decode only: the gateway needs replicas that do both"
         )
-    flags = Flags(_words(section(spec, "vllmConfig")))
-    model, *aliases = flags.values("--served-model-name") or [str(spec["modelURL"])]
-    service = {"service": f"{release}-{spec['name']}-engine-service", "port": port}
-    return Replica(
-        name_of(str(spec["name"])), model, {"kubernetes": service}, aliases, speculation=speculation_of(flags)
-    )
-
-
-def _protect(configuration: Configuration, where: str) -> None:
-    """Set the key of all replicas, and require it of clients too: without it anyone could use the replicas."""
-    key = Variable.of("VLLM_API_KEY")
-    for replica in configuration.replicas:
-        replica.api_key = key
-    configuration.settings["keys"] = [{"name": "engines", "key": key}]
-    configuration.note(f"VLLM_API_KEY is the key of the engines, from {where}; clients need it too")
-
-
-def _words(part: Mapping[str, Any]) -> list[str]:
-    return [str(word) for word in _list(part, "extraArgs")]
+    return replica
 
 
 def _list(part: Mapping[str, Any], name: str) -> list[Any]:
