@@ -68,6 +68,7 @@ def sleeps(tree: ast.AST, in_peer: bool = False) -> Iterator[int]:
         yield from sleeps(node, peer)
 
 
+@pytest.mark.slow
 def test_tests_wait_for_conditions_instead_of_sleeping() -> None:
     files = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "support"]
     found = {

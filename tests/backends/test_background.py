@@ -127,6 +127,7 @@ def starts(tree: ast.AST) -> Iterator[int]:
             yield node.lineno
 
 
+@pytest.mark.slow
 def test_tasks_are_started_by_one_module() -> None:
     own = Path(background.__file__)
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path != own]

@@ -171,6 +171,7 @@ def _engine(pool: Pool, backend: Backend) -> EngineMetrics:
     return engine
 
 
+@pytest.mark.slow
 async def test_a_replica_is_down_after_the_second_failed_probe() -> None:
     async with running_pool() as (_, backend, upstream):
         await eventually(lambda: backend.state is State.UP)
@@ -181,6 +182,7 @@ async def test_a_replica_is_down_after_the_second_failed_probe() -> None:
         await eventually(lambda: backend.state is State.UP)
 
 
+@pytest.mark.slow
 def test_a_replica_is_not_blamed_for_what_this_process_was_busy_with() -> None:
     async def main() -> None:
         async with running_pool() as (_, backend, upstream):
@@ -198,6 +200,7 @@ def test_a_replica_is_not_blamed_for_what_this_process_was_busy_with() -> None:
     uvloop.run(main())  # as the gateway: after a long turn, time-outs come before what has arrived
 
 
+@pytest.mark.slow
 async def test_a_replica_that_hangs_is_found_by_a_process_that_is_always_late() -> None:
     async with running_pool() as (_, backend, upstream):
         await eventually(lambda: backend.state is State.UP)

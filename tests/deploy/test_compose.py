@@ -18,6 +18,8 @@ from lab.plan.memory import fit
 from lab.plan.mixes import DRAFTS
 from tests.support.deploy_tools import DEPLOY, ROOT, run, vllm_options
 
+pytestmark = pytest.mark.slow
+
 COMPOSE = DEPLOY / "compose.yaml"
 
 

@@ -21,6 +21,8 @@ from tests.support.deploy_tools import DEPLOY
 from tests.support.helm_chart import CHART, SETS, container, of_kind, pod, render, values_of
 from tests.support.registered_metrics import sample_names
 
+pytestmark = pytest.mark.slow
+
 OLDEST, NEWEST = "1.30", "1.37"
 NO_ROUTE = {"httpRoute": {"create": False}}
 OPERATOR = {"ServiceMonitor", "PrometheusRule"}
@@ -34,6 +36,7 @@ def test_helm_lints_it(name: str) -> None:
     assert [message["error"] for message in report["messages"]] == ["icon is recommended"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_kubernetes_knows_every_field(chart: helm.Chart, name: str) -> None:
     objects = render(chart, values_of(name))

@@ -17,6 +17,8 @@ from lab.plan.planning import Planned
 from lab.plan.result import Plan
 from tests.support.helm_chart import CHART, container, of_kind, render
 
+pytestmark = pytest.mark.slow
+
 SCHEDULE = ((1, 28, 5), (29, 1024, 2))
 
 

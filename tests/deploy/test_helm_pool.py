@@ -15,6 +15,8 @@ from gateway.discovery.pods import Pod
 from tests.support.deploy_tools import ROOT, vllm_options
 from tests.support.helm_chart import SETS, container, of_kind, pod, render, values_of
 
+pytestmark = pytest.mark.slow
+
 READY = {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
 
 

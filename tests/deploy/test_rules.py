@@ -11,6 +11,8 @@ import yaml
 from tests.support.deploy_tools import DEPLOY, ROOT, run
 from tests.support.registered_metrics import sample_names
 
+pytestmark = pytest.mark.slow
+
 RULES = DEPLOY / "prometheus/rules.yml"
 UNIT_TESTS = ROOT / "tests/deploy/rules.test.yml"
 

@@ -20,6 +20,8 @@ from packaging.metadata import Metadata
 from gateway import __version__
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = ("backends", "policies", "gateway", "lab")
 NAME = f"speculation_gateway-{__version__}"
 
@@ -59,6 +61,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(built: Path) 
         assert wheel.read(f"{NAME}.dist-info/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_sdist_builds_to_the_same_wheel(built: Path, tmp_path: Path) -> None:
     with tarfile.open(built / f"{NAME}.tar.gz") as sdist:
         sdist.extractall(tmp_path, filter="data")

@@ -20,6 +20,8 @@ from backends.drafting.script import Steps, plain_steps
 from backends.drafting.suffix_trees import SuffixTrees
 from tests.backends.drafting.test_suffix import texts
 
+pytestmark = pytest.mark.slow
+
 DEFAULTS = (24, 1.0, 0.1, 10_000, 24, 1 << 30)
 SETTINGS = st.tuples(
     st.sampled_from([1, 2, 3, 5, 24]),
@@ -42,6 +44,7 @@ def check(ours: Any, theirs: Any, prompt: list[int], answer: list[int], learn: b
         assert found.tolist() == expected.tolist()
 
 
+@pytest.mark.slow
 @given(SETTINGS, st.randoms(use_true_random=False), st.sampled_from([1, 2, 4, 50]), st.integers(1, 12))
 @settings(max_examples=150, deadline=None)
 def test_structured_texts_are_drafted_alike(
@@ -55,6 +58,7 @@ def test_structured_texts_are_drafted_alike(
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
 
+@pytest.mark.slow
 @given(SETTINGS, st.lists(st.tuples(TOKENS, TOKENS, st.booleans()), max_size=8))
 @settings(max_examples=300, deadline=None)
 def test_arbitrary_texts_are_drafted_alike(

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from policies.features.tail import _CODE_LINE, WINDOW_BYTES, share_by_expression, share_by_sorting
 
+pytestmark = pytest.mark.slow
+
 WORDS = ["def", *re.findall(r"[a-zA-Z]+", _CODE_LINE.pattern.partition("(?:def")[2].partition(")")[0])]
 SIGNS = [
     *"\n\t -*+\u2022\u06631.)]}#/@_!x\u00e9\u6f22\U0001f600\u00b2\0\r",

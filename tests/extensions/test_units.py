@@ -17,6 +17,8 @@ from gateway.recorder.hashes import TextHasher
 from gateway.recorder.packed import pack, unpack
 from gateway.recorder.units import KINDS, cut
 
+pytestmark = pytest.mark.slow
+
 PIECES = [
     "a",
     "Z_",

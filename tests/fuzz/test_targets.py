@@ -30,6 +30,7 @@ def fuzz_one(target: str) -> Callable[[bytes], None]:
     return function
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_kept_inputs(target: str) -> None:
     check = fuzz_one(target)
@@ -109,6 +110,7 @@ def test_more_than_an_answer_in_a_read_closes_the_connection() -> None:
     assert ("end", 200, b"stray") not in outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

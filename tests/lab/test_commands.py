@@ -67,6 +67,7 @@ def test_a_missing_trace_exits_2(trace: Path, command: str) -> None:
     assert "none.jsonl: No such file" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["replay", "plan", "trace show", "trace convert"])
 def test_broken_lines_are_reported_and_skipped(trace: Path, command: str) -> None:
     status, _, error = run(command, trace, *COMMANDS[command])

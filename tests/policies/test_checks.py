@@ -16,6 +16,7 @@ NEEDED: dict[str, dict[str, Any]] = {"static": {"method": "ngram"}}
 EXPLORING = {"objective": "goodput", "exploration": {"share": 0.1, "most": 0.3}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("settings", [{}, GUARDED], ids=["plain", "guarded"])
 @pytest.mark.parametrize("name", sorted(policies()))

@@ -15,6 +15,8 @@ from backends.drafting.script import Steps
 from backends.drafting.suffix import SuffixCache
 from backends.drafting.suffix_trees import SuffixTree, SuffixTrees, _Node
 
+pytestmark = pytest.mark.slow
+
 SEQUENCES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=25), min_size=1, max_size=5)
 
 
@@ -100,6 +102,7 @@ def in_tree(tree: SuffixTree) -> dict[tuple[int, ...], int]:
     return counts
 
 
+@pytest.mark.slow
 @given(SEQUENCES, st.integers(1, 6))
 @settings(max_examples=200, deadline=None)
 def test_a_tree_counts_all_runs(sequences: list[list[int]], depth: int) -> None:

@@ -134,6 +134,7 @@ def is_shared(name: str) -> bool:
     return Path("/dev/shm", name).exists()
 
 
+@pytest.mark.slow
 async def test_the_shared_memory_of_a_killed_engine_is_removed(bench: Bench) -> None:
     name = f"launch-test-{uuid.uuid4().hex}"
     async with bench.running(bench.spec("--share", name)) as launcher:
@@ -192,6 +193,7 @@ async def test_a_missing_command_is_reported_before_any_engine_starts(bench: Ben
     assert not bench.processes()
 
 
+@pytest.mark.slow
 async def test_no_process_survives_when_the_gateway_is_killed(bench: Bench) -> None:
     spec = bench.spec("--ignore-term", "--family")
     program = (

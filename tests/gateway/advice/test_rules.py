@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from backends.draft_schedule import DraftSchedule, Speculation
 from backends.occupancy import Minute
 from backends.speculation import Method
@@ -23,6 +25,7 @@ def of(*backends: BackendEvidence) -> ModelEvidence:
     return ModelEvidence("m", backends)
 
 
+@pytest.mark.slow
 def test_the_advised_k_is_within_one_of_the_best_and_gains_what_was_stated() -> None:
     case = case_of("eagle3, k = 10, code at 0")
     played = play(case, case.members, seed=1)

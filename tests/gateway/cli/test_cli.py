@@ -53,6 +53,7 @@ keys: [{{name: a}}]
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [(), ("check",)], ids=["serve", "check"])
 def test_all_errors_of_a_file_are_printed_and_nothing_is_started(wrong: Path, command: tuple[str, ...]) -> None:
     run = gateway(*command, "--config", wrong)
@@ -115,6 +116,7 @@ def test_options_override_the_file(small: Path, tmp_path: Path) -> None:
         assert command.end() == 0
 
 
+@pytest.mark.slow
 def test_checking_a_pool_imports_no_server() -> None:
     """`gateway check` must answer at once."""
     heavy = {"fastapi", "uvicorn", "httpx", "rich"}

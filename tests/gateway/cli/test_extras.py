@@ -42,6 +42,7 @@ def test_simulated_replicas_name_their_extra_before_anything_starts() -> None:
     assert result.stderr == "gateway: needs numba: pip install 'speculation-gateway[simulator]'\n"
 
 
+@pytest.mark.slow
 def test_the_gateway_of_simulated_replicas_loads_no_compiler() -> None:
     serving = "import sys, pathlib, gateway.service.run, gateway.service.app, gateway.cli.check as check"
     loaded = f"{serving}; check.read_pool(pathlib.Path('config/pool.yaml')); sys.exit('numba' in sys.modules)"

@@ -415,6 +415,7 @@ class TestErrors:
         with pytest.raises(ConfigError, match="not UTF-8"):
             load_pool(tmp_path / "pool.yaml", {})
 
+    @pytest.mark.slow
     @settings(max_examples=150, deadline=None)
     @given(data=st.data())
     def test_a_broken_file_raises_only_config_error(
@@ -487,6 +488,7 @@ class TestFilesInConfig:
     def test_they_are_valid(self, path: Path) -> None:
         assert load_pool(path, {}).models
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("path", POOLS, ids=lambda path: path.name)
     def test_they_name_and_follow_the_schema(self, path: Path) -> None:
         assert path.read_text().startswith("# yaml-language-server: $schema=pool.schema.json\n")
@@ -514,6 +516,7 @@ def validator() -> Draft202012Validator:
 
 
 class TestSchema:
+    @pytest.mark.slow
     def test_the_committed_schema_is_up_to_date(self) -> None:
         assert (CONFIG / "pool.schema.json").read_text() == schema_text(), "gateway schema > config/pool.schema.json"
 

@@ -17,6 +17,7 @@ def backends_of(found: Any) -> dict[str, Any]:
     return {each["name"]: each for each in found["models"][0]["backends"]}
 
 
+@pytest.mark.slow
 async def test_the_past_and_the_present_are_those_of_the_counters(gateway_of: Start) -> None:
     async with gateway_of() as running:
 
@@ -49,6 +50,7 @@ async def test_a_snapshot_is_made_once_for_all_who_ask(gateway_of: Start, monkey
         assert len({(await snapshot(running))["at_s"] for _ in range(3)}) == 1
 
 
+@pytest.mark.slow
 async def test_exchanges_are_followed_only_while_somebody_asks(
     gateway_of: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +72,7 @@ async def test_it_tells_no_key_no_address_and_no_text(gateway_of: Start) -> None
         assert not re.search("zqx|127.0.0.1", text)
 
 
+@pytest.mark.slow
 async def test_a_failed_reading_does_not_end_the_next(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     async with gateway_of() as running:
         (room,) = [room for room in running.gateway.rooms if isinstance(room, dashboard.Dashboard)]

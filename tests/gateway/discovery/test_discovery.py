@@ -101,6 +101,7 @@ async def test_what_was_found_last_is_kept_when_a_source_says_nothing(
     assert (outcomes.count("found"), outcomes.count("nothing"), outcomes.count("failed")) == (2, 6, 6)
 
 
+@pytest.mark.slow
 async def test_a_source_is_followed_on_after_what_nobody_expects(
     following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ async def test_the_number_of_replicas_is_bounded(following: Following) -> None:
     assert following.answers == [("m", "fleet", "found", MOST_REPLICAS)]
 
 
+@pytest.mark.slow
 async def test_a_source_is_followed_on_unless_it_looks_elsewhere(following: Following, tmp_path: Path) -> None:
     first, heavier, moved = (
         settings_of(fleet={}),

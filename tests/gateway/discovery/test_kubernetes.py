@@ -57,6 +57,7 @@ async def test_ready_endpoints_are_replicas_with_the_names_of_their_pods(tmp_pat
         assert {query["labelSelector"] for query in slices(api).asked} == {"kubernetes.io/service-name=vllm"}
 
 
+@pytest.mark.slow
 async def test_events_change_the_replicas_and_a_watch_goes_on_where_it_was(tmp_path: Path) -> None:
     async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(of(api)) as it:
         await it.until("vllm-a")
@@ -78,6 +79,7 @@ async def test_events_change_the_replicas_and_a_watch_goes_on_where_it_was(tmp_p
         assert len(it.reports) == count + 1, "a bookmark changes nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_watch", [True, False])
 async def test_a_version_that_has_expired_is_listed_again(tmp_path: Path, in_watch: bool) -> None:
     lists = [listed("5", endpoint_slice("s1", "3", A)), *([] if in_watch else [410])]
@@ -88,6 +90,7 @@ async def test_a_version_that_has_expired_is_listed_again(tmp_path: Path, in_wat
         await eventually(lambda: slices(api).watches == ["5", "900"])
 
 
+@pytest.mark.slow
 async def test_a_token_that_has_been_replaced_is_read_again(tmp_path: Path) -> None:
     async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(of(api)) as it:
         await it.until("vllm-a")
@@ -100,6 +103,7 @@ async def test_a_token_that_has_been_replaced_is_read_again(tmp_path: Path) -> N
         await it.until("vllm-b")
 
 
+@pytest.mark.slow
 async def test_watches_that_end_at_once_are_not_begun_again_at_once(tmp_path: Path) -> None:
     async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(of(api)) as it:
         await it.until("vllm-a")

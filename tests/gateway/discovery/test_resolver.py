@@ -18,6 +18,7 @@ def urls_of(followed: Followed) -> list[list[str]]:
     return [[each.url for each in report.values()] for report in followed.reports]
 
 
+@pytest.mark.slow
 async def test_each_address_is_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolver, "_SHORTEST_S", 0.05)
     async with DnsServer() as server:

@@ -230,6 +230,7 @@ async def test_a_client_that_stalls_its_body_is_refused() -> None:
         writer.transport.abort()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_often_swept")
 async def test_a_client_that_does_not_receive_its_answer_is_disconnected() -> None:
     service = Streaming()
@@ -300,6 +301,7 @@ def has_ended(reader: asyncio.StreamReader) -> bool:
     return reader._eof or reader.exception() is not None  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_often_swept")
 async def test_far_too_many_connections_are_closed_without_an_answer(caplog: pytest.LogCaptureFixture) -> None:
     service = Streaming()

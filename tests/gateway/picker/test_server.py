@@ -51,6 +51,7 @@ async def read(call: Any) -> ProcessingResponse:
     return ProcessingResponse.FromString(await call.read())
 
 
+@pytest.mark.slow
 async def test_an_upload_that_does_not_end_is_refused() -> None:
     async with serving({"server": {"body_s": 0.2}}) as (_, _, channel):
         call = await begun(channel, ProcessingRequest(request_body=HttpBody(body=b"{")))

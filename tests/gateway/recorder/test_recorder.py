@@ -240,6 +240,7 @@ def test_a_record_that_cannot_be_built_does_not_affect_others(tmp_path: Path, st
     assert (recorder.written, recorder.failed) == (1, 1)
 
 
+@pytest.mark.slow
 def test_write_errors_are_counted_and_writing_is_retried(
     tmp_path: Path, started: Callable[..., Recorder], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -282,6 +283,7 @@ def test_a_disk_that_fills_during_a_write_leaves_only_complete_frames(
     assert [record.prompt_tokens for record in records(tmp_path)] == [1, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["removed", "renamed", "folder removed"])
 def test_a_file_that_is_no_longer_in_place_is_begun_anew(
     how: str, tmp_path: Path, started: Callable[..., Recorder], caplog: pytest.LogCaptureFixture

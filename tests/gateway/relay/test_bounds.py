@@ -82,6 +82,7 @@ async def test_pipelined_refusals(gateway_of: Start, caplog: pytest.LogCaptureFi
         raw.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [REFUSED, METRICS])
 async def test_a_client_that_pipelines_and_does_not_read(gateway_of: Start, data: bytes) -> None:
     """The gateway stops reading; it neither queues the requests nor their answers."""
@@ -101,6 +102,7 @@ async def test_a_client_that_pipelines_and_does_not_read(gateway_of: Start, data
         raw.close()
 
 
+@pytest.mark.slow
 async def test_what_waits_behind_a_request_is_bounded(gateway_of: Start) -> None:
     async def endless(wire: Wire) -> None:
         await wire.until_closed()
@@ -142,6 +144,7 @@ async def test_a_pipelining_client_that_leaves_is_noticed(gateway_of: Start) -> 
         assert len(running.upstreams["a"].seen) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [False, True])
 async def test_requests_behind_a_refusal_are_dropped(
     gateway_of: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, known: bool

@@ -142,6 +142,7 @@ async def test_a_stream_whose_client_leaves_is_charged_what_was_generated(gatewa
         assert tokens == 47 if with_usage else 18 <= tokens - 15 <= 45  # 15 for the prompt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["time is over", "client leaves"])
 @pytest.mark.parametrize("policy", ["round_robin", "learned"])
 async def test_an_answer_that_is_given_up_is_charged_for_the_time_that_its_engine_had(
@@ -189,6 +190,7 @@ async def test_an_answer_that_is_given_up_is_charged_for_the_time_that_its_engin
         assert float(line.rsplit(" ", 1)[1]) == 8 * 50 + tokens + 6
 
 
+@pytest.mark.slow
 async def test_what_the_gateway_is_to_blame_for_is_not_charged(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, behaviour=Wire.until_closed, keys=KEYS) as running:
         assert (await running.chat(headers=KEY)).json()["error"]["code"] == "backend_timeout"
@@ -209,6 +211,7 @@ async def test_an_answer_too_long_to_be_held_is_charged(gateway_of: Start) -> No
         assert await charged(running) - 13 >= MAX_HELD_BYTES / 4
 
 
+@pytest.mark.slow
 async def test_the_recorder_counts_the_tokens_of_other_endpoints(gateway_of: Start, tmp_path: Path) -> None:
     async with gateway_of({"a": "baseline"}, recorder={"path": str(tmp_path)}) as running:
         running.upstreams["a"].behaviour = answering({"results": [], "usage": {"total_tokens": 80}})

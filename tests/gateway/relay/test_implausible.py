@@ -89,6 +89,7 @@ LIES = [("num_requests_waiting", policy) for policy in ("least_loaded", "power_o
 LIES += [(field, "learned") for field in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("field", "policy"), LIES)
 async def test_a_load_that_cannot_be_fails_no_request(
     caplog: pytest.LogCaptureFixture, field: str, policy: str
@@ -111,6 +112,7 @@ async def test_a_load_that_cannot_be_fails_no_request(
         assert said.count(f"m/a reports what cannot be, which is ignored: {what}") == 1
 
 
+@pytest.mark.slow
 async def test_a_page_that_unpacks_to_much_more_takes_no_other_replica_out() -> None:
     bomb = gzip.compress(b"# a comment\n" * 20_000_000)
 

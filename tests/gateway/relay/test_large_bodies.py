@@ -19,6 +19,7 @@ def _messages(value: bytes, size_bytes: int) -> bytes:
     return b'{"model":"m","messages":[%b0]}' % ((value + b",") * (size_bytes // (len(value) + 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [b"{}", b"[]", b"1", b'""', b'{"a":1}', b'"x'])
 async def test_a_body_of_many_small_values_is_refused_before_it_is_parsed(gateway_of: Start, value: bytes) -> None:
     """Parsing it would show that its end is missing, which is another error."""
@@ -30,6 +31,7 @@ async def test_a_body_of_many_small_values_is_refused_before_it_is_parsed(gatewa
         assert running.gateway.relay.limits.in_flight == 0
 
 
+@pytest.mark.slow
 async def test_what_prompts_hold_is_far_below_the_bound(gateway_of: Start) -> None:
     text = '{"a": [1, 2, {"b": "c"}]},\n' * 200_000
     async with gateway_of({"a": "baseline"}) as running:

@@ -155,6 +155,7 @@ async def test_the_usage_of_an_engine_that_always_tells_it_passes() -> None:
         assert (ends.last.output_tokens, ends.last.is_estimated) == (TOKENS, False)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_was_down_may_come_back_as_another_one() -> None:
     async with start_gateway({"a": "ngram"}, behaviour=SteppingEngine(PER_STEP)) as running:
         upstream, other = running.upstreams["a"], SteppingEngine(PER_STEP, forces=True)

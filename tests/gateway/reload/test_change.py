@@ -58,6 +58,7 @@ async def names(running: Running, requests: int = 6) -> set[str]:
     return {(await running.chat()).headers["x-gateway-backend"] for _ in range(requests)}
 
 
+@pytest.mark.slow
 async def test_replicas_are_added_and_removed_while_a_stream_goes_on(gateway_of: Start) -> None:
     go_on = asyncio.Event()
 
@@ -108,6 +109,7 @@ async def test_another_weight_keeps_the_replica(gateway_of: Start) -> None:
         assert answered.count("a") == 6
 
 
+@pytest.mark.slow
 async def test_a_replica_with_another_address_is_another_replica(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running, third() as c:
         before = running.backend("a")
@@ -148,6 +150,7 @@ async def test_a_request_whose_replica_is_removed_is_retried_on_one_that_is_ther
         assert answered.headers["x-gateway-retried-from"] == "a"
 
 
+@pytest.mark.slow
 async def test_requests_in_flight_keep_their_timeouts(gateway_of: Start) -> None:
     go_on = asyncio.Event()
 
@@ -190,6 +193,7 @@ async def test_what_a_key_has_used_counts_after_its_limit_was_changed(gateway_of
         assert (await running.chat(headers=team)).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_removed_model_is_gone_and_an_added_one_is_served(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running, Upstream("n", "new") as upstream:
         model = {"policy": {"name": "least_loaded"}, "backends": backends_of(upstream), "default_temperature": 1.0}
@@ -226,6 +230,7 @@ def names_of_series(running: Running) -> set[str]:
     return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
 
 
+@pytest.mark.slow
 async def test_nothing_is_left_of_replicas_that_come_and_go(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline", "b": "baseline"}) as running, third() as c:
         a, b = running.upstreams["a"], running.upstreams["b"]
@@ -250,6 +255,7 @@ async def test_nothing_is_left_of_replicas_that_come_and_go(gateway_of: Start) -
         assert len(running.gateway.pool._watches) == 2
 
 
+@pytest.mark.slow
 async def test_a_replica_that_returns_is_counted_although_its_last_life_is_forgotten_meanwhile(
     gateway_of: Start,
 ) -> None:

@@ -65,6 +65,7 @@ def cut_and_continued(
     raise AssertionError("the last engine did not complete the stream")
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from([CHAT, Endpoint.COMPLETIONS]), SCRIPTS, st.integers(1, 3), st.data())
 def test_a_stream_cut_anywhere_reads_as_if_it_had_not_been(

@@ -241,6 +241,7 @@ async def test_a_client_that_leaves_during_a_rescue_ends_it(gateway_of: Start) -
         assert await rescues(running) == {"a cancelled": 1}
 
 
+@pytest.mark.slow
 async def test_a_backend_that_goes_down_before_it_goes_on_is_left(gateway_of: Start) -> None:
     waiting = asyncio.Event()
 

@@ -128,6 +128,7 @@ async def test_a_policy_that_fails_in_observe_does_not_affect_answers(gateway_of
         assert running.gateway.relay.exchanges == set()
 
 
+@pytest.mark.slow
 async def test_every_hook_may_raise_and_a_reload_is_made_as_a_whole(gateway_of: Start) -> None:
     hooks = ("warm_up", "forget", "engine_changed", "correct", "take_over")
     async with gateway_of({"a": "baseline", "b": "baseline"}, policy=broken(*hooks)) as running:
@@ -245,6 +246,7 @@ def test_a_call_of_a_policy_that_may_raise_is_found() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_every_call_of_a_policy_in_the_gateway_is_guarded() -> None:
     found = {
         str(path.relative_to(ROOT)): calls

@@ -201,6 +201,7 @@ async def test_names_of_models_are_told_only_to_those_who_may_use_them(gateway_o
 # Without a key
 
 
+@pytest.mark.slow
 async def test_options_without_a_key_are_relayed_without_a_body_only(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
         assert status_of(await raw(running, "/v1/chat/completions", "OPTIONS", b"")) == 200
@@ -340,6 +341,7 @@ async def test_options_that_are_no_preflight_are_relayed(gateway_of: Start) -> N
 # Where the gateway connects to
 
 
+@pytest.mark.slow
 async def test_nothing_in_a_request_makes_the_gateway_connect_elsewhere(gateway_of: Start) -> None:
     connections = 0
 

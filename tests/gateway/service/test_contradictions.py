@@ -49,6 +49,7 @@ def arm(running: Running, name: str) -> str:
     return arm_of(running.backend(name))
 
 
+@pytest.mark.slow
 async def test_swapped_methods_show_everywhere(caplog: pytest.LogCaptureFixture) -> None:
     """The file says that a is a baseline and b n-gram with k 5; a is EAGLE with k 3 in fact, and b a baseline."""
     caplog.set_level(logging.INFO)
@@ -109,6 +110,7 @@ async def test_policies_go_by_what_is_observed() -> None:
         assert [each["backend"] for each in explained["candidates"] if each["eligible"]] == ["b"]
 
 
+@pytest.mark.slow
 async def test_answers_that_show_more_than_the_engine_counts(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ class FailsThrice(list[Any]):
         return super().__iter__() if self.failures < 0 else broken()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["a room", "what has left", "the tick itself"])
 async def test_requests_time_out_although_something_else_raises(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[str] = []

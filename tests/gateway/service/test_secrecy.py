@@ -131,6 +131,7 @@ class Failing:
         raise ValueError(body.decode())
 
 
+@pytest.mark.slow
 async def test_no_prompt_and_no_key_is_logged_or_recorded(
     gateway_of: Start, log: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ async def shown(running: Running) -> Any:
     return answer.json()["models"][MODEL]["backends"]["b"]["drafter_silent"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [{"name": "learned", "seed": 0}, GUARDED])
 async def test_a_silent_drafter_is_shown_until_its_engine_restarts(policy: dict[str, Any]) -> None:
     async with start_gateway(policy=policy) as running:

@@ -94,6 +94,7 @@ async def test_the_replicas_of_a_pool_are_compared_with_its_baseline_at_each_k(t
     assert "Simulated: plain, head k=1, head k=3." in out
 
 
+@pytest.mark.slow
 async def test_the_requests_of_a_trace_are_sent_at_its_pace(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     write_trace(trace, [TraceRecord(arrived_at=n / 50, prompt=f"once {n}", output_tokens=4) for n in range(6)])

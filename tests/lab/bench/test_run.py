@@ -67,6 +67,7 @@ def test_a_constant_speedup_of_the_same_prompts_has_no_uncertainty() -> None:
     assert 1.3 < gained.e2e.value < 1.5  # the time to first token is no faster
 
 
+@pytest.mark.slow
 def test_intervals_cover_where_requests_share_batches() -> None:
     """Requests that run together are slow together: half of the variance is common to eight in a row."""
     covered = 0

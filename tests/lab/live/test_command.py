@@ -19,6 +19,8 @@ from tests.support.command import ROOT, Command, gateway_command, until
 from tests.support.loaded import ended, start, streamed
 from tests.support.upstream import Upstream, Wire
 
+pytestmark = pytest.mark.slow
+
 AZURE = ROOT / "tests" / "data" / "AzureLLMInferenceTrace_code.csv"
 POOL = """\
 models:

@@ -93,6 +93,7 @@ async def hang(wire: Wire) -> None:
     await wire.until_closed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("behaviour", "error", "detail"),
     [(refuse, "http 400", "no such parameter"), (break_off, "broken", ""), (hang, "timeout", "longer than --timeout")],

@@ -51,6 +51,7 @@ def run(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+@pytest.mark.slow
 def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_path: Path) -> None:
     pool, out, figures = tmp_path / "pool.yaml", tmp_path / "plan.yaml", tmp_path / "plan.json"
     pool.write_text(POOL)
@@ -93,6 +94,7 @@ def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_p
         assert spec == {"method": "eagle3", "num_speculative_tokens": 2, "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}
 
 
+@pytest.mark.slow
 def test_the_plan_can_be_tried_on_simulated_replicas(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.yaml"
     code, *_ = run(trace, "--replicas", 1, "--calibration", "llama-3.1-8b-h100", *FEW, "--out", out, "--simulate")
@@ -102,6 +104,7 @@ def test_the_plan_can_be_tried_on_simulated_replicas(trace: Path, tmp_path: Path
     assert backend.simulate.calibration == "llama-3.1-8b-h100"
 
 
+@pytest.mark.slow
 def test_a_plan_with_an_slo_on_two_gpus(trace: Path, tmp_path: Path) -> None:
     figures = tmp_path / "plan.json"
     given = (trace, "--replicas", 1, *FEW, "--slo", "ttft=0.5,tpot=0.006")
@@ -146,6 +149,7 @@ def test_wrong_input_is_reported_and_exits_2(trace: Path, options: list[str], me
     assert message in error
 
 
+@pytest.mark.slow
 def test_the_same_trace_gives_the_same_figures(trace: Path, tmp_path: Path) -> None:
     """The default policy breaks ties at random and has no seed in its settings."""
     out = [tmp_path / name for name in ("first.json", "second.json")]

@@ -38,6 +38,7 @@ def test_windows_are_spread_evenly_over_traces_of_any_length(count: int) -> None
         assert len(windows) == WINDOWS
 
 
+@pytest.mark.slow
 def test_a_sample_keeps_the_times_within_windows_on_one_clock() -> None:
     traffic = sample((_record(number) for number in range(50_000)), 4, 131_072, 1.0, speed=2.0)
     assert traffic.requests == 50_000

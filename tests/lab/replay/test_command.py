@@ -110,6 +110,7 @@ def test_the_same_seed_gives_the_same_figures_also_in_parallel_processes(
     assert figures(tmp_path, *given, "--seed", 5)["policies"] != alone["policies"]
 
 
+@pytest.mark.slow
 def test_rate_and_speed_set_the_pace(pool: Path, tmp_path: Path) -> None:
     given = (AZURE, "--config", pool, "--policy", "least_loaded")
     own = figures(tmp_path, *given)["policies"]["least_loaded"]

@@ -155,6 +155,7 @@ def test_the_warm_up_is_simulated_but_not_counted() -> None:
     assert rest.e2e_s.tolist() != cold.e2e_s.tolist()  # requests of the warm-up were still in flight
 
 
+@pytest.mark.slow
 def test_too_long_requests_are_errors_except_in_the_warm_up() -> None:
     pool = [replica(Method.BASELINE, max_model_len=400), replica(Method.EAGLE3, 3, max_model_len=400)]
     lengths = [300, 5000, 300, 5000, 300]

@@ -185,6 +185,7 @@ def bound(settings: ThresholdSettings) -> float:
     return {knob.name: knob.present for knob in knobs(settings)}["copies.overlap.low"]
 
 
+@pytest.mark.slow
 def test_the_best_third_of_the_trials_goes_on_within_the_budget() -> None:
     play, seen = made_up()
     windows = windows_of(600_000, 60, BUDGET)

@@ -26,6 +26,7 @@ def _run(seed: int, groups: int, ratio: float, confidence: float, own: int = 7) 
     return held, gain.comparison(confidence)
 
 
+@pytest.mark.slow
 def test_it_holds_the_true_ratio_at_all_times_at_least_as_often_as_it_says() -> None:
     """200 runs, looked at after each block. At 80%, P(fewer than 143 hold) is below 0.001."""
     runs = [_run(seed, 20, 0.8, 0.8) for seed in range(200)]

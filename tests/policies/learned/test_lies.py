@@ -81,6 +81,7 @@ LIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lies", LIES.values(), ids=LIES.keys())
 def test_lies_of_one_replica_are_bounded_and_repaired(lies: dict[str, Any]) -> None:
     pool = Pool()

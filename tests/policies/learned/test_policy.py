@@ -61,6 +61,7 @@ def _outcome(decision: Decision, request: RequestFeatures = REQUEST, **fields: o
     return replace(usual, **fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_requests_finish_sooner_than_with_least_loaded() -> None:
     """The ratios of the mean times were 0.81 and 0.92 when this was written; the first 150 requests do not count."""
     ratios = []
@@ -305,6 +306,7 @@ def test_a_silent_drafter_counts_as_one_token_per_step_and_teaches_its_arm_nothi
     assert policy.predictor.tokens_per_step("e", key) == pytest.approx(healthy, rel=0.01)
 
 
+@pytest.mark.slow
 def test_kinds_on_which_a_method_never_gains_accuse_no_drafter() -> None:
     """Neither one that is new, nor one of which it is known."""
     policy, pool = _policy(guardrail={"share": 0}), _pool()[3:]

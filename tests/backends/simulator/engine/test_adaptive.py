@@ -138,6 +138,7 @@ def made(number: int, calibration: Calibration) -> Script:
     return replace(script, prompt_tokens=30)
 
 
+@pytest.mark.slow
 def test_adaptive_verification_costs_little_when_idle_and_gains_when_busy() -> None:
     free = knowing(0.5)
     assert free.step.graph_tokens > 0

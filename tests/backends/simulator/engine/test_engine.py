@@ -306,6 +306,7 @@ def play_both(parameters: EngineParameters, arrivals: list[tuple[float, Script]]
     return completions
 
 
+@pytest.mark.slow
 @given(workloads())
 @settings(max_examples=100, deadline=None)
 def test_virtual_time_agrees_with_stepping_by_hand(

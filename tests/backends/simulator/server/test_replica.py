@@ -218,6 +218,7 @@ def test_stop_strings(urls: dict[str, str]) -> None:
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", stop)
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_not_to_end_has_the_length_asked_for(urls: dict[str, str]) -> None:
     assert chat(urls["plain"], ignore_eos=True, max_tokens=1500)["usage"]["completion_tokens"] == 1500
 

@@ -71,6 +71,7 @@ def test_ngram_drafts_are_accepted_more_in_copies_than_in_chat(model: TargetMode
     assert 1.0 <= sum(chatting) / len(chatting) < 2
 
 
+@pytest.mark.slow
 def test_a_suffix_tree_of_different_chats_does_not_come_to_know_the_next_one(model: TargetModel) -> None:
     """Of recorded chats it emits 1.55 tokens per step, early and late."""
     cache, per_step = SuffixCache(), []
