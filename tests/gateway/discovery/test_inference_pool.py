@@ -214,3 +214,22 @@ def test_a_source_is_another_one_with_another_method_for_pods_without_labels() -
     assert bare.of_unlabelled == {}
     assert bare.where != plain.where
     assert plain.where == DiscoverSettings.model_validate(POOL | {"method": "baseline", "weight": 2}).where
+
+
+async def test_a_source_that_is_ended_while_it_fails_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api, began = api_of(tmp_path, inference_pool("3"), PLAIN), asyncio.Event()
+
+    async def fail_when_cancelled(*_: object) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise SourceError("the API server is away")
+
+    monkeypatch.setattr(InferencePoolSource, "_follow_pods", fail_when_cancelled)
+    async with api:
+        task = asyncio.create_task(of(api).follow(lambda _: None))
+        await began.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task

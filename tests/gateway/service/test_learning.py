@@ -38,7 +38,7 @@ _MIN_WEIGHT_OF_18 = 15
 
 def _fitted_answers(fitted: FittedModels | None) -> float:
     """Return the number of answers whose lengths were fitted."""
-    return 0.0 if fitted is None or fitted.length.effects is None else fitted.length.effects.observations
+    return 0.0 if fitted is None or fitted.length.effects is None else sum(fitted.observed.values())
 
 
 async def _notes(running: Running) -> dict[str, str]:
