@@ -84,6 +84,12 @@ def keep_running(
     return start(work, _keep_running(work, run, of, stopping or asyncio.Event()), of=of)
 
 
+def is_cancelled() -> bool:
+    """Return whether the present task has been cancelled, which a failure at the same time hides from `except`."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def _keep_running(
     work: Work, run: Callable[[], Coroutine[Any, Any, None]], of: str, stopping: asyncio.Event
 ) -> None:
@@ -92,13 +98,10 @@ async def _keep_running(
         began_s = time.monotonic()
         try:
             await run()
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            failure: BaseException = error  # of something that it waited for
-        except Exception as error:  # noqa: BLE001 -- whatever it is, the work has to go on
-            failure = error
+        except (Exception, asyncio.CancelledError) as error:
+            if is_cancelled():
+                raise asyncio.CancelledError from error
+            failure: BaseException = error  # a cancellation of something that it waited for, too
         else:
             return
         if time.monotonic() - began_s >= _SETTLED_S:

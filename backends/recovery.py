@@ -38,7 +38,7 @@ class Recovery:
         self.replicas: dict[tuple[str, str], _Return] = {}
 
     def follow(self, backend: Backend, health: Health) -> None:
-        """Note the state of a replica."""
+        """Follow a replica while it recovers."""
         key = backend.model, backend.name
         if health.state is not State.RECOVERING:
             self.replicas.pop(key, None)

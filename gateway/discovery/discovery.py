@@ -70,6 +70,8 @@ class _Followed:
             except Exception:
                 log.exception("%s has failed", self._where)
                 self._note("failed", "a defect")
+            if background.is_cancelled():
+                return
             self.has_answered.set()
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

@@ -61,8 +61,7 @@ class InferencePoolSource:
         namespace = self._namespace or api.namespace()
         query = {"fieldSelector": f"metadata.name={self._name}"}
         pools = Objects(api, "inferencepools.inference.networking.k8s.io", "v1", namespace, query, _Pool.of)
-        own, task = asyncio.current_task(), None
-        assert own is not None
+        task: asyncio.Task[None] | None = None
         try:
             async with asyncio.TaskGroup() as group, aclosing(pools.changes()) as changes:
                 async for _ in changes:
@@ -73,8 +72,6 @@ class InferencePoolSource:
                         task.cancel()
                     task = group.create_task(self._follow_pods(api, namespace, pool, report))
         except BaseExceptionGroup as errors:
-            if own.cancelling():  # which a failure at the same time hides
-                raise asyncio.CancelledError from None
             raise errors.exceptions[0] from None
 
     async def _follow_pods(self, api: ApiServer, namespace: str, pool: _Pool, report: Report) -> None:

@@ -119,7 +119,7 @@ class Worker:
         gateway.reload = self._ask_reload
 
     async def show_life(self) -> None:
-        """Tell the parent every second that the event loop runs."""
+        """Send a sign of life to the parent every second, for as long as the event loop runs."""
         while True:
             self._link.send(self._alive)
             await asyncio.sleep(ALIVE_S)

@@ -68,6 +68,23 @@ async def test_work_outlives_that_something_it_waits_for_is_cancelled(counted: l
     await task  # it has come to its end
 
 
+async def test_work_that_fails_while_it_is_cancelled_is_not_begun_again() -> None:
+    began = asyncio.Event()
+
+    async def run() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("at the same time")
+
+    task = background.keep_running("state", run)
+    await began.wait()
+    task.cancel()
+    await asyncio.wait_for(asyncio.wait([task]), 5.0)
+    assert task.cancelled()
+
+
 async def test_work_that_is_to_stop_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "FIRST_PAUSE_S", 3600.0)
     stopping, failed = asyncio.Event(), asyncio.Event()

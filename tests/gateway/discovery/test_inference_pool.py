@@ -228,8 +228,11 @@ async def test_a_source_that_is_ended_while_it_fails_is_ended(tmp_path: Path, mo
 
     monkeypatch.setattr(InferencePoolSource, "_follow_pods", fail_when_cancelled)
     async with api:
-        task = asyncio.create_task(of(api).follow(lambda _: None))
+        followed = Discovery(lambda: None, lambda *_: None, lambda _: of(api))
+        model = {"policy": {"name": "round_robin"}, "discover": {"fleet": {"inference_pool": {"name": "llama"}}}}
+        starting = asyncio.create_task(followed.start(PoolSettings.model_validate({"models": {"m": model}})))
         await began.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        (source,) = followed._followed.values()
+        followed.keep(None)
+        await asyncio.wait_for(asyncio.wait([source.task]), 5.0)
+        starting.cancel()
