@@ -282,22 +282,27 @@ async def test_requests_go_to_the_fastest_whatever_their_clients_ask_for(api: st
             running.upstreams[name].behaviour = engine
         body = body_of(api, "plain", stream=True, asks=asks)
 
-        async def send_all(requests: Iterator[int]) -> None:
-            for _ in requests:
-                (await running.client.post(api, json=body)).raise_for_status()
+        async def send_all(headers: Iterator[dict[str, str]]) -> None:
+            for one in headers:
+                (await running.client.post(api, json=body, headers=one)).raise_for_status()
+
+        async def send(headers: list[dict[str, str]]) -> None:
+            requests = iter(headers)
+            await asyncio.gather(*[send_all(requests) for _ in range(12)])
 
         async def shares_of(count: int) -> dict[str, float]:
             before = {name: engine.served for name, engine in engines.items()}
-            requests = iter(range(count))
-            await asyncio.gather(*[send_all(requests) for _ in range(12)])
+            await send([{}] * count)
             return {name: (engine.served - before[name]) / count for name, engine in engines.items()}
 
         policy = running.gateway.models[MODEL].policy
         assert isinstance(policy, Learned)
-        is_ejected, shares = True, await shares_of(200)
+        # All are met alike, so that none is avoided for what a busy machine did to its first steps.
+        await send([{"x-gateway-backend": name} for _ in range(24) for name in engines])
+        is_ejected, shares = True, await shares_of(60)
         while is_ejected:  # for 20 s, if its steps stand still on a busy machine
             is_ejected = bool(policy.outlier_ejection.reasons)
             shares = await shares_of(60)
             is_ejected |= bool(policy.outlier_ejection.reasons)
         print(f"{api}, asks: {asks}, engine reports steps: {reports}: {shares}")  # docs/clients.md
-        assert shares["e"] > 0.5, shares  # nearly all on a quiet machine
+        assert shares["e"] > 0.75, shares
