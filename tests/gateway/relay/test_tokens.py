@@ -297,12 +297,13 @@ async def test_requests_go_to_the_fastest_whatever_their_clients_ask_for(api: st
 
         policy = running.gateway.models[MODEL].policy
         assert isinstance(policy, Learned)
-        # All are met alike, so that none is avoided for what a busy machine did to its first steps.
-        await send([{"x-gateway-backend": name} for _ in range(24) for name in engines])
-        is_ejected, shares = True, await shares_of(60)
-        while is_ejected:  # for 20 s, if its steps stand still on a busy machine
-            is_ejected = bool(policy.outlier_ejection.reasons)
+        is_disturbed, shares = True, {"e": 0.0}
+        for _ in range(6):  # a busy machine may slow the steps of one, or stop them
+            await send([{"x-gateway-backend": name} for _ in range(24) for name in engines])
+            is_disturbed = bool(policy.outlier_ejection.reasons)
             shares = await shares_of(60)
-            is_ejected |= bool(policy.outlier_ejection.reasons)
+            is_disturbed |= bool(policy.outlier_ejection.reasons)
+            if shares["e"] > 0.75 and not is_disturbed:
+                break
         print(f"{api}, asks: {asks}, engine reports steps: {reports}: {shares}")  # docs/clients.md
         assert shares["e"] > 0.75, shares
