@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from backends.draft_schedule import DraftSchedule, Speculation, draft_schedule, effective_k
+from backends.drafter_limit import DrafterLimit
 from backends.speculation import Method
 
 if TYPE_CHECKING:  # it imports this module
@@ -92,6 +93,11 @@ class Candidate(Protocol):
         ...
 
     @property
+    def drafter_limit(self) -> DrafterLimit | None:
+        """The longest context that the drafter serves; None if it has no limit, or none is known."""
+        ...
+
+    @property
     def weight(self) -> float:
         """Share of the traffic that the operator intends for it, relative to the other backends; 1.0 by default."""
         ...
@@ -158,6 +164,7 @@ class Backend:
     weight: float = 1.0
     simulated: bool = False
     launched: bool = False
+    drafter_limit: DrafterLimit | None = None
 
     state: State = State.STARTING
     state_reason: str = "not yet checked"

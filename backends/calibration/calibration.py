@@ -70,6 +70,9 @@ class StepTime(_Sourced):
     base + below_knee * min(tokens, knee) + above_knee * max(0, tokens - knee) + per_request * requests that get tokens
     + per_context_token * context + overhead. A step that drafts takes `speculation_overhead_s` more, and one with more
     than `graph_tokens`, the size of the largest captured graph, `no_graph_s` (0 tokens: no limit is known).
+
+    `per_attended_s` is added for each pair of a computed prompt token and a token before it. The cost of a request's
+    context grows by `context_per_draft` of itself for each draft token that the step verifies for it.
     """
 
     base_s: Seconds
@@ -82,6 +85,8 @@ class StepTime(_Sourced):
     per_request_s: Seconds = 0.0
     graph_tokens: int = Field(default=0, ge=0)
     no_graph_s: Seconds = 0.0
+    per_attended_s: Seconds = 0.0
+    context_per_draft: float = Field(default=0.0, ge=0)
 
 
 class Drafting(_Sourced):
@@ -108,6 +113,15 @@ class Progress(_Sourced):
     logit_shifts: tuple[float, ...] = Field(min_length=1)
 
 
+class ContextShift(_Sourced):
+    """Shift of the acceptance logits as the context grows: linear in its log2 between those given, constant beyond."""
+
+    tokens: tuple[int, ...] = Field(min_length=1)  # of context before a step, ascending
+    # At each of them by draft position, shape (contexts, positions); the last also holds for further positions.
+    logit_shifts: tuple[tuple[float, ...], ...] = Field(min_length=1)
+    known_to_tokens: int = Field(ge=1)  # the longest context that was measured
+
+
 class Acceptance(_Sourced):
     """Acceptance of a model's drafts at temperature 0."""
 
@@ -131,6 +145,7 @@ class MethodCalibration(BaseModel):
     # Acceptance by kind of text; empty for methods that are replayed on the text.
     acceptance: dict[Kind, Acceptance] = Field(default_factory=dict)
     acceptance_like: Method | None = None  # another method whose acceptance is used, if none was published for this one
+    context: ContextShift | None = None  # how acceptance changes with the context; None if it was not seen to
     # weights_gib, kv_kib_per_token: weights of the draft, and its KV cache per token.
     weights_gib: float = Field(default=0.0, ge=0)
     kv_kib_per_token: float = Field(default=0.0, ge=0)

@@ -27,6 +27,8 @@ class DraftProfile:
     confidence_window: float = 0.0  # see `Acceptance.confidence_window`; 0 for None
     # Output tokens, and shifts of the logits at these; linear between them, constant beyond.
     progress: tuple[tuple[int, ...], tuple[float, ...]] = ((), ())
+    # Tokens of context, and shifts of the logits there by position; see `ContextShift`.
+    context: tuple[tuple[int, ...], tuple[tuple[float, ...], ...]] = ((), ())
 
 
 def draft_profile(

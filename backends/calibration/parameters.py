@@ -8,6 +8,7 @@ from typing import Any
 
 from backends.calibration.calibration import Calibration, Drafting, StepTime
 from backends.draft_schedule import draft_schedule
+from backends.drafter_limit import DrafterLimit
 from backends.drafting.script import BLOCK_TOKENS
 from backends.speculation import Method
 
@@ -47,6 +48,11 @@ class EngineParameters:
     # Whether each step verifies only the draft tokens that are worth their time, as with vLLM's
     # `enable_adaptive_verification`.
     adaptive: bool = False
+    drafter_limit: DrafterLimit | None = None  # the longest context that the drafter serves
+    # Whether a request is admitted only if all its known tokens fit into the KV cache: vLLM's
+    # `scheduler_reserve_full_isl`.
+    reserves_sequence: bool = False
+    asynchronous: bool = False  # whether a step is scheduled while the one before it runs: vLLM's `async_scheduling`
 
     def __post_init__(self) -> None:
         if min(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.kv_blocks) < 1 or self.k < 0:

@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 
 from backends.backend import Candidate, EngineLoad
 from backends.draft_schedule import DraftSchedule
+from backends.drafter_limit import DrafterLimit
 from backends.speculation import Method
 from policies.features.request import RequestFeatures
 from policies.learned.models.keys import Key
@@ -43,6 +44,7 @@ class FluidBackend:
     draft_schedule: DraftSchedule
     weight: float
     cost: StepCost
+    drafter_limit: DrafterLimit | None = None
     in_flight: int = 0
     load: EngineLoad = field(default_factory=EngineLoad)
     now_s: float = 0.0
@@ -102,6 +104,7 @@ def fluid_pool(predictor: Predictor, candidates: Sequence[Candidate]) -> list[Fl
             candidate.draft_schedule,
             candidate.weight,
             predictor.of(candidate).cost,
+            candidate.drafter_limit,
         )
         for candidate in candidates
     ]

@@ -78,6 +78,7 @@ class Replica:
         self._config = dict(speculative_config or {})
         adaptive = bool(self._config.get("enable_adaptive_verification"))
         self.draft_schedule = DraftSchedule(self.parameters.k, self.parameters.k_by_batch, adaptive)
+        self.drafter_limit = self.parameters.drafter_limit
         self._records: Records = replica_record(self.parameters)  # replaced by the fleet's in `join`
         self._number = 0
 

@@ -34,6 +34,8 @@ REPLICA = np.dtype(
         ("per_token_above_knee_s", np.float64),
         ("per_request_s", np.float64),
         ("per_context_token_s", np.float64),
+        ("per_attended_s", np.float64),
+        ("context_per_draft", np.float64),
         ("no_graph_s", np.float64),
         ("overhead_s", np.float64),
         ("speculation_overhead_s", np.float64),
