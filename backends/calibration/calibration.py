@@ -32,6 +32,20 @@ class Kind(StrEnum):
     TRANSLATION = "translation"
 
 
+class Precision(StrEnum):
+    """Precisions of a target's weights."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+    FP4 = "fp4"  # with or without the scales of its blocks: NVFP4, MXFP4
+    INT4 = "int4"  # computed with in BF16
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Bytes that a weight takes in memory."""
+        return {Precision.BF16: 2.0, Precision.FP8: 1.0}.get(self, 0.5)
+
+
 _NEAREST = {
     Kind.EXTRACTION: Kind.SUMMARIZATION,  # both copy words of the prompt
     Kind.RAG: Kind.SUMMARIZATION,
@@ -210,6 +224,7 @@ class Calibration(BaseModel):
     name: str
     target: str
     hardware: str
+    precision: Precision = Precision.BF16  # of the target's weights
     step: StepTime
     memory: Memory
     scheduler: Scheduler

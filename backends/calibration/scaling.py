@@ -1,0 +1,127 @@
+"""Calibrations for GPUs without one: those of another GPU, by what the data sheets of both say."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from backends.calibration.calibration import Calibration, Drafting, MethodCalibration, Precision
+from backends.speculation import Method
+
+_LARGE_GIB = 70
+"""From this memory on vLLM takes large batches, except on A100 (engine/arg_utils.py of 0.32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU according to its data sheet, without sparsity."""
+
+    name: str
+    bandwidth_tb_s: float
+    tflops: dict[Precision, float]
+    gib: float
+
+
+@cache
+def gpus() -> dict[str, Gpu]:
+    """Return the known GPUs by their names in small letters."""
+    text = resources.files("backends.calibration").joinpath("gpus.csv").read_text(encoding="utf-8")
+    return {
+        row["gpu"].lower(): Gpu(
+            row["gpu"],
+            float(row["bandwidth_tb_s"]),
+            # Weights of INT4 are computed with in BF16.
+            {each: float(row[f"{'bf16' if each is Precision.INT4 else each}_tflops"]) for each in Precision},
+            float(row["gib"]),
+        )
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calibration:
+    """Return a calibration for as many GPUs of another kind, with weights of a precision.
+
+    What is read from memory (weights, drafts, context) goes by bandwidth and bytes, what is computed by FLOP/s; what
+    the host does takes as long. `python -m benchmarks.calibration --base` prints how far this is off.
+
+    Examples
+    --------
+    >>> from backends.calibration.calibration import load_calibration
+    >>> fast = scaled(load_calibration("llama-3.1-8b-h100"), "B200", "fp8")
+    >>> fast.hardware, fast.precision.value, fast.memory.weights_gib
+    ('1x B200', 'fp8', 7.48)
+    """
+    number, source = _machine(calibration)
+    target, wanted = _known(gpu), _precision(precision)
+    bandwidth = source.bandwidth_tb_s / target.bandwidth_tb_s
+    smaller = wanted.bytes_per_weight / calibration.precision.bytes_per_weight
+    compute = source.tflops[calibration.precision] / target.tflops[wanted]
+    attention = source.tflops[Precision.BF16] / target.tflops[Precision.BF16]
+    step, memory = calibration.step, calibration.memory
+    # Reading takes as long as computing at the knee; one below which tokens cost more than above is of experts.
+    waking = step.per_token_below_knee_s > step.per_token_above_knee_s
+    knee_tokens = step.knee_tokens if waking else round(step.knee_tokens * bandwidth * smaller / compute)
+    large = target.gib >= _LARGE_GIB and not target.name.startswith("A100")
+    return calibration.model_copy(
+        update={
+            "name": f"{calibration.name}-on-{target.name.lower()}-{wanted}",
+            "hardware": f"{number}x {target.name}",
+            "precision": wanted,
+            "step": step.model_copy(
+                update={
+                    "base_s": step.base_s * bandwidth * smaller,
+                    "knee_tokens": knee_tokens,
+                    "per_token_below_knee_s": step.per_token_below_knee_s
+                    * (bandwidth * smaller if waking else compute),
+                    "per_token_above_knee_s": step.per_token_above_knee_s * compute,
+                    "per_context_token_s": step.per_context_token_s * bandwidth,
+                    "per_attended_s": step.per_attended_s * attention,
+                    "source": f"{calibration.name}'s, scaled from {source.name} in {calibration.precision}",
+                }
+            ),
+            "memory": memory.model_copy(
+                update={"gpu_gib": number * target.gib, "weights_gib": memory.weights_gib * smaller}
+            ),
+            "scheduler": calibration.scheduler.model_copy(
+                update={"max_num_seqs": 1024, "max_num_batched_tokens": 8192}
+                if large
+                else {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
+            ),
+            "methods": {method: _drafts(method, each, bandwidth) for method, each in calibration.methods.items()},
+        }
+    )
+
+
+def _drafts(method: Method, entry: MethodCalibration, bandwidth: float) -> MethodCalibration:
+    """Return a method's calibration for another bandwidth, by which its passes go; lookups are the host's."""
+    if method in (Method.BASELINE, Method.NGRAM, Method.SUFFIX):
+        return entry
+    names = ("base_s", "per_pass_s", "per_context_token_s")
+    drafting: Drafting = entry.drafting.model_copy(update={n: getattr(entry.drafting, n) * bandwidth for n in names})
+    return entry.model_copy(update={"drafting": drafting})
+
+
+def _machine(calibration: Calibration) -> tuple[int, Gpu]:
+    """Return the number of GPUs of a calibration, and which they are."""
+    machine = re.match(r"(\d+)x ([\w-]+)", calibration.hardware)
+    if not machine:
+        raise ValueError(
+            f"calibration {calibration.name!r} cannot be scaled: its hardware is {calibration.hardware!r}, not like "
+            "'2x H200'"
+        )
+    return int(machine[1]), _known(machine[2])
+
+
+def _known(gpu: str) -> Gpu:
+    if gpu.lower() not in gpus():
+        raise ValueError(f"no data sheet of a GPU {gpu!r}; known: {', '.join(each.name for each in gpus().values())}")
+    return gpus()[gpu.lower()]
+
+
+def _precision(precision: str) -> Precision:
+    if precision not in set(Precision):
+        raise ValueError(f"no precision is called {precision!r}; known: {', '.join(Precision)}")
+    return Precision(precision)
