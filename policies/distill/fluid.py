@@ -17,6 +17,7 @@ from backends.speculation import Method
 from policies.features.request import RequestFeatures
 from policies.learned.models.keys import Key
 from policies.learned.models.prior import StepCost
+from policies.learned.models.step_time import weighed
 from policies.learned.predict import Predictor
 
 Kind = tuple[Key, RequestFeatures]
@@ -129,9 +130,11 @@ def play(jobs: Sequence[Job], predictor: Predictor, pool: Sequence[FluidBackend]
         backend = pool[choose(job, pool, job.arrives_s)]
         features = job.features
         per_step = predictor.tokens_per_step(backend.name, job.key)
-        prefill_s = backend.cost.per_prompt_token_s * features.prompt_tokens if job.left == 1.0 else 0.0
+        prompt = weighed(features.prompt_tokens, 0.0, predictor.attention) if job.left == 1.0 else 0.0
         steps = max(1.0, job.left * job.output_tokens / per_step)
-        backend.put(number, steps, features.prompt_tokens + job.output_tokens / 2, prefill_s)
+        backend.put(
+            number, steps, features.prompt_tokens + job.output_tokens / 2, backend.cost.per_prompt_token_s * prompt
+        )
     run(_END_S)
     return total_s / max(1, counted)
 

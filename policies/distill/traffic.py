@@ -69,7 +69,7 @@ class LikelyTraffic:
             for key, features in kinds:
                 prediction = self._predictor.predict(features, key, [backend])[0]
                 each_s = cost.per_request_s + cost.per_context_token_s * prediction.context_tokens
-                prefill_s = level * cost.per_prompt_token_s * prediction.prompt_tokens
+                prefill_s = level * cost.per_prompt_token_s * prediction.weighed_tokens
                 work_s += prediction.steps * (cost.base_s + level * each_s) + prefill_s
             rate += level * len(kinds) / work_s
         return rate

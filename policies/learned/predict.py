@@ -17,7 +17,8 @@ from policies.learned.models.backend_model import BackendModel, FittedModels, Pr
 from policies.learned.models.depth import Depth
 from policies.learned.models.keys import Key
 from policies.learned.models.prefix_memory import PrefixMemory
-from policies.learned.models.prior import DEFAULT_CALIBRATION, adaptive_schedule, expected_step
+from policies.learned.models.prior import DEFAULT_CALIBRATION, adaptive_schedule, attention_share, expected_step
+from policies.learned.models.step_time import weighed
 from policies.load import LoadMeter
 
 _Acceptance = tuple[BackendModel, float, list[float], float]
@@ -30,6 +31,7 @@ class Predictor:
     def __init__(self, meter: LoadMeter, calibration: str = DEFAULT_CALIBRATION) -> None:
         self.meter = meter  # counter of the requests on a backend
         self.calibration = calibration  # name of the calibration that describes backends without observations
+        self.attention = attention_share(calibration)
         self.prefixes = PrefixMemory()
         self.backend_models: dict[str, BackendModel] = {}  # model of each backend seen so far, by name
         self._fitted = FittedModels(AcceptanceModel(calibration=calibration))
@@ -168,7 +170,8 @@ class Predictor:
             prompt = prompt_tokens
             if holders:
                 prompt = max(1.0, prompt - model.prefixes.cached_tokens(request, holders))
-            prefill_s = slowness * model.prompt_time.token_s(model.per_prompt_token_s) * prompt
+            work = weighed(prompt, prompt_tokens - prompt, self.attention)
+            prefill_s = slowness * model.prompt_time.token_s(model.per_prompt_token_s) * work
             evicted_s = _eviction_s(candidates, prefill_s) if model.prefixes.is_full_with(prompt) else 0.0
             wait_s = backlog.prefill_left_s(self.now_s) if requests else 0.0
             alone_s = slowness * model.base_s + own_step_s
@@ -194,6 +197,7 @@ class Predictor:
                     requests,
                     observations,
                     prefill_s,
+                    work,
                 )
             )
         return predictions

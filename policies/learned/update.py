@@ -166,7 +166,7 @@ class Observer:
         if steps <= _MIN_STEPS or decode_s <= 0 or memo.mark is None:
             return None
         requests, context, prompt_tokens = model.backlog.since(memo.mark, now_s)
-        prompt_tokens = max(0.0, prompt_tokens - memo.prediction.prompt_tokens)  # its own came before its first token
+        prompt_tokens = max(0.0, prompt_tokens - memo.prediction.weighed_tokens)  # its own came before its first token
         load = step_time.terms(requests, context, prompt_tokens / steps)
         expected_s = step_time.seconds(model.cost_at(place), load)
         step_s = decode_s / (steps - 1)
@@ -177,14 +177,15 @@ class Observer:
         is_evidence = model.observed >= _MIN_OBSERVATIONS and not outcome.is_estimated
         return step_s / expected_s if is_evidence else None
 
-    @staticmethod
-    def _observe_prompt(outcome: Outcome, prediction: Prediction, model: BackendModel) -> None:
+    def _observe_prompt(self, outcome: Outcome, prediction: Prediction, model: BackendModel) -> None:
         """Learn the time of a prompt that hardly had to wait for others."""
         prefill_s, cached = prediction.prefill_s, outcome.cached_tokens
         waited_s = prediction.ttft_s - 1.5 * prediction.step_s - prefill_s
         if outcome.ttft_s is None or model.slowness > 1.0 or waited_s > _MOST_WAIT * prefill_s:
             return
-        tokens = prediction.prompt_tokens if cached is None else outcome.prompt_tokens - cached
+        tokens = prediction.weighed_tokens
+        if cached is not None:
+            tokens = step_time.weighed(outcome.prompt_tokens - cached, cached, self._predictor.attention)
         seconds = outcome.ttft_s - 1.5 * prediction.step_s - waited_s
         expected_s = tokens * model.prior.per_prompt_token_s
         if step_time.LEAST_RATIO * expected_s <= seconds <= step_time.MOST_RATIO * expected_s:

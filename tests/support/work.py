@@ -7,4 +7,5 @@ from policies.learned.models.backend_model import Prediction
 
 def work(steps: float, context_tokens: float, prompt_tokens: float, prefill_s: float = 0.0) -> Prediction:
     """Return the prediction of a request that adds this work to its backend."""
-    return Prediction(0.0, 0.0, 0.0, 0.0, steps, 1.0, steps, context_tokens, prompt_tokens, 0, 0.0, prefill_s)
+    prompts = prompt_tokens, 0, 0.0, prefill_s, prompt_tokens
+    return Prediction(0.0, 0.0, 0.0, 0.0, steps, 1.0, steps, context_tokens, *prompts)

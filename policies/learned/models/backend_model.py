@@ -17,7 +17,7 @@ from policies.learned.models.step_time import Load, PromptTime
 from policies.learned.shadow_drafting import SHADOWED
 
 Mark = tuple[float, float, float, float]
-"""When a request was sent, and the integrals of its backlog then: of requests, context and prompt tokens."""
+"""When a request was sent, and the integrals of its backlog then: of requests, context and weighed prompt tokens."""
 
 
 class Prediction:
@@ -37,10 +37,12 @@ class Prediction:
         requests: int,
         observations: float = 0.0,
         prefill_s: float = 0.0,
+        weighed_tokens: float = 0.0,
     ) -> None:
         self.steps = steps  # engine steps of its answer
         self.context_tokens = context_tokens  # mean context of a step: the prompt and half of the answer, in tokens
         self.prompt_tokens = prompt_tokens  # prompt tokens to compute, without cached ones
+        self.weighed_tokens = weighed_tokens  # the same with the attention to those before them, see `weighed`
         self.prefill_s = prefill_s  # seconds that computing them takes
         self.ttft_s = ttft_s  # seconds to the first token: waiting, and computing the prompt
         self.decode_s = decode_s  # seconds from the first token to the last
@@ -103,11 +105,11 @@ class Backlog:
         self.sent += 1
         self.steps += prediction.steps
         self.context_tokens += prediction.context_tokens
-        self._prompt_tokens += prediction.prompt_tokens
+        self._prompt_tokens += prediction.weighed_tokens
         self._requests += 1
         self._prefill_until_s = now_s + self.prefill_left_s(now_s) + prediction.prefill_s
         self.prefill_s += prediction.prefill_s
-        return now_s, self._request_s, self._context_s, self._prompt_tokens - prediction.prompt_tokens
+        return now_s, self._request_s, self._context_s, self._prompt_tokens - prediction.weighed_tokens
 
     def prefill_left_s(self, now_s: float) -> float:
         """Return the seconds until the prompts sent here are computed, one after another, in order of arrival."""
@@ -123,7 +125,7 @@ class Backlog:
             self.prefill_s = max(0.0, self.prefill_s - prediction.prefill_s)
 
     def since(self, mark: Mark, now_s: float) -> tuple[float, float, float]:
-        """Return the mean requests and mean context tokens since a mark, and the prompt tokens sent from it on."""
+        """Return the mean requests and context tokens since a mark, and the weighed prompt tokens sent from it on."""
         at_s, request_s, context_s, prompt_tokens = mark
         elapsed_s = max(1e-6, now_s - at_s)
         return (  # the mark may be that of another backend which had the name before

@@ -77,6 +77,13 @@ def expected_step(calibration: str, method: Method, k: int, verified_drafts: int
 
 
 @cache
+def attention_share(calibration: str) -> float:
+    """Return what each token before a prompt token adds to the time of computing it, as a share of that time."""
+    step = load_calibration(calibration).step
+    return step.per_attended_s / step.per_token_above_knee_s if step.per_token_above_knee_s else 0.0
+
+
+@cache
 def adaptive_schedule(calibration: str, method: Method, drafts: DraftSchedule) -> DraftSchedule:
     """Return how many drafts an engine with adaptive verification verifies, as a schedule.
 

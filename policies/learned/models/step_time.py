@@ -15,11 +15,19 @@ from policies.learned.models.prior import StepCost
 from policies.statistics import Sums, Table
 
 LEAST_TOKENS: Final = 2048
-"""Prompt tokens to compute from which the time to the first token is mostly that of computing them."""
+"""Prompt tokens to compute, weighed, from which the time to the first token is mostly that of computing them."""
+
+
+def weighed(tokens: float, cached: float, attention: float) -> float:
+    """Return the first tokens of a prompt that take as long as `tokens` after `cached` ones.
+
+    Each attends to all before it, which adds `attention` of its time for each of them (`prior.attention_share`).
+    """
+    return tokens * (1.0 + attention * (cached + tokens / 2))
 
 
 class PromptTime:
-    """Seconds per prompt token of one backend.
+    """Seconds per prompt token of one backend, at the beginning of a prompt.
 
     The times of an answer's steps tell it too, but badly where prompts are long: which of the prompts sent meanwhile
     were computed during those steps is then hardly known.
@@ -74,7 +82,7 @@ _OUTLIER: Final = 3.0
 
 
 Load = tuple[float, float, float, float]
-"""Regressors of step time: 1, requests, thousands of context tokens, hundreds of prompt tokens per step.
+"""Regressors of step time: 1, requests, thousands of context tokens, hundreds of prompt tokens per step, weighed.
 
 Of steps that drafted less than the maximum k, each is multiplied by what the calibration has there over what it has at
 that k, so that one cost holds for all of them.

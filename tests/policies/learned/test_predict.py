@@ -87,6 +87,27 @@ def test_a_long_prompt_delays_others_more_than_a_short_one() -> None:
     assert long.ttft_s > short.ttft_s
 
 
+def test_the_tokens_before_a_prompt_token_raise_its_price() -> None:
+    predictor, plain = _predictor(), _predictor()
+    predictor.attention, plain.attention = 1e-4, 0.0
+    request = replace(REQUEST, prompt_tokens=20_000, prefix=(1, 2), prefix_tokens=(8_000, 16_000))
+    token_s = expected_step(DEFAULT_CALIBRATION, Method.EAGLE3, 3).per_prompt_token_s
+    for cached in (0, 8_000, 16_000):
+        backend = _backend(f"after-{cached}", in_flight=2)
+        for one in (predictor, plain):
+            if cached:
+                part = replace(request, prefix=request.prefix[: cached // 8_000])
+                one.of(backend).prefixes.remember(
+                    replace(part, prefix_tokens=request.prefix_tokens[: len(part.prefix)])
+                )
+        with_attention, without = (_predict(one, backend, request) for one in (predictor, plain))
+        more_s = token_s * 1e-4 * sum(range(cached, 20_000))
+        assert with_attention.prefill_s == pytest.approx(token_s * (20_000 - cached) + more_s, rel=1e-3)
+        assert with_attention.ttft_s - without.ttft_s == pytest.approx(more_s, rel=1e-3)
+        assert with_attention.others_s - without.others_s == pytest.approx(2 * more_s, rel=1e-3)
+        assert with_attention.prompt_tokens == without.prompt_tokens == 20_000 - cached
+
+
 def test_a_long_answer_shares_at_most_the_steps_of_the_others() -> None:
     predictor = _predictor()
     backend = _busy(predictor, _backend(), 4, work(10.0, 500.0, 100.0))
