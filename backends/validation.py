@@ -53,6 +53,11 @@ class Issue:
         """Return the same issue with `path` prepended to its path."""
         return replace(self, path=(*path, *self.path))
 
+    def __str__(self) -> str:
+        """Return one line: where, what and the hint."""
+        text = f"{'.'.join(map(str, self.path))}: {self.message}" if self.path else self.message
+        return f"{text}; {self.hint}" if self.hint else text
+
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return a hint that names the closest of `known`, or all of them if none is close.

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Container
 from enum import StrEnum
 from functools import cache
-from importlib import resources
 from itertools import pairwise
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Final, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from backends.calibration.files import full_name, line_of, paths_from, read_calibration
 from backends.speculation import Method
+from backends.validation import issues_of
 
 Seconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0, lt=1)]
+_CONFIG: Final = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+_SHOWN_ISSUES: Final = 5
 
 
 class Kind(StrEnum):
@@ -73,7 +76,7 @@ def nearest_kind(kind: str, available: Container[Kind]) -> Kind:
 class _Sourced(BaseModel):
     """A group of numbers with their source."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = _CONFIG
 
     source: str = Field(min_length=1)
 
@@ -120,14 +123,26 @@ class Drafting(_Sourced):
     parallel: bool = False
 
 
-class Progress(_Sourced):
+class _Curve(_Sourced):
+    """Values at ascending points."""
+
+    @model_validator(mode="after")
+    def _is_a_curve(self) -> Self:
+        points, values = [name for name in type(self).model_fields if name != "source"][:2]
+        at = getattr(self, points)
+        if len(at) != len(getattr(self, values)) or list(at) != sorted(set(at)):
+            raise ValueError(f"{points} must ascend, with one of {values} for each")
+        return self
+
+
+class Progress(_Curve):
     """Shift of the acceptance logit as an answer grows: linear between the given output tokens, constant beyond."""
 
     output_tokens: tuple[int, ...] = Field(min_length=1)
     logit_shifts: tuple[float, ...] = Field(min_length=1)
 
 
-class ContextShift(_Sourced):
+class ContextShift(_Curve):
     """Shift of the acceptance logits as the context grows: linear in its log2 between those given, constant beyond."""
 
     tokens: tuple[int, ...] = Field(min_length=1)  # of context before a step, ascending
@@ -153,7 +168,7 @@ class Acceptance(_Sourced):
 class MethodCalibration(BaseModel):
     """The costs and acceptance of one method."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = _CONFIG
 
     drafting: Drafting  # time of drafting
     # Acceptance by kind of text; empty for methods that are replayed on the text.
@@ -165,7 +180,7 @@ class MethodCalibration(BaseModel):
     kv_kib_per_token: float = Field(default=0.0, ge=0)
 
 
-class Temperature(_Sourced):
+class Temperature(_Curve):
     """Factors of acceptance by temperature: linear between the given temperatures, constant beyond.
 
     Examples
@@ -219,9 +234,9 @@ class Calibration(BaseModel):
     439746
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = _CONFIG
 
-    name: str
+    name: str  # in the package; of a file, its path
     target: str
     hardware: str
     precision: Precision = Precision.BF16  # of the target's weights
@@ -231,6 +246,16 @@ class Calibration(BaseModel):
     temperature: Temperature
     methods: dict[Method, MethodCalibration]
     methods_from: str | None = None  # another calibration, from which methods that this one does not list are taken
+
+    @model_validator(mode="after")
+    def _acceptance_is_known(self) -> Self:
+        for name, entry in self.methods.items():
+            like = self.methods.get(entry.acceptance_like) if entry.acceptance_like else None
+            if entry.acceptance_like and not (like and like.acceptance):
+                raise ValueError(f"methods.{name}.acceptance_like: {entry.acceptance_like} has no acceptance here")
+            if entry.acceptance and Kind.CHAT not in entry.acceptance:
+                raise ValueError(f"methods.{name}.acceptance: chat is missing, which stands for unknown kinds of text")
+        return self
 
     def method(self, method: Method) -> MethodCalibration:
         """Return the costs and acceptance of a method."""
@@ -262,24 +287,24 @@ class Calibration(BaseModel):
         return tokens
 
 
-def calibration_names() -> tuple[str, ...]:
-    """Return the names of the calibrations in the package."""
-    folder = resources.files("backends.calibration").joinpath("data")
-    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
+def load_calibration(name: str) -> Calibration:
+    """Load a calibration of the package by its name, or of a YAML file by its path; a process reads each once."""
+    return _loaded(full_name(name))
 
 
 @cache
-def load_calibration(name: str) -> Calibration:
-    """Load a calibration of the package."""
-    if name not in calibration_names():
-        raise ValueError(f"no calibration is called {name!r}; known: {', '.join(calibration_names())}")
-    return Calibration.model_validate(_document(name))
-
-
-def _document(name: str) -> dict[str, Any]:
-    """Return the content of a calibration file, with the methods that it takes from another."""
-    file = resources.files("backends.calibration").joinpath("data", f"{name}.yaml")
-    document: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    if "methods_from" in document:
-        document["methods"] = _document(document["methods_from"])["methods"] | document["methods"]
-    return document
+def _loaded(name: str) -> Calibration:
+    try:
+        document, node = read_calibration(name)
+        if isinstance(document, dict):
+            document["name"] = name
+            if isinstance(other := document.get("methods_from"), str) and isinstance(document.get("methods"), dict):
+                with paths_from(Path(name).parent):
+                    document["methods"] = dict(load_calibration(other).methods) | document["methods"]
+        return Calibration.model_validate(document)
+    except RecursionError:
+        raise ValueError(f"{name}: nested too deep, or methods_from leads back to it") from None
+    except ValidationError as error:
+        issues = issues_of(error, Calibration)
+        reasons = "; ".join(f"line {line_of(node, one.path)}: {one}" for one in issues[:_SHOWN_ISSUES])
+        raise ValueError(f"{name}: not a calibration: {reasons}") from None

@@ -13,6 +13,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from backends import validation
+from backends.calibration.files import paths_from
 from backends.validation import Issue, UsageError, issues_of
 from gateway.config.settings import AdminSettings, KeySettings, PoolSettings
 from gateway.config.yaml import Document, Position, read_yaml
@@ -77,7 +78,8 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
         problems.append(Problem(1, 1, "", "empty", "`gateway init` writes an example"))
     elif document.data is not None:
         try:
-            settings = PoolSettings.model_validate(document.data)
+            with paths_from(path.absolute().parent):
+                settings = PoolSettings.model_validate(document.data)
         except ValidationError as error:
             problems += _located(issues_of(error, PoolSettings), document)
     if problems or settings is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from backends.calibration.files import paths_from
 from backends.validation import UsageError, issues_of
 from gateway.config.settings import ModelSettings, PolicyReference
 from gateway.config.yaml import read_yaml
@@ -33,7 +34,8 @@ def named_reference(text: str, model: ModelSettings | None) -> tuple[str, Policy
             content = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--policy {text}: cannot read the file: {error}") from None
-        return path.stem, _parsed(content, text)
+        with paths_from(path.absolute().parent):
+            return path.stem, _parsed(content, text)
     if text.lstrip().startswith("{"):
         reference = _parsed(text, text)
         return reference.name, reference
@@ -56,8 +58,5 @@ def _validated(data: object, given: str) -> PolicyReference:
     try:
         return PolicyReference.model_validate(data)
     except ValidationError as error:
-        problems = "; ".join(
-            ".".join(map(str, issue.path)) + f": {issue.message}" + (f"; {issue.hint}" if issue.hint else "")
-            for issue in issues_of(error, PolicyReference)
-        )
+        problems = "; ".join(map(str, issues_of(error, PolicyReference)))
         raise UsageError(f"--policy {given}: {problems}") from None

@@ -51,7 +51,9 @@ Strict = Annotated[bool, typer.Option("--strict", help="Reject a trace with a br
 PoolModel = Annotated[str | None, typer.Option(help="Model, for a pool with several.")]
 CalibrationOfAll = Annotated[
     str | None,
-    typer.Option(help="Calibration of all replicas' step times.  [default: as in the pool file]"),
+    typer.Option(
+        metavar="NAME|FILE.yaml", help="Calibration of all replicas' step times.  [default: as in the pool file]"
+    ),
 ]
 Slo = Annotated[
     str | None, typer.Option(metavar="ttft=S,tpot=S,e2e=S", help="Latency bounds in seconds that define goodput.")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import orjson
 
-from backends.calibration.calibration import Calibration, calibration_names, load_calibration
+from backends.calibration.calibration import Calibration, load_calibration
+from backends.calibration.files import calibration_names
 from backends.speculation import Method, serve_config
 from backends.validation import UsageError
 from gateway.config.load import load_pool

@@ -19,7 +19,10 @@ class PlanOptions(PacedOptions):
     config: Annotated[Path | None, typer.Option(help="Pool file with the present mix and policy.")] = None
     calibration: Annotated[
         str | None,
-        typer.Option(help="Target model and GPU to plan for, such as llama-3.1-8b-h100.  [default: the pool's]"),
+        typer.Option(
+            metavar="NAME|FILE.yaml",
+            help="Target model and GPU to plan for, such as llama-3.1-8b-h100.  [default: the pool's]",
+        ),
     ] = None
     policy: Annotated[
         str | None,

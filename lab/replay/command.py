@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from backends.calibration.calibration import load_calibration
 from backends.speculation import serve_config
 from backends.validation import UsageError
 from gateway.config.load import load_pool
@@ -83,6 +84,7 @@ def _max_model_len(simulate: SimulateSettings | None) -> int | None:
 
 def pool_of(served: ModelSettings, calibration: str | None) -> list[ReplicaSpec]:
     """Return the replicas of a model for simulation; real ones get `calibration` or the default one."""
+    of_all = load_calibration(calibration).name if calibration else None
     return [
         ReplicaSpec(
             name=name,
@@ -92,7 +94,7 @@ def pool_of(served: ModelSettings, calibration: str | None) -> list[ReplicaSpec]
                 for key, value in serve_config(backend.method, backend.speculative_config).items()
                 if key != "method"
             },
-            calibration=calibration or (backend.simulate.calibration if backend.simulate else DEFAULT_CALIBRATION),
+            calibration=of_all or (backend.simulate.calibration if backend.simulate else DEFAULT_CALIBRATION),
             weight=backend.weight,
             max_model_len=_max_model_len(backend.simulate),
         )

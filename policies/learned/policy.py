@@ -11,7 +11,7 @@ from random import Random
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from backends.backend import Candidate, EngineChange
-from backends.calibration.calibration import calibration_names
+from backends.calibration.calibration import load_calibration
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.guarded.guardrail import Guardrail
 from policies.guarded.outlier_ejection import OutlierEjection
@@ -56,8 +56,9 @@ class LearnedSettings(LoadSettings):
     slo: Slo = Field(default=Slo(), description="Default SLO for `goodput`.")
     calibration: str = Field(
         default=DEFAULT_CALIBRATION,
-        description="Calibration of the simulator that predicts backends without observations. The overall speed of "
-        "your machines is learned quickly, so choose one in which the methods compare as on your machines.",
+        description="Calibration that predicts backends without observations: a name, or the path of a YAML file, as "
+        "for `simulate`. The overall speed of your machines is learned quickly, so choose one in which the methods "
+        "compare as on your machines.",
     )
     exploration: Exploration = Field(default=Exploration(), description="Limits of exploration.")
     guardrail: GuardrailSettings = Field(default=GuardrailSettings(), description="Comparison with `least_loaded`.")
@@ -77,9 +78,7 @@ class LearnedSettings(LoadSettings):
     @field_validator("calibration")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in calibration_names():
-            raise ValueError(f"no calibration is called {name!r}; known are {', '.join(calibration_names())}")
-        return name
+        return load_calibration(name).name
 
 
 @register

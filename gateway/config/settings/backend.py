@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from backends.speculation import Method, SpeculativeConfig, method_issues, serve_config
-from backends.validation import Issue, did_you_mean, error_of, issues_of
+from backends.validation import Issue, error_of, issues_of
 from gateway.config.settings.base import Seconds, Secret, Settings, Word
 from gateway.config.urls import address
 
@@ -71,11 +71,9 @@ class ServeSettings(Settings):
 
 
 def _known_calibration(name: str) -> str:
-    from backends.calibration.calibration import calibration_names
+    from backends.calibration.calibration import load_calibration
 
-    if name not in calibration_names():
-        raise ValueError(f"no such calibration; {did_you_mean(name, calibration_names())}")
-    return name
+    return load_calibration(name).name
 
 
 class SimulateSettings(Settings):
@@ -84,7 +82,8 @@ class SimulateSettings(Settings):
     Parameters
     ----------
     calibration
-        Name of the calibration: the model and hardware whose step times and acceptance rates are simulated.
+        The model and hardware whose step times and acceptance are simulated: a calibration of the package by name, or
+        the path of a YAML file, as `gateway calibrate` writes it; a relative one starts at the pool file.
     seed
         Seed of the random acceptance of drafts.
     max_model_len

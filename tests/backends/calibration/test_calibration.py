@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from itertools import pairwise
+from pathlib import Path
+
 import numpy as np
 import pytest
 import yaml
 
-from backends.calibration.calibration import (
-    Kind,
-    calibration_names,
-    load_calibration,
-)
+from backends.calibration.calibration import Kind, load_calibration
+from backends.calibration.files import calibration_names, paths_from
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.simulator.drafting.proposers import Proposer
 from backends.simulator.engine.fleet import Fleet, Replica
@@ -33,14 +34,58 @@ def test_all_calibrations_load_and_have_all_methods(name: str) -> None:
     for method in Method:
         assert calibration.kv_tokens(method) >= calibration.scheduler.max_model_len // 8
         if method not in (Method.BASELINE, Method.NGRAM, Method.SUFFIX):
-            for kind in Kind:
-                progress = calibration.acceptance(method, kind).progress
-                if progress is not None:
-                    assert len(progress.output_tokens) == len(progress.logit_shifts)
-                    assert list(progress.output_tokens) == sorted(set(progress.output_tokens))
-    factors = calibration.temperature
-    assert len(factors.temperatures) == len(factors.factors)
-    assert list(factors.temperatures) == sorted(set(factors.temperatures))
+            assert all(calibration.acceptance(method, kind).by_position for kind in Kind)
+
+
+def written(path: Path, text: str = "", **changed: object) -> str:
+    path.write_text(text or yaml.safe_dump(document() | changed))
+    return str(path)
+
+
+def test_a_calibration_is_named_by_its_path_too_and_takes_methods_from_another(tmp_path: Path) -> None:
+    other = document()["methods"]
+    assert isinstance(other, dict)
+    written(tmp_path / "theirs.yaml", methods={**other, "eagle": {**other["eagle"], "weights_gib": 7.5}})
+    methods = {"baseline": {"drafting": {"source": "drafts nothing"}}}
+    own = written(tmp_path / "own.yaml", methods=methods, methods_from="theirs.yaml", hardware="mine")
+    with paths_from(tmp_path):
+        mine = load_calibration("own.yaml")
+    assert (mine.hardware, mine.name) == ("mine", own)
+    assert load_calibration(own) is mine
+    assert mine.methods[Method.EAGLE].weights_gib == 7.5
+    assert mine.methods[Method.EAGLE3] == load_calibration(H100).methods[Method.EAGLE3]
+
+
+@pytest.mark.parametrize(
+    ("text", "changed", "message"),
+    [
+        ("", {"target": 3}, r"line \d+: target: expected text"),
+        ("", {"hardwear": "x"}, r"line \d+: hardwear: unknown key; did you mean 'hardware'\?"),
+        ("", {"temperature": {"temperatures": [0, 1], "factors": [1], "source": "x"}}, "with one of factors for each"),
+        ("", {"temperature": {"temperatures": [1, 0], "factors": [1, 1], "source": "x"}}, "temperatures must ascend"),
+        ("", {"methods": {"mtp": {"drafting": {"source": "x"}, "acceptance_like": "eagle"}}}, "eagle has no accept"),
+        ("", {"methods_from": "bad.yaml"}, "leads back to it"),
+        ("", {"methods_from": "no-such"}, "no calibration is called 'no-such'; known here: apertus"),
+        ("step: [\n", {}, "not YAML: .*line 2"),
+        ("- 1\n", {}, "expected a mapping"),
+        ("#" * (1 << 20) + "!", {}, "larger than 1 MiB"),
+        ("a: &a [1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+            f"{x}: &{x} [*{y}, *{y}, *{y}, *{y}, *{y}, *{y}, *{y}, *{y}]\n" for y, x in pairwise("abcdefgh")
+        ), {}, "too large for a calibration"),
+    ],
+)  # fmt: skip
+def test_what_is_no_calibration_is_refused_with_the_reason(
+    tmp_path: Path, text: str, changed: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_calibration(written(tmp_path / "bad.yaml", text, **changed))
+
+
+def test_a_file_that_cannot_be_read_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for name, message in (("pipe", "not a regular file"), ("none", "cannot read the calibration: No such file")):
+        with pytest.raises(ValueError, match=message):
+            load_calibration(str(tmp_path / f"{name}.yaml"))
 
 
 def test_the_weights_of_a_draft_reduce_the_kv_cache() -> None:

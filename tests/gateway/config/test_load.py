@@ -6,6 +6,7 @@ import json
 import os
 import re
 import textwrap
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gateway.config.load import ConfigError, load_pool
 from gateway.config.schema import schema_text
 from gateway.config.settings import PoolSettings
 from gateway.routing.keys import digest
+from policies.learned.policy import LearnedSettings
 from tests.support.paths import CONFIG
 
 POOLS = sorted(CONFIG.glob("*.yaml"))
@@ -114,6 +116,22 @@ class TestValues:
         assert [key.name for key in pool.keys] == ["key-1", "second", "third"]
         assert pool.keys[0].digest == digest("first")
         assert pool.keys[2].sha256 == "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+    def test_paths_of_calibrations_start_at_the_pool_file(self, tmp_path: Path) -> None:
+        mine = tmp_path / "mine.yaml"
+        mine.write_bytes(resources.files("backends.calibration").joinpath("data/llama-3.1-8b-l40s.yaml").read_bytes())
+        pool = load(
+            tmp_path,
+            """
+            models:
+              m:
+                policy: {name: learned, calibration: mine.yaml}
+                backends: {a: {method: baseline, simulate: {calibration: ./mine.yaml}}}
+            """,
+        ).models["m"]
+        assert isinstance(pool.policy.settings, LearnedSettings)
+        assert pool.backends["a"].simulate is not None
+        assert {pool.policy.settings.calibration, pool.backends["a"].simulate.calibration} == {str(mine)}
 
     @pytest.mark.parametrize(
         ("url", "canonical"),
@@ -247,7 +265,8 @@ further model names
 20:9: models.llama.backends.head.speculative_config.model: required by eagle; set it to the draft's name or path
 21:7: models.llama.backends.head: duplicate key, first set on line 17; keep one
 22:30: models.llama.backends.tree.simulate: set together with url; a backend has one of url, serve and simulate
-22:54: models.llama.backends.tree.simulate.calibration: no such calibration; did you mean 'llama-3.1-8b-h100'?
+22:54: models.llama.backends.tree.simulate.calibration: no calibration is called 'llama-3.1-8b-h1000'; did you mean \
+'llama-3.1-8b-h100'?, or give the path of a YAML file
 22:74: models.llama.backends.tree.simulate.sed: unknown key; did you mean 'seed'?
 22:88: models.llama.backends.tree.url: a Unix socket needs an absolute path: unix:/path/to.sock
 23:7: models.llama.backends.none: has none of url, serve and simulate; set one of them
