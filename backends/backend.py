@@ -54,8 +54,10 @@ class EngineLoad:
         Tokens that the KV cache holds; 0 if unknown.
     tokens_per_step
         Mean since the engine started, over the sequences of its batches; 0.0 if unknown.
-    drafts, accepted_tokens
-        Steps with a draft, and accepted tokens, since the engine started; 0 if unknown.
+    drafts, draft_tokens, accepted_tokens
+        Steps with a draft, and tokens drafted and accepted, since the engine started; 0 if unknown.
+    accepted_per_position
+        Accepted tokens by draft position since the engine started, shape (k,); empty if unknown.
     """
 
     running: int = 0
@@ -66,7 +68,9 @@ class EngineLoad:
     kv_tokens: int = 0
     tokens_per_step: float = 0.0
     drafts: int = 0
+    draft_tokens: int = 0
     accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
 
 
 class Candidate(Protocol):

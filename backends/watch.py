@@ -145,7 +145,9 @@ class Watch:
             kv_tokens=engine.kv_tokens,
             tokens_per_step=per_step,
             drafts=engine.drafts,
+            draft_tokens=engine.draft_tokens,
             accepted_tokens=engine.accepted_tokens,
+            accepted_per_position=engine.accepted_per_position,
         )
         return change
 

@@ -91,6 +91,8 @@ async def test_a_healthy_replica_comes_up_with_its_load_and_metrics() -> None:
             b"vllm:num_requests_running 3\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc 0.25\n"
             b"vllm:spec_decode_num_drafts_total 10\nvllm:spec_decode_num_draft_tokens_total 30\n"
             b"vllm:spec_decode_num_accepted_tokens_total 15\n"
+            b'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 9\n'
+            b'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 6\n'
         )
 
     async with running_pool(busy) as (pool, backend, _):
@@ -99,7 +101,8 @@ async def test_a_healthy_replica_comes_up_with_its_load_and_metrics() -> None:
         assert pool.up("m") == [backend]
         assert (backend.load.running, backend.load.waiting, backend.load.kv_usage) == (3, 2, 0.25)
         assert backend.load.others == 1  # four of the five requests are from this gateway
-        assert (backend.load.drafts, backend.load.accepted_tokens) == (10, 15)
+        assert (backend.load.drafts, backend.load.draft_tokens, backend.load.accepted_tokens) == (10, 30, 15)
+        assert backend.load.accepted_per_position == (9, 6)
         engine = pool.engine(backend)
         assert engine is not None
         assert engine.acceptance_rate == 0.5

@@ -145,27 +145,25 @@ class AcceptanceModel:
         method, _, k = arm.partition(":")
         return expected_by_k(self.calibration, Method(method), int(k), workload, _BIN_CENTRES[int(temperature_bin)])
 
-    def by_level(self, arm: str, backend: str, request: Key, levels: Sequence[int]) -> list[float]:
-        """Return the expected tokens per step of a backend for a request key at each k of `levels`, at least 1.
 
-        An arm is learned at its maximum k. What a request has there beyond the calibration's expectation, it has
-        wherever anything is drafted.
-        """
-        depths = self.depths(arm, request[WORKLOAD], request[TEMPERATURE])
-        beyond = math.log(self.tokens_per_step(arm, backend, request)) - depths[-1]
-        return [math.exp(max(0.0, depths[k] + beyond)) if k else 1.0 for k in levels]
+def by_level(depths: Sequence[float], per_step: float, levels: Sequence[int]) -> list[float]:
+    """Return the tokens per step at each k of `levels`, at least 1, of a request that has `per_step` at the maximum.
 
-    def at_max_k(
-        self, arm: str, request: Key, levels: Sequence[int], place: Place, per_step: float
-    ) -> tuple[float, float]:
-        """Return the tokens per step that an answer would have had at its arm's maximum k, and the weight of that."""
-        depths = self.depths(arm, request[WORKLOAD], request[TEMPERATURE])
-        drafted = between([1.0 if k else 0.0 for k in levels], place)
-        if drafted < _LEAST_DRAFTED:
-            return 1.0, 0.0
-        expected = math.log(between([math.exp(depths[k]) for k in levels], place))
-        log = depths[-1] + (math.log(max(1.0, per_step)) - expected) / drafted
-        return math.exp(min(max(0.0, log), math.log(len(depths)))), drafted
+    An arm is learned at its maximum k. What a request has there beyond the expected `depths`, it has wherever anything
+    is drafted.
+    """
+    beyond = math.log(per_step) - depths[-1]
+    return [math.exp(max(0.0, depths[k] + beyond)) if k else 1.0 for k in levels]
+
+
+def at_max_k(depths: Sequence[float], levels: Sequence[int], place: Place, per_step: float) -> tuple[float, float]:
+    """Return the tokens per step that an answer would have had at its arm's maximum k, and the weight of that."""
+    drafted = between([1.0 if k else 0.0 for k in levels], place)
+    if drafted < _LEAST_DRAFTED:
+        return 1.0, 0.0
+    expected = math.log(between([math.exp(depths[k]) for k in levels], place))
+    log = depths[-1] + (math.log(max(1.0, per_step)) - expected) / drafted
+    return math.exp(min(max(0.0, log), math.log(len(depths)))), drafted
 
 
 def _group(arm: str, request: Key) -> tuple[str, str, str]:

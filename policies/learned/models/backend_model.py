@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from backends.backend import EngineLoad
-from policies.learned.models.acceptance import AcceptanceModel, most_per_step
-from policies.learned.models.depth import Depth, Place, between
-from policies.learned.models.keys import Key
+from policies.learned.models.acceptance import AcceptanceModel, at_max_k, by_level, most_per_step
+from policies.learned.models.depth import Counted, Depth, Place, between
+from policies.learned.models.keys import TEMPERATURE, WORKLOAD, Key
 from policies.learned.models.length import LengthModel
 from policies.learned.models.prefix_memory import BackendPrefixes
 from policies.learned.models.prior import StepCost
@@ -169,17 +169,19 @@ class BackendModel:
     ) -> None:
         self.name = name
         self.arm = arm
+        # Whether shadow drafting tells what its method gives on a text.
+        self.has_shadow = arm.partition(":")[0] in SHADOWED
         self.most_per_step = most_per_step(arm)  # tokens that a step of its arm can give: all that are drafted, and one
         self.prior = prior  # step cost from the calibration
         # The k in force by batch size; None where it is always the maximum, for which `prior` and `cost` hold.
         self.depth = depth
         # Step cost at each level of `depth`, over that at the maximum k, and as fitted.
         self.level_ratios = [one.over(prior) for one in level_priors]
+        # What its engine counts by position, where that tells its tokens per step at each level of `depth`.
+        self.counted = Counted(depth) if depth is not None and not depth.adaptive and not self.has_shadow else None
         self.backlog = Backlog()
         self.prefixes = prefixes
         self.prompt_time = PromptTime()
-        # Whether shadow drafting tells what its method gives on a text.
-        self.has_shadow = arm.partition(":")[0] in SHADOWED
         # Whether its drafter is silent; it then counts as giving one token per step, and as little known.
         self.silent = False
         self.slowness = 1.0  # observed over fitted step time of late, at least 1
@@ -205,6 +207,8 @@ class BackendModel:
         self.drafts = load.drafts, load.accepted_tokens  # as its engine counts them since its start
         self.waiting, self.others, self.reported_s = load.waiting, load.others, load.at_s
         self.prefixes.resize(load.kv_tokens)
+        if self.counted is not None and load.accepted_per_position:
+            self.counted.read(load.drafts, load.draft_tokens, load.accepted_per_position)
 
     def possible(self, per_step: float | None) -> float | None:
         """Return the tokens per step of an answer within what the arm can give; None if they are far beyond it.
@@ -226,8 +230,16 @@ class BackendModel:
         """Return the expected tokens per step for a request key at each level of `depth`; empty without one."""
         if self.depth is None:
             return []
-        levels = self.depth.levels
-        return [1.0] * len(levels) if self.silent else self.fitted.acceptance.by_level(self.arm, self.name, key, levels)
+        return [1.0] * len(self.depth.levels) if self.silent else self._by_level(key, self.depth)
+
+    def _by_level(self, key: Key, depth: Depth) -> list[float]:
+        per_step = self.fitted.acceptance.tokens_per_step(self.arm, self.name, key)
+        return by_level(self._depths(key), per_step, depth.levels)
+
+    def _depths(self, key: Key) -> tuple[float, ...]:
+        """Return log(tokens per step) at each k up to the arm's: as its engine counts them, else the calibration's."""
+        expected = self.fitted.acceptance.depths(self.arm, key[WORKLOAD], key[TEMPERATURE])
+        return expected if self.counted is None else self.counted.depths(expected)
 
     def tokens_per_step(self, key: Key, place: Place | None) -> float:
         """Return the expected tokens per step for a request key at a place of `depth`; None for the maximum k."""
@@ -272,7 +284,7 @@ class BackendModel:
         """Return an answer's tokens per step as it would have had them at the maximum k, and the weight of that."""
         if self.depth is None or place is None:
             return per_step, 1.0
-        return self.fitted.acceptance.at_max_k(self.arm, key, self.depth.levels, place, per_step)
+        return at_max_k(self._depths(key), self.depth.levels, place, per_step)
 
     def load_at_max_k(self, load: Load, place: Place | None) -> Load:
         """Return a load in whose terms `cost` holds, from one at another k: each weighs as it costs there."""
@@ -295,7 +307,7 @@ class BackendModel:
             return None
         if self.depth is None or place is None:
             return model.tokens_per_step(self.arm, self.name, key)
-        return between(model.by_level(self.arm, self.name, key, self.depth.levels), place)
+        return between(self._by_level(key, self.depth), place)
 
 
 _MIN_OBSERVATIONS: Final = 20.0

@@ -57,6 +57,45 @@ class Depth:
         return lower, position - lower
 
 
+class Counted:
+    """Which share of its drafts an engine accepts at each position, by its counters."""
+
+    def __init__(self, depth: Depth) -> None:
+        self._depth = depth
+        self._drafts = self._tokens = 0
+        self._totals: Sequence[int] = ()
+        k = depth.levels[-1]
+        # Steps that drafted each position, and those of them that accepted it; older ones count less.
+        self._drafted, self._accepted = [0.0] * k, [0.0] * k
+
+    def read(self, drafts: int, tokens: int, accepted: Sequence[int]) -> None:
+        """Take in counters; which of the steps since the last ones drafted a position follows from their mean k."""
+        steps, levels = drafts - self._drafts, self._depth.levels
+        if steps >= _LEAST_STEPS and len(accepted) == len(self._drafted) == len(self._totals):
+            lower, share = self._depth.place_of_k((tokens - self._tokens) / steps)
+            keep = _MOST_STEPS / (_MOST_STEPS + steps)
+            for position, total in enumerate(accepted):
+                reached = 1.0 if position < levels[lower] else share if position < levels[lower + 1] else 0.0
+                new = min(reached * steps, max(0, total - self._totals[position]))
+                self._drafted[position] = keep * self._drafted[position] + reached * steps
+                self._accepted[position] = keep * self._accepted[position] + new
+        elif 0 <= steps < _LEAST_STEPS and self._totals:
+            return
+        self._drafts, self._tokens, self._totals = drafts, tokens, accepted
+
+    def depths(self, expected: Sequence[float]) -> tuple[float, ...]:
+        """Return log(tokens per step) at each k as counted, and as expected where little is."""
+        share = tokens = 1.0
+        expected_share, depths = 1.0, [0.0]
+        for position, (drafted, accepted) in enumerate(zip(self._drafted, self._accepted, strict=True)):
+            expected_next = math.exp(expected[position + 1]) - math.exp(expected[position])
+            prior = share * expected_next / expected_share if expected_share > 0.0 else 0.0
+            share = min(share, (accepted + _PRIOR_STEPS * prior) / (drafted + _PRIOR_STEPS))
+            expected_share, tokens = expected_next, tokens + share
+            depths.append(math.log(tokens))
+        return tuple(depths)
+
+
 def between(values: Sequence[float], place: Place) -> float:
     """Return the value at a place, given those of all levels."""
     lower, share = place
@@ -64,5 +103,10 @@ def between(values: Sequence[float], place: Place) -> float:
     return low + share * (values[lower + 1] - low)
 
 
+_LEAST_STEPS: Final = 20
+_PRIOR_STEPS: Final = 50.0
+"""Steps that the calibration's rates count for."""
+_MOST_STEPS: Final = 50_000.0
+"""Steps after which half of what was counted before is forgotten."""
 SPREAD: Final = 1.0
 """Requests by which a batch varies while a request runs, over the square root of the batch."""

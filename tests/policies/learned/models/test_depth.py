@@ -9,8 +9,8 @@ import pytest
 from backends.draft_schedule import DraftSchedule, draft_schedule
 from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
-from policies.learned.models.acceptance import AcceptanceModel
-from policies.learned.models.depth import Depth, between
+from policies.learned.models.acceptance import AcceptanceModel, at_max_k, by_level
+from policies.learned.models.depth import Counted, Depth, between
 from policies.learned.models.keys import key_of
 from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_by_k
 
@@ -60,18 +60,51 @@ def test_what_is_learned_at_one_depth_holds_at_another() -> None:
     levels = [0, 1, 3]
     depths = expected_by_k(DEFAULT_CALIBRATION, Method.EAGLE3, 3, "chat", 0.0)
     seen = math.exp(depths[1] + 0.1)
-    model = AcceptanceModel()
-    at_most, weight = model.at_max_k("eagle3:3", KEY, levels, (1, 0.0), seen)
+    at_most, weight = at_max_k(depths, levels, (1, 0.0), seen)
     assert math.log(at_most) == pytest.approx(depths[3] + 0.1)
     assert weight == 1.0
     log = math.log(at_most)
     sums = (1000.0, 1000 * log, 1000 * log**2)
     fitted = AcceptanceModel.fit({("eagle3:3", "e", *KEY): sums}, DEFAULT_CALIBRATION)
-    plain, shallow, deep = fitted.by_level("eagle3:3", "e", KEY, levels)
+    plain, shallow, deep = by_level(depths, fitted.tokens_per_step("eagle3:3", "e", KEY), levels)
     assert plain == 1.0
     assert shallow == pytest.approx(seen, rel=0.01)
     assert deep == pytest.approx(at_most, rel=0.01)
 
 
 def test_an_answer_without_drafts_says_nothing_of_acceptance() -> None:
-    assert AcceptanceModel().at_max_k("eagle3:3", KEY, [0, 3], (0, 0.0), 1.0)[1] == 0.0
+    assert at_max_k([0.0, 0.4, 0.6, 0.7], [0, 3], (0, 0.0), 1.0)[1] == 0.0
+
+
+def test_what_an_engine_counts_by_position_tells_its_tokens_per_step_at_each_k() -> None:
+    """An engine that accepts other shares than the calibration's, at k = 3 with few requests and at 1 with many."""
+    shares = 0.9, 0.3, 0.2
+    depth = Depth(SCHEDULE)
+    counted, expected = Counted(depth), expected_by_k(DEFAULT_CALIBRATION, Method.EAGLE3, 3, "chat", 0.0)
+    assert counted.depths(expected) == pytest.approx(expected)
+    drafts, tokens, accepted = 0, 0, [0, 0, 0]
+
+    def run(steps: int, k: int) -> None:
+        nonlocal drafts, tokens
+        drafts, tokens = drafts + steps, tokens + k * steps
+        for position in range(k):
+            accepted[position] += round(steps * shares[position])
+        counted.read(drafts, tokens, tuple(accepted))
+
+    run(100, 1)  # what was before the first reading tells nothing: its mean k may hide any mix
+    for _ in range(50):
+        run(1000, 1)
+    first, *further = (math.exp(log) for log in counted.depths(expected)[1:])
+    assert first == pytest.approx(1.9, abs=0.01)
+    before, at_1, at_2, _ = (math.exp(log) for log in expected)
+    assert further[0] == pytest.approx(
+        1.9 + 0.9 * (at_2 - at_1) / (at_1 - before), abs=0.01
+    )  # nothing was drafted there yet
+    for _ in range(50):
+        run(1000, 3)
+        run(1000, 1)
+    run(10, 3)  # too few: they count with the next
+    assert [math.exp(log) for log in counted.depths(expected)] == pytest.approx([1.0, 1.9, 2.2, 2.4], abs=0.01)
+    drafts, tokens, accepted = 0, 0, [0, 0, 0]  # it was started again
+    run(5000, 3)
+    assert [math.exp(log) for log in counted.depths(expected)] == pytest.approx([1.0, 1.9, 2.2, 2.4], abs=0.01)
