@@ -154,8 +154,8 @@ class ContextShift(_Curve):
 class Acceptance(_Sourced):
     """Acceptance of a model's drafts at temperature 0."""
 
-    # Probability that the draft at position 1, 2, ... is accepted if those before it were; the last one also holds for
-    # further positions.
+    # Probability that the draft at position 1, 2, ... is accepted if those before it were. For further positions see
+    # `rates_to`.
     by_position: tuple[Rate, ...] = Field(min_length=1)
     request_spread: float = Field(ge=0)  # standard deviation between requests of the logits of these probabilities
     progress: Progress | None = None  # change of the logits over an answer; None if none was measured

@@ -1,5 +1,7 @@
 """Print how far the simulator is from published figures: `python -m benchmarks.calibration`.
 
+`depth FOLDER` prints how well k = 8 follows from k = 1 to 3, from golden acceptance lengths (depth.py).
+
 Every figure was simulated once; the tables that they come from are not part of the project. Of those without a licence
 only the errors are here.
 
@@ -13,9 +15,12 @@ left_out.csv    what could not be simulated, and why
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
+
+from benchmarks.calibration.depth import depths
 
 AIMS = ("*aim* | | | <= 8% | >= 90% | >= 90% | |", "*aim* | | | <= 10% |", "*aim* | | <= 1.5 | |")
 NEARLY = 0.05
@@ -70,8 +75,20 @@ def crossings(found: list[Row]) -> Iterable[str]:
         yield f"{source} | {len(factors)} | {median(factors):.2f} | {within} | {max(factors):.2f}"
 
 
-def main() -> None:
-    """Print the three tables."""
+def main(arguments: list[str]) -> None:
+    """Print what was asked for; without arguments the three tables of the page."""
+    match arguments:
+        case ["depth", folder]:
+            columns = "model | drafter | k = 8 measured | as the last rate | predicted | constant of the other models"
+            print_table(columns, depths(Path(folder)))
+        case []:
+            print_tables()
+        case _:
+            sys.exit(__doc__)
+
+
+def print_tables() -> None:
+    """Print the three tables of the page."""
     results = read("results.csv")
     columns = "part | acceptance | speedups | median abs. error | within 20% | winner right | nearly | right method"
     print_table(columns, speedups(results, read("winners.csv")))
@@ -80,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

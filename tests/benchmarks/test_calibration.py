@@ -9,7 +9,7 @@ from tests.support.paths import ROOT
 
 
 def test_the_tables_of_the_page_are_those_of_the_data(capsys: pytest.CaptureFixture[str]) -> None:
-    main()
+    main([])
     printed = capsys.readouterr().out.splitlines()
     page = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
     shown = page.split("python -m benchmarks.calibration")[1].split("What it misses")[0]
