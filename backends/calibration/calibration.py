@@ -9,9 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from backends.calibration.files import full_name, line_of, paths_from, read_calibration
+from backends.calibration.files import context_shift, full_name, line_of, paths_from, read_calibration
 from backends.speculation import Method
 from backends.validation import issues_of
 
@@ -145,9 +145,9 @@ class Progress(_Curve):
 class ContextShift(_Curve):
     """Shift of the acceptance logits as the context grows: linear in its log2 between those given, constant beyond."""
 
-    tokens: tuple[int, ...] = Field(min_length=1)  # of context before a step, ascending
+    tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)  # of context before a step, ascending
     # At each of them by draft position, shape (contexts, positions); the last also holds for further positions.
-    logit_shifts: tuple[tuple[float, ...], ...] = Field(min_length=1)
+    logit_shifts: tuple[Annotated[tuple[float, ...], Field(min_length=1)], ...] = Field(min_length=1)
     known_to_tokens: int = Field(ge=1)  # the longest context that was measured
 
 
@@ -174,10 +174,16 @@ class MethodCalibration(BaseModel):
     # Acceptance by kind of text; empty for methods that are replayed on the text.
     acceptance: dict[Kind, Acceptance] = Field(default_factory=dict)
     acceptance_like: Method | None = None  # another method whose acceptance is used, if none was published for this one
-    context: ContextShift | None = None  # how acceptance changes with the context; None if it was not seen to
+    # How acceptance changes with the context, or its name in context_shifts.yaml; None if it was not seen to change.
+    context: ContextShift | None = None
     # weights_gib, kv_kib_per_token: weights of the draft, and its KV cache per token.
     weights_gib: float = Field(default=0.0, ge=0)
     kv_kib_per_token: float = Field(default=0.0, ge=0)
+
+    @field_validator("context", mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        return context_shift(value) if isinstance(value, str) else value
 
 
 class Temperature(_Curve):

@@ -63,13 +63,14 @@ def draft_profile(
         return DraftProfile(shares.accepted, shares.drafted, shares.request_spread)
     acceptance = calibration.acceptance(method, kind)
     rates = rates_to(method, acceptance.by_position, k)
-    progress = acceptance.progress
+    progress, context = acceptance.progress, calibration.method(method).context
     return DraftProfile(
         rates,
         request_spread=acceptance.request_spread,
         factor=calibration.temperature.factor(temperature),
         confidence_window=acceptance.confidence_window or 0.0,
         progress=(progress.output_tokens, progress.logit_shifts) if progress else ((), ()),
+        context=(context.tokens, tuple(_shifts_to(row, k) for row in context.logit_shifts)) if context else ((), ()),
     )
 
 
@@ -109,3 +110,8 @@ def _logit(rate: float) -> float:
 
 def _rate(logit: float) -> float:
     return 1 / (1 + math.exp(-logit))
+
+
+def _shifts_to(shifts: tuple[float, ...], k: int) -> tuple[float, ...]:
+    """Return the shifts of k positions from those of the first ones; the last one holds for all further."""
+    return (*shifts, *[shifts[-1]] * (k - len(shifts)))[:k]

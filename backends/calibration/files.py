@@ -64,6 +64,15 @@ def read_calibration(name: str) -> tuple[Any, yaml.Node]:
         raise ValueError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
 
 
+def context_shift(name: str) -> object:
+    """Return a shift of acceptance by context that context_shifts.yaml has for calibrations to name."""
+    file = resources.files("backends.calibration").joinpath("context_shifts.yaml")
+    known: dict[str, object] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if name not in known:
+        raise ValueError(f"no shift by context is called {name!r}; {did_you_mean(name, known)}")
+    return known[name]
+
+
 def line_of(node: yaml.Node, path: tuple[str | int, ...]) -> int:
     """Return the line, counted from 1, of what a path leads to, or of its nearest parent in the file."""
     line = node.start_mark.line

@@ -66,6 +66,7 @@ def _emitted(
         k,
         features.temperature,
         features.workload or "chat",
+        request.prompt_tokens,
         request.output_tokens,
     )
     return list(map(int, drawn))

@@ -13,13 +13,18 @@ from backends.simulator.engine.state import State
 
 
 def drawn_script(
-    fleet: Fleet, request_id: int, output_tokens: int, kind: str = "chat", temperature: float = 0.0
+    fleet: Fleet,
+    request_id: int,
+    output_tokens: int,
+    kind: str = "chat",
+    temperature: float = 0.0,
+    prompt_tokens: int = 1,
 ) -> Script:
-    """Return all steps that a request draws on the first replica; the prompt of the script is one token."""
+    """Return all steps that a request draws on the first replica."""
     emitted, drafted = np.ones(output_tokens, np.int32), np.zeros(output_tokens, np.int32)
     profile, k = fleet._profile_for(0, kind, temperature), fleet.replicas[0].parameters.k
-    _draw(fleet._state, fleet.seed, request_id, profile, k, emitted, drafted)
-    return Script(1, output_tokens, emitted, drafted)
+    _draw(fleet._state, fleet.seed, request_id, profile, k, prompt_tokens, emitted, drafted)
+    return Script(prompt_tokens, output_tokens, emitted, drafted)
 
 
 @compiled
@@ -29,6 +34,7 @@ def _draw(
     request_id: int,
     profile: int,
     k: int,
+    prompt: int,
     emitted: npt.NDArray[np.int32],
     drafted: npt.NDArray[np.int32],
 ) -> None:
@@ -37,6 +43,8 @@ def _draw(
     odds = draws.request_odds(key, profiles[profile].spread)
     for position in range(1, len(emitted)):
         count = draws.draw_drafts(profiles, state.drafted, profile, key, odds, position, k)
-        emits = 1 + draws.draw_accepted(profiles, state.accepted, progress, profile, key, odds, position, count)
+        emits = 1 + draws.draw_accepted(
+            profiles, state.accepted, progress, state.context, profile, key, odds, prompt, position, count
+        )
         drafted[position] = count
         emitted[position] = min(emits, len(emitted) - position)

@@ -61,4 +61,6 @@ class Proposer:
             return ngram_replay(prompt_ids, output_ids, self.k, *self._lookup, self._max_model_len)
         if self._suffix is not None:
             return self._suffix.replay(prompt_ids, output_ids)
-        return model_based_replay(self._rng, self._calibration, self.method, self.k, temperature, kind, len(output_ids))
+        return model_based_replay(
+            self._rng, self._calibration, self.method, self.k, temperature, kind, len(prompt_ids), len(output_ids)
+        )

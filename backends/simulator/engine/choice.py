@@ -19,6 +19,7 @@ def least_delay(  # noqa: PLR0917 -- see `advance`
     drafted: Floats,
     accepted: Floats,
     progress: Floats,
+    contexts: Floats,
     rows: npt.NDArray[np.int64],
     costs: Floats,
     steps: npt.NDArray[np.int64],
@@ -43,7 +44,7 @@ def least_delay(  # noqa: PLR0917 -- see `advance`
                     break
             else:
                 steps[number] = draws.count_drawn(
-                    profiles, drafted, accepted, progress, rows[number], key, replica.k, output
+                    profiles, drafted, accepted, progress, contexts, rows[number], key, replica.k, prompt, output
                 )
         base_s, per_request_s, per_context_token_s, per_prompt_token_s = costs[number]
         count = replica.running + replica.waiting

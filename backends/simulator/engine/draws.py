@@ -70,6 +70,29 @@ def shift(profiles: Records, progress: Floats, profile: int, position: int) -> f
 
 
 @compiled
+def context_place(profiles: Records, context: Floats, profile: int, tokens: int) -> float:
+    """Return the place of a context among those of a profile: the number of one, and the way to the next in log2."""
+    last = profiles[profile].contexts - 1
+    at, log = context[profile, 0], math.log2(tokens)
+    if log <= at[0]:
+        return 0.0
+    for number in range(last):
+        if log < at[number + 1]:
+            return float(number + (log - at[number]) / (at[number + 1] - at[number]))
+    return float(last)
+
+
+@compiled
+def context_odds(context: Floats, profile: int, position: int, place: float) -> float:
+    """Return the factor on the odds of acceptance at a draft position, from 0, by the place of the context."""
+    shifts, number = context[profile, position + 1], int(place)
+    shift = shifts[number]
+    if number < place:
+        shift += (place - number) * (shifts[number + 1] - shift)
+    return math.exp(shift)
+
+
+@compiled
 def draw_drafts(
     profiles: Records, drafted: Floats, profile: int, key: np.uint64, odds: float, position: int, limit: int
 ) -> int:
@@ -80,13 +103,15 @@ def draw_drafts(
 
 
 @compiled
-def draw_accepted(
+def draw_accepted(  # noqa: PLR0917 -- see `kernel.advance`
     profiles: Records,
     accepted: Floats,
     progress: Floats,
+    context: Floats,
     profile: int,
     key: np.uint64,
     odds: float,
+    prompt: int,
     position: int,
     limit: int,
 ) -> int:
@@ -99,25 +124,31 @@ def draw_accepted(
         return _reached(key, odds, accepted[profile], position, limit)
     if profiles[profile].knots:
         odds *= math.exp(shift(profiles, progress, profile, position))
-    factor = profiles[profile].factor
+    factor, contexts = profiles[profile].factor, profiles[profile].contexts
+    place = context_place(profiles, context, profile, prompt + position) if contexts else 0.0
+    shifted = odds
     count = 0
     while count < limit:
         rate = accepted[profile, count]
-        if not uniform(key, 2 * (position + count)) * (1.0 - rate + rate * odds) < rate * odds * factor:
+        if contexts:
+            shifted = odds * context_odds(context, profile, count, place)
+        if not uniform(key, 2 * (position + count)) * (1.0 - rate + rate * shifted) < rate * shifted * factor:
             break
         count += 1
     return count
 
 
 @compiled
-def count_drawn(
+def count_drawn(  # noqa: PLR0917 -- see `kernel.advance`
     profiles: Records,
     drafted: Floats,
     accepted: Floats,
     progress: Floats,
+    context: Floats,
     profile: int,
     key: np.uint64,
     k: int,
+    prompt: int,
     output: int,
 ) -> int:
     """Return how many steps a request would take if it drew them, including that of its prefill."""
@@ -127,6 +158,8 @@ def count_drawn(
     position = steps = 1
     while position < output:
         count = draw_drafts(profiles, drafted, profile, key, odds, position, k)
-        position += 1 + draw_accepted(profiles, accepted, progress, profile, key, odds, position, count)
+        position += 1 + draw_accepted(
+            profiles, accepted, progress, context, profile, key, odds, prompt, position, count
+        )
         steps += 1
     return steps

@@ -76,6 +76,7 @@ class Fleet:
             drafted=np.zeros((0, max_k + 1)),
             accepted=np.zeros((0, max_k + 1)),
             progress=np.zeros((0, 2, 1)),
+            context=np.zeros((0, max_k + 1, 1)),
             accepted_counts=np.zeros((len(replicas), max_k + 1), np.int64),
             finished=np.zeros(1024, np.int32),
         )
@@ -223,7 +224,8 @@ class Fleet:
         state = self._state
         chosen: int = choice.least_delay(
             state.replicas, state.requests, state.batches, state.profiles, state.drafted, state.accepted,
-            state.progress, rows, costs, steps, last_steps, self.seed, self._next_id, prompt_tokens, output_tokens,
+            state.progress, state.context, rows, costs, steps, last_steps, self.seed, self._next_id, prompt_tokens,
+            output_tokens,
         )  # fmt: skip
         return chosen
 
@@ -320,14 +322,16 @@ class Fleet:
             return row
         state = self._state
         row = self._rows_of[profile] = len(state.profiles)
-        knots = len(profile.progress[0])
+        knots, contexts = len(profile.progress[0]), len(profile.context[0])
         entry = np.zeros(1, PROFILE)
         entry["factor"], entry["spread"] = profile.factor, profile.request_spread
         entry["window"] = profile.confidence_window
-        entry["always"], entry["knots"] = not profile.drafted, knots
-        progress = np.zeros((row + 1, 2, max(knots, state.progress.shape[2])))
-        progress[:-1, :, : state.progress.shape[2]] = state.progress
+        entry["always"], entry["knots"], entry["contexts"] = not profile.drafted, knots, contexts
+        progress, context = _with_row(state.progress, knots), _with_row(state.context, contexts)
         progress[-1, :, :knots] = profile.progress
+        if contexts:
+            context[-1, 0, :contexts] = np.log2(profile.context[0])
+            context[-1, 1 : len(profile.accepted) + 1, :contexts] = np.transpose(profile.context[1])
         drafted, accepted = np.zeros((2, 1, state.drafted.shape[1]))
         drafted[0, : len(profile.drafted)] = profile.drafted
         accepted[0, : len(profile.accepted)] = profile.accepted
@@ -336,6 +340,7 @@ class Fleet:
             drafted=np.concatenate([state.drafted, drafted]),
             accepted=np.concatenate([state.accepted, accepted]),
             progress=progress,
+            context=context,
         )
         return row
 
@@ -355,6 +360,13 @@ class Fleet:
             index=np.concatenate([state.index, np.full(size, NONE, np.int32)]),
         )
         self._has_prefix_cache[replica] = True
+
+
+def _with_row(table: npt.NDArray[np.float64], columns: int) -> npt.NDArray[np.float64]:
+    """Return a table of shape (profiles, rows, columns) with one more profile, and at least so many columns."""
+    longer = np.zeros((len(table) + 1, table.shape[1], max(columns, table.shape[2])))
+    longer[:-1, :, : table.shape[2]] = table
+    return longer
 
 
 def _table(records: Sequence[Records]) -> Records:

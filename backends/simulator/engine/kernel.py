@@ -156,9 +156,11 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
                     profiles,
                     state.accepted,
                     state.progress,
+                    state.context,
                     request.profile,
                     request.key,
                     request.odds,
+                    request.prompt,
                     request.sent,
                     verified,
                 )
@@ -242,6 +244,7 @@ def advance(  # noqa: PLR0917 -- passing a tuple of arrays to numba takes four t
     drafted: Floats,
     accepted: Floats,
     progress: Floats,
+    context: Floats,
     accepted_counts: npt.NDArray[np.int64],
     finished: npt.NDArray[np.int32],
 ) -> int:
@@ -259,6 +262,7 @@ def advance(  # noqa: PLR0917 -- passing a tuple of arrays to numba takes four t
         drafted,
         accepted,
         progress,
+        context,
         accepted_counts,
         finished,
     )

@@ -135,6 +135,7 @@ PROFILE = np.dtype(
         ("window", np.float64),  # `DraftProfile.confidence_window`
         ("always", np.int64),  # whether every step drafts k tokens
         ("knots", np.int64),  # entries in its row of `progress`
+        ("contexts", np.int64),  # entries in its rows of `context`
     ],
     align=True,
 )
@@ -161,6 +162,9 @@ class State(NamedTuple):
     drafted: Floats
     accepted: Floats
     progress: Floats  # output positions and logit shifts of each profile, shape (profiles, 2, knots)
+    context: (
+        Floats  # log2 of contexts, and the shifts there of draft positions 1 to k, shape (profiles, k + 1, contexts)
+    )
     accepted_counts: npt.NDArray[np.int64]  # drafts by number of accepted tokens, shape (replicas, k + 1)
     finished: npt.NDArray[np.int32]  # output of an advance: the slots of requests that ended; as long as `requests`
 

@@ -79,9 +79,15 @@ def _rank_drafts(
             accepted, odds = state.steps[request.steps_at + request.sent] - 1, 1.0
         if scheduled and state.profiles[request.profile].knots:
             odds *= math.exp(draws.shift(state.profiles, state.progress, request.profile, request.sent))
+        contexts = scheduled and request.steps_at == NONE and state.profiles[request.profile].contexts
+        if contexts:
+            place = draws.context_place(state.profiles, state.context, request.profile, request.prompt + request.sent)
         survives = 1.0
         for position in range(scheduled):
-            survives *= _confidence(state, request, position, _chance(state, request, position, odds), accepted)
+            shifted = odds
+            if contexts:
+                shifted *= draws.context_odds(state.context, request.profile, position, place)
+            survives *= _confidence(state, request, position, _chance(state, request, position, shifted), accepted)
             survival[column, position] = survives
             ranked[count] = -survives
             count += 1

@@ -124,7 +124,7 @@ def test_acceptance_grows_with_the_length_of_the_answer() -> None:
     progress = calibration.acceptance(Method.EAGLE3, Kind.CHAT).progress
     assert progress is not None
     rng = np.random.default_rng(2)
-    answers = [model_based_replay(rng, calibration, Method.EAGLE3, 3, 0.0, "chat", 900)[0] for _ in range(200)]
+    answers = [model_based_replay(rng, calibration, Method.EAGLE3, 3, 0.0, "chat", 1, 900)[0] for _ in range(200)]
     emitted = np.mean(answers, axis=0)
     assert emitted[1:50].mean() < emitted[100:400].mean() - 0.15 < emitted[700:890].mean() - 0.25
     assert calibration.acceptance(Method.EAGLE3, Kind.CODE).progress is None

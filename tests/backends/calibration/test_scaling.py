@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backends.calibration.calibration import Calibration, Drafting, calibration_names, load_calibration
+from backends.calibration.calibration import Calibration, Drafting, load_calibration
+from backends.calibration.files import calibration_names
 from backends.calibration.scaling import gpus, scaled
 from backends.speculation import Method
 

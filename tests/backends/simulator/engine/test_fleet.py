@@ -15,6 +15,7 @@ import pytest
 
 from backends.calibration.calibration import (
     Calibration,
+    ContextShift,
     Kind,
     Progress,
     load_calibration,
@@ -33,6 +34,9 @@ from tests.support.step_time import PLAIN
 
 H100 = load_calibration("llama-3.1-8b-h100")
 EAGLE = {"num_speculative_tokens": 3}
+SHIFT = ContextShift(
+    tokens=(900, 1000, 1800), logit_shifts=((0.5, 0.0), (-0.5, -1.0), (-1.0, -3.0)), known_to_tokens=1, source="made up"
+)
 NGRAM = {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
 
 
@@ -61,8 +65,8 @@ def test_steps_drawn_on_demand_equal_those_of_the_script(method: Method, config:
         assert drawn.least_delay(prompt, output, "code", 0.3, np.ones((1, 4)), steps, np.zeros(number, np.int64)) == 0
         counted.append(int(steps[0]))
         assert drawn.submit(0, prompt, output, 0.01 * number, kind="code", temperature=0.3) == number
-        script = drawn_script(drawn, number, output, "code", 0.3)
-        written.submit_script(0, replace(script, prompt_tokens=prompt), 0.01 * number)
+        script = drawn_script(drawn, number, output, "code", 0.3, prompt)
+        written.submit_script(0, script, 0.01 * number)
     ours, theirs = drawn.advance(math.inf), written.advance(math.inf)
     assert ours == theirs
     assert len(ours) == len(lengths)
@@ -107,19 +111,20 @@ def test_the_least_delay_counts_the_steps_shared_with_requests_in_flight() -> No
     assert max(map(len, in_flight)) > 3
 
 
+@pytest.mark.parametrize("prompt", [1, 940, 1900])  # below, between and above the contexts
 @pytest.mark.parametrize(
     "progress", [None, Progress(output_tokens=(20, 60, 150), logit_shifts=(-0.5, 0.9, 0.2), source="made up")]
 )
-def test_draws_with_a_draft_model_match_those_of_whole_requests(progress: Progress | None) -> None:
+def test_draws_with_a_draft_model_match_those_of_whole_requests(progress: Progress | None, prompt: int) -> None:
     entry = H100.methods[Method.EAGLE3]
     chat = entry.acceptance[Kind.CHAT].model_copy(update={"progress": progress})
-    entry = entry.model_copy(update={"acceptance": {Kind.CHAT: chat}})
+    entry = entry.model_copy(update={"acceptance": {Kind.CHAT: chat}, "context": SHIFT})
     calibration = H100.model_copy(update={"methods": H100.methods | {Method.EAGLE3: entry}})
     fleet = single(Method.EAGLE3, {"num_speculative_tokens": 5}, calibration, seed=3)
     rng = np.random.default_rng(0)
-    ours = np.array([drawn_script(fleet, number, 200, "chat", 0.6).emitted[1:195] for number in range(3000)])
+    ours = np.array([drawn_script(fleet, number, 200, "chat", 0.6, prompt).emitted[1:195] for number in range(3000)])
     theirs = np.array(
-        [model_based_replay(rng, calibration, Method.EAGLE3, 5, 0.6, "chat", 200)[0] for _ in range(3000)]
+        [model_based_replay(rng, calibration, Method.EAGLE3, 5, 0.6, "chat", prompt, 200)[0] for _ in range(3000)]
     )
     theirs = theirs[:, 1:195]
     for part in (slice(0, 40), slice(40, 100), slice(100, 194)):
