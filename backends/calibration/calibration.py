@@ -11,7 +11,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from backends.calibration.files import context_shift, full_name, line_of, paths_from, read_calibration
+from backends.calibration.files import context_shift, full_name, paths_from, read_calibration
 from backends.speculation import Method
 from backends.validation import issues_of
 
@@ -299,18 +299,20 @@ def load_calibration(name: str) -> Calibration:
 
 
 @cache
-def _loaded(name: str) -> Calibration:
+def _loaded(name: str, via: tuple[str, ...] = ()) -> Calibration:
+    if name in via:
+        raise ValueError(f"{name}: methods_from leads back to it")
+    read = read_calibration(name)
+    problems, document = read.issues, read.data
     try:
-        document, node = read_calibration(name)
         if isinstance(document, dict):
             document["name"] = name
             if isinstance(other := document.get("methods_from"), str) and isinstance(document.get("methods"), dict):
                 with paths_from(Path(name).parent):
-                    document["methods"] = dict(load_calibration(other).methods) | document["methods"]
-        return Calibration.model_validate(document)
-    except RecursionError:
-        raise ValueError(f"{name}: nested too deep, or methods_from leads back to it") from None
+                    document["methods"] = dict(_loaded(full_name(other), (*via, name)).methods) | document["methods"]
+        if not problems:
+            return Calibration.model_validate(document)
     except ValidationError as error:
-        issues = issues_of(error, Calibration)
-        reasons = "; ".join(f"line {line_of(node, one.path)}: {one}" for one in issues[:_SHOWN_ISSUES])
-        raise ValueError(f"{name}: not a calibration: {reasons}") from None
+        problems = [(read.position(issue), issue) for issue in issues_of(error, Calibration)]
+    reasons = "; ".join(f"line {position.line}: {issue}" for position, issue in problems[:_SHOWN_ISSUES])
+    raise ValueError(f"{name}: not a calibration: {reasons}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
@@ -14,9 +13,9 @@ from pydantic import ValidationError
 
 from backends import validation
 from backends.calibration.files import paths_from
+from backends.files.yaml import Document, Position, read_text, read_yaml
 from backends.validation import Issue, UsageError, issues_of
 from gateway.config.settings import AdminSettings, KeySettings, PoolSettings
-from gateway.config.yaml import Document, Position, read_yaml
 
 _MOST_BYTES: Final = 16 << 20
 
@@ -61,7 +60,7 @@ class ConfigError(UsageError):
 def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettings:
     """Read the pool file."""
     try:
-        text = _read(path)
+        text = read_text(path, _MOST_BYTES)
     except OSError as error:
         hint = (
             "set the file with --config, or write one with `gateway init`"
@@ -71,6 +70,8 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
         raise ConfigError(path, [Problem(1, 1, "", f"cannot read it: {error.strerror}", hint)]) from None
     except UnicodeDecodeError:
         raise ConfigError(path, [Problem(1, 1, "", "not UTF-8", "save the file as UTF-8")]) from None
+    except ValueError as error:
+        raise ConfigError(path, [Problem(1, 1, "", str(error))]) from None
     document = read_yaml(text, environ)
     problems = [_problem(issue, position) for position, issue in document.issues]
     settings: PoolSettings | None = None
@@ -85,17 +86,6 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
     if problems or settings is None:
         raise ConfigError(path, problems)
     return settings
-
-
-def _read(path: Path) -> str:
-    """Return the text of a file. A FIFO, or a device, is not waited for: it could have a reload wait for ever."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ConfigError(path, [Problem(1, 1, "", "not a regular file", "it is read again at each reload")])
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise ConfigError(path, [Problem(1, 1, "", f"larger than {_MOST_BYTES >> 20} MiB")])
-    return data.decode()
 
 
 def _located(issues: list[Issue], document: Document) -> list[Problem]:

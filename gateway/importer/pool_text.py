@@ -57,8 +57,8 @@ def pool_text(settings: Mapping[str, Any], notes: Sequence[tuple[Path, str]], he
 
 def check_text(text: str, placeholders: Mapping[str, str]) -> None:
     """Check a pool file as `gateway check` does, with a value in place of each variable."""
+    from backends.files.yaml import read_yaml
     from gateway.config.settings import PoolSettings
-    from gateway.config.yaml import read_yaml
 
     environ = {name: placeholders.get(name, f"{name}-value") for name in variables(text)}
     document = read_yaml(text, environ)

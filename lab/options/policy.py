@@ -8,9 +8,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from backends.calibration.files import paths_from
+from backends.files.yaml import read_yaml
 from backends.validation import UsageError, issues_of
 from gateway.config.settings import ModelSettings, PolicyReference
-from gateway.config.yaml import read_yaml
 from policies.policy import PolicySettings
 
 

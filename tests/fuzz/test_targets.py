@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.config.yaml import read_yaml
+from backends.files.yaml import read_yaml
 from lab.trace import read_trace
 from lab.trace.lines import TraceError
 from tests.fuzz.kept import TARGETS, inputs
