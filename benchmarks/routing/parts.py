@@ -11,14 +11,14 @@ from backends.backend import Candidate
 from backends.draft_schedule import DraftSchedule
 from backends.simulator.engine.replica import Replica
 from policies.decision import Decision
-from policies.features.request import ANY_REQUEST, RequestFeatures
+from policies.features.request import ANY_REQUEST, Endpoint, RequestFeatures
 from policies.guarded.evidence import Drafts
 from policies.guarded.outlier_ejection import OutlierEjection
 from policies.guarded.silent_drafters import Learned as Observation
 from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.models.acceptance import ACCEPTANCE, AcceptanceModel
 from policies.learned.models.backend_model import BackendModel, FittedModels
-from policies.learned.models.keys import OVERLAP, PROMPT, SHAPE, TEMPERATURE, TEMPLATE, TURNS, Key, Templates
+from policies.learned.models.keys import OVERLAP, PROMPT, SHAPE, TEMPERATURE, TEMPLATE, TURNS, Key, Templates, key_of
 from policies.learned.models.length import LengthModel
 from policies.learned.models.prefix_memory import PrefixMemory
 from policies.learned.models.step_time import PromptTime
@@ -31,10 +31,13 @@ FLAT = 2.0
 class Flat(AcceptanceModel):
     """Expects the same of all methods, kinds of work and temperatures, as long as nothing is observed."""
 
-    def depths(self, arm: str, workload: str, temperature_bin: str) -> tuple[float, ...]:
+    def depths(self, arm: str, request: Key, context_tokens: float = 0.0) -> tuple[float, ...]:
         """Return the calibration's depths, with other tokens per step at the last."""
-        *lower, last = super().depths(arm, "chat", "0")
+        *lower, last = super().depths(arm, _CHAT)
         return (*lower, last if not lower else math.log(FLAT))
+
+
+_CHAT = key_of(RequestFeatures("", Endpoint.CHAT, temperature=0.0))
 
 
 class Blind(Templates):

@@ -129,12 +129,11 @@ def play(jobs: Sequence[Job], predictor: Predictor, pool: Sequence[FluidBackend]
         run(job.arrives_s)
         backend = pool[choose(job, pool, job.arrives_s)]
         features = job.features
-        per_step = predictor.tokens_per_step(backend.name, job.key)
+        context_tokens = features.prompt_tokens + job.output_tokens / 2
+        per_step = predictor.tokens_per_step(backend.name, job.key, context_tokens)
         prompt = weighed(features.prompt_tokens, 0.0, predictor.attention) if job.left == 1.0 else 0.0
         steps = max(1.0, job.left * job.output_tokens / per_step)
-        backend.put(
-            number, steps, features.prompt_tokens + job.output_tokens / 2, backend.cost.per_prompt_token_s * prompt
-        )
+        backend.put(number, steps, context_tokens, backend.cost.per_prompt_token_s * prompt)
     run(_END_S)
     return total_s / max(1, counted)
 

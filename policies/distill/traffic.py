@@ -84,7 +84,7 @@ def representative(key: Key, rng: Random) -> RequestFeatures:
         temperature=_within((0.0, *keys.TEMPERATURES, 1.5), int(key[keys.TEMPERATURE]), rng),
         overlap=_within((0.0, *keys.OVERLAPS, 0.9), int(key[keys.OVERLAP]), rng),
         code_share=0.6 if shape == "code" else 0.0,
-        prompt_tokens=int(_within((8, *keys.PROMPT_TOKENS, 65536), int(key[keys.PROMPT]), rng)),
+        prompt_tokens=int(_within(keys.PROMPT_BOUNDS, int(key[keys.PROMPT]), rng)),
         max_tokens=int(_within((8, *keys.LIMITS, 8192), int(limit), rng)) if limit else None,
         template=key[keys.TEMPLATE],
         turns=1 if key[keys.TURNS] == "first" else 3,

@@ -14,7 +14,7 @@ from backends.speculation import Method
 from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE, ARM, BACKEND
 from policies.learned.models.backend_model import BackendModel
-from policies.learned.models.keys import PROMPT, PROMPT_TOKENS, TEMPERATURE, TEMPERATURES, TEMPLATE, WORKLOAD, Key
+from policies.learned.models.keys import TEMPERATURE, TEMPERATURES, TEMPLATE, WORKLOAD, Key, typical_prompt_tokens
 from policies.learned.models.length import TYPICAL_TOKENS
 from policies.learned.models.prior import StepCost, expected_step
 from policies.learned.models.step_time import STEPS
@@ -139,7 +139,7 @@ def _of_backend(model: BackendModel, group: _Observed, reference: StepCost, batc
     place = model.place(batch)
     cost = model.cost_at(place)
     for key, weight in heapq.nlargest(_MOST_KEYS, group.keys.items(), lambda item: item[1]):
-        context_tokens = _prompt_tokens(int(key[PROMPT])) + TYPICAL_TOKENS / 2
+        context_tokens = typical_prompt_tokens(key) + TYPICAL_TOKENS / 2
         load = step_time.terms(batch, batch * context_tokens, 0.0)
         per_step = model.tokens_per_step(key, place)
         weights += weight
@@ -172,15 +172,3 @@ def _temperatures(index: int) -> str:
     if index == len(TEMPERATURES):
         return f"{TEMPERATURES[-1]:g}+"
     return f"{TEMPERATURES[index - 1] if index else 0:g}-{TEMPERATURES[index]:g}"
-
-
-def _prompt_tokens(index: int) -> float:
-    """Return the middle of a bin of prompt lengths.
-
-    Examples
-    --------
-    >>> _prompt_tokens(0), round(_prompt_tokens(1))
-    (16.0, 45)
-    """
-    bounds = (8, *PROMPT_TOKENS, 2 * PROMPT_TOKENS[-1])
-    return math.sqrt(bounds[index] * bounds[index + 1])

@@ -22,7 +22,7 @@ from policies.learned.models.acceptance import ACCEPTANCE, BACKEND, AcceptanceMo
 from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.keys import Templates, fitted_templates
 from policies.learned.models.length import LENGTH, LengthModel
-from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost
+from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost, known_to_tokens
 from policies.learned.models.step_time import STEPS
 from policies.learned.predict import Predictor
 from policies.learned.select import Chooser
@@ -213,6 +213,9 @@ class Learned(Policy):
                 f"({prediction.output_tokens:.0f} tokens, {prediction.tokens_per_step:.2f} per step of "
                 f"{1e3 * prediction.step_s:.1f} ms), others delayed by {prediction.others_s:.3f} s"
             )
+            known = known_to_tokens(self.settings.calibration, candidate.method)
+            if prediction.context_tokens > known:
+                note += f"; its acceptance is published for up to {known:,.0f} tokens of context"
             if candidate.name in self.outlier_ejection.reasons:
                 note += f"; ejected as an outlier: {self.outlier_ejection.reasons[candidate.name]}"
             if candidate.name in self.drafters.silent:

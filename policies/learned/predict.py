@@ -17,7 +17,13 @@ from policies.learned.models.backend_model import BackendModel, FittedModels, Pr
 from policies.learned.models.depth import Depth
 from policies.learned.models.keys import Key
 from policies.learned.models.prefix_memory import PrefixMemory
-from policies.learned.models.prior import DEFAULT_CALIBRATION, adaptive_schedule, attention_share, expected_step
+from policies.learned.models.prior import (
+    DEFAULT_CALIBRATION,
+    adaptive_schedule,
+    attention_share,
+    context_bin,
+    expected_step,
+)
 from policies.learned.models.step_time import weighed
 from policies.load import LoadMeter
 
@@ -35,7 +41,7 @@ class Predictor:
         self.prefixes = PrefixMemory()
         self.backend_models: dict[str, BackendModel] = {}  # model of each backend seen so far, by name
         self._fitted = FittedModels(AcceptanceModel(calibration=calibration))
-        self._acceptance: dict[Key, dict[str, _Acceptance]] = {}  # by key and backend
+        self._acceptance: dict[Key, dict[int, dict[str, _Acceptance]]] = {}  # by key, bin of the context and backend
         self.slow: set[str] = set()  # names of the backends whose slowness is above 1
         # Factors by which the tokens per step that answers of a backend show are multiplied, by name.
         self.corrections: dict[str, float] = {}
@@ -65,8 +71,7 @@ class Predictor:
 
     def forget(self, backend: str) -> None:
         """Drop the model of a backend that has left."""
-        for by_backend in self._acceptance.values():
-            by_backend.pop(backend, None)
+        self._acceptance = {}
         self.corrections.pop(backend, None)
         model = self.backend_models.pop(backend, None)
         if model is not None:
@@ -86,8 +91,7 @@ class Predictor:
         model = self.backend_models.get(backend)
         if model is not None and model.silent != silent:
             model.silent = silent
-            for by_backend in self._acceptance.values():
-                by_backend.pop(backend, None)
+            self._acceptance = {}
 
     def of(self, candidate: Candidate) -> BackendModel:
         """Return the model of a backend; a new backend gets one from the calibration."""
@@ -106,25 +110,29 @@ class Predictor:
             self.backend_models[candidate.name] = model
         return model
 
-    def tokens_per_step(self, backend: str, key: Key) -> float:
+    def tokens_per_step(self, backend: str, key: Key, context_tokens: float = 0.0) -> float:
         """Return the predicted tokens per step of a request key, at its maximum k, on a backend that has a model."""
-        by_backend = self._acceptance_of(key)
+        by_backend = self._acceptance_of(key, context_tokens)
         acceptance = by_backend.get(backend)
         if acceptance is None:
-            acceptance = by_backend[backend] = self._evaluate(self.backend_models[backend], key)
+            acceptance = by_backend[backend] = self._evaluate(self.backend_models[backend], key, context_tokens)
         return acceptance[1]
 
-    def _evaluate(self, model: BackendModel, key: Key) -> _Acceptance:
-        per_step, observations = model.acceptance(key)
-        return model, per_step, model.acceptance_by_level(key), observations
+    def _evaluate(self, model: BackendModel, key: Key, context_tokens: float) -> _Acceptance:
+        per_step, observations = model.acceptance(key, context_tokens)
+        return model, per_step, model.acceptance_by_level(key, context_tokens), observations
 
-    def _acceptance_of(self, key: Key) -> dict[str, _Acceptance]:
-        """Return the cached predictions for a key, by backend."""
-        by_backend = self._acceptance.get(key)
-        if by_backend is None:
+    def _acceptance_of(self, key: Key, context_tokens: float) -> dict[str, _Acceptance]:
+        """Return the cached predictions for a key at a mean context, by backend."""
+        by_context = self._acceptance.get(key)
+        if by_context is None:
             if len(self._acceptance) >= _MAX_CACHED_KEYS:
                 self._acceptance.clear()  # recent keys soon come back, old ones need not
-            by_backend = self._acceptance[key] = {}
+            by_context = self._acceptance[key] = {}
+        context = context_bin(context_tokens)
+        by_backend = by_context.get(context)
+        if by_backend is None:
+            by_backend = by_context[context] = {}
         return by_backend
 
     def predict(self, request: RequestFeatures, key: Key, candidates: Sequence[Candidate]) -> list[Prediction]:
@@ -139,14 +147,14 @@ class Predictor:
         prompt_tokens = float(request.prompt_tokens)
         context = prompt_tokens + tokens / 2
         holders = self.prefixes.holders(request)
-        by_backend = self._acceptance_of(key)
+        by_backend = self._acceptance_of(key, context)
         oldest_s = self.meter.oldest_s()
         predictions = []
         for candidate in candidates:
             name = candidate.name
             acceptance = by_backend.get(name)
             if acceptance is None:
-                acceptance = by_backend[name] = self._evaluate(self.of(candidate), key)
+                acceptance = by_backend[name] = self._evaluate(self.of(candidate), key, context)
             model, per_step, by_level, observations = acceptance
             load = candidate.load
             if load is not model.load:  # a new report is a new object

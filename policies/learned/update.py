@@ -87,7 +87,7 @@ class Observer:
         model = self._predictor.backend_models.get(outcome.decision.backend)
         measured = None if model is None else self._per_step(outcome, model)
         if model is not None and measured is not None:
-            measured, weight = model.at_max_k(key, _place(outcome, memo, model, now_s), measured)
+            measured, weight = model.as_learned(key, _place(outcome, memo, model, now_s), measured, _context(outcome))
             measured = measured if weight else None
         for arm, replayed in outcome.shadow.items():
             if model is not None and arm == model.arm:
@@ -123,10 +123,11 @@ class Observer:
         now_s: float,
     ) -> None:
         """Learn the tokens per step of an answer, unless they show that the drafter is silent."""
-        learned = key, *model.at_max_k(key, place, per_step), _is_overlong(outcome, memo), now_s
+        context_tokens = _context(outcome)
+        learned = key, *model.as_learned(key, place, per_step, context_tokens), _is_overlong(outcome, memo), now_s
         expected = None  # where shadow drafting replays the text, that is the better evidence
         if outcome.output_tokens >= LEAST_TOKENS and not model.has_shadow:
-            expected = model.usual_acceptance(key, place)
+            expected = model.usual_acceptance(key, place, context_tokens)
         for each in self._drafters.observe(
             model.name, model.arm, expected, per_step, now_s, learned, outcome.request, model.drafts
         ):
@@ -205,7 +206,9 @@ class Observer:
         acceptance_ratio, prediction, request, expected = None, memo.prediction, outcome.request, math.inf
         known = prediction.observations >= _MIN_OBSERVATIONS and not model.silent
         if per_step is not None and known and not request.restricted:
-            expected = prediction.tokens_per_step if place is None else model.tokens_per_step(memo.key, place)
+            expected = prediction.tokens_per_step
+            if place is not None:
+                expected = model.tokens_per_step(memo.key, place, _context(outcome))
             acceptance_ratio = per_step / expected
         slowness = self._outlier_ejection.observe(
             model.name,
@@ -241,6 +244,11 @@ def _place(outcome: Outcome, memo: Memo | None, model: BackendModel, now_s: floa
     if memo is None or memo.mark is None:
         return depth.place(model.backlog.requests)
     return depth.place(model.backlog.since(memo.mark, now_s)[0])
+
+
+def _context(outcome: Outcome) -> float:
+    """Return the mean context of an answer's steps."""
+    return outcome.prompt_tokens + outcome.output_tokens / outcome.request.n / 2
 
 
 def _is_overlong(outcome: Outcome, memo: Memo | None) -> bool:

@@ -20,10 +20,11 @@ from policies.learned.models.keys import (
     TEMPLATE,
     WORKLOAD,
     Key,
+    typical_prompt_tokens,
     without_template,
 )
 from policies.learned.models.mixed_effects import Effects, Factor, fit_effects
-from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_by_k
+from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_by_k, known_to_tokens
 from policies.statistics import Sums, Table
 
 ACCEPTANCE: Final = Table("acceptance", 3, half_life_s=7200.0, overflow=without_template)
@@ -107,17 +108,22 @@ class AcceptanceModel:
         arms: dict[str, Effects] = {}
         for arm, arm_buckets in by_arm.items():
             pause()
-            arms[arm] = fit_effects(arm_buckets, FACTORS, expected=model.expected, mean_spread=0.4, noise=NOISE)
+            arms[arm] = fit_effects(
+                arm_buckets, model.factors(arm), expected=model.expected, mean_spread=0.4, noise=NOISE
+            )
         model.arms = arms
         return model
 
-    def tokens_per_step(self, arm: str, backend: str, request: Key) -> float:
-        """Return the expected tokens per step of a backend for a request key, at least 1."""
+    def tokens_per_step(self, arm: str, backend: str, request: Key, context_tokens: float = 0.0) -> float:
+        """Return the expected tokens per step of a backend for a request key at a mean context, at least 1.
+
+        Without a context it is that of a typical prompt of the key, at which arms are learned.
+        """
         if arm == _BASELINE:
             return 1.0
         key = (arm, backend, *request)
         effects = self.arms.get(arm)
-        log = self.expected(key) + (effects.predict(key) if effects is not None else 0.0)
+        log = self.depths(arm, request, context_tokens)[-1] + (effects.predict(key) if effects is not None else 0.0)
         return min(math.exp(log), most_per_step(arm)) if log > 0 else 1.0
 
     def observations(self, arm: str, request: Key) -> float:
@@ -138,12 +144,29 @@ class AcceptanceModel:
 
     def expected(self, key: Key) -> float:
         """Return the calibration's log(tokens per step) for a key."""
-        return self.depths(key[ARM], key[_REQUEST + WORKLOAD], key[_REQUEST + TEMPERATURE])[-1]
+        return self.depths(key[ARM], key[_REQUEST:])[-1]
 
-    def depths(self, arm: str, workload: str, temperature_bin: str) -> tuple[float, ...]:
-        """Return the calibration's log(tokens per step) at each k up to the arm's."""
+    def depths(self, arm: str, request: Key, context_tokens: float = 0.0) -> tuple[float, ...]:
+        """Return the calibration's log(tokens per step) at each k up to the arm's; see `tokens_per_step`."""
         method, _, k = arm.partition(":")
-        return expected_by_k(self.calibration, Method(method), int(k), workload, _BIN_CENTRES[int(temperature_bin)])
+        temperature = _BIN_CENTRES[int(request[TEMPERATURE])]
+        context_tokens = context_tokens or typical_prompt_tokens(request)
+        return expected_by_k(self.calibration, Method(method), int(k), request[WORKLOAD], temperature, context_tokens)
+
+    def typical(self, arm: str, request: Key, context_tokens: float) -> float:
+        """Return the tokens per step at a typical context of a key over those at another, as far as that is known."""
+        return math.exp(self.expected((arm, "", *request)) - self.depths(arm, request, context_tokens)[-1])
+
+    def factors(self, arm: str) -> Sequence[Factor]:
+        """Return the factors of an arm: longer prompts than its calibration knows may give anything."""
+        known = known_to_tokens(self.calibration, Method(arm.partition(":")[0]))
+        if known == math.inf:
+            return FACTORS
+
+        def beyond(key: Key) -> str:
+            return key[_REQUEST + PROMPT] if typical_prompt_tokens(key[_REQUEST:]) > known else ""
+
+        return (*FACTORS, Factor(lambda key: beyond(key) and "beyond", _UNKNOWN), Factor(beyond, _UNKNOWN))
 
 
 def by_level(depths: Sequence[float], per_step: float, levels: Sequence[int]) -> list[float]:
@@ -174,6 +197,8 @@ def _kind(arm: str, request: Key) -> tuple[str, str, str]:
     return arm, request[WORKLOAD], request[TEMPERATURE]
 
 
+_UNKNOWN: Final = 0.3
+"""Spread of log(tokens per step) at contexts that a calibration does not know, of all of them and of each bin."""
 _LEAST_DRAFTED: Final = 0.1
 """Share of an answer's steps with drafts below which it says next to nothing of acceptance."""
 _METHODS: Final = frozenset(Method)

@@ -9,7 +9,7 @@ from typing import Final
 from backends.backend import EngineLoad
 from policies.learned.models.acceptance import AcceptanceModel, at_max_k, by_level, most_per_step
 from policies.learned.models.depth import Counted, Depth, Place, between
-from policies.learned.models.keys import TEMPERATURE, WORKLOAD, Key
+from policies.learned.models.keys import Key
 from policies.learned.models.length import LengthModel
 from policies.learned.models.prefix_memory import BackendPrefixes
 from policies.learned.models.prior import StepCost
@@ -219,31 +219,33 @@ class BackendModel:
             return None
         return min(max(1.0, per_step), self.most_per_step)
 
-    def acceptance(self, key: Key) -> tuple[float, float]:
+    def acceptance(self, key: Key, context_tokens: float = 0.0) -> tuple[float, float]:
         """Return the expected tokens per step for a request key, and the number of similar requests observed."""
         if self.silent:
             return 1.0, 0.0
         model = self.fitted.acceptance
-        return model.tokens_per_step(self.arm, self.name, key), model.observations(self.arm, key)
+        return model.tokens_per_step(self.arm, self.name, key, context_tokens), model.observations(self.arm, key)
 
-    def acceptance_by_level(self, key: Key) -> list[float]:
+    def acceptance_by_level(self, key: Key, context_tokens: float) -> list[float]:
         """Return the expected tokens per step for a request key at each level of `depth`; empty without one."""
         if self.depth is None:
             return []
-        return [1.0] * len(self.depth.levels) if self.silent else self._by_level(key, self.depth)
+        return [1.0] * len(self.depth.levels) if self.silent else self._by_level(key, self.depth, context_tokens)
 
-    def _by_level(self, key: Key, depth: Depth) -> list[float]:
-        per_step = self.fitted.acceptance.tokens_per_step(self.arm, self.name, key)
-        return by_level(self._depths(key), per_step, depth.levels)
+    def _by_level(self, key: Key, depth: Depth, context_tokens: float) -> list[float]:
+        per_step = self.fitted.acceptance.tokens_per_step(self.arm, self.name, key, context_tokens)
+        return by_level(self._depths(key, context_tokens), per_step, depth.levels)
 
-    def _depths(self, key: Key) -> tuple[float, ...]:
+    def _depths(self, key: Key, context_tokens: float) -> tuple[float, ...]:
         """Return log(tokens per step) at each k up to the arm's: as its engine counts them, else the calibration's."""
-        expected = self.fitted.acceptance.depths(self.arm, key[WORKLOAD], key[TEMPERATURE])
+        expected = self.fitted.acceptance.depths(self.arm, key, context_tokens)
         return expected if self.counted is None else self.counted.depths(expected)
 
-    def tokens_per_step(self, key: Key, place: Place | None) -> float:
+    def tokens_per_step(self, key: Key, place: Place | None, context_tokens: float = 0.0) -> float:
         """Return the expected tokens per step for a request key at a place of `depth`; None for the maximum k."""
-        return self.acceptance(key)[0] if place is None else between(self.acceptance_by_level(key), place)
+        if place is None:
+            return self.acceptance(key, context_tokens)[0]
+        return between(self.acceptance_by_level(key, context_tokens), place)
 
     def place(self, batch: float) -> Place | None:
         """Return the place of the k that a batch has; None for one that is fixed."""
@@ -280,11 +282,13 @@ class BackendModel:
             low.per_prompt_token_s + share * (high.per_prompt_token_s - low.per_prompt_token_s),
         )
 
-    def at_max_k(self, key: Key, place: Place | None, per_step: float) -> tuple[float, float]:
-        """Return an answer's tokens per step as it would have had them at the maximum k, and the weight of that."""
-        if self.depth is None or place is None:
-            return per_step, 1.0
-        return at_max_k(self._depths(key), self.depth.levels, place, per_step)
+    def as_learned(self, key: Key, place: Place | None, per_step: float, context_tokens: float) -> tuple[float, float]:
+        """Return an answer's tokens per step at the maximum k and a typical context, and the weight of that."""
+        weight = 1.0
+        if self.depth is not None and place is not None:
+            depths = self._depths(key, context_tokens)
+            per_step, weight = at_max_k(depths, self.depth.levels, place, per_step)
+        return per_step * self.fitted.acceptance.typical(self.arm, key, context_tokens), weight
 
     def load_at_max_k(self, load: Load, place: Place | None) -> Load:
         """Return a load in whose terms `cost` holds, from one at another k: each weighs as it costs there."""
@@ -300,14 +304,14 @@ class BackendModel:
             return (self.name,)
         return self.name, str(self.depth.levels[place[0] + (place[1] > 0.5)])
 
-    def usual_acceptance(self, key: Key, place: Place | None) -> float | None:
+    def usual_acceptance(self, key: Key, place: Place | None, context_tokens: float) -> float | None:
         """Return the tokens per step of a drafter in order; None if similar requests are not known well enough."""
         model = self.fitted.acceptance
         if model.observations_of_kind(self.arm, key) < _MIN_OBSERVATIONS:
             return None
         if self.depth is None or place is None:
-            return model.tokens_per_step(self.arm, self.name, key)
-        return between(self._by_level(key, self.depth), place)
+            return model.tokens_per_step(self.arm, self.name, key, context_tokens)
+        return between(self._by_level(key, self.depth, context_tokens), place)
 
 
 _MIN_OBSERVATIONS: Final = 20.0

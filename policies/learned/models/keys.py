@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from heapq import nlargest
@@ -67,7 +68,8 @@ def fitted_templates(buckets: Mapping[Key, Sums]) -> frozenset[str]:
 
 TEMPERATURES: Final = (0.05, 0.35, 0.65, 0.85, 1.05)
 OVERLAPS: Final = (0.02, 0.06, 0.12, 0.25, 0.5)
-PROMPT_TOKENS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+PROMPT_TOKENS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+PROMPT_BOUNDS: Final = (8, *PROMPT_TOKENS, 2 * PROMPT_TOKENS[-1])
 LIMITS: Final = (32, 128, 512, 2048)
 """Bounds between bins; a value equal to a bound belongs to the upper bin."""
 
@@ -99,6 +101,18 @@ def key_of(request: RequestFeatures) -> Key:
         else "text",
         "" if limit is None else _NAMES[bisect_right(LIMITS, limit)],
     )
+
+
+def typical_prompt_tokens(key: Key) -> float:
+    """Return the middle of a key's bin of prompt lengths.
+
+    Examples
+    --------
+    >>> typical_prompt_tokens(("chat", "", "0", "0", "0")), round(typical_prompt_tokens(("chat", "", "0", "0", "1")))
+    (16.0, 45)
+    """
+    index = int(key[PROMPT])
+    return math.sqrt(PROMPT_BOUNDS[index] * PROMPT_BOUNDS[index + 1])
 
 
 def without_template(key: Key) -> Key:

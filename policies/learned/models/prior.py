@@ -102,22 +102,47 @@ def adaptive_schedule(calibration: str, method: Method, drafts: DraftSchedule) -
     return DraftSchedule(drafts.k, tuple(best), adaptive=True)
 
 
-def expected_by_k(calibration: str, method: Method, k: int, workload: str, temperature: float) -> tuple[float, ...]:
-    """Return the logarithm of the mean tokens per step at each k from 0 to `k`.
+def expected_by_k(
+    calibration: str, method: Method, k: int, workload: str, temperature: float, context_tokens: float = 0.0
+) -> tuple[float, ...]:
+    """Return the logarithm of the mean tokens per step at each k from 0 to `k`, at a mean context.
 
     The workload is one of `Kind`; any other counts as chat.
     """
-    return _expected_by_k(calibration, method, k, Kind(workload) if workload in _KINDS else Kind.CHAT, temperature)
+    kind = Kind(workload) if workload in _KINDS else Kind.CHAT
+    return _expected_by_k(calibration, method, k, kind, temperature, context_bin(context_tokens))
+
+
+def context_bin(tokens: float) -> int:
+    """Return the bin of a context, half an octave wide: between two of them acceptance hardly changes."""
+    return int(_BINS_PER_E * math.log(min(tokens, _LONGEST_TOKENS))) if tokens > _SHORTEST_TOKENS else _SHORTEST
+
+
+@cache
+def known_to_tokens(calibration: str, method: Method) -> float:
+    """Return the longest context at which the calibration knows the acceptance of a method."""
+    method = _calibrated(calibration, method)
+    if method in (Method.BASELINE, Method.NGRAM, Method.SUFFIX):  # what they draft comes from the text
+        return math.inf
+    context = load_calibration(calibration).methods[method].context
+    return float(context.known_to_tokens) if context is not None else _MEASURED_TOKENS
 
 
 @cache  # not by workload, of which clients may name any number
-def _expected_by_k(calibration: str, method: Method, k: int, kind: Kind, temperature: float) -> tuple[float, ...]:
+def _expected_by_k(
+    calibration: str, method: Method, k: int, kind: Kind, temperature: float, context: int
+) -> tuple[float, ...]:
     if k == 0 or method is Method.BASELINE:
         return (0.0,)
     known = load_calibration(calibration)
     method = _calibrated(calibration, method)
     profile = draft_profile(known, method, _config(k), temperature=temperature, kind=kind)
     accepted = np.array(profile.accepted)
+    if profile.context[0]:
+        log = (context + 0.5) / 2
+        knots = np.log2(profile.context[0])
+        odds = np.exp([np.interp(log, knots, shifts) for shifts in zip(*profile.context[1], strict=True)])
+        accepted = accepted * odds / (1.0 - accepted + accepted * odds)
     survival = accepted if profile.drafted else np.cumprod(accepted * profile.factor)
     tokens = 1.0 + np.concatenate([[0.0], np.cumsum(survival)])
     return tuple(np.log(tokens).tolist())
@@ -147,3 +172,9 @@ def _calibrated(calibration: str, method: Method) -> Method:
 
 
 _KINDS: Final = frozenset(Kind)
+_BINS_PER_E: Final = 2.0 / math.log(2.0)
+_SHORTEST: Final = 16
+_SHORTEST_TOKENS: Final = 256.0
+_LONGEST_TOKENS: Final = 2.0**20
+_MEASURED_TOKENS: Final = 2048.0
+"""Longest context of the texts at which acceptance is measured, where none is given."""

@@ -1,0 +1,211 @@
+"""Routing to warm prefix caches: `python -m benchmarks.routing.sessions AGENTS [--mooncake TRACE] [--seeds N]`.
+
+AGENTS is a folder of sessions of coding agents (kv-cache-tester), played in a closed loop: the next request comes its
+think time after the last answer. A Mooncake trace is played by its times. Neither is part of the project. Requests
+beyond the target's context (131,072 tokens) are left out. One part of the sessions (`draw`) and the second half of the
+trace are reported, with `--tune` the others.
+
+Loads are requests per second that arrive if answers take no longer than recorded. The first fifth of the requests are
+warm-up. Cells are mean times to finish over that of the best of `least_loaded`, prefix affinity alone and `lmetric`,
+with the 95% interval over seeds for `learned`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import product
+from math import inf
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from statistics import fmean, geometric_mean
+from typing import NamedTuple
+
+from backends.backend import Candidate
+from benchmarks.routing.ground import POOLS, REPORTED, TUNING
+from lab.replay.pace import arrivals
+from lab.replay.simulate import ReplicaSpec, replay
+from lab.replay.table import RequestTable, request_table
+from lab.statistics import of_runs
+from lab.trace import TraceRecord, read_trace
+from lab.trace.edits import draw
+from policies.balancing.least_loaded import LeastLoaded
+from policies.balancing.lmetric import LMetric
+from policies.features.request import RequestFeatures
+from policies.learned.policy import Learned, LearnedSettings
+from policies.load_policy import LoadSettings
+from policies.policy import Policy
+
+CONTEXT = 131_072
+_H100 = "llama-3.1-8b-h100"
+_B, _N, _S, _E = POOLS["b/n/s/e"][1]
+MEMBERS = {"4e": (_E,) * 4, "4s": (_S,) * 4, "4b": (_B,) * 4, "b/n/s/e": (_B, _N, _S, _E), "2s/2e": (_S, _S, _E, _E)}
+TRAFFIC = ("agents", "mooncake")
+LOADS = (0.5, 2.0, 4.0)
+MOST = 1.02
+"""Ratio above which a cell is listed."""
+COPIES = 10
+BASELINES = ("least_loaded", "affinity", "lmetric")
+
+
+class Affinity(LMetric):
+    """Prefix affinity alone: the longest expected prefix, and among equals the least loaded."""
+
+    name = "affinity"
+
+    def _scores(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[tuple[float, float, int]]:
+        return [(new + 1e-6 * count, new, count) for _, new, count in super()._scores(request, candidates)]
+
+
+class Task(NamedTuple):
+    """One run of arrivals, played with every policy; `load` in requests per second."""
+
+    traffic: str
+    pool: str
+    load: float
+    seed: int
+
+
+POLICIES: dict[str, Callable[[int], Policy]] = {
+    "least_loaded": lambda seed: LeastLoaded(LoadSettings(seed=seed)),
+    "affinity": lambda seed: Affinity(LoadSettings(seed=seed)),
+    "lmetric": lambda seed: LMetric(LoadSettings(seed=seed)),
+    "learned": lambda seed: Learned(LearnedSettings(seed=seed)),
+}
+
+
+def short(records: Sequence[TraceRecord]) -> list[TraceRecord]:
+    """Return the requests that fit into the context."""
+    return [one for one in records if one.prompt_tokens + (one.output_tokens or 0) <= CONTEXT]
+
+
+def records_of(traffic: str, folder: Path, mooncake: Path | None, *, tune: bool) -> list[TraceRecord]:
+    """Return one half of the requests."""
+    if traffic == "mooncake":
+        assert mooncake is not None
+        records = short(list(read_trace([mooncake])))
+        half = len(records) // 2
+        return records[:half] if tune else records[half:]
+    part = TUNING if tune else REPORTED
+    paths = [path for path in sorted(folder.glob("*.json.gz")) if draw(path.name) % 2 == part]
+    return [one for path in paths for one in short(list(read_trace([path])))]
+
+
+def arrived(table: RequestTable, task: Task) -> RequestTable:
+    """Return the requests of a task with their times."""
+    if task.traffic == "agents":
+        return table.in_sessions(task.load, 1.0, COPIES, task.seed)
+    count = len(table) // 2
+    start = Random(task.seed).randrange(len(table) - count)
+    window = table[start : start + count]
+    return window.paced(arrivals(window.arrived_at, task.load, 1.0, task.seed))
+
+
+def play(table: RequestTable, task: Task, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return the figures of each policy."""
+    members = MEMBERS[task.pool]
+    pool = [ReplicaSpec(f"{one.value}-{number}", one, config, _H100) for number, (one, config) in enumerate(members)]
+    requests = arrived(table, task)
+    figures = {}
+    for name in names:
+        began_s = time.process_time()
+        played = replay(pool, requests, POLICIES[name](task.seed), seed=task.seed, warmup=len(requests) // 5)
+        figures[name] = {
+            "mean": float(played.e2e_s.mean()),
+            "ttft": float(played.ttft_s.mean()),
+            "errors": played.errors,
+            "cpu_s": time.process_time() - began_s,
+        }
+    return figures
+
+
+_tables: dict[str, RequestTable] = {}
+_files = ExitStack()  # of the tables
+
+
+def _start(folder: Path, mooncake: Path | None, tune: bool) -> None:
+    logging.disable(logging.WARNING)
+    for traffic in TRAFFIC[: 1 if mooncake is None else 2]:
+        _tables[traffic] = _files.enter_context(request_table(records_of(traffic, folder, mooncake, tune=tune), 0.0))
+
+
+def _play(given: tuple[Task, Sequence[str]]) -> tuple[Task, dict[str, dict[str, float]]]:
+    task, names = given
+    return task, play(_tables[task.traffic], task, names)
+
+
+def report(results: dict[Task, dict[str, dict[str, float]]]) -> None:
+    """Print a row for each cell, and the means over cells."""
+    names = list(next(iter(results.values())))
+    bars = [name for name in BASELINES if name in names]
+    heads = ["traffic", "pool", "load/s", "best, s", *names, "±", *(f"TTFT {name}, s" for name in names)]
+    print("|", " | ".join(heads), "|")
+    print("|" + "---|" * len(heads))
+    above: list[str] = []
+    ratios: dict[str, list[float]] = {name: [] for name in names}
+    for cell in dict.fromkeys((task.traffic, task.pool, task.load) for task in results):
+        runs = [figures for task, figures in results.items() if task[:3] == cell]
+        means = {name: fmean(run[name]["mean"] for run in runs) for name in names}
+        best_s = min((means[name] for name in bars), default=means[names[0]])
+        for name in names:
+            ratios[name].append(means[name] / best_s)
+        cells = [f"{means[name] / best_s:.3f}" for name in names]
+        ttfts = [f"{fmean(run[name]['ttft'] for run in runs):.2f}" for name in names]
+        one = of_runs([run[names[-1]]["mean"] / min(run[name]["mean"] for name in bars or names) for run in runs])
+        print(
+            "|",
+            " | ".join(
+                [*map(str, cell), f"{best_s:.2f}", *cells, f"{one.relative_half:.3f}" if one.is_known else "", *ttfts]
+            ),
+            "|",
+        )
+        if means[names[-1]] > MOST * best_s:
+            above.append(" ".join(map(str, cell)))
+    print("\n| over all cells |", " | ".join(names), "|\n|" + "---|" * (len(names) + 1))
+    print("| geometric mean |", " | ".join(f"{geometric_mean(ratios[name]):.3f}" for name in names), "|")
+    print("| worst |", " | ".join(f"{max(ratios[name], default=inf):.3f}" for name in names), "|")
+    print(f"\n{len(above)} of {len(ratios[names[-1]])} cells above {MOST}: {'; '.join(above) or 'none'}.")
+
+
+def main() -> None:
+    """Play all runs on all cores, and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("agents", type=Path, help="folder of sessions")
+    parser.add_argument("--mooncake", type=Path, help="Mooncake trace")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--tune", action="store_true", help="the half that is for development")
+    parser.add_argument("--pool", action="append", choices=list(MEMBERS))
+    parser.add_argument("--load", action="append", type=float)
+    parser.add_argument("--policy", action="append", choices=list(POLICIES))
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    names = given.policy or list(POLICIES)
+    tasks = [
+        Task(traffic, pool, load, seed)
+        for traffic, pool in product(TRAFFIC[: 1 if given.mooncake is None else 2], given.pool or MEMBERS)
+        for load in given.load or LOADS
+        for seed in range(given.seeds)
+    ]
+    results = {}
+    with get_context("spawn").Pool(given.jobs, _start, (given.agents, given.mooncake, given.tune)) as workers:
+        work = [(task, names) for task in tasks]
+        for number, (task, figures) in enumerate(workers.imap_unordered(_play, work, 1), 1):
+            results[task] = figures
+            print(f"\r{number} of {len(tasks)}", end="", file=sys.stderr, flush=True)
+    ordered = {task: results[task] for task in tasks}
+    report(ordered)
+    if given.json is not None:
+        rows = [{**task._asdict(), "figures": figures} for task, figures in ordered.items()]
+        given.json.write_text(json.dumps(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
