@@ -148,6 +148,8 @@ class Backend:
     ----------
     said
         How it speculates by the pool file.
+    said_limit
+        The limit of its drafter by the pool file, which is none if its engine serves no longer contexts.
     draft_schedule
         Tokens drafted per step by batch size.
 
@@ -181,12 +183,20 @@ class Backend:
     answered_steps: float = 0.0
     answered_by_peers: tuple[float, float] = 0.0, 0.0
     said: Speculation = field(init=False)
+    said_limit: DrafterLimit | None = field(init=False)
     draft_schedule: DraftSchedule = field(init=False)
 
     def __post_init__(self) -> None:
         k = effective_k(self.method, self.num_speculative_tokens)
         self.draft_schedule = draft_schedule(self.method, {"num_speculative_tokens": k, **self.speculative_config})
         self.said = Speculation(self.method, self.draft_schedule)
+        self.said_limit = self.drafter_limit
+
+    def set_context(self, tokens: int) -> None:
+        """Set the longest context of its engine; 0 if unknown."""
+        self.context_tokens = tokens
+        said = self.said_limit
+        self.drafter_limit = None if said is not None and 0 < tokens <= said.tokens else said
 
     def observe(self, contradictions: Mapping[str, str], speculation: Speculation) -> None:
         """Set how the engine speculates, and in what it contradicts the pool file."""

@@ -29,6 +29,7 @@ class Method(StrEnum):
     CUSTOM_CLASS = "custom_class"
 
 
+MODELLESS = frozenset({Method.BASELINE, Method.NGRAM, Method.SUFFIX})
 _NEEDS_MODEL = frozenset(
     {
         Method.DRAFT_MODEL,

@@ -10,9 +10,8 @@ from backends.calibration.calibration import Calibration, Drafting, StepTime
 from backends.draft_schedule import draft_schedule
 from backends.drafter_limit import DrafterLimit
 from backends.drafting.script import BLOCK_TOKENS
-from backends.speculation import Method
+from backends.speculation import MODELLESS, Method
 
-_MODELLESS = frozenset({Method.BASELINE, Method.NGRAM, Method.SUFFIX})
 _WHOLE = frozenset({Method.DSPARK, Method.DFLASH, Method.DRAFT_MODEL})
 """Methods that draft all k tokens in vLLM 0.32, whatever the schedule says."""
 
@@ -70,7 +69,7 @@ class EngineParameters:
         """Return the parameters of a method from a calibration, whose context may be another one."""
         config = speculative_config or {}
         adaptive = bool(config.get("enable_adaptive_verification"))
-        if adaptive and method in _MODELLESS:
+        if adaptive and method in MODELLESS:
             raise ValueError(f"enable_adaptive_verification needs a method with a draft model, not {method!s}")
         drafts = draft_schedule(method, config)
         drafting = calibration.method(method).drafting
@@ -82,7 +81,7 @@ class EngineParameters:
             drafting=drafting,
             k=drafts.k,
             k_by_batch=drafts.by_batch,
-            least_passes=drafts.k if method in _WHOLE else int(method not in _MODELLESS),
+            least_passes=drafts.k if method in _WHOLE else int(method not in MODELLESS),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=max_model_len or limits.max_model_len,

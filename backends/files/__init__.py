@@ -1,1 +1,1 @@
-"""Files that people write."""
+"""Files that people write, and those of checkpoints."""

@@ -7,13 +7,19 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.advice.draft_length import draft_length
+from gateway.advice.drafter_limit import drafter_limit
 from gateway.advice.evidence import ModelEvidence
 from gateway.advice.finding import Finding
 from gateway.advice.losing_method import losing_method
 from gateway.advice.pool_file import pool_file
 from gateway.advice.waiting import waiting
 
-RULES: Final[tuple[Callable[[ModelEvidence], Sequence[Finding]], ...]] = (draft_length, losing_method, waiting)
+RULES: Final[tuple[Callable[[ModelEvidence], Sequence[Finding]], ...]] = (
+    drafter_limit,
+    draft_length,
+    losing_method,
+    waiting,
+)
 SPECULATION: Final = frozenset({"draft_length", "losing_method"})
 """Rules on how replicas speculate, of which a model gets one finding."""
 

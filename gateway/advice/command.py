@@ -24,7 +24,9 @@ def _text(name: str, advised: dict[str, Any]) -> str:
         parts.append("Its policy learns no step times: `gateway plan` judges methods and k by a recording.")
     for number, finding in enumerate(findings, 1):
         gain = finding["gain"]
-        saved = "a pool file that says what runs"
+        saved = (
+            "drafts for longer requests" if finding["rule"] == "drafter_limit" else "a pool file that says what runs"
+        )
         if gain is not None:
             saved = f"{gain['share']:.0%} of the {gain['of']} (95%: {gain['low']:.0%} to {gain['high']:.0%})"
         change = "\n".join(f"       {line}" for line in finding["change"].splitlines())

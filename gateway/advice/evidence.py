@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from backends.draft_schedule import Speculation
+from backends.drafter_limit import DrafterLimit
 from backends.occupancy import Minute
 from backends.speculation import Method
 from policies.learned.models.prior import StepCost
@@ -56,6 +57,9 @@ class BackendEvidence:
     is_silent: bool = False
     contradiction: Contradiction | None = None  # in which way the engine contradicts the pool file; None if it does not
     minutes: tuple[Minute, ...] = ()
+    limit: DrafterLimit | None = None  # the longest context that its drafter serves
+    # How many of its requests had up to so many tokens with their answers, by the bounds of a histogram.
+    contexts: Mapping[float, float] = field(default_factory=dict)
     flags: tuple[str, ...] | None = None  # flags of an engine that the gateway starts; None for another one
 
 

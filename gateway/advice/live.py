@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI
+from prometheus_client.samples import Sample
 
 from backends.backend import Backend
 from backends.draft_schedule import Speculation
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
 
 KEPT_S: Final = 15.0
+
+
+Contexts = dict[tuple[str, str], dict[float, float]]
+"""How many requests had up to so many tokens, by model and backend."""
 
 
 class AdviceRoom(Room):
@@ -40,21 +46,26 @@ class AdviceRoom(Room):
             """Return what to change in each model's backends: the gain, its interval, the evidence, and the lines."""
             async with self._lock:
                 if time.monotonic() - self._kept_at_s >= KEPT_S:
-                    models = [self._evidence(name) for name in self.gateway.models]
+                    contexts = await asyncio.to_thread(lambda: contexts_of(self.gateway.metrics.samples()))
+                    models = [self._evidence(name, contexts) for name in self.gateway.models]
                     self._kept = {each.name: await asyncio.to_thread(self._advised, each) for each in models}
                     self._kept_at_s = time.monotonic()
                 return {"models": self._kept}
 
-    def _evidence(self, name: str) -> ModelEvidence:
-        """Return what the settings and the probes of a model tell."""
-        return ModelEvidence(name, tuple(self._of_backend(backend) for backend in self.gateway.pool.of(name)))
+    def _evidence(self, name: str, contexts: Contexts) -> ModelEvidence:
+        """Return what the settings and the probes of a model tell, and how long its requests were."""
+        members = self.gateway.pool.of(name)
+        return ModelEvidence(
+            name, tuple(self._of_backend(each, contexts.get((name, each.name), {})) for each in members)
+        )
 
-    def _of_backend(self, backend: Backend) -> BackendEvidence:
+    def _of_backend(self, backend: Backend, contexts: Mapping[float, float]) -> BackendEvidence:
         settings = self.gateway.settings.models[backend.model].backends.get(backend.name)  # None if it was discovered
         engine, flags = self.gateway.pool.engine(backend), None
         if settings is not None and settings.serve is not None:
             flags = tuple(settings.serve.flags)
-        known = BackendEvidence(backend.name, backend.said.method, backend.said.schedule.k, flags=flags)
+        said, limit = backend.said, backend.drafter_limit
+        known = BackendEvidence(backend.name, said.method, said.schedule.k, flags=flags, limit=limit, contexts=contexts)
         if engine is None:
             return known
         contradiction = None
@@ -85,3 +96,14 @@ class AdviceRoom(Room):
         """Return the calibrations of the simulated backends of a model, by name."""
         backends = self.gateway.settings.models[model].backends
         return {name: each.simulate.calibration for name, each in backends.items() if each.simulate is not None}
+
+
+def contexts_of(samples: Iterable[Sample]) -> Contexts:
+    """Return how long the requests of each backend were."""
+    found: Contexts = {}
+    for sample in samples:
+        if sample.name == "gateway_context_tokens_bucket":
+            counts = found.setdefault((sample.labels["model"], sample.labels["backend"]), {})
+            bound = float(sample.labels["le"])
+            counts[bound] = counts.get(bound, 0.0) + sample.value
+    return found

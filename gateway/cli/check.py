@@ -31,7 +31,7 @@ def check(
     from rich.console import Console
 
     from gateway.rooms import rooms
-    from gateway.service.banner import pool_table
+    from gateway.service.banner import limit_lines, pool_table
     from gateway.service.replicas import configured
     from gateway.service.stores import describe
 
@@ -40,13 +40,16 @@ def check(
             raise UsageError(f"{path}: {problem}")
     Console().print(pool_table(settings))
     typer.echo(describe(settings.state))
-    if engines and (backends := configured(settings)):
+    backends, warnings = configured(settings), list[str]()
+    if engines and (running := [each for each in backends if not each.launched]):
         from gateway.cli.engines import compare
 
-        summary, warnings = compare(backends)
+        summary, warnings = compare(running)
         typer.echo(summary)
-        for warning in warnings:
-            typer.echo(f"warning: {warning}", err=True)
+    for line in limit_lines(backends):
+        typer.echo(line)
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def schema() -> None:

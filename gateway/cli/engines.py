@@ -35,7 +35,9 @@ async def _probe(backend: Backend) -> ProbeResult:
     probe = Probe(backend, _TIMEOUT_S)
     try:
         async with asyncio.timeout(_LONGEST_S):
-            return await probe.run(admit=True)
+            result = await probe.run(admit=True)
+        backend.set_context(probe.context_tokens)
+        return result
     except TimeoutError:
         return ProbeResult("does not answer in time")
     finally:

@@ -35,6 +35,9 @@ def pool_schema() -> dict[str, Any]:
             _describe(definition, model)
     keys = schema["properties"]["keys"]
     keys["items"] = {"anyOf": [{"type": "string", "title": "Key"}, keys["items"]]}
+    for name in ("BackendSettings", "DiscoverSettings"):
+        limit = schema["$defs"][name]["properties"]["drafter_limit"]["anyOf"]
+        limit.insert(0, schema["$defs"]["DrafterLimitSettings"]["properties"]["tokens"])
     _allow_variables(schema)
     return {"$schema": _DIALECT, **schema, "title": "Pool of the speculation gateway"}
 

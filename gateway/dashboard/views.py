@@ -36,6 +36,8 @@ def backend_view(policy: Policy, backend: Backend, measured: Measured, requests_
         "name": backend.name,
         "method": backend.said.method.value,
         "k": backend.said.schedule.k,  # most tokens drafted per step; 0 for a baseline
+        # The longest context that its drafter serves: `tokens`, and what happens `beyond`; None if it has no limit.
+        "drafter_limit": backend.drafter_limit,
         "simulated": backend.simulated,
         "state": backend.state.value,
         "reason": backend.state_reason,

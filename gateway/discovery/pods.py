@@ -15,7 +15,8 @@ from gateway.config.settings import BackendSettings
 
 PREFIX = "speculation.gateway/"
 METHOD, TOKENS, CONFIG, WEIGHT = "method", "num-speculative-tokens", "speculative-config", "weight"
-_KEYS = (METHOD, TOKENS, CONFIG, WEIGHT)
+LIMIT, BEYOND = "drafter-limit", "beyond-drafter-limit"
+_KEYS = (METHOD, TOKENS, CONFIG, WEIGHT, LIMIT, BEYOND)
 
 
 class LabelError(Exception):
@@ -65,6 +66,8 @@ def settings_of(said: Mapping[str, str], default: Mapping[str, Any]) -> BackendS
         raise LabelError(f"it has no label {PREFIX}{METHOD}; set it to one of {', '.join(Method)}")
     if WEIGHT in said:
         data["weight"] = said[WEIGHT]
+    if LIMIT in said or BEYOND in said:
+        data["drafter_limit"] = {"tokens": said.get(LIMIT), "beyond": said.get(BEYOND)}
     try:
         return BackendSettings.model_validate(data)
     except ValidationError as error:
@@ -89,8 +92,8 @@ def _config(said: Mapping[str, str]) -> dict[str, Any] | None:
 def _text(issue: Issue) -> str:
     """Return an issue of the settings in terms of the labels."""
     first, *rest = issue.path or ("",)
-    key = {"method": METHOD, "weight": WEIGHT}.get(str(first), CONFIG)
-    if rest == ["num_speculative_tokens"]:
-        key, rest = TOKENS, []
+    key = {"method": METHOD, "weight": WEIGHT, "drafter_limit": LIMIT}.get(str(first), CONFIG)
+    if rest in (["num_speculative_tokens"], ["tokens"], ["beyond"]):
+        key, rest = {"tokens": LIMIT, "beyond": BEYOND}.get(str(rest[0]), TOKENS), []
     path = "".join(f".{part}" for part in rest)
     return f"{PREFIX}{key}{path}: {issue.message}" + (f"; {issue.hint}" if issue.hint else "")

@@ -110,6 +110,7 @@ def _account(
         bound.prompt_tokens.inc(prompt_tokens)
         bound.output_tokens.inc(output_tokens)
         ended.tokens = prompt_tokens + output_tokens
+        metrics.count_context(upstream.backend, bound, ended.tokens)
         if ended.label == "ok":
             upstream.learn_pace(times.ended_s - times.arrived_s - times.waited_s, output_tokens)
         return
@@ -289,6 +290,8 @@ def _count_outcome(
         bound.tpot.observe(outcome.tpot_s)
     bound.prompt_tokens.inc(outcome.prompt_tokens)
     bound.output_tokens.inc(outcome.output_tokens)
+    if outcome.request.n == 1:
+        metrics.count_context(upstream.backend, bound, outcome.prompt_tokens + outcome.output_tokens)
     if outcome.tokens_per_step is not None:
         source = "engine" if usage is not None and usage.tokens_per_step is not None else "chunks"
         steps = outcome.output_tokens / outcome.tokens_per_step

@@ -19,6 +19,7 @@ OUTCOMES = ("ok", "client_error", "engine_error", "unanswered", "interrupted", "
 _LATENCY_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _STEP_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.045, 0.07, 0.1, 0.2, 0.5, 1.0, 3.0)
 _OVERHEAD_S = (2e-5, 5e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.05, 0.2, 1.0)
+_CONTEXTS = tuple(float(2**power) for power in range(8, 21))
 _SAY_EVERY_S = 60.0
 _TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0)
 _TEMPERATURE_LABELS = ("0", "0-0.3", "0.3-0.5", "0.5-0.7", "0.7-1", "1+")
@@ -46,6 +47,7 @@ class BackendSeries:
     e2e: Distribution
     prompt_tokens: Count
     output_tokens: Count
+    context: Distribution
     outcomes: dict[str, Count]
 
 
@@ -88,6 +90,18 @@ class RequestSeries:
         )
         self.output_tokens = counter(
             "gateway_output_tokens", "Output tokens: counted by the engine, else estimated from the chunks", BACKEND
+        )
+        self.context = histogram(
+            "gateway_context_tokens",
+            "Tokens of prompt and answer together, of requests with one answer",
+            BACKEND,
+            _CONTEXTS,
+        )
+        self.beyond_limit = counter(
+            "gateway_requests_beyond_drafter_limit",
+            "Answered requests that were longer than what the drafter of the backend serves, by what happens then: "
+            "`worse`, `none`, `batch` (while it runs, no draft of its batch is accepted) or `crash`",
+            (*BACKEND, "beyond"),
         )
         self.steps = counter("gateway_steps", "Engine steps that emitted tokens", (*BACKEND, "temperature", "source"))
         self.step_tokens = counter(
@@ -156,6 +170,7 @@ class RequestSeries:
             e2e=self.e2e.labels(*labels),
             prompt_tokens=self.prompt_tokens.labels(*labels),
             output_tokens=self.output_tokens.labels(*labels),
+            context=self.context.labels(*labels),
             # Created at once: the rate of a series that appears with its first event misses that event.
             outcomes={outcome: self.requests.labels(*labels, outcome) for outcome in OUTCOMES},
         )
@@ -172,6 +187,13 @@ class RequestSeries:
         if now_s - self._said_s.get(labels, -math.inf) >= _SAY_EVERY_S:
             self._said_s[labels] = now_s
             log.warning("%s/%s reports what cannot be, which is ignored: %s", backend.model, backend.name, what)
+
+    def count_context(self, backend: Backend, series: BackendSeries, tokens: int) -> None:
+        """Count the length of a request with its answer."""
+        series.context.observe(tokens)
+        limit = backend.drafter_limit
+        if limit is not None and tokens > limit.tokens:
+            self.beyond_limit.labels(*series.labels, limit.beyond.value).inc()
 
     def count_steps(self, backend: BackendSeries, temperature: float, source: str, steps: float, tokens: float) -> None:
         """Count the engine steps of a request and the tokens they emitted; `source` is `engine` or `chunks`."""

@@ -19,6 +19,7 @@ from gateway.routing.access import RequestHeaders, read_head
 from gateway.routing.keys import ANONYMOUS
 from gateway.service.admin_policy import add_policy_routes
 from gateway.service.assembly import Gateway
+from policies.features.request import RequestFeatures
 from policies.policy import Assessment, Decision
 from policies.roles import assess, preview
 
@@ -125,6 +126,7 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
         "url": backend.url,
         "simulated": backend.simulated,
         "weight": backend.weight,
+        "drafter_limit": backend.drafter_limit,
         "in_flight": backend.in_flight,
         "others": load.others,
         "engine": None
@@ -215,7 +217,7 @@ def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, A
                 "in_flight": member.in_flight,
                 "eligible": member.name in assessed,
                 "score": assessed[member.name].score if member.name in assessed else None,
-                "note": assessed[member.name].note
+                "note": _note(assessed[member.name], member, routed.features)
                 if member.name in assessed
                 else _ineligible(member, routed.features.baseline_only),
             }
@@ -224,6 +226,13 @@ def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, A
         "choice": None if choice is None else _public(choice),
         "problem": problem,
     }
+
+
+def _note(assessed: Assessment, backend: Backend, request: RequestFeatures) -> str:
+    """Return what is said of a candidate: by the policy, and of a request that its drafter does not serve."""
+    limit, answer_tokens = backend.drafter_limit, request.max_tokens or 0
+    beyond = "" if limit is None else limit.note_on(request.prompt_tokens, answer_tokens)
+    return "; ".join(note for note in (assessed.note, beyond) if note)
 
 
 def _ineligible(backend: Backend, baseline_only: tuple[str, ...]) -> str:

@@ -169,7 +169,7 @@ def learners_of(models: Mapping[str, Model]) -> dict[str, Statistics]:
 
 def is_same_replica(one: Backend, other: Backend) -> bool:
     """Return whether two backends are the same replica, whatever their weights and states."""
-    identity = ("name", "model", "said", "url", "speculative_config", "api_key", "simulated", "launched")
+    identity = ("name", "model", "said", "said_limit", "url", "speculative_config", "api_key", "simulated", "launched")
     return all(getattr(one, field) == getattr(other, field) for field in identity)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from backends.backend import Backend
 from backends.draft_schedule import draft_tokens
-from backends.speculation import Method, serve_config
+from backends.speculation import MODELLESS, Method, serve_config
 from gateway.config.settings import BackendSettings, DiscoverSettings, PoolSettings
 
 if TYPE_CHECKING:
@@ -41,6 +42,24 @@ def pool_table(settings: PoolSettings) -> Table:
             cells = (model if number == 0 else "", name, shown, str(k or ""), where, f"{weight:g}")
             table.add_row(*map(Text, cells))  # Text, because `http://[fd00::1]` looks like markup
     return table
+
+
+def limit_lines(backends: Sequence[Backend]) -> Iterator[str]:
+    """Yield how long a context the drafter of each replica serves, and what happens beyond it."""
+    for each in backends:
+        limit = each.drafter_limit
+        if limit is not None:
+            yield f"{each.model}/{each.name}: its drafter serves {limit.tokens:,} tokens; beyond, {limit.consequence}."
+    unknown = [
+        f"{each.model}/{each.name}"
+        for each in backends
+        if each.said_limit is None and not each.simulated and each.method not in MODELLESS | {Method.MTP}
+    ]
+    if unknown:
+        yield (
+            f"How long a context the drafter serves is not known of {', '.join(unknown)}: set drafter_limit to the "
+            "max_position_embeddings of the draft's config.json."
+        )
 
 
 def location(backend: BackendSettings) -> str:

@@ -13,6 +13,8 @@ import orjson
 
 from backends.backend import Backend
 from backends.draft_schedule import draft_tokens
+from backends.drafter_limit import Beyond, DrafterLimit
+from backends.files.draft_config import longest_drafted
 from backends.launch.ports import free_port
 from backends.launch.supervisor import LaunchSpec
 from backends.launch.vllm_command import vllm_serve_argv
@@ -63,12 +65,11 @@ def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None, 
 
 
 def configured(settings: PoolSettings) -> list[Backend]:
-    """Return the replicas of the pool file that somebody else starts."""
+    """Return the replicas of the pool file, without addresses of those that are still to be started."""
     return [
-        _backend(model, name, each, each.url)
+        _backend(model, name, each, each.url or "")
         for model, model_settings in settings.models.items()
         for name, each in model_settings.backends.items()
-        if each.url is not None
     ]
 
 
@@ -85,7 +86,8 @@ def _discovered(model: str, settings: ModelSettings, found: Found, taken: set[st
 def _with_common(own: BackendSettings, discover: DiscoverSettings) -> BackendSettings:
     """Return the settings that a replica tells itself, with those of its source that it does not tell."""
     weight = own.weight if "weight" in own.model_fields_set else discover.weight
-    return own.model_copy(update={"api_key": discover.api_key, "weight": weight})
+    limit = own.drafter_limit or (discover.drafter_limit if own.method is discover.method else None)
+    return own.model_copy(update={"api_key": discover.api_key, "weight": weight, "drafter_limit": limit})
 
 
 def _backend(model: str, name: str, settings: BackendSettings | DiscoverSettings, url: str) -> Backend:
@@ -103,7 +105,16 @@ def _backend(model: str, name: str, settings: BackendSettings | DiscoverSettings
         weight=settings.weight,
         simulated=started is not None and started.simulate is not None,
         launched=started is not None,
+        drafter_limit=_limit(settings, config),
     )
+
+
+def _limit(settings: BackendSettings | DiscoverSettings, config: Mapping[str, Any]) -> DrafterLimit | None:
+    """Return the limit of a replica's drafter: that of its settings, of its draft, or of its calibration."""
+    said = settings.drafter_limit
+    assert settings.method is not None
+    tokens = longest_drafted(settings.method, config) if said is None else said.tokens
+    return None if tokens is None else DrafterLimit(tokens, (said and said.beyond) or Beyond.BATCH)
 
 
 def _launch(

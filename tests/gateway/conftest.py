@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from backends.backend import Backend, State
+from backends.drafter_limit import DrafterLimit
 from backends.speculation import Method
 from gateway.config.settings import PoolSettings
 from gateway.routing.keys import digest
@@ -73,6 +74,7 @@ async def start_gateway(
     ask_usage: bool = True,
     queue: dict[str, Any] | None = None,
     port: int = 0,
+    limits: Mapping[str, DrafterLimit] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start upstreams (name -> method) and a gateway in front of them.
@@ -87,6 +89,8 @@ async def start_gateway(
             backends_settings[name] = {"method": method, "url": upstreams[name].url}
             if method == "ngram":
                 backends_settings[name]["speculative_config"] = {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
+            elif method == "eagle3":
+                backends_settings[name]["speculative_config"] = {"num_speculative_tokens": 3}
         policy = policy or {"name": "round_robin"}
         model: dict[str, Any] = {
             "policy": policy,
@@ -99,9 +103,16 @@ async def start_gateway(
         if default_temperature is not None:
             model["default_temperature"] = default_temperature
         pool = PoolSettings.model_validate({**FAST, "models": {MODEL: model}, **settings})
-        drafts = {"ngram": 5}
+        drafts = {"ngram": 5, "eagle3": 3}
         backends = [
-            Backend(name, MODEL, Method(method), upstreams[name].url, num_speculative_tokens=drafts.get(method, 0))
+            Backend(
+                name,
+                MODEL,
+                Method(method),
+                upstreams[name].url,
+                num_speculative_tokens=drafts.get(method, 0),
+                drafter_limit=(limits or {}).get(name),
+            )
             for name, method in methods.items()
         ]
         gateway = assemble(pool, backends, digest(ADMIN_KEY))

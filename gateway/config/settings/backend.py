@@ -13,19 +13,45 @@ from pydantic import (
     model_validator,
 )
 
-from backends.speculation import Method, SpeculativeConfig, method_issues, serve_config
+from backends.drafter_limit import Beyond
+from backends.speculation import MODELLESS, Method, SpeculativeConfig, method_issues, serve_config
 from backends.validation import Issue, error_of, issues_of
 from gateway.config.settings.base import Seconds, Secret, Settings, Word
 from gateway.config.urls import address
 
 
 def issues_of_method(data: Mapping[str, Any], *, served: bool) -> Iterator[Issue]:
-    """Yield what is wrong with `speculative_config` for the `method` beside it."""
+    """Yield what is wrong with `speculative_config` and `drafter_limit` for the `method` beside them."""
     config = data.get("speculative_config")
+    if data.get("method") in MODELLESS and data.get("drafter_limit") is not None:
+        what = f"{data['method']} has no draft model, so its drafts have no limit"
+        yield Issue(("drafter_limit",), what, "remove it", at_key=True)
     if data.get("method") in set(Method) and (config is None or isinstance(config, Mapping | SpeculativeConfig)):
         raw = config.model_dump(exclude_unset=True) if isinstance(config, SpeculativeConfig) else config
         for issue in method_issues(Method(data["method"]), raw, served=served):
             yield issue.below("speculative_config")
+
+
+class DrafterLimitSettings(Settings):
+    """The longest context that a drafter serves, and what the engine does with requests beyond it.
+
+    Parameters
+    ----------
+    tokens
+        Tokens of prompt and answer together: the `max_position_embeddings` of the draft's `config.json`. A number alone
+        is short for this. At or above the `--max-model-len` of the engine it is no limit.
+    beyond
+        `worse`: drafts of the request are accepted less and less; `none`: it alone gets no drafts; `batch`: while it
+        runs, no request of its batch gets any; `crash`: the engine ends. Null: what the engine's version of vLLM does.
+    """
+
+    tokens: Annotated[int, Field(ge=1, le=10_000_000)]
+    beyond: Beyond | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tokens_alone(cls, data: Any) -> Any:
+        return data if isinstance(data, Mapping | DrafterLimitSettings) else {"tokens": data}
 
 
 class ServeSettings(Settings):
@@ -113,6 +139,9 @@ class BackendSettings(Settings):
         A simulated replica.
     speculative_config
         The replica's `--speculative-config`, under vLLM's own keys.
+    drafter_limit
+        The longest context that its drafter serves, or a mapping: docs/configuration.md. Null: what the draft says, if
+        it is in a local folder.
     api_key
         Bearer token sent to the engine.
     weight
@@ -134,6 +163,7 @@ class BackendSettings(Settings):
     serve: ServeSettings | None = None
     simulate: SimulateSettings | None = None
     speculative_config: SpeculativeConfig | None = None
+    drafter_limit: DrafterLimitSettings | None = None
     api_key: Secret = None
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
 from backends.speculation import Method, SpeculativeConfig
 from backends.validation import Issue
-from gateway.config.settings.backend import issues_of_method
+from gateway.config.settings.backend import DrafterLimitSettings, issues_of_method
 from gateway.config.settings.base import Secret, Settings
 
 _KINDS = ("dns", "srv", "kubernetes", "inference_pool")
@@ -83,6 +83,8 @@ class DiscoverSettings(Settings):
         label `speculation.gateway/method`, which are left out if it is null.
     speculative_config
         The replicas' `--speculative-config`, under vLLM's own keys.
+    drafter_limit
+        The longest context that their drafters serve, or a mapping: docs/configuration.md.
     api_key
         Bearer token sent to the engines.
     weight
@@ -106,13 +108,14 @@ class DiscoverSettings(Settings):
     inference_pool: InferencePoolSettings | None = None
     method: Method | None = None
     speculative_config: SpeculativeConfig | None = None
+    drafter_limit: DrafterLimitSettings | None = None
     api_key: Secret = None
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
     @property
     def where(self) -> str:
         """Where the replicas are looked for, and which; the other settings say how they are used."""
-        which = {"method", "speculative_config"} if self.inference_pool is not None else set()
+        which = {"method", "speculative_config", "drafter_limit"} if self.inference_pool is not None else set()
         return self.model_dump_json(include={*_KINDS, *which})
 
     @property
@@ -120,7 +123,7 @@ class DiscoverSettings(Settings):
         """The settings of an InferencePool's pods that have no labels; empty if those are left out."""
         if self.method is None:
             return {}
-        return {"method": self.method, "speculative_config": self.speculative_config}
+        return {key: getattr(self, key) for key in ("method", "speculative_config", "drafter_limit")}
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:

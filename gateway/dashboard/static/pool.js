@@ -28,14 +28,16 @@ export function showPool(model, marks) {
   follow(
     body,
     model.backends,
-    (backend) => `${backend.name}\n${backend.method}\n${backend.k}`,
+    (backend) => `${backend.name}\n${backend.method}\n${backend.k}\n${backend.drafter_limit?.tokens}`,
     (backend) => createRow(backend, marks.get(backend.name)),
     (row, backend) => update(row, backend, marks.get(backend.name), busiest),
   );
 }
 
 function createRow(backend, mark) {
-  const detail = `${words(backend.method)}${backend.k ? `, k ${backend.k}` : ""}`;
+  const limit = backend.drafter_limit;
+  const most = limit ? `, to ${number(limit.tokens)} tokens` : "";
+  const detail = `${words(backend.method)}${backend.k ? `, k ${backend.k}` : ""}${most}`;
   const flight = cell("In flight", h("span"), bar());
   const share = cell("Share", h("span"), bar());
   const state = cell("State", h("span", { class: "state" }), h("small"));

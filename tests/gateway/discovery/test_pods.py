@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.draft_schedule import draft_tokens
+from backends.drafter_limit import Beyond
 from backends.speculation import Method, serve_config
 from gateway.discovery.pods import LabelError, Pod, settings_of
 from tests.support.kubernetes_api import pod
@@ -31,6 +32,10 @@ def test_labels_name_the_method_and_what_it_drafts(said: dict[str, str], method:
         ranges = [(1, 16, 5), (17, 256, 0)]
         assert [*map(tuple, serve_config(method, settings.speculative_config)[f"{K}_per_batch_size"])] == ranges
     assert settings_of({**said, "weight": "1.5"}, {}).weight == 1.5
+    if method is Method.EAGLE3:
+        limit = settings_of({**said, "drafter-limit": "2048", "beyond-drafter-limit": "none"}, {}).drafter_limit
+        assert limit is not None
+        assert (limit.tokens, limit.beyond) == (2048, Beyond.NONE)
 
 
 K = "num_speculative_tokens"
@@ -61,6 +66,15 @@ LABEL = "speculation.gateway"
             {"method": "ngram", "num-speculative-tokens": "3", "speculative-config": '{"prompt_lookup_max": -1}'},
             f"{LABEL}/speculative-config.prompt_lookup_max: must be greater",
         ),
+        (
+            {"method": "eagle3", "num-speculative-tokens": "3", "drafter-limit": "2k"},
+            f"{LABEL}/drafter-limit: expected",
+        ),
+        (
+            {"method": "eagle3", "num-speculative-tokens": "3", "drafter-limit": "9", "beyond-drafter-limit": "bach"},
+            f"{LABEL}/beyond-drafter-limit: unknown 'bach'; did you mean 'batch'?",
+        ),
+        ({"method": "suffix", "drafter-limit": "9"}, f"{LABEL}/drafter-limit: suffix has no draft model"),
         ({"method": "baseline", "weight": "much"}, f"{LABEL}/weight: expected a number"),
         ({"metod": "ngram"}, f"{LABEL}/metod: no such label; did you mean 'method'?"),
     ],

@@ -113,6 +113,9 @@ app.kubernetes.io/component: replica
 {{- if $replica.speculativeConfig -}}
 {{- $_ := set $source "speculative_config" $replica.speculativeConfig -}}
 {{- end -}}
+{{- if $replica.drafterLimit -}}
+{{- $_ := set $source "drafter_limit" (int $replica.drafterLimit) -}}
+{{- end -}}
 {{- $_ := set $model "discover" (merge (dict $name $source) ($model.discover | default dict)) -}}
 {{- $_ := set $models $replica.model $model -}}
 {{- end -}}

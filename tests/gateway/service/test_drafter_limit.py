@@ -1,0 +1,120 @@
+"""The limit of a drafter where users meet it: settings, `gateway check`, metrics, explanations, page and advice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from backends.backend import Backend
+from backends.drafter_limit import Beyond, DrafterLimit
+from backends.speculation import Method
+from gateway.cli.app import app
+from gateway.config.load import load_pool
+from gateway.service.replicas import configured
+from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
+from tests.support.upstream import Wire, answer
+
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+LIMIT = DrafterLimit(2048)
+SHORT = DrafterLimit(1024)  # the engines of these tests say that they serve 2,048 tokens
+HEAD = "  num_speculative_tokens: 3"
+
+
+def pool_file(folder: Path, *lines: str, method: str = "eagle3") -> Path:
+    """Write a pool file with one replica, of which some lines are given."""
+    path = folder / "pool.yaml"
+    own = "\n        ".join((f"method: {method}", "url: http://127.0.0.1:9", *lines))
+    path.write_text(f"models:\n  m:\n    policy: {{name: random}}\n    backends:\n      a:\n        {own}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("lines", "limit"),
+    [
+        (("drafter_limit: 2048",), LIMIT),
+        (("drafter_limit: {tokens: 4096, beyond: none}",), DrafterLimit(4096, Beyond.NONE)),
+        (("drafter_limit: ${UNSET:-}",), DrafterLimit(1024)),  # null: what the draft says
+        ((), DrafterLimit(1024)),
+        (("  max_model_len: 512",), DrafterLimit(512)),
+        (("  max_model_len: 512", "drafter_limit: 300"), DrafterLimit(300)),
+    ],
+)
+def test_what_the_file_says_comes_before_what_the_draft_says(
+    lines: tuple[str, ...], limit: DrafterLimit, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 1024}')
+    path = pool_file(tmp_path, "speculative_config:", f"  model: {tmp_path}", HEAD, *lines)
+    (backend,) = configured(load_pool(path))
+    assert backend.drafter_limit == limit
+
+
+def test_an_engine_with_a_shorter_context_makes_it_no_limit() -> None:
+    backend = Backend("a", "m", Method.EAGLE3, "http://h", 3, drafter_limit=LIMIT)
+    shown = []
+    for tokens in (0, 2049, 2048, 1024, 8192):  # as its probes say, after one another
+        backend.set_context(tokens)
+        shown.append(backend.drafter_limit)
+    assert shown == [LIMIT, LIMIT, None, None, LIMIT]
+
+
+def test_check_says_the_limits_and_of_which_none_is_known(tmp_path: Path) -> None:
+    line = ["check", "--config", str(pool_file(tmp_path, "speculative_config:", HEAD, "drafter_limit: 2048"))]
+    printed = CliRunner().invoke(app, line).output
+    assert f"m/a: its drafter serves 2,048 tokens; beyond, {LIMIT.consequence}." in printed
+    pool_file(tmp_path, "speculative_config:", HEAD)
+    assert "is not known of m/a: set drafter_limit" in CliRunner().invoke(app, line).output
+    pool_file(tmp_path, method="suffix")
+    assert "drafter" not in CliRunner().invoke(app, line).output
+
+
+async def long_ones(wire: Wire) -> None:
+    """Report 30 tokens of answer to as many tokens of prompt as the request has letters, divided by ten."""
+    usage = {"prompt_tokens": len(wire.seen.json["messages"][0]["content"]) // 10, "completion_tokens": 30}
+    await wire.json(answer(wire.upstream.name) | {"usage": usage})
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "learned"])
+async def test_requests_beyond_a_limit_are_counted_explained_and_advised_on(policy: str) -> None:
+    methods = {"plain": "baseline", "head": "eagle3"}
+    async with start_gateway(methods, {"name": policy}, behaviour=long_ones, limits={"head": SHORT}) as running:
+
+        async def asked(path: str) -> Any:
+            return (await running.client.get(f"/admin/{path}", headers=ADMIN)).json()
+
+        for number in range(200):  # a quarter of them ends beyond the limit
+            headers = {"x-gateway-backend": ("plain", "head")[number % 2]}
+            (await running.chat("x" * (10_190 if number % 8 in {0, 1} else 9_000), headers=headers)).raise_for_status()
+        metrics = (await running.client.get("/metrics")).text
+        labels = 'backend="head",beyond="batch",method="eagle3",model="m"'
+        assert f"gateway_requests_beyond_drafter_limit_total{{{labels}}} 25.0" in metrics
+        assert metrics.count("gateway_requests_beyond_drafter_limit_total{") == 1
+        assert 'gateway_context_tokens_bucket{backend="plain",le="1024.0",method="baseline",model="m"} 75.0' in metrics
+
+        (advised,) = (await asked("advice"))["models"][MODEL]["findings"]
+        assert advised["backend"] == "head"
+        assert advised["title"] == "25% of the model's requests exceed the drafter's 1,024 tokens"
+        assert advised["evidence"] == f"50 of 200 requests, of which 25 were sent here: {SHORT.consequence}"
+        line = ["advise", "--url", running.url, "--admin-key", ADMIN_KEY]
+        assert advised["title"] in (await asyncio.to_thread(CliRunner().invoke, app, line)).stdout
+
+        async def notes(words: int, **fields: Any) -> dict[str, str]:
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "word " * words}], **fields}
+            explained = await running.client.post("/admin/explain", headers=ADMIN, json=body)
+            return {each["backend"]: each["note"] for each in explained.json()["candidates"]}
+
+        for words, most, verb in ((5000, 9, "is"), (500, 4000, "may grow")):
+            said = await notes(words, max_tokens=most)
+            assert f"{verb} beyond its drafter's 1,024 tokens: {SHORT.consequence}" in said["head"]
+            assert "beyond" not in said["plain"]
+        assert "beyond" not in (await notes(500, max_tokens=9))["head"]
+
+        shown = json.loads(json.dumps(asdict(SHORT)))
+        assert (await asked("pool"))["models"][MODEL]["backends"]["head"]["drafter_limit"] == shown
+        (model,) = (await asked("dashboard/snapshot"))["models"]
+        assert {each["name"]: each["drafter_limit"] for each in model["backends"]} == {"plain": None, "head": shown}
