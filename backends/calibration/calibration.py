@@ -294,7 +294,10 @@ class Calibration(BaseModel):
 
 
 def load_calibration(name: str) -> Calibration:
-    """Load a calibration of the package by its name, or of a YAML file by its path; a process reads each once."""
+    """Load a calibration of the package by its name, or of a YAML file by its path; a process reads each once.
+
+    `NAME@GPU` and `NAME@GPU:PRECISION` are scaled by the data sheets: `backends.calibration.scaling`.
+    """
     return _loaded(full_name(name))
 
 
@@ -302,6 +305,13 @@ def load_calibration(name: str) -> Calibration:
 def _loaded(name: str, via: tuple[str, ...] = ()) -> Calibration:
     if name in via:
         raise ValueError(f"{name}: methods_from leads back to it")
+    source, at, machine = name.rpartition("@")
+    if at and not name.endswith((".yaml", ".yml")):
+        from backends.calibration.scaling import scaled  # which imports this
+
+        gpu, _, precision = machine.partition(":")
+        calibration = _loaded(source, via)
+        return scaled(calibration, gpu, precision or calibration.precision).model_copy(update={"name": name})
     read = read_calibration(name)
     problems, document = read.issues, read.data
     try:

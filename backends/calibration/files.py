@@ -35,10 +35,21 @@ def calibration_names() -> tuple[str, ...]:
 
 
 def full_name(name: str) -> str:
-    """Return the name of a calibration of the package as it is, and a path, which stands for a name, in full."""
+    """Return the name of a calibration of the package as it is, and a path, which stands for a name, in full.
+
+    What follows `@` is a GPU, and a precision, to which the calibration is scaled.
+
+    Examples
+    --------
+    >>> full_name("llama-3.1-8b-h100@B200:fp8")
+    'llama-3.1-8b-h100@B200:fp8'
+    """
     if name in calibration_names():
         return name
     if not name.endswith((".yaml", ".yml")):
+        source, at, gpu = name.rpartition("@")
+        if at:
+            return f"{full_name(source)}@{gpu}"
         known = did_you_mean(name, calibration_names())
         raise ValueError(f"no calibration is called {name!r}; {known}, or give the path of a YAML file")
     return os.path.abspath((_FOLDER.get() or Path()) / name)

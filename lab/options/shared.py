@@ -52,7 +52,7 @@ PoolModel = Annotated[str | None, typer.Option(help="Model, for a pool with seve
 CalibrationOfAll = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME|FILE.yaml", help="Calibration of all replicas' step times.  [default: as in the pool file]"
+        metavar="NAME|FILE.yaml[@GPU]", help="Calibration of all replicas' step times.  [default: as in the pool file]"
     ),
 ]
 Slo = Annotated[

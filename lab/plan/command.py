@@ -81,12 +81,17 @@ def _pool(config: Path | None) -> tuple[ModelSettings | None, str | None]:
 
 
 def _calibration(options: PlanOptions, pool: ModelSettings | None) -> Calibration:
-    if options.calibration is not None:
-        return load_calibration(options.calibration)
     simulated = [one.simulate.calibration for one in pool.backends.values() if one.simulate] if pool else []
-    if not simulated:
+    name = options.calibration or next(iter(simulated), None)
+    if name is None:
         raise UsageError(f"--calibration: name the target model and GPU; there are {', '.join(calibration_names())}")
-    return load_calibration(simulated[0])
+    if options.gpu is None:
+        if options.scaled or options.precision:
+            raise UsageError(f"--{'scaled' if options.scaled else 'precision'}: requires --gpu")
+        return load_calibration(name)
+    if not options.scaled:
+        raise UsageError(f"--gpu {options.gpu}: nothing was measured there; --scaled takes {name}'s step times, scaled")
+    return load_calibration(f"{name}@{options.gpu}" + (f":{options.precision}" if options.precision else ""))
 
 
 def _present(pool: ModelSettings | None) -> list[Replica]:

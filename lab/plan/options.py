@@ -24,6 +24,19 @@ class PlanOptions(PacedOptions):
             help="Target model and GPU to plan for, such as llama-3.1-8b-h100.  [default: the pool's]",
         ),
     ] = None
+    gpu: Annotated[
+        str | None, typer.Option(help="Plan for another GPU, such as B200, by its data sheet; requires --scaled.")
+    ] = None
+    scaled: Annotated[
+        bool,
+        typer.Option("--scaled", help="Accept step times scaled from the calibration: docs/plan.md has their error."),
+    ] = False
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="bf16|fp8|fp4|int4", help="Precision of the weights, with --gpu.  [default: the calibration's]"
+        ),
+    ] = None
     policy: Annotated[
         str | None,
         typer.Option(

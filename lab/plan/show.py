@@ -19,7 +19,9 @@ from lab.report.terminal import table_console, text_table
 def show(planned: Planned, objective: Objective, sampled: str) -> None:
     """Print a plan."""
     plan = planned.plan
-    print(f"{sampled}\n\n{planned.calibration.target} on {machine_of(planned.calibration)}")
+    known = planned.calibration
+    scaled = f": {known.step.source}" if "@" in known.name else ""
+    print(f"{sampled}\n\n{known.target} on {machine_of(known)}{scaled}")
     if plan is None:
         print("Nothing fits:")
     else:
