@@ -40,8 +40,6 @@ class Receiver(Protocol):
 class AnswerHead:
     """The status and headers of a complete answer, shared by all answers with the same head."""
 
-    __slots__ = ("headers", "status")
-
     def __init__(self, status: int, headers: HeaderList) -> None:
         self.status = status
         # The headers of the first such answer. Its `content-length` does not hold for the others.

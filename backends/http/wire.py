@@ -33,8 +33,6 @@ class HeadPattern:
     (b'hello', 5)
     """
 
-    __slots__ = ("_after", "_before", "length")
-
     def __init__(self, before: bytes, after: bytes, length: int) -> None:
         self._before = before
         self._after = after

@@ -67,8 +67,6 @@ class StreamHabits:
     (True, b',"system_fingerprint":"v1"')
     """
 
-    __slots__ = ("fingerprint", "has_nulls", "may_ask", "refuses")
-
     def __init__(self) -> None:
         self.may_ask = False  # whether the engine tells the usage only if it is asked, and can be
         self.refuses = False  # whether it has refused to be asked
@@ -99,8 +97,6 @@ class HiddenUsage:
     >>> hidden.take(b'data: {"choices":[{"finish_reason":"stop"}]}\n\ndata: {"choices":[],"usage":{"x":1}}\n\n')
     b'data: {"choices":[{"finish_reason":"stop"}],"system_fingerprint":"v1"}\n\n'
     """
-
-    __slots__ = ("_habits", "_is_told")
 
     def __init__(self, habits: StreamHabits) -> None:
         self._habits = habits

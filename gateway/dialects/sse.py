@@ -46,8 +46,6 @@ class EventStream:
     (b'data: 2\n\n', 2)
     """
 
-    __slots__ = ("_has_cr", "_held", "_marker", "_recent", "deltas", "events", "hidden", "watcher")
-
     def __init__(self, endpoint: Endpoint) -> None:
         self._marker = _MARKERS.get(endpoint)
         self._held = b""

@@ -23,8 +23,6 @@ class ChunkedBody:
     (12, b'ab', True)
     """
 
-    __slots__ = ("_framing_bytes", "_is_in_trailers", "_limits", "_max_bytes", "_missing_bytes", "data", "is_complete")
-
     def __init__(self, limits: HeadLimits, max_bytes: int) -> None:
         self._limits = limits
         self._max_bytes = max_bytes

@@ -59,19 +59,6 @@ class HeadLimits:
 class RequestHead:
     """The head of a request."""
 
-    __slots__ = (
-        "expects_continue",
-        "headers",
-        "is_chunked",
-        "is_http_1_1",
-        "keep_alive",
-        "length",
-        "method",
-        "notes",
-        "path",
-        "target",
-    )
-
     def __init__(
         self,
         method: str,

@@ -92,18 +92,6 @@ class Service(Protocol):
 class HttpReply:
     """One request of a connection, and the reply to it: a `whole` one, or `head`, any number of `data`, and `end`."""
 
-    __slots__ = (
-        "_chunked",
-        "_connection",
-        "_head",
-        "has_ended",
-        "is_admitted",
-        "is_complete",
-        "keep_alive",
-        "request",
-        "source",
-    )
-
     def __init__(self, connection: ServerConnection, request: RequestHead) -> None:
         self._connection = connection
         self._chunked = request.is_http_1_1

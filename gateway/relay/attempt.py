@@ -34,18 +34,6 @@ OVERLOADED: Final = 503
 class Attempt:
     """The part of one backend in an exchange, and the receiver of its answer."""
 
-    __slots__ = (
-        "call",
-        "decision",
-        "delivery",
-        "exchange",
-        "has_refused",
-        "is_asked",
-        "is_on_trial",
-        "last_read_s",
-        "upstream",
-    )
-
     def __init__(self, exchange: Exchange, upstream: Upstream, decision: Decision) -> None:
         self.exchange = exchange
         self.delivery = exchange.delivery

@@ -67,8 +67,6 @@ def send_error(reply: Reply, error: GatewayError, path: str, request_id: bytes, 
 class Inbound:
     """A request as a frontend received it."""
 
-    __slots__ = ("arrived_s", "body", "engine_id", "lines", "path", "request_headers", "target")
-
     def __init__(self, request_headers: RequestHeaders, body: bytes) -> None:
         self.request_headers = request_headers
         self.path = request_headers.path  # canonical path, without the query

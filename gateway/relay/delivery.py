@@ -22,22 +22,6 @@ _NO_HEADERS: Final[HeaderList] = []
 class Delivery:
     """The answer on its way to the client."""
 
-    __slots__ = (
-        "_headers",
-        "_inbound",
-        "_reply",
-        "answer",
-        "endpoint",
-        "has_begun",
-        "is_paused",
-        "observers",
-        "request_id",
-        "retried_from",
-        "status",
-        "times",
-        "was_paused",
-    )
-
     def __init__(self, reply: Reply, inbound: Inbound, request_id: bytes) -> None:
         self._reply = reply
         self._inbound = inbound

@@ -51,22 +51,6 @@ class Exchange:
 
     is_relayed: ClassVar[bool] = True  # whether the gateway itself sends the request, and can send it again
 
-    __slots__ = (
-        "_suspects",
-        "_was_suspected",
-        "attempt",
-        "deadline_s",
-        "delivery",
-        "has_turn",
-        "inbound",
-        "place",
-        "queue",
-        "relay",
-        "rescuer",
-        "routed",
-        "timer",
-    )
-
     def __init__(self, relay: RelayContext, inbound: Inbound, reply: Reply) -> None:
         self.relay = relay
         self.inbound = inbound

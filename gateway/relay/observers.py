@@ -21,8 +21,6 @@ from policies.policy import Decision, Outcome
 class Times:
     """The times of an exchange, by `time.perf_counter`; 0.0 for what did not happen."""
 
-    __slots__ = ("arrived_s", "ended_s", "first_s", "last_s", "waited_s")
-
     def __init__(self, arrived_s: float, first_s: float = 0.0, last_s: float = 0.0, ended_s: float = 0.0) -> None:
         self.arrived_s = arrived_s  # arrival of the request
         # first_s, last_s: first and last chunk of an answer; last only of a stream.

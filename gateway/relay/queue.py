@@ -46,8 +46,6 @@ UNBOUNDED: Final = QueueBounds(sys.maxsize, sys.maxsize, sys.maxsize, math.inf)
 class Place:
     """The place of one request in the queue."""
 
-    __slots__ = ("line", "order", "rank", "since_s", "size_bytes", "waiter")
-
     def __init__(
         self, waiter: Exchange, line: tuple[str, ...], rank: int, number: int, size_bytes: int, since_s: float
     ) -> None:

@@ -81,8 +81,6 @@ def with_parent(lines: bytes, parent: TraceParent, *, keeps_state: bool) -> byte
 class Leg:
     """One attempt: what was sent to one backend."""
 
-    __slots__ = ("began_s", "decision", "failure", "host", "method", "port", "span_id")
-
     def __init__(self, decision: Decision, began_s: float, span_id: int) -> None:
         self.decision = decision
         self.began_s = began_s  # when it was sent, by `time.perf_counter`

@@ -45,16 +45,6 @@ _DEFAULT_COMPLETION_TOKENS: Final = 16
 class RescuableRequest:
     """A streamed request that another backend can go on with."""
 
-    __slots__ = (
-        "_fields",
-        "_min_tokens",
-        "body",
-        "endpoint",
-        "max_tokens",
-        "model",
-        "with_usage",
-    )
-
     def __init__(self, endpoint: Endpoint, body: bytes, document: Mapping[str, Any]) -> None:
         self.endpoint = endpoint
         # Body of the request, which also asks for the ids of the tokens.

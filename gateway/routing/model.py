@@ -50,20 +50,6 @@ class Sender(Protocol):
 class Upstream:
     """A backend with its HTTP client and its metrics, as the relay uses it."""
 
-    __slots__ = (
-        "_answer",
-        "_answer_lines",
-        "_choice_lines",
-        "_drops_cors",
-        "_paces",
-        "backend",
-        "client",
-        "habits",
-        "metrics",
-        "pace_s",
-        "tokens_per_chunk",
-    )
-
     def __init__(self, backend: Backend, client: Sender, metrics: BackendSeries, *, drops_cors: bool = False) -> None:
         self.backend = backend
         self._drops_cors = drops_cors  # whether the gateway does CORS, so that the engine's headers of it are dropped
@@ -135,8 +121,6 @@ class Traffic:
     0.95
     """
 
-    __slots__ = ("_at_s", "_rate", "_window_s", "arrived", "in_flight")
-
     def __init__(self, window_s: float = 10.0) -> None:
         self._window_s = window_s  # time constant of the arrival rate, in seconds
         self._rate = 0.0
@@ -183,8 +167,6 @@ class RetryBudget:
     >>> taken, budget.has_one(0.5), budget.has_one(1.0)
     (10, False, True)
     """
-
-    __slots__ = ("_arrived", "_at_s", "_level", "_traffic")
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic

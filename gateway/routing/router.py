@@ -40,20 +40,6 @@ _WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # a body of theirs
 class RoutedRequest:
     """A request with its model and its features."""
 
-    __slots__ = (
-        "_describe",
-        "_features",
-        "baseline_only",
-        "client",
-        "document",
-        "headers",
-        "home",
-        "model",
-        "priority",
-        "prompt",
-        "usage_options",
-    )
-
     def __init__(
         self,
         model: Model,

@@ -28,8 +28,6 @@ class Count:
     3.0
     """
 
-    __slots__ = ("_amount", "_series")
-
     def __init__(self, series: Counter) -> None:
         self._series = series
         self._amount = 0.0
@@ -47,8 +45,6 @@ class Count:
 
 class Distribution:
     """One series of a histogram."""
-
-    __slots__ = ("_bounds", "_counts", "_series", "_sum")
 
     def __init__(self, series: Histogram, bounds: tuple[float, ...]) -> None:
         self._series: Any = series  # Any: `flush` adds to its private buckets; the public method adds single values

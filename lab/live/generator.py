@@ -46,8 +46,6 @@ class Health:
 class InFlightRequest:
     """A request in flight, and the receiver of its response."""
 
-    __slots__ = ("_error_body", "_on_end", "_reader", "_status", "call", "record", "timer")
-
     def __init__(self, record: Record, on_end: Callable[[InFlightRequest], None]) -> None:
         self.record = record
         self.call: Call | None = None

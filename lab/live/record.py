@@ -82,8 +82,6 @@ class AnswerReader:
     (None, [2.5])
     """
 
-    __slots__ = ("_held", "_record", "finished")
-
     def __init__(self, record: Record) -> None:
         self._record = record
         self._held = b""
