@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from backends.validation import Issue, error_of, issues_of
+from backends.validation import CheckedModel, Issue, error_of
 
 
 class Method(StrEnum):
@@ -66,7 +66,7 @@ PositiveInt = Annotated[int, Field(ge=1)]
 BatchRange = tuple[PositiveInt, PositiveInt, Annotated[int, Field(ge=0)]]
 
 
-class SpeculativeConfig(BaseModel):
+class SpeculativeConfig(CheckedModel):
     """vLLM's `--speculative-config`: the keys that the gateway itself reads; all others are passed on unchanged.
 
     A key that is close to one of vLLM 0.32's is refused as a typo. Their types and rules are those of
@@ -86,7 +86,7 @@ class SpeculativeConfig(BaseModel):
     {'method': 'ngram', 'num_speculative_tokens': 5, 'prompt_lookup_max': 4}
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True, hide_input_in_errors=True, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     method: str | None = None
     model: str | None = None
@@ -104,17 +104,23 @@ class SpeculativeConfig(BaseModel):
     parallel_drafting: bool = False
     enable_adaptive_verification: bool = False
 
-    @model_validator(mode="wrap")
     @classmethod
-    def _report_all_issues(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        typos = list(_typos(data)) if isinstance(data, Mapping) else []
-        try:
-            config = handler(data)
-        except ValidationError as error:
-            raise error_of(cls.__name__, issues_of(error, cls) + typos) from None
-        if issues := typos + list(_contradictions(config)):
-            raise error_of(cls.__name__, issues)
-        return config
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
+        """Yield an issue for each key that is close to one of vLLM's."""
+        known = {*cls.model_fields, *PASSED_ON}
+        for key in data:
+            if key == "tensor_parallel_size":
+                yield Issue((key,), "not a key of vLLM", "did you mean 'draft_tensor_parallel_size'?", at_key=True)
+            elif key not in known and key not in _OTHER_VERSIONS:
+                near = difflib.get_close_matches(str(key), known, n=1, cutoff=_NEAR)
+                if near:
+                    yield Issue((key,), "unknown key", f"did you mean '{near[0]}'?", at_key=True)
+
+    @model_validator(mode="after")
+    def _vllm_would_start(self) -> Self:
+        if issues := list(_contradictions(self)):
+            raise error_of(type(self).__name__, issues)
+        return self
 
 
 def method_issues(method: Method, config: Mapping[str, Any] | None, *, served: bool) -> list[Issue]:
@@ -173,17 +179,6 @@ def _is_name_of(method: Method, name: object) -> bool:
     if method is Method.NGRAM and name == "ngram_gpu":
         return True
     return name == method or (method is Method.MTP and str(name).endswith("_mtp"))
-
-
-def _typos(data: Mapping[str, Any]) -> Iterator[Issue]:
-    known = {*SpeculativeConfig.model_fields, *PASSED_ON}
-    for key in data:
-        if key == "tensor_parallel_size":
-            yield Issue((key,), "not a key of vLLM", "did you mean 'draft_tensor_parallel_size'?", at_key=True)
-        elif key not in known and key not in _OTHER_VERSIONS:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=_NEAR)
-            if near:
-                yield Issue((key,), "unknown key", f"did you mean '{near[0]}'?", at_key=True)
 
 
 def _contradictions(config: SpeculativeConfig) -> Iterator[Issue]:

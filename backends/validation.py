@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import UnionType
-from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
+from typing import Any, Self, TypeAlias
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -57,6 +56,29 @@ class Issue:
         """Return one line: where, what and the hint."""
         text = f"{'.'.join(map(str, self.path))}: {self.message}" if self.path else self.message
         return f"{text}; {self.hint}" if self.hint else text
+
+
+class CheckedModel(BaseModel):
+    """Base of settings: unknown keys are errors, and all errors are raised together, each with its path."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @classmethod
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
+        """Yield conflicts between the keys of `data`, whose values may have the wrong types."""
+        yield from ()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _all_at_once(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        conflicts = list(cls.issues(data)) if isinstance(data, Mapping) else []
+        try:
+            settings = handler(data)
+        except ValidationError as error:
+            raise error_of(cls.__name__, [*issues_of(error, cls), *conflicts]) from None
+        if conflicts:
+            raise error_of(cls.__name__, conflicts)
+        return settings
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
@@ -130,8 +152,8 @@ def _issue_of(details: ErrorDetails, model: type[BaseModel]) -> Issue:
     if kind == _TYPE:
         return Issue(path, context["message"], context["hint"], context["at_key"])
     if kind == "extra_forbidden":
-        owner = _model_at(model, path[:-1])
-        return Issue(path, "unknown key", did_you_mean(str(path[-1]), owner.model_fields if owner else ()), at_key=True)
+        hint = did_you_mean(str(path[-1]), model.model_fields) if len(path) == 1 else ""
+        return Issue(path, "unknown key", hint, at_key=True)
     if kind in {"enum", "literal_error"}:
         return _choice_issue(path, details["input"], context["expected"])
     hint = "put it in quotes" if kind == "string_type" and isinstance(details["input"], int | float) else ""
@@ -157,38 +179,3 @@ def _choice_issue(path: Path, value: object, expected: str) -> Issue:
         return Issue(path, "expected a word", f"one of {', '.join(choices)}")
     close = difflib.get_close_matches(value, choices, n=1)
     return Issue(path, f"unknown '{value}'", _suggestion(close[0]) if close else f"one of {', '.join(choices)}")
-
-
-def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    """Return the model that `path` leads to from `model`; None if it leads to no model."""
-    annotation: Any = model
-    for step in path:
-        candidates = [choice for choice in _choices(annotation) if _follow(choice, step) is not None]
-        if not candidates:
-            return None
-        annotation = _follow(candidates[0], step)
-    return next((choice for choice in _choices(annotation) if _is_model(choice)), None)
-
-
-def _choices(annotation: Any) -> list[Any]:
-    if get_origin(annotation) is Annotated:
-        return _choices(get_args(annotation)[0])
-    if get_origin(annotation) in {Union, UnionType}:
-        return [choice for part in get_args(annotation) for choice in _choices(part)]
-    return [annotation]
-
-
-def _follow(annotation: Any, step: str | int) -> Any:
-    if _is_model(annotation):
-        field = annotation.model_fields.get(step)
-        return field.annotation if field else None
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if not isinstance(origin, type) or not arguments:
-        return None
-    if issubclass(origin, Mapping):
-        return arguments[1] if len(arguments) == 2 else None
-    return arguments[0] if issubclass(origin, Sequence) and isinstance(step, int) else None
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

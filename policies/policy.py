@@ -10,9 +10,10 @@ from importlib import import_module
 from importlib.metadata import EntryPoints, entry_points
 from typing import ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from backends.backend import Candidate
+from backends.validation import CheckedModel
 from policies.decision import Assessment, CandidateScores, Decision, Outcome
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 
@@ -35,10 +36,8 @@ SettingsPath = tuple[str | int, ...]
 """Path of a value in a policy's settings, like pydantic's `loc`: `("rules", 0, "prefer", 1)`."""
 
 
-class GuardrailSettings(BaseModel):
+class GuardrailSettings(CheckedModel):
     """Settings of the comparison with `least_loaded`, which goes by whole blocks of time."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     share: float = Field(
         default=0.02,
@@ -61,10 +60,8 @@ class GuardrailSettings(BaseModel):
     )
 
 
-class PolicySettings(BaseModel):
+class PolicySettings(CheckedModel):
     """Base class of policy settings: the keys beside `name:` under `policy:` in the pool file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     guardrail: GuardrailSettings = Field(
         default=GuardrailSettings(share=0), description="Comparison with `least_loaded`, which freezes a worse policy."

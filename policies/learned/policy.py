@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from random import Random
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from backends.backend import Candidate, EngineChange
 from backends.calibration.calibration import load_calibration
+from backends.validation import CheckedModel
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.guarded.guardrail import Guardrail
 from policies.guarded.outlier_ejection import OutlierEjection
@@ -36,10 +37,8 @@ from policies.roles import Stateful, Work, assess, preview
 from policies.statistics import Statistics
 
 
-class Slo(BaseModel):
+class Slo(CheckedModel):
     """The SLO of requests for which neither the client nor its key sets one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     ttft_ms: float | None = Field(default=None, gt=0, description="Milliseconds to the first token.")
     tpot_ms: float | None = Field(default=None, gt=0, description="Milliseconds per output token after the first.")

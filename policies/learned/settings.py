@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from backends.validation import CheckedModel
 
 
 class Objective(StrEnum):
@@ -16,10 +18,8 @@ class Objective(StrEnum):
     GOODPUT = "goodput"
 
 
-class Exploration(BaseModel):
+class Exploration(CheckedModel):
     """Limits of exploration."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     share: float = Field(
         default=0.003, ge=0, le=0.5, description="Maximum relative increase of a request's expected cost."

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from backends.draft_schedule import effective_k
 from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.drafting.suffix import SuffixCache
 from backends.speculation import Method
+from backends.validation import CheckedModel
 
 # Words with the preceding blank, in parts of up to eight letters; numbers of up to three digits; up to four punctuation
 # marks; single characters in scripts without blanks between words.
@@ -52,10 +53,8 @@ SHADOWED = frozenset({Method.NGRAM, Method.SUFFIX})
 """The methods that can be replayed."""
 
 
-class ShadowSettings(BaseModel):
+class ShadowSettings(CheckedModel):
     """How much shadow drafting does."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     sample: float = Field(default=1.0, ge=0, le=1, description="Share of finished texts to replay; 0: none.")
     cpu: float = Field(default=0.02, gt=0, le=1, description="Maximum share of one core.")

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     PlainSerializer,
     PlainValidator,
@@ -21,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from backends.validation import Issue, error_of
+from backends.validation import CheckedModel, Issue, error_of
 from policies.features.request import WORKLOAD_NAME, Endpoint
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -124,14 +122,12 @@ _WORDS = {
 }
 
 
-class When(BaseModel):
+class When(CheckedModel):
     """The conditions of a rule, all of which must hold; without conditions, the rule always holds.
 
     A condition on a number is one or two comparisons (`">= 0.2 and < 0.5"`), a condition on a word is a word or a list
     of alternatives, and any other condition is true or false.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     temperature: Range | None = Field(None, description="Sampling temperature; the model's default if not sent.")
     top_p: Range | None = Field(None, description="Nucleus sampling probability; 1 if not sent.")

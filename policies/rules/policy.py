@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from backends.backend import Candidate
-from backends.validation import Issue, error_of
+from backends.validation import CheckedModel, Issue, error_of
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.load import draw_least, per_weight
 from policies.load_policy import LoadPolicy, LoadSettings
@@ -18,15 +18,13 @@ from policies.rules.matching import CompiledRule, first_match, first_preferred, 
 from policies.rules.rule import BACKEND, NO_RULE, NONE_PREFERRED, SPILLED, Rule, default_rules
 
 
-class Spill(BaseModel):
+class Spill(CheckedModel):
     """The load limit of a preferred backend: `slack + ratio * least`, where `least` is the lowest load of all.
 
     If every request went to the backend that is fastest for it alone, it would slow the requests already running there.
     A small batch costs hardly more than a single request, hence the slack. Above it, a backend with `ratio` times the
     load of another has lost what its method gains.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     slack: float = Field(default=8.0, ge=0, description="Requests per unit of weight that are always allowed.")
     ratio: float = Field(default=1.25, ge=1, description="Allowed multiple of the least loaded backend's requests.")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from backends.backend import Candidate
 from backends.speculation import Method
-from backends.validation import Issue, did_you_mean, error_of
+from backends.validation import CheckedModel, Issue, did_you_mean, error_of
 from policies.rules.conditions import When
 
 DEFAULT_RULES = Path(__file__).with_name("default_rules.yaml")
@@ -27,7 +27,7 @@ _RESERVED = frozenset({SPILLED, NONE_PREFERRED, NO_RULE})
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Rule(BaseModel):
+class Rule(CheckedModel):
     """A rule: conditions on a request, and the backends for requests that meet them, by preference or by weight.
 
     Examples
@@ -41,8 +41,6 @@ class Rule(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
         json_schema_extra={"oneOf": [{"required": ["prefer"]}, {"required": ["weights"]}]},
     )
 

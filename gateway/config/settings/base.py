@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    SecretStr,
-    ValidationError,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, WithJsonSchema
 
-from backends.validation import Issue, error_of, issues_of
+from backends.validation import CheckedModel
 
 
 def _checked_name(name: str) -> str:
@@ -45,24 +33,5 @@ Count = Annotated[int, Field(ge=1)]
 Word = Annotated[str, BeforeValidator(_as_text), WithJsonSchema({"type": ["string", "number"]})]
 
 
-class Settings(BaseModel):
-    """Base of all settings: unknown keys are errors, and all errors are raised together, each with its path."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    @classmethod
-    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield conflicts between the keys of `data`, whose values may have the wrong types."""
-        yield from ()
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _all_at_once(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        conflicts = list(cls.issues(data)) if isinstance(data, Mapping) else []
-        try:
-            settings = handler(data)
-        except ValidationError as error:
-            raise error_of(cls.__name__, [*issues_of(error, cls), *conflicts]) from None
-        if conflicts:
-            raise error_of(cls.__name__, conflicts)
-        return settings
+class Settings(CheckedModel):
+    """Base of the settings of the pool file, whose docstrings become the descriptions in its schema."""
