@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import unquote
 
 from gateway.dialects.errors import too_large
 
@@ -71,8 +70,6 @@ class RequestHead:
         is_http_1_1: bool = True,
         keep_alive: bool = False,
     ) -> None:
-        path = target.partition(b"?")[0].decode("latin-1")
-        self.path = unquote(path) if "%" in path else path  # decoded path, without the query
         self.method = method
         self.target = target  # path and query as received
         self.headers = headers  # headers in order, with lower-case names
@@ -93,8 +90,8 @@ def read_head(data: bytes, begins: int, end: int, limits: HeadLimits) -> Request
     --------
     >>> data = b"POST /v1/completions?x=1 HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n"
     >>> head = read_head(data, 0, len(data), HeadLimits())
-    >>> head.method, head.path, head.headers, head.length
-    ('POST', '/v1/completions', [(b'host', b'h'), (b'content-length', b'2')], 2)
+    >>> head.method, head.target, head.headers, head.length
+    ('POST', b'/v1/completions?x=1', [(b'host', b'h'), (b'content-length', b'2')], 2)
     """
     line, lines_begin = _request_line(data, begins, limits)
     _check_size(data, lines_begin, end - 2, limits)

@@ -218,11 +218,7 @@ class Stream:
     def refuse(self, error: GatewayError) -> None:
         """Answer a request that was not admitted."""
         self._release_body()
-        path = canonical_path(self._target)
-        request_id = dict(self._headers).get(b"x-request-id") or self._relay.new_request_id()
-        self._relay.count_refused(error, request_id, self._method, path, lines_of(self._headers))
-        lines = self._relay.access.lines_of_refusal(self._target, self._headers)
-        send_error(self, error, path, request_id, lines)
+        self._relay.refuse(self, self._relay.access, error, self._method, self._target, self._headers)
 
     # What the exchange says: see `gateway.picker.exchange.Proxy`
 

@@ -20,8 +20,8 @@ from backends.http.wire import WriteBatch
 from backends.pool import Pool
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.sse import EventStream
-from gateway.http.headers import lines_of, request_id_lines
-from gateway.http.paths import format_of
+from gateway.http.headers import Header, lines_of, request_id_lines
+from gateway.http.paths import canonical_path, format_of
 from gateway.relay.failures import Outlook
 from gateway.relay.limits import Limits
 from gateway.relay.observers import EndedExchange, Follower, Observer
@@ -193,21 +193,20 @@ class RelayContext:
             self._ids = [digits[at : at + 32] for at in range(0, len(digits), 32)]
         return self._ids.pop()
 
-    def count_refused(
-        self,
-        error: GatewayError,
-        request_id: bytes,
-        method: str,
-        path: str,
-        lines: bytes,
-        arrived_s: float | None = None,
-        client: str = "",
+    def refuse(
+        self, reply: Reply, access: Access, error: GatewayError, method: str, target: bytes, headers: list[Header]
     ) -> None:
+        """Answer a request whose head was refused."""
+        path = canonical_path(target) or target.partition(b"?")[0].decode("latin-1")
+        request_id = dict(headers).get(b"x-request-id") or self.new_request_id()
+        self.note_refused(Refused(request_id, method, path, lines_of(headers), time.perf_counter()), error)
+        send_error(reply, error, path, request_id, access.lines_of_refusal(target, headers))
+
+    def note_refused(self, refused: Refused, error: GatewayError) -> None:
         """Count a request that was refused before routing: its head, or over a limit, or for an unknown model."""
         self.metrics.count_refusal()
         if self.reporter is not None:
-            arrived_s = time.perf_counter() if arrived_s is None else arrived_s
-            self.reporter.refuse(Refused(request_id, method, path, lines, arrived_s, client), error)
+            self.reporter.refuse(refused, error)
 
     def ready(self, backend: Backend) -> None:
         """Send requests that wait, since a backend may take more."""

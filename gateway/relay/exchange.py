@@ -22,7 +22,7 @@ from gateway.dialects.errors import EXCEEDED, GatewayError, exceeded, gateway_fa
 from gateway.relay.accounting import conclude
 from gateway.relay.answers import PassThrough
 from gateway.relay.attempt import OVERLOADED, Attempt
-from gateway.relay.context import Inbound, RelayContext, Reply, Rescuer
+from gateway.relay.context import Inbound, Refused, RelayContext, Reply, Rescuer
 from gateway.relay.delivery import Delivery
 from gateway.relay.failures import (
     RULES,
@@ -73,16 +73,9 @@ class Exchange:
 
     def refuse(self, error: GatewayError) -> None:
         """Answer a request that was not admitted."""
-        inbound, headers = self.inbound, self.inbound.request_headers
-        self.relay.count_refused(
-            error,
-            self.delivery.request_id,
-            headers.method,
-            headers.path,
-            headers.lines,
-            inbound.arrived_s,
-            headers.client.name,
-        )
+        headers, arrived_s, request_id = self.inbound.request_headers, self.inbound.arrived_s, self.delivery.request_id
+        refused = Refused(request_id, headers.method, headers.path, headers.lines, arrived_s, headers.client.name)
+        self.relay.note_refused(refused, error)
         self.delivery.answer_with(error, None)
 
     def client_gone(self) -> None:

@@ -13,7 +13,7 @@ from gateway.dialects.errors import GatewayError
 from gateway.http.headers import lines_of
 from gateway.http.server import HttpReply
 from gateway.relay.admission import admit
-from gateway.relay.context import Inbound, RelayContext, send_error
+from gateway.relay.context import Inbound, RelayContext
 from gateway.relay.exchange import Exchange
 from gateway.routing.access import Access, RequestHeaders
 
@@ -85,11 +85,8 @@ class HttpFrontend:
         self._answer(reply, GatewayError(status, reason, code=code, retry_after_s=retry_after_s))
 
     def _answer(self, reply: HttpReply, error: GatewayError) -> None:
-        request, relay = reply.request, self._current.relay
-        request_id = dict(request.headers).get(b"x-request-id") or relay.new_request_id()
-        relay.count_refused(error, request_id, request.method, request.path, lines_of(request.headers))
-        lines = access_of(self._current, is_admin=self._is_admin).lines_of_refusal(request.target, request.headers)
-        send_error(reply, error, request.path, request_id, lines)
+        request, access = reply.request, access_of(self._current, is_admin=self._is_admin)
+        self._current.relay.refuse(reply, access, error, request.method, request.target, request.headers)
 
 
 class _AppCall:
@@ -114,7 +111,6 @@ class _AppCall:
             "http_version": "1.1" if request.is_http_1_1 else "1.0",
             "method": request.method,
             "scheme": "http",
-            "path": request.path,
             "raw_path": path,
             "query_string": query,
             "root_path": "",
@@ -127,7 +123,7 @@ class _AppCall:
         try:
             await app(scope, self._receive, self._send)
         except Exception:
-            log.exception("the gateway failed to answer %s", request.path)
+            log.exception("the gateway failed to answer %s", path.decode("latin-1"))
         finally:
             if not self._reply.has_ended:
                 self._reply.abort()

@@ -151,8 +151,11 @@ class Access:
     def admit(self, method: str, target: bytes, headers: list[Header]) -> RequestHeaders | None:
         """Check a request; return its parsed head if it is to be relayed, None if the gateway answers it itself."""
         by_name, path = dict(headers), canonical_path(target)
-        if is_own(path) or self.is_preflight(method, path, by_name):
+        is_question = self.cors is not None and self.is_preflight(method, path, by_name)
+        if is_own(path) or is_question:
             self.check_own(method, path, by_name)
+            if is_question and self.cors is not None:
+                self.cors.preflight(by_name)
             return None
         if self._paths is None:
             raise _nothing_here()

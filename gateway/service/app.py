@@ -18,8 +18,8 @@ from backends import background
 from backends.backend import Backend, EngineChange
 from gateway import __version__
 from gateway.dialects.errors import GatewayError
-from gateway.http.headers import Header, headers_of, lines_of, request_id_lines
-from gateway.http.paths import canonical_path, format_of, is_admin
+from gateway.http.headers import headers_of
+from gateway.http.paths import canonical_path, is_admin
 from gateway.relay.frontend import Current, access_of
 from gateway.reload.series import BesideSeries
 from gateway.routing.fallback import Fallback
@@ -41,7 +41,10 @@ _YIELD_S = 0.002
 
 
 class OwnPaths:
-    """The ASGI application of a gateway process at one of its addresses: it answers own paths, and relays nothing."""
+    """The ASGI application of a gateway process at one of its addresses: it answers own paths, and relays nothing.
+
+    Its requests have been admitted (`gateway.routing.access`), before their bodies were read.
+    """
 
     def __init__(self, app: FastAPI, current: Current, *, is_admin: bool = False) -> None:
         self._app = app
@@ -51,32 +54,19 @@ class OwnPaths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
         access, headers = access_of(self._current, is_admin=self._is_admin), dict(scope["headers"])
-        method, path = scope["method"], canonical_path(scope["raw_path"])
-        lines = b"" if is_admin(path) else access.lines_for(headers)
-        try:
-            if access.cors is not None and access.is_preflight(method, path, headers):
-                await _answer(send, 204, access.cors.preflight(headers))
-                return
-            access.check_own(method, path, headers)
-        except GatewayError as error:
-            body = error.body(format_of(path))
-            request_id = headers.get(b"x-request-id") or self._current.relay.new_request_id()
-            lines = lines_of(error.headers()) + request_id_lines(path, request_id) + lines
-            await _answer(send, error.status, [*headers_of(lines), (b"content-length", b"%d" % len(body))], body)
+        path = scope["path"] = canonical_path(scope["raw_path"])
+        if access.cors is not None and access.is_preflight(scope["method"], path, headers):
+            await send({"type": "http.response.start", "status": 204, "headers": access.cors.preflight(headers)})
+            await send({"type": "http.response.body"})
             return
+        lines = b"" if is_admin(path) else access.lines_for(headers)
 
         async def send_with_lines(message: Message) -> None:
             if lines and message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *headers_of(lines)]
             await send(message)
 
-        scope["path"] = path
         await self._app(scope, receive, send_with_lines)
-
-
-async def _answer(send: Send, status: int, headers: list[Header], body: bytes = b"") -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def create_app(gateway: Gateway) -> FastAPI:

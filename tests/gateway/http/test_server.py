@@ -26,12 +26,12 @@ class Echo:
         self.handled: list[HttpReply] = []
 
     def admit(self, reply: HttpReply) -> None:
-        if reply.request.path == "/refused":
+        if reply.request.target == b"/refused":
             self.refuse(reply, 401, "no key")
 
     def handle(self, reply: HttpReply, body: bytes) -> None:
         self.handled.append(reply)
-        reply.whole(200, b"", b"%b %b %b" % (reply.request.method.encode(), reply.request.path.encode(), body))
+        reply.whole(200, b"", b"%b %b %b" % (reply.request.method.encode(), reply.request.target, body))
 
     def refuse(self, reply: HttpReply, status: int, reason: str) -> None:
         reply.whole(status, b"", reason.encode())
