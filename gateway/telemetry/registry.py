@@ -9,8 +9,8 @@ old for the others.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, disable_created_metrics
 from prometheus_client.exposition import generate_latest
@@ -18,7 +18,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.samples import Sample
 
 from backends.backend import Backend
-from gateway.telemetry.series import Counts, Distributions, forget_series
+from gateway.telemetry.series import Count, Distribution, Family, forget_series
 
 OfWorkers = Literal["livemostrecent", "livesum", "livemin", "livemax"]
 """How a gauge is aggregated over workers: most recent value, sum, minimum or maximum."""
@@ -33,27 +33,28 @@ class Registry:
         self._is_shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
         if self._is_shared:
             MultiProcessCollector(self._collected)  # type: ignore[no-untyped-call]
-        self._counters: dict[str, Counts] = {}
-        self._histograms: dict[str, Distributions] = {}
+        self._families: dict[str, Family[Any]] = {}  # the counters and histograms
         self._gauges: dict[str, Gauge] = {}
         self.declared: list[Counter | Gauge | Histogram] = []
         self._present: frozenset[tuple[str, str]] | None = None
 
-    def counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counts:
+    def counter(self, name: str, text: str, labels: tuple[str, ...]) -> Family[Count]:
         """Declare a counter."""
-        if name not in self._counters:
-            made = Counter(name, text, labels, registry=self._own)
-            self.declared.append(made)
-            self._counters[name] = Counts(made)
-        return self._counters[name]
+        if name not in self._families:
+            self._declare(name, Counter(name, text, labels, registry=self._own), Count)
+        return self._families[name]
 
-    def histogram(self, name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> Distributions:
+    def histogram(
+        self, name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]
+    ) -> Family[Distribution]:
         """Declare a histogram with the upper bounds of its buckets."""
-        if name not in self._histograms:
-            made = Histogram(name, text, labels, buckets=bounds, registry=self._own)
-            self.declared.append(made)
-            self._histograms[name] = Distributions(made, bounds)
-        return self._histograms[name]
+        if name not in self._families:
+            self._declare(name, Histogram(name, text, labels, buckets=bounds, registry=self._own), Distribution)
+        return self._families[name]
+
+    def _declare(self, name: str, made: Counter | Histogram, series: Callable[[Any], Count | Distribution]) -> None:
+        self.declared.append(made)
+        self._families[name] = Family(made, series)
 
     def gauge(self, name: str, text: str, labels: tuple[str, ...], workers: OfWorkers = "livemostrecent") -> Gauge:
         """Declare a gauge."""
@@ -65,17 +66,13 @@ class Registry:
 
     def flush(self) -> None:
         """Add counted updates to `prometheus_client`, for the page of any process; runs on the event loop."""
-        for counts in self._counters.values():
-            counts.flush()
-        for distributions in self._histograms.values():
-            distributions.flush()
+        for family in self._families.values():
+            family.flush()
 
     def forget(self, **labels: str) -> None:
         """Remove the series with these label values: of a model, a backend or a key that is gone."""
-        for counts in self._counters.values():
-            counts.forget(labels)
-        for distributions in self._histograms.values():
-            distributions.forget(labels)
+        for family in self._families.values():
+            family.forget(labels)
         for gauge in self._gauges.values():
             forget_series(gauge, labels)
 

@@ -8,10 +8,10 @@ its updates are summed here without locks, and `flush` adds the sums to `prometh
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 
 
 class Count:
@@ -46,10 +46,10 @@ class Count:
 class Distribution:
     """One series of a histogram."""
 
-    def __init__(self, series: Histogram, bounds: tuple[float, ...]) -> None:
-        self._series: Any = series  # Any: `flush` adds to its private buckets; the public method adds single values
-        self._bounds = bounds  # upper bounds of its buckets, ascending, without infinity
-        self._counts = [0] * (len(bounds) + 1)  # the last one is for values beyond all bounds
+    def __init__(self, series: Any) -> None:  # Any: its buckets are private; its public method adds single values
+        self._series = series
+        self._bounds: list[float] = series._upper_bounds  # ascending, to infinity
+        self._counts = [0] * len(self._bounds)
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
@@ -69,56 +69,34 @@ class Distribution:
         self._sum = 0.0
 
 
-class Counts:
-    """All series of a counter, by label values.
+S = TypeVar("S", bound=Count | Distribution)
+
+
+class Family(Generic[S]):
+    """All series of a counter or a histogram, by label values.
 
     Examples
     --------
-    >>> counts = Counts(Counter("requests", "Requests", ("model",), registry=None))
+    >>> counts = Family(Counter("requests", "Requests", ("model",), registry=None), Count)
     >>> counts.labels("llama") is counts.labels("llama")
     True
     """
 
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
-        self._series: dict[tuple[str, ...], Count] = {}
+    def __init__(self, metric: Any, series: Callable[[Any], S]) -> None:
+        self._metric = metric
+        self._of = series  # returns a series that adds to one of the metric's
+        self._series: dict[tuple[str, ...], S] = {}
 
-    def labels(self, *values: str) -> Count:
+    def labels(self, *values: str) -> S:
         """Return the series with these label values; created at zero if new."""
         series = self._series.get(values)
         if series is None:
-            series = self._series[values] = Count(self._counter.labels(*values))
+            series = self._series[values] = self._of(self._metric.labels(*values))
         return series
 
     def forget(self, labels: Mapping[str, str]) -> None:
         """Remove the series with these label values."""
-        for values in forget_series(self._counter, labels):
-            self._series.pop(values, None)
-
-    def flush(self) -> None:
-        """Add the updates since the last flush to `prometheus_client`."""
-        for series in self._series.values():
-            series.flush()
-
-
-class Distributions:
-    """All series of a histogram, by label values."""
-
-    def __init__(self, histogram: Histogram, bounds: tuple[float, ...]) -> None:
-        self._histogram = histogram
-        self._bounds = bounds
-        self._series: dict[tuple[str, ...], Distribution] = {}
-
-    def labels(self, *values: str) -> Distribution:
-        """Return the series with these label values; created empty if new."""
-        series = self._series.get(values)
-        if series is None:
-            series = self._series[values] = Distribution(self._histogram.labels(*values), self._bounds)
-        return series
-
-    def forget(self, labels: Mapping[str, str]) -> None:
-        """Remove the series with these label values."""
-        for values in forget_series(self._histogram, labels):
+        for values in forget_series(self._metric, labels):
             self._series.pop(values, None)
 
     def flush(self) -> None:

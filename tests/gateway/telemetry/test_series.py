@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 
-from gateway.telemetry.series import Counts, Distributions
+from gateway.telemetry.series import Count, Distribution, Family
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they hold times
 
@@ -15,7 +15,7 @@ VALUES = (0.0, 0.1, 0.10001, 0.5, 1.0, 2.0, 2.5, 1000.0)
 def test_a_summed_histogram_equals_one_observed_value_by_value() -> None:
     registries = CollectorRegistry(), CollectorRegistry()
     ours, theirs = (Histogram("d", "text", ("a",), buckets=BOUNDS, registry=registry) for registry in registries)
-    distributions = Distributions(ours, BOUNDS)
+    distributions = Family(ours, Distribution)
     for number, value in enumerate(VALUES):
         distributions.labels("x").observe(value)
         theirs.labels("x").observe(value)
@@ -29,7 +29,7 @@ def test_a_summed_histogram_equals_one_observed_value_by_value() -> None:
 def test_a_summed_counter_equals_one_incremented_each_time() -> None:
     registries = CollectorRegistry(), CollectorRegistry()
     ours, theirs = (Counter("c", "text", ("a", "b"), registry=registry) for registry in registries)
-    counts = Counts(ours)
+    counts = Family(ours, Count)
     for amount in (1.0, 0.5, 7.0):
         counts.labels("x", "y").inc(amount)
         theirs.labels("x", "y").inc(amount)
@@ -44,7 +44,7 @@ def test_a_summed_counter_equals_one_incremented_each_time() -> None:
 
 def test_series_exist_before_the_first_update() -> None:
     registry = CollectorRegistry()
-    Counts(Counter("c", "text", ("a",), registry=registry)).labels("x")
-    Distributions(Histogram("d", "text", ("a",), buckets=BOUNDS, registry=registry), BOUNDS).labels("x")
+    Family(Counter("c", "text", ("a",), registry=registry), Count).labels("x")
+    Family(Histogram("d", "text", ("a",), buckets=BOUNDS, registry=registry), Distribution).labels("x")
     assert registry.get_sample_value("c_total", {"a": "x"}) == 0.0
     assert registry.get_sample_value("d_count", {"a": "x"}) == 0.0
