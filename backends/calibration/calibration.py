@@ -9,16 +9,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from backends.calibration.files import context_shift, full_name, paths_from, read_calibration
 from backends.speculation import Method
-from backends.validation import issues_of
+from backends.validation import CheckedModel, issues_of
 
 Seconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0, lt=1)]
-_CONFIG: Final = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+_CONFIG: Final = ConfigDict(allow_inf_nan=False)
 _SHOWN_ISSUES: Final = 5
 
 
@@ -73,7 +73,7 @@ def nearest_kind(kind: str, available: Container[Kind]) -> Kind:
     return nearest if nearest in available else Kind.CHAT
 
 
-class _Sourced(BaseModel):
+class _Sourced(CheckedModel):
     """A group of numbers with their source."""
 
     model_config = _CONFIG
@@ -165,7 +165,7 @@ class Acceptance(_Sourced):
     confidence_window: float | None = Field(default=None, gt=0)
 
 
-class MethodCalibration(BaseModel):
+class MethodCalibration(CheckedModel):
     """The costs and acceptance of one method."""
 
     model_config = _CONFIG
@@ -228,7 +228,7 @@ class Scheduler(_Sourced):
     max_model_len: int = Field(ge=2)
 
 
-class Calibration(BaseModel):
+class Calibration(CheckedModel):
     """The calibration of one target model on one machine.
 
     Examples
