@@ -78,6 +78,7 @@ class Guarded(Policy):
         self.policy = policy
         self.name = policy.name
         self.text_features, self.reads_requests = policy.text_features, policy.reads_requests
+        self.prices_limits = policy.prices_limits
         self.clock: Callable[[], float] = time.time
         self.guardrail = Guardrail(policy.settings.guardrail)
         self.outlier_ejection = OutlierEjection()

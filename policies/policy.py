@@ -89,6 +89,9 @@ class Policy(ABC):
     """The subset of `request.TEXT_FEATURES` that the policy uses; the others are not computed."""
     reads_requests: bool = True
     """Whether the policy reads requests; if not, it is passed `request.ANY_REQUEST`."""
+    prices_limits: bool = False
+    """Whether the policy knows what a request costs beyond a drafter's limit; if not, `drafter_limits.sparing` narrows
+    its candidates."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self.settings = settings

@@ -20,6 +20,7 @@ from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
 from gateway.routing.large_bodies import check_cost
 from gateway.routing.model import Model
 from gateway.routing.sticky import ResponseLocations
+from policies.drafter_limits import sparing, surviving
 from policies.features.prompt import Prompt, read_prompt
 from policies.features.request import ANY_REQUEST, TEXT_FEATURES, Endpoint, RequestFeatures, baseline_only, describe
 from policies.policy import Choose, Decision
@@ -157,6 +158,9 @@ class Router:
             ready = self._recovery.candidates(members, tried, may_try=may_try)
         if not ready:
             raise self._none_left(routed, members, tried)
+        for backend in ready:
+            if backend.drafter_limit is not None and not routed.model.policy.prices_limits:
+                return [*sparing(routed.features, ready)]
         return ready
 
     def members(self, routed: RoutedRequest) -> Sequence[Backend]:
@@ -169,7 +173,10 @@ class Router:
             return [backend for backend in members if backend.name == routed.home] or members
         if routed.baseline_only:
             # Without a baseline in the pool any engine will do: its error says which parameter it does not support.
-            return [backend for backend in members if backend.method is Method.BASELINE] or members
+            members = [backend for backend in members if backend.method is Method.BASELINE] or members
+        for backend in members:
+            if backend.drafter_limit is not None:
+                return surviving(routed.features, members)
         return members
 
     def forget_habits(self, backend: Backend) -> None:

@@ -219,7 +219,7 @@ def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, A
                 "score": assessed[member.name].score if member.name in assessed else None,
                 "note": _note(assessed[member.name], member, routed.features)
                 if member.name in assessed
-                else _ineligible(member, routed.features.baseline_only),
+                else _ineligible(member, routed.features),
             }
             for member in members
         ],
@@ -230,15 +230,20 @@ def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, A
 
 def _note(assessed: Assessment, backend: Backend, request: RequestFeatures) -> str:
     """Return what is said of a candidate: by the policy, and of a request that its drafter does not serve."""
-    limit, answer_tokens = backend.drafter_limit, request.max_tokens or 0
-    beyond = "" if limit is None else limit.note_on(request.prompt_tokens, answer_tokens)
-    return "; ".join(note for note in (assessed.note, beyond) if note)
+    return "; ".join(note for note in (assessed.note, _beyond(backend, request)) if note)
 
 
-def _ineligible(backend: Backend, baseline_only: tuple[str, ...]) -> str:
+def _beyond(backend: Backend, request: RequestFeatures) -> str:
+    limit = backend.drafter_limit
+    return "" if limit is None else limit.note_on(request.prompt_tokens, request.max_tokens or 0)
+
+
+def _ineligible(backend: Backend, request: RequestFeatures) -> str:
     """Return why a backend cannot serve a request."""
     if backend.state is not State.UP:
         return f"{backend.state}: {backend.state_reason}" if backend.state_reason else backend.state.value
-    if baseline_only:
-        return f"a speculating vLLM does not support {' and '.join(baseline_only)}"
+    if request.baseline_only:
+        return f"a speculating vLLM does not support {' and '.join(request.baseline_only)}"
+    if beyond := _beyond(backend, request):
+        return beyond
     return "excluded by the headers of the request"

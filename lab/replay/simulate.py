@@ -22,13 +22,14 @@ from lab.replay.oracle import Oracle
 from lab.replay.request import ReplayRequest, under_load
 from lab.replay.sessions import LOOKAHEAD_S, Agenda, Order
 from lab.statistics import Floats
+from policies.drafter_limits import sparing, surviving
 from policies.features.request import ANY_REQUEST, RequestFeatures
 from policies.learned.shadow_drafting import ShadowSettings, shadow_arms, steps_of
 from policies.policy import Decision, Outcome, Policy
 from policies.roles import Clocked, Learner, Maintained, ShadowLearner
 
 if TYPE_CHECKING:  # importing it compiles code
-    from backends.simulator.engine.replica import Completion
+    from backends.simulator.engine.replica import Completion, Replica
 
 MAINTENANCE_S = 0.5
 """Minimum interval between fits of a policy in virtual seconds, as in the gateway."""
@@ -149,6 +150,7 @@ class _Simulation:
         self._baselines = [
             replica for replica, spec in zip(self._replicas, pool, strict=True) if spec.method is Method.BASELINE
         ]
+        self._has_limits = any(replica.drafter_limit is not None for replica in self._replicas)
         self._indices = {replica.name: index for index, replica in enumerate(self._replicas)}
         self._oracle = Oracle(pool, self._fleet, len(requests)) if policy is None else None
         self._policy = policy
@@ -182,10 +184,14 @@ class _Simulation:
         self._output_tokens[number] = request.output_tokens
         self._maintain()
         features = self._features(request) if self._reads_requests else ANY_REQUEST
-        candidates = self._baselines if request.features.baseline_only else self._replicas
+        candidates: Sequence[Replica] = self._baselines if request.features.baseline_only else self._replicas
         if not candidates:
             self.ends.append((number, at_s))
             return
+        if self._has_limits:
+            candidates = surviving(request.features, candidates)
+            if self._policy is not None and not self._policy.prices_limits:
+                candidates = sparing(request.features, candidates)
         if self._policy is None:
             assert self._oracle is not None
             decision = _ORACLE_DECISION

@@ -28,6 +28,9 @@ TEXT_FEATURES: Final = frozenset({"overlap", "code_share", "template", "prefix"}
 COMPLETIONS_MAX_TOKENS: Final = 16
 """Default `max_tokens` of the completions API, in vLLM as at OpenAI."""
 
+TYPICAL_TOKENS: Final = 220
+"""Length of an answer of which nothing is known; Azure's conversation trace of 2023 has a mean of 211 tokens."""
+
 WORKLOAD_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 """Valid workload names."""
 
@@ -205,6 +208,12 @@ class RequestFeatures:
         self.prefix_tokens = prefix_tokens
         self.restricted = restricted
         self.client = client
+
+    @property
+    def context_tokens(self) -> int:
+        """Length that the context is expected to reach: the prompt, and an answer of typical length or its limit."""
+        limit = self.max_tokens
+        return self.prompt_tokens + (TYPICAL_TOKENS if limit is None or limit > TYPICAL_TOKENS else limit)
 
     def __reduce__(self) -> tuple[type[RequestFeatures], tuple[Any, ...]]:
         """Return what pickling needs, which a compiled class does not provide by itself."""

@@ -11,11 +11,11 @@ from typing import Final
 
 from backends.backend import Candidate
 from backends.speculation import Method
+from policies.features.request import TYPICAL_TOKENS
 from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE, ARM, BACKEND
 from policies.learned.models.backend_model import BackendModel
 from policies.learned.models.keys import TEMPERATURE, TEMPERATURES, TEMPLATE, WORKLOAD, Key, typical_prompt_tokens
-from policies.learned.models.length import TYPICAL_TOKENS
 from policies.learned.models.prior import StepCost, expected_step
 from policies.learned.models.step_time import STEPS
 from policies.learned.policy import Learned

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator
 from backends.backend import Candidate, EngineChange
 from backends.calibration.calibration import load_calibration
 from backends.validation import CheckedModel
+from policies.drafter_limits import sparing
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.guarded.guardrail import Guardrail
 from policies.guarded.outlier_ejection import OutlierEjection
@@ -88,6 +89,7 @@ class Learned(Policy):
     Settings = LearnedSettings
     settings: LearnedSettings
     text_features = TEXT_FEATURES
+    prices_limits = True
 
     def __init__(self, settings: LearnedSettings) -> None:
         super().__init__(settings)
@@ -178,7 +180,7 @@ class Learned(Policy):
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose the candidate of the lowest cost, or sometimes another one, to explore or for the guardrail."""
         if self.pinned is not None:
-            return self.follow(self.pinned.choose(request, candidates), request, candidates)
+            return self.follow(self.pinned.choose(request, sparing(request, candidates)), request, candidates)
         if self._pending is not None:
             self._publish_fit()
         return self._chooser.choose(request, candidates, self.clock(), self.rng, self.explain_candidates)
@@ -191,7 +193,7 @@ class Learned(Policy):
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Return the decision that `choose` would make now."""
         if self.pinned is not None:
-            return preview(self.pinned, request, candidates)
+            return preview(self.pinned, request, sparing(request, candidates))
         self._publish_fit()
         rng = copy.copy(self.rng)
         return self._chooser.choose(request, candidates, self.clock(), rng, self.explain_candidates, send=False)

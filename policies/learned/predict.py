@@ -25,6 +25,7 @@ from policies.learned.models.prior import (
     expected_step,
 )
 from policies.learned.models.step_time import weighed
+from policies.learned.models.undrafted import Undrafted
 from policies.load import LoadMeter
 
 _Acceptance = tuple[BackendModel, float, list[float], float]
@@ -158,14 +159,15 @@ class Predictor:
             model, per_step, by_level, observations = acceptance
             load = candidate.load
             if load is not model.load:  # a new report is a new object
-                model.read(load)
+                model.read(load, candidate.drafter_limit)
             requests = candidate.in_flight
             if model.reported_s >= oldest_s:
                 requests += model.others
             backlog, slowness = model.backlog, model.slowness
             if model.depth is not None:
                 per_step = model.meet(requests - model.waiting + sequences, by_level)
-            steps = tokens / per_step if tokens > per_step else 1.0
+            undrafted = model.undrafted(request, tokens)
+            steps = _steps(tokens, per_step, undrafted)
             own_step_s = slowness * sequences * (model.per_request_s + model.per_context_token_s * context)
             sent = backlog.sent if requests else 0
             if sent:
@@ -195,10 +197,13 @@ class Predictor:
                 Prediction(
                     ttft_s,
                     steps * alone_s + shared_steps * other_step_s,
-                    shared_steps * adds_s + requests * prefill_s + evicted_s,
+                    shared_steps * adds_s
+                    + requests * prefill_s
+                    + evicted_s
+                    + step_s * _taken(undrafted, requests, steps_left, model.per_step or per_step, candidates),
                     step_s,
                     steps,
-                    per_step,
+                    per_step if undrafted is None else tokens / steps,
                     tokens,
                     context,
                     prompt,
@@ -206,6 +211,7 @@ class Predictor:
                     observations,
                     prefill_s,
                     work,
+                    undrafted,
                 )
             )
         return predictions
@@ -213,8 +219,27 @@ class Predictor:
 
 def _eviction_s(candidates: Sequence[Candidate], prefill_s: float) -> float:
     """Return the delay of later requests whose prefixes are evicted, and of those beside them."""
-    beside = sum([one.in_flight for one in candidates]) / len(candidates)
-    return _RECOMPUTED * (1.0 + beside) * prefill_s
+    return _RECOMPUTED * (1.0 + _mean_in_flight(candidates)) * prefill_s
+
+
+def _steps(tokens: float, per_step: float, undrafted: Undrafted | None) -> float:
+    """Return the steps of an answer."""
+    if undrafted is not None:
+        return undrafted.steps(tokens, per_step)
+    return tokens / per_step if tokens > per_step else 1.0
+
+
+def _taken(
+    undrafted: Undrafted | None, requests: int, steps: float, per_step: float, candidates: Sequence[Candidate]
+) -> float:
+    """Return the steps that a request without drafts takes from others, of which these are left."""
+    if undrafted is None or not undrafted.tokens:
+        return 0.0
+    return undrafted.taken(requests, per_step * steps, _mean_in_flight(candidates), per_step)
+
+
+def _mean_in_flight(candidates: Sequence[Candidate]) -> float:
+    return sum([one.in_flight for one in candidates]) / len(candidates)
 
 
 _RECOMPUTED: Final = 2.0

@@ -9,6 +9,7 @@ from typing import Final
 
 from backends.backend import Candidate
 from policies.decision import CandidateScores, Decision
+from policies.drafter_limits import sparing
 from policies.features.request import RequestFeatures
 from policies.guarded.guardrail import Guardrail
 from policies.guarded.outlier_ejection import OutlierEjection
@@ -29,11 +30,14 @@ def argmin(costs: list[float]) -> int:
     return best
 
 
-def least_loaded_propensities(candidates: Sequence[Candidate], predictions: list[Prediction]) -> list[float]:
+def least_loaded_propensities(
+    request: RequestFeatures, candidates: Sequence[Candidate], predictions: list[Prediction]
+) -> list[float]:
     """Return the propensities of `least_loaded`."""
-    scores = []
+    scores, spared = [], sparing(request, candidates)
     for index, one in enumerate(predictions):
-        scores.append((one.requests + 1) / (candidates[index].weight or MIN_WEIGHT))
+        is_spared = spared is candidates or candidates[index] in spared
+        scores.append((one.requests + 1) / (candidates[index].weight or MIN_WEIGHT) if is_spared else math.inf)
     return lowest_propensities(scores)
 
 
@@ -128,7 +132,7 @@ class Chooser:
         observations = [prediction.observations for prediction in predictions]
         by_control = self._guardrail.by_control(now_s)
         if by_control:
-            propensities = least_loaded_propensities(eligible, predictions)
+            propensities = least_loaded_propensities(request, eligible, predictions)
         else:
             propensities = explore(self._share if request.explore else 0.0, self._most, costs, observations)
         chosen = draw(propensities, rng)

@@ -48,10 +48,11 @@ class Observer:
         """Learn from a finished request."""
         memo, request = _memo(outcome), outcome.request
         model = self._predictor.backend_models.get(outcome.decision.backend)
+        is_beyond = model is not None and model.is_beyond(outcome)
         if memo is not None and model is not None:
             backlog = model.backlog
             backlog.update(now_s, backlog.requests)
-            backlog.end(memo.prediction)
+            backlog.end(memo.prediction, is_beyond and model.limit_harms_others)
         if outcome.status != _OK or outcome.output_tokens < 1:
             return
         key = memo.key if memo is not None else self._templates.key(request, counts=False)
@@ -66,12 +67,16 @@ class Observer:
         answered = self._per_step(outcome, model)
         per_step = answered if outcome.output_tokens >= _MIN_TOKENS else None
         place = _place(outcome, memo, model, now_s)
-        if per_step is not None:
-            self._observe_drafter(outcome, memo, model, key, per_step, place, now_s)
+        is_drafted = not is_beyond and model.backlog.was_drafted(now_s - outcome.e2e_s)
+        teaches = is_drafted or not model.has_limit  # what has no known cause is learned, but accuses nobody
+        if is_drafted and answered is not None and model.has_limit:
+            model.per_step += (_NEW if model.per_step else 1.0) * (answered - model.per_step)
+        if teaches and per_step is not None:
+            self._observe_drafter(outcome, memo, model, key, per_step, place, now_s, is_drafted)
         if memo is None:
             return
-        step_ratio = self._step_ratio(outcome, memo, model, per_step, place, now_s)
-        self._observe_speed(outcome, memo, model, step_ratio, answered, place, now_s)
+        step_ratio = self._step_ratio(outcome, memo, model, per_step, place, now_s, teaches)
+        self._observe_speed(outcome, memo, model, step_ratio, answered if is_drafted else None, place, now_s)
         if memo.compared:
             self._guardrail.observe(now_s, outcome.e2e_s, work_of(outcome), kind_of(request))
         self._observe_prompt(outcome, memo.prediction, model)
@@ -121,12 +126,13 @@ class Observer:
         per_step: float,
         place: Place | None,
         now_s: float,
+        accuses: bool,
     ) -> None:
         """Learn the tokens per step of an answer, unless they show that the drafter is silent."""
         context_tokens = _context(outcome)
         learned = key, *model.as_learned(key, place, per_step, context_tokens), _is_overlong(outcome, memo), now_s
         expected = None  # where shadow drafting replays the text, that is the better evidence
-        if outcome.output_tokens >= LEAST_TOKENS and not model.has_shadow:
+        if accuses and outcome.output_tokens >= LEAST_TOKENS and not model.has_shadow:
             expected = model.usual_acceptance(key, place, context_tokens)
         for each in self._drafters.observe(
             model.name, model.arm, expected, per_step, now_s, learned, outcome.request, model.drafts
@@ -156,8 +162,9 @@ class Observer:
         per_step: float | None,
         place: Place | None,
         now_s: float,
+        teaches: bool,
     ) -> float | None:
-        """Add an observation of the mean step time at the mean load, and return its ratio to the prediction."""
+        """Return the ratio of the mean step time at the mean load to the prediction; add it if it `teaches`."""
         steps: float | None = outcome.steps
         if per_step is not None:
             steps = outcome.output_tokens / outcome.request.n / per_step
@@ -174,7 +181,8 @@ class Observer:
         sums = step_time.observation(step_s, model.load_at_max_k(load, place), model.prior, expected_s)
         if sums is None:
             return None
-        self._statistics.add_at(now_s, STEPS, model.steps_key(place), sums)
+        if teaches:
+            self._statistics.add_at(now_s, STEPS, model.steps_key(place), sums)
         is_evidence = model.observed >= _MIN_OBSERVATIONS and not outcome.is_estimated
         return step_s / expected_s if is_evidence else None
 
@@ -259,6 +267,8 @@ def _is_overlong(outcome: Outcome, memo: Memo | None) -> bool:
 
 
 _OK: Final = 200
+_NEW: Final = 0.05
+"""Weight of an answer in the mean of tokens per step."""
 _MIN_TOKENS: Final = 8
 _MIN_STEPS: Final = 4.0
 _MOST_WAIT: Final = 0.2

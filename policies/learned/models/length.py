@@ -7,16 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from policies.features.request import RequestFeatures
+from policies.features.request import TYPICAL_TOKENS, RequestFeatures
 from policies.learned.models.keys import LIMIT, PROMPT, TEMPLATE, WORKLOAD, Key, without_template
 from policies.learned.models.mixed_effects import Effects, Factor, fit_effects
 from policies.statistics import Sums, Table
 
 LENGTH: Final = Table("length", 3, half_life_s=7200.0, overflow=without_template)
 """Count, sum and sum of squares of log(output tokens), by request key."""
-
-TYPICAL_TOKENS: Final = 220.0
-"""Expected length without observations; Azure's conversation trace of 2023 has a mean of 211 tokens (median 129)."""
 
 SHORTEST_SEEN_TOKENS: Final = 8.0
 """Shorter answers count as this long; in logarithms, a one-token answer is as extreme as one of ten thousand."""
@@ -47,16 +44,19 @@ class LengthModel:
             return cls()
         return cls(fit_effects(buckets, FACTORS, expected=lambda key: _TYPICAL, mean_spread=1.0, noise=NOISE))
 
+    @property
+    def spread(self) -> float:
+        """Standard deviation of log(output tokens) around what is expected."""
+        return NOISE if self.effects is None else min(_MOST_NOISE, self.effects.noise)
+
     def tokens(self, request: RequestFeatures, key: Key) -> float:
         """Return the expected number of output tokens over all sequences of a request, at least 1 per sequence."""
         effects = self.effects
         if effects is None:
-            expected = TYPICAL_TOKENS
+            expected = float(TYPICAL_TOKENS)
         else:
             # The mean of a log-normal distribution is above its median.
-            expected = math.exp(
-                min(_LARGEST, _TYPICAL + effects.predict(key) + min(_MOST_NOISE, effects.noise) ** 2 / 2)
-            )
+            expected = math.exp(min(_LARGEST, _TYPICAL + effects.predict(key) + self.spread**2 / 2))
         if request.max_tokens is not None and expected > request.max_tokens:
             expected = float(request.max_tokens)
         return max(1.0, expected) * request.n

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from backends.backend import State
+from backends.drafter_limit import Beyond, DrafterLimit
 from tests.gateway.conftest import MODEL, Running, Start
 from tests.support.faults import answer_broken_json, answer_garbage, answer_html, reset_connection
 from tests.support.upstream import Wire, delta, well
@@ -330,6 +331,20 @@ async def test_baseline_only_parameters_go_to_a_baseline(gateway_of: Start) -> N
         response = await running.chat(min_p=0.1)
         assert response.status_code == 503
         assert "min_p" in response.json()["error"]["message"]
+
+
+async def test_requests_beyond_a_drafters_limit_go_elsewhere(gateway_of: Start) -> None:
+    long = [{"role": "user", "content": "word " * 4000}]
+    async with gateway_of({"a": "ngram", "b": "ngram"}) as running:
+        for beyond in (Beyond.BATCH, Beyond.CRASH):
+            running.backend("b").drafter_limit = DrafterLimit(2048, beyond)
+            assert {(await running.chat(messages=long)).headers["x-gateway-backend"] for _ in range(6)} == {"a"}
+            assert {(await running.chat()).headers["x-gateway-backend"] for _ in range(20)} == {"a", "b"}
+        await running.upstreams["a"].die()
+        await running.until(lambda: running.backend("a").state is State.DOWN)
+        assert (await running.chat(messages=long)).status_code == 503, "it would end the engine"
+        running.backend("b").drafter_limit = DrafterLimit(2048)
+        assert (await running.chat(messages=long)).headers["x-gateway-backend"] == "b"
 
 
 async def test_routing_headers_choose_the_backend(gateway_of: Start) -> None:

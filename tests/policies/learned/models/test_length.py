@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policies.features.request import Endpoint, RequestFeatures
+from policies.features.request import TYPICAL_TOKENS, Endpoint, RequestFeatures
 from policies.learned.models.keys import key_of
-from policies.learned.models.length import TYPICAL_TOKENS, LengthModel
+from policies.learned.models.length import LengthModel
 from policies.statistics import Sums
 
 REQUEST = RequestFeatures("m", Endpoint.CHAT, workload="chat", template="t", prompt_tokens=200)

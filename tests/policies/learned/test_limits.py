@@ -1,0 +1,174 @@
+"""Requests beyond a drafter's limit: what they cost, where they gather, and that they accuse nobody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from backends.backend import Backend, EngineLoad
+from backends.drafter_limit import Beyond, DrafterLimit
+from backends.speculation import Method
+from policies.features.request import Endpoint, RequestFeatures
+from policies.learned.models.acceptance import ACCEPTANCE
+from policies.learned.models.keys import key_of
+from policies.learned.models.step_time import STEPS
+from policies.learned.policy import Learned, LearnedSettings
+from policies.policy import GuardrailSettings, Outcome
+
+LIMIT = DrafterLimit(2048)
+SHORT = RequestFeatures("m", Endpoint.CHAT, temperature=0.0, workload="chat", prompt_tokens=300, max_tokens=500)
+LONG = replace(SHORT, prompt_tokens=4000)
+
+
+def _policy(seed: int = 1) -> Learned:
+    policy = Learned(LearnedSettings(seed=seed, guardrail=GuardrailSettings(share=0)))
+    policy.set_clock(lambda: policy_clock[0])
+    return policy
+
+
+policy_clock = [0.0]
+
+
+@pytest.fixture(autouse=True)
+def _clock() -> None:
+    policy_clock[0] = 0.0
+
+
+def _backend(name: str, limit: DrafterLimit | None = LIMIT) -> Backend:
+    return Backend(name, "m", Method.EAGLE3, "", num_speculative_tokens=3, drafter_limit=limit, load=EngineLoad())
+
+
+class _Pool:
+    """Backends, and requests that run on them until they are ended."""
+
+    def __init__(self, policy: Learned, *backends: Backend) -> None:
+        self.policy = policy
+        self.backends = {one.name: one for one in backends}
+
+    def send(self, request: RequestFeatures, *names: str) -> Outcome:
+        """Send a request; return the outcome that it will have."""
+        backends = [self.backends[name] for name in names or self.backends]
+        decision = self.policy.choose(replace(request, explore=False), backends)
+        self.backends[decision.backend].in_flight += 1
+        return Outcome(
+            request, decision, Method.EAGLE3, 200, 0.1, 0.004, policy_clock[0], request.prompt_tokens, 200, 2.4
+        )
+
+    def end(self, outcome: Outcome, per_step: float, output_tokens: int = 200) -> None:
+        """End a request."""
+        self.backends[outcome.decision.backend].in_flight -= 1
+        e2e_s = policy_clock[0] - outcome.e2e_s
+        self.policy.observe(
+            replace(outcome, e2e_s=e2e_s, tokens_per_step=per_step, output_tokens=output_tokens, tpot_s=0.01 / per_step)
+        )
+
+
+def _learned(policy: Learned) -> float:
+    return sum(sums[0] for table in (ACCEPTANCE, STEPS) for sums in policy.statistics.buckets(table).values())
+
+
+@pytest.mark.parametrize("kind", list(Beyond))
+def test_a_limit_costs_what_it_says(kind: Beyond) -> None:
+    """Those beyond it lose their drafts, and those beside them theirs."""
+    predictor = _policy().predictor
+
+    def predict(request: RequestFeatures, limit: DrafterLimit | None) -> tuple[float, float, float]:
+        backend = replace(_backend(f"{request.prompt_tokens} {limit}", limit), in_flight=8)
+        one = predictor.predict(request, key_of(request), [backend])[0]
+        return one.ttft_s, one.steps, one.others_s
+
+    assert predict(SHORT, DrafterLimit(2048, kind)) == predict(SHORT, None)
+    (ttft_s, steps, others_s), free = predict(LONG, DrafterLimit(2048, kind)), predict(LONG, None)
+    loses, harms = kind is not Beyond.WORSE, kind in (Beyond.BATCH, Beyond.CRASH)
+    assert ttft_s == free[0]
+    assert (steps > 1.2 * free[1]) == loses
+    assert (others_s > 2.0 * free[2]) == harms
+
+
+def test_a_growing_context_costs_by_its_probability() -> None:
+    predictor, backend = _policy().predictor, replace(_backend("e"), in_flight=8)
+    costs = []
+    for prompt_tokens in (300, 1700, 1850, 1950, 2040, 3000):
+        request = replace(SHORT, prompt_tokens=prompt_tokens, max_tokens=None)
+        prediction = predictor.predict(request, key_of(request), [backend])[0]
+        assert prediction.undrafted is not None
+        costs.append(prediction.undrafted.taken(8, 100.0, 8.0, 2.0))
+    assert costs == sorted(costs)
+    assert costs[0] < 0.01 * costs[-1] < costs[2] < costs[-1]
+    bounded = replace(SHORT, prompt_tokens=1950, max_tokens=90)
+    within = predictor.predict(bounded, key_of(bounded), [backend])[0].undrafted
+    assert within is not None
+    assert not within.tokens
+
+
+def test_long_requests_gather_and_short_ones_keep_away() -> None:
+    pool = _Pool(_policy(), *map(_backend, "abcd"))
+    for name in "abcd":
+        for _ in range(4):
+            pool.send(SHORT, name)
+    gathered = {pool.send(LONG).decision.backend for _ in range(3)}
+    assert len(gathered) == 1
+    assert not gathered & {pool.send(SHORT).decision.backend for _ in range(6)}
+
+
+@pytest.mark.parametrize(
+    ("beside", "limit", "learns", "accuses"),
+    [
+        (None, LIMIT, True, True),
+        (SHORT, LIMIT, True, True),
+        (LONG, LIMIT, False, False),
+        (LONG, DrafterLimit(2048, Beyond.NONE), True, True),
+        (LONG, DrafterLimit(2048, Beyond.WORSE), True, True),
+        (LONG, None, True, False),  # there may be one that nobody knows
+        (replace(SHORT, prompt_tokens=1000, max_tokens=None), LIMIT, False, False),  # it may be that long by now
+        (replace(SHORT, prompt_tokens=1000, max_tokens=1000), LIMIT, True, True),
+    ],
+)
+def test_what_runs_beside_a_request_beyond_the_limit_accuses_nobody(
+    beside: RequestFeatures | None, limit: DrafterLimit | None, learns: bool, accuses: bool
+) -> None:
+    policy = _policy()
+    pool = _Pool(policy, _backend("e", limit), _backend("f", limit))
+    for _ in range(60):
+        one = pool.send(SHORT, "e")
+        policy_clock[0] += 1.0
+        pool.end(one, 2.4)
+    before = _learned(policy)
+    if (work := policy.maintenance()) is not None:
+        work()
+    if beside is not None:
+        pool.send(beside, "e")
+        policy_clock[0] += 20.0
+    for _ in range(30):
+        one = pool.send(SHORT, "e")
+        policy_clock[0] += 1.0
+        pool.end(one, 1.0)
+        if not learns:
+            assert _learned(policy) == pytest.approx(before)
+    assert bool(policy.drafters.silent or policy.outlier_ejection.reasons) == accuses
+
+
+def test_an_answer_that_was_not_expected_to_get_there_is_one_at_its_end() -> None:
+    """Its prompt was counted too short, say."""
+    policy = _policy()
+    pool = _Pool(policy, _backend("e"))
+    one, other = pool.send(SHORT), pool.send(SHORT)
+    policy_clock[0] += 5.0
+    pool.end(replace(one, prompt_tokens=3000), 1.0)
+    after = pool.send(SHORT)
+    policy_clock[0] += 5.0
+    pool.end(other, 1.5)
+    assert not policy.statistics.buckets(ACCEPTANCE)
+    pool.end(after, 2.4)
+    assert sum(sums[0] for sums in policy.statistics.buckets(ACCEPTANCE).values()) == pytest.approx(1.0, rel=0.01)
+
+
+def test_drafts_accepted_at_a_length_show_that_no_limit_is_below() -> None:
+    policy = _policy()
+    pool = _Pool(policy, _backend("e", None))
+    long = pool.send(LONG)
+    assert not policy.predictor.backend_models["e"].backlog.was_drafted(0.0)
+    pool.end(long, 1.6)
+    pool.send(LONG)
+    assert policy.predictor.backend_models["e"].backlog.was_drafted(0.0)
