@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+
+from backends.speculation import MODELLESS, Method
 
 
 class Beyond(StrEnum):
@@ -55,3 +58,34 @@ class DrafterLimit:
             return ""
         verb = "is" if prompt_tokens > self.tokens else "may grow"
         return f"{verb} beyond its drafter's {self.tokens:,} tokens: {self.consequence}"
+
+
+_RUNNER_V1 = frozenset({Method.MEDUSA, Method.MLP_SPECULATOR, Method.CUSTOM_CLASS})
+"""Methods that vLLM's newer model runner does not know, so that the older one runs them."""
+
+
+def beyond_of(method: Method, version: str = "") -> Beyond:
+    """Return what a version of vLLM does beyond a drafter's limit; the latest if the version is not known.
+
+    Until 0.10 nothing stopped the drafter, which read beyond its rotary embeddings (pull request 22935). Then the model
+    runner came to ask whether the longest sequence of a batch fits (24662). The newer runner, the default for heads
+    since 0.24 and for all since 0.29, does not ask (issues 48894, 57941); the embeddings of EAGLE heads are as long as
+    the target's since 0.27 (49343).
+
+    Examples
+    --------
+    >>> [beyond_of(Method.EAGLE3, version).value for version in ("0.10.1.1", "0.19.0", "0.24.0", "0.32.0")]
+    ['crash', 'batch', 'crash', 'worse']
+    >>> beyond_of(Method.MTP, "0.28.1").value, beyond_of(Method.MEDUSA, "0.32.0").value
+    ('batch', 'batch')
+    """
+    if method in MODELLESS:
+        return Beyond.WORSE  # nothing is limited
+    numbers = re.match(r"v?(\d+)\.(\d+)", version)
+    release = (int(numbers[1]), int(numbers[2])) if numbers else (1, 0)
+    is_eagle = method in (Method.EAGLE, Method.EAGLE3)
+    if release < (0, 11):
+        return Beyond.CRASH
+    if method in _RUNNER_V1 or release < ((0, 24) if is_eagle else (0, 29)):
+        return Beyond.BATCH
+    return Beyond.WORSE if is_eagle and release >= (0, 27) else Beyond.CRASH

@@ -49,7 +49,7 @@ def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context
         + step.per_token_below_knee_s * below
         + step.per_token_above_knee_s * (tokens - below)
         + step.per_request_s * batches
-        + step.per_context_token_s * context
+        + step.per_context_token_s * context * (1 + step.context_per_draft * k)
     )
     if step.graph_tokens:
         verify_s += np.where(tokens > step.graph_tokens, step.no_graph_s, 0.0)

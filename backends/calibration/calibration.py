@@ -12,6 +12,7 @@ from typing import Annotated, Final, Self
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from backends.calibration.files import context_shift, full_name, paths_from, read_calibration
+from backends.drafter_limit import DrafterLimit
 from backends.speculation import Method
 from backends.validation import CheckedModel, issues_of
 
@@ -176,6 +177,7 @@ class MethodCalibration(CheckedModel):
     acceptance_like: Method | None = None  # another method whose acceptance is used, if none was published for this one
     # How acceptance changes with the context, or its name in context_shifts.yaml; None if it was not seen to change.
     context: ContextShift | None = None
+    drafter_limit: DrafterLimit | None = None  # the longest context of the head that was measured
     # weights_gib, kv_kib_per_token: weights of the draft, and its KV cache per token.
     weights_gib: float = Field(default=0.0, ge=0)
     kv_kib_per_token: float = Field(default=0.0, ge=0)

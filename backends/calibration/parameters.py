@@ -8,12 +8,18 @@ from typing import Any
 
 from backends.calibration.calibration import Calibration, Drafting, StepTime
 from backends.draft_schedule import draft_schedule
-from backends.drafter_limit import DrafterLimit
+from backends.drafter_limit import Beyond, DrafterLimit, beyond_of
 from backends.drafting.script import BLOCK_TOKENS
 from backends.speculation import MODELLESS, Method
 
 _WHOLE = frozenset({Method.DSPARK, Method.DFLASH, Method.DRAFT_MODEL})
 """Methods that draft all k tokens in vLLM 0.32, whatever the schedule says."""
+
+ASYNCHRONOUS = _WHOLE | {Method.BASELINE, Method.EAGLE, Method.EAGLE3, Method.MTP}
+"""Methods with which vLLM 0.32 decides on a step while the one before it runs, unless it is told not to.
+
+So a request that arrives while a step runs waits for that step and for the next one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class EngineParameters:
     # Whether each step verifies only the draft tokens that are worth their time, as with vLLM's
     # `enable_adaptive_verification`.
     adaptive: bool = False
-    drafter_limit: DrafterLimit | None = None  # the longest context that the drafter serves
+    drafter_limit: DrafterLimit | None = None  # the longest context that the drafter serves; None if it is not known
     # Whether a request is admitted only if all its known tokens fit into the KV cache: vLLM's
     # `scheduler_reserve_full_isl`.
     reserves_sequence: bool = False
@@ -65,8 +71,9 @@ class EngineParameters:
         speculative_config: Mapping[str, Any] | None = None,
         *,
         max_model_len: int | None = None,
+        drafter_limit: DrafterLimit | None = None,
     ) -> EngineParameters:
-        """Return the parameters of a method from a calibration, whose context may be another one."""
+        """Return the parameters of a method from a calibration, whose context and head may be other ones."""
         config = speculative_config or {}
         adaptive = bool(config.get("enable_adaptive_verification"))
         if adaptive and method in MODELLESS:
@@ -87,4 +94,23 @@ class EngineParameters:
             max_model_len=max_model_len or limits.max_model_len,
             kv_blocks=max(1, calibration.kv_tokens(method) // BLOCK_TOKENS),
             adaptive=adaptive,
+            drafter_limit=drafter_limit or _limit(calibration, method, config),
+            reserves_sequence=True,
+            asynchronous=method in ASYNCHRONOUS and not config.get("disable_padded_drafter_batch"),
         )
+
+    @property
+    def longest_tokens(self) -> int:
+        """The most tokens of prompt and answer together that a request may have."""
+        limit = self.drafter_limit
+        return (
+            min(self.max_model_len, limit.tokens - self.k)
+            if limit and limit.beyond is Beyond.CRASH
+            else self.max_model_len
+        )
+
+
+def _limit(calibration: Calibration, method: Method, config: Mapping[str, Any]) -> DrafterLimit | None:
+    """Return the limit that the speculative config sets, or that of the calibration's head."""
+    tokens = config.get("max_model_len")
+    return DrafterLimit(tokens, beyond_of(method)) if tokens else calibration.method(method).drafter_limit

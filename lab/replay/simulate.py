@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
+from backends.drafter_limit import DrafterLimit
 from backends.drafting.script import Script
 from backends.drafting.suffix import SuffixCache
 from backends.speculation import Method
@@ -60,6 +61,7 @@ class ReplicaSpec:
     weight: float = 1.0
     max_model_len: int | None = None  # None for that of the calibration
     kv_blocks: int | None = None  # the same
+    drafter_limit: DrafterLimit | None = None  # the same
     silent_s: tuple[float, float] = (math.inf, math.inf)  # times between which its drafts are never accepted
 
 
@@ -135,7 +137,13 @@ class _Simulation:
         self._replicas = []
         for spec in pool:
             calibration = load_calibration(spec.calibration)
-            parameters = EngineParameters.of(calibration, spec.method, spec.config, max_model_len=spec.max_model_len)
+            parameters = EngineParameters.of(
+                calibration,
+                spec.method,
+                spec.config,
+                max_model_len=spec.max_model_len,
+                drafter_limit=spec.drafter_limit,
+            )
             if spec.kv_blocks is not None:
                 parameters = replace(parameters, kv_blocks=spec.kv_blocks)
             self._replicas.append(

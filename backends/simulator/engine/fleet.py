@@ -241,8 +241,8 @@ class Fleet:
     ) -> int:
         parameters = self.replicas[replica].parameters
         length = prompt_tokens + output_tokens
-        if length > parameters.max_model_len:
-            raise ValueError(f"{length} tokens of prompt and output exceed max_model_len {parameters.max_model_len}")
+        if length > parameters.longest_tokens:
+            raise ValueError(f"{length} tokens of prompt and output exceed the limit of {parameters.longest_tokens}")
         if -(-(length + parameters.k) // BLOCK_TOKENS) > parameters.kv_blocks:
             raise ValueError(f"{length} tokens do not fit into {parameters.kv_blocks} blocks of KV cache")
         blocks_at = NONE

@@ -14,10 +14,16 @@ from backends.simulator.engine.verification import choose_verified
 
 @compiled
 def _admit(state: State, replica: Record, batch: npt.NDArray[np.int32], budget: int) -> None:
-    """Admit from the queue in order of arrival while requests, tokens and blocks allow."""
+    """Admit from the queue in order of arrival while requests, tokens and blocks allow.
+
+    An asynchronous scheduler has decided on this step when the one before it began.
+    """
+    decided_s = replica.began_s if replica.asynchronous and replica.running else np.inf
     while replica.waiting and budget > 0 and replica.running < replica.max_num_seqs:
         slot = replica.first
         request = state.requests[slot]
+        if request.arrived_s > decided_s:
+            break
         length = request.prompt + request.sent
         known = unused = 0
         if replica.prefix_caching:
@@ -32,7 +38,8 @@ def _admit(state: State, replica: Record, batch: npt.NDArray[np.int32], budget: 
         cached = known * BLOCK_TOKENS
         tokens = min(length - cached, budget)
         private = blocks.held(cached + tokens) - known
-        if private + unused > replica.kv_blocks - replica.used:
+        needed = blocks.held(length) - known if replica.reserves_sequence else private
+        if needed + unused > replica.kv_blocks - replica.used:
             break
         for number in range(known):
             blocks.share(state, replica, state.blocks[request.blocks_at + number])
@@ -56,6 +63,12 @@ def _admit(state: State, replica: Record, batch: npt.NDArray[np.int32], budget: 
         batch[replica.running] = slot
         replica.running += 1
         budget -= tokens
+
+
+@compiled
+def _drafts(replica: Record, request: Record) -> bool:
+    """Return whether the drafter may draft for a request: it cannot be beyond the limit alone."""
+    return not replica.beyond_none or request.prompt + request.sent + replica.drafted_k <= replica.drafter_tokens
 
 
 @compiled
@@ -89,7 +102,7 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         request = state.requests[batch[column]]
         rest = request.prompt + request.sent - request.computed
         need = rest
-        if k and rest == 1 and request.sent:
+        if k and rest == 1 and request.sent and _drafts(replica, request):
             if request.steps_at != NONE:
                 need += min(k, state.steps[request.steps_at + request.output + request.sent])
             else:
@@ -123,10 +136,13 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         _admit(state, replica, batch, budget)
     if not replica.running:
         return ended
-    if replica.adaptive and k:
+    dummies = replica.dummies
+    adaptive = replica.adaptive and k and not dummies
+    if adaptive:
         choose_verified(state, replica, batch)
 
-    batch_tokens = context_tokens = scheduled = emitting = firsts = drafted_tokens = 0
+    batch_tokens = context_tokens = scheduled = emitting = drafting = firsts = drafted_tokens = longest = 0
+    attended, attending_drafts = 0.0, 0
     for column in range(replica.running):
         request = state.requests[batch[column]]
         granted = request.granted
@@ -135,7 +151,10 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         scheduled += 1
         batch_tokens += granted
         context_tokens += request.computed
+        longest = max(longest, request.computed + granted)
         rest = request.prompt + request.sent - request.computed
+        if rest > 1:
+            attended += granted * (request.computed + 0.5 * granted)
         if granted < rest:  # still in its prefill
             request.computed += granted
             if request.prefix_blocks and replica.prefix_caching:
@@ -146,10 +165,13 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         tokens = 1
         if drafted:
             verified = drafted
-            if replica.adaptive:
+            if adaptive:
                 verified = request.verified
                 batch_tokens -= drafted - verified
-            if request.steps_at != NONE:
+            attending_drafts += verified * request.computed
+            if dummies:
+                pass
+            elif request.steps_at != NONE:
                 tokens = min(state.steps[request.steps_at + request.sent], verified + 1)
             else:
                 tokens += draws.draw_accepted(
@@ -175,6 +197,7 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         # Only the accepted draft tokens stay in the KV cache.
         request.computed += rest - 1 + tokens
         request.sent += tokens
+        drafting += _drafts(replica, request)
         request.steps += 1
         replica.generation_tokens += tokens
         replica.tokens_in_flight += tokens
@@ -187,15 +210,17 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         + replica.per_token_below_knee_s * below
         + replica.per_token_above_knee_s * (batch_tokens - below)
         + replica.per_request_s * emitting
-        + replica.per_context_token_s * context_tokens
+        + replica.per_context_token_s * (context_tokens + replica.context_per_draft * attending_drafts)
+        + replica.per_attended_s * attended
     )
     if replica.graph_tokens and batch_tokens > replica.graph_tokens:
         verify_s += replica.no_graph_s
     if replica.schedule:
         replica.drafted_k = state.schedules[number, min(scheduled, replica.schedule - 1)]
+    replica.dummies = replica.beyond_batch and longest + replica.drafted_k > replica.drafter_tokens
     passes = max(replica.least_passes, replica.drafted_k)
     drafting_s = 0.0
-    if passes and emitting:
+    if passes and drafting and not replica.dummies:
         if replica.parallel:
             passes = 1
         drafting_s = (
@@ -204,7 +229,7 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
             + passes
             * (
                 replica.draft_per_pass_s
-                + replica.draft_per_request_s * emitting
+                + replica.draft_per_request_s * drafting
                 + replica.draft_per_context_token_s * context_tokens
             )
         )
@@ -213,6 +238,7 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         duration_s += replica.speculation_overhead_s
     if replica.adaptive and drafted_tokens:
         duration_s += replica.draft_adaptive_s
+    replica.began_s = replica.now_s
     replica.now_s += duration_s
     replica.busy_s += duration_s
     replica.steps += 1

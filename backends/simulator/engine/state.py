@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.calibration.parameters import EngineParameters
+from backends.drafter_limit import Beyond
 
 Records = npt.NDArray[Any]
 """A structured array with one of the types below."""
@@ -58,8 +59,14 @@ REPLICA = np.dtype(
         ("max_num_batched_tokens", np.int64),
         ("kv_blocks", np.int64),
         ("prefix_caching", np.int64),
+        ("reserves_sequence", np.int64),
+        ("asynchronous", np.int64),
+        ("drafter_tokens", np.int64),  # the longest context that the drafter serves; 0: any
+        ("beyond_batch", np.int64),  # whether one request beyond it makes dummies of the drafts of its batch
+        ("beyond_none", np.int64),  # whether it alone gets no drafts
         # State.
         ("now_s", np.float64),  # end of the current or last step
+        ("began_s", np.float64),  # start of the current or last step
         ("busy_s", np.float64),
         ("running", np.int64),
         ("waiting", np.int64),
@@ -77,6 +84,7 @@ REPLICA = np.dtype(
         # The current or last step.
         ("step_s", np.float64),
         ("drafted_k", np.int64),  # tokens drafted for each request, to be verified in the next step
+        ("dummies", np.int64),  # whether these are dummies, which are never accepted
         ("batch_tokens", np.int64),
         ("context_tokens", np.int64),
         ("admitted", np.int64),  # requests that joined the batch: the last ones in it
@@ -179,9 +187,14 @@ def replica_record(parameters: EngineParameters) -> npt.NDArray[Any]:
     for name in ("base_s", "per_pass_s", "per_request_s", "per_context_token_s", "verify_share", "adaptive_s"):
         record[f"draft_{name}"] = getattr(drafting, name)
     record["parallel"] = drafting.parallel
-    limits = ("k", "max_num_seqs", "max_num_batched_tokens", "kv_blocks", "prefix_caching", "least_passes", "adaptive")
-    for name in limits:
+    for name in (
+        "k", "max_num_seqs", "max_num_batched_tokens", "kv_blocks", "prefix_caching", "least_passes", "adaptive",
+        "reserves_sequence", "asynchronous",
+    ):  # fmt: skip
         record[name] = getattr(parameters, name)
+    if limit := parameters.drafter_limit:
+        record["drafter_tokens"] = limit.tokens
+        record["beyond_batch"], record["beyond_none"] = limit.beyond is Beyond.BATCH, limit.beyond is Beyond.NONE
     record["drafted_k"] = parameters.k
     record["profiled_context"] = min(PROFILED_CONTEXT, parameters.max_model_len)
     record["schedule"] = len(parameters.k_by_batch)

@@ -93,7 +93,7 @@ class Replica:
             )
         )
         temperature = calibration.temperature.default
-        self._served = Served(model, settings.names, settings.max_model_len, parameters.k, temperature)
+        self._served = Served(model, settings.names, parameters.longest_tokens, parameters.k, temperature)
         self._proposer = settings.proposer()
         # Has one thread (proposers are stateful), on which answers are composed, so that running streams stay on time.
         self._executor = executor

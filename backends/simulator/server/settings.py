@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
+from backends.drafter_limit import DrafterLimit
 from backends.drafting.script import BLOCK_TOKENS
 from backends.simulator.drafting.proposers import Proposer
 from backends.speculation import Method
@@ -36,6 +37,7 @@ class ReplicaSettings(BaseModel):
     seed: int = 0  # seed of the draws of acceptance under methods with a draft model
     api_key: str | None = Field(default=None, repr=False)
     max_model_len: int = Field(default=8192, ge=2)
+    drafter_limit: DrafterLimit | None = None  # the longest context of the drafter; None for that of the calibration
     # Real seconds per second of the simulated engine: 0.1 runs ten times as fast.
     time_scale: float = Field(default=1.0, gt=0)
 
@@ -65,6 +67,7 @@ class ReplicaSettings(BaseModel):
             self.method,
             self.speculative_config,
             max_model_len=self.max_model_len,
+            drafter_limit=self.drafter_limit,
         )
 
 

@@ -71,7 +71,8 @@ def expected_step(calibration: str, method: Method, k: int, verified_drafts: int
         + (step.speculation_overhead_s + drafting.base_s + passes * drafting.per_pass_s if k else 0.0),
         per_request_s=share * (step.per_request_s + step.per_token_above_knee_s * verified)
         + passes * drafting.per_request_s,
-        per_context_token_s=share * step.per_context_token_s + passes * drafting.per_context_token_s,
+        per_context_token_s=share * step.per_context_token_s * (1.0 + step.context_per_draft * (verified - 1.0))
+        + passes * drafting.per_context_token_s,
         per_prompt_token_s=share * step.per_token_above_knee_s,
     )
 
