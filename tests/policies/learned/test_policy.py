@@ -255,7 +255,7 @@ def test_a_replica_with_slow_steps_is_ejected_and_readmitted() -> None:
     pool = replicas()
     pool[3] = slowed(pool[3], 12.0)
     began_s = policy.clock() + 30.0
-    later = [replace(call, arrived_s=began_s + call.arrived_s) for call in calls(150, 20.0, 6)]
+    later = [replace(call, arrived_s=began_s + call.arrived_s) for call in calls(150, 10.0, 6)]
     _, decisions = play(policy, pool, later, maintenance=1000)
     assert "steps take" in policy.outlier_ejection.reasons["e"]
     sent_there = [decision.backend == "e" for decision in decisions]
