@@ -337,13 +337,13 @@ async def test_requests_beyond_a_drafters_limit_go_elsewhere(gateway_of: Start) 
     long = [{"role": "user", "content": "word " * 4000}]
     async with gateway_of({"a": "ngram", "b": "ngram"}) as running:
         for beyond in (Beyond.BATCH, Beyond.CRASH):
-            running.backend("b").drafter_limit = DrafterLimit(2048, beyond)
+            running.backend("b").said_limit = running.backend("b").drafter_limit = DrafterLimit(1024, beyond)
             assert {(await running.chat(messages=long)).headers["x-gateway-backend"] for _ in range(6)} == {"a"}
             assert {(await running.chat()).headers["x-gateway-backend"] for _ in range(20)} == {"a", "b"}
         await running.upstreams["a"].die()
         await running.until(lambda: running.backend("a").state is State.DOWN)
         assert (await running.chat(messages=long)).status_code == 503, "it would end the engine"
-        running.backend("b").drafter_limit = DrafterLimit(2048)
+        running.backend("b").said_limit = running.backend("b").drafter_limit = DrafterLimit(1024)
         assert (await running.chat(messages=long)).headers["x-gateway-backend"] == "b"
 
 
