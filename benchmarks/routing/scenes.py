@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from backends.backend import Candidate
 from backends.calibration.calibration import load_calibration
+from backends.drafter_limit import DrafterLimit
 from backends.simulator.engine.replica import Replica
 from backends.speculation import Method
 from benchmarks.routing.ground import COUNTED, POOLS, REPORTED, TUNING, WARMUP, drawn, once, pool_of, read, throughput
@@ -40,7 +42,12 @@ LOW = [[1, 8, 3], [9, 32, 2], [33, 1024, 0]]
 """A schedule of k by batch size that is far from the best, so that much depends on knowing it."""
 
 RUSH = 1.3
+BESIDE_LONG = 4000
 CONTEXT = 131_072
+LIMIT = DrafterLimit(2048)
+"""Of EAGLE-3's head in the scenes of `limits`."""
+SHORT, LONG = 700, (3000, 8000)
+"""Longest prompt of a short request, and bounds of the prompts of a long one: their logarithms are uniform."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +155,24 @@ class Stage:
         specs = _specs(scene)
         changed = _changed(scene, specs, chosen, rng, 0)
         return Run(specs, self._timed(scene, "even", changed, np.full(len(chosen), 0.5), 99), 0, 99)
+
+    def beside_long(self, pool: str, share: float, load: float, number: int) -> Run:
+        """Return short chat requests of which a share is replaced by long ones, on replicas whose heads have a limit.
+
+        A long one has an answer of the recordings, but no text: its acceptance is drawn.
+        """
+        rng, scene = Random(number), Scene("", pool, ())
+        chat = [one for one in self.reported["chat"] if one.prompt_tokens <= SHORT]
+        chosen = []
+        for _ in range(WARMUP + BESIDE_LONG):
+            one = rng.choice(chat)
+            if rng.random() < share:
+                tokens = round(math.exp(rng.uniform(*map(math.log, LONG))))
+                features = replace(one.features, prompt_tokens=tokens)
+                one = replace(one, features=features, prompt_tokens=tokens, acceptance={}, text=None, _scripts={})
+            chosen.append(one)
+        specs = [replace(one, drafter_limit=LIMIT if one.method is Method.EAGLE3 else None) for one in _specs(scene)]
+        return Run(specs, self._timed(scene, "chat", chosen, np.full(len(chosen), load), number), WARMUP, number)
 
     def _timed(
         self, scene: Scene, mix: str, requests: Requests, loads: npt.NDArray[np.float64], seed: int
