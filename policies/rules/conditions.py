@@ -134,6 +134,9 @@ class When(CheckedModel):
     overlap: Range | None = Field(None, description="Share of the prompt that repeats earlier parts of it, 0 to 1.")
     code_share: Range | None = Field(None, description="Share of the prompt's lines that look like code, 0 to 1.")
     prompt_tokens: Range | None = Field(None, description="Estimated length of the prompt in tokens.")
+    context_tokens: Range | None = Field(
+        None, description="Tokens that the context reaches: the prompt and an answer of 220, or of max_tokens if fewer."
+    )
     max_tokens: Range | None = Field(None, description="Limit on output tokens; a request without one never matches.")
     turns: Range | None = Field(None, description="Number of messages, without the system prompt.")
     n: Range | None = Field(None, description="Number of sequences requested.")

@@ -70,6 +70,16 @@ def test_a_request_without_a_limit_meets_no_condition_on_the_limit() -> None:
     assert policy().choose(features(tools=True, max_tokens=None), pool()).reason == "no_rule"
 
 
+@pytest.mark.parametrize(
+    ("prompt_tokens", "max_tokens", "matches"),
+    [(1827, None, False), (1828, None, True), (1828, 4096, True), (1947, 100, False), (1948, 100, True)],
+)
+def test_the_context_is_the_prompt_and_an_answer(prompt_tokens: int, max_tokens: int | None, matches: bool) -> None:
+    rules = "rules: [{name: long, when: {context_tokens: '>= 2048'}, prefer: [suffix]}]"
+    request = features(prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+    assert (chosen(request, pool(), rules) == ("suffix", "long")) == matches
+
+
 def test_the_least_loaded_backend_is_chosen_without_a_rule_or_target() -> None:
     loads = {"baseline": 3, "ngram": 2, "suffix": 1, "eagle3": 5, "draft_model": 4}
     assert chosen(features(), pool(**loads)) == ("suffix", "no_rule")
@@ -272,6 +282,7 @@ def described(text: str, **fields: Any) -> RequestFeatures:
         (described("Tell me about Lisbon.", max_tokens=20000), "suffix", "long-answer"),
         (described("Tell me about Lisbon.", workload="agent"), "suffix", "declared-code"),
         (described("def f(x):\n    return x + 1\n", workload="chat"), "eagle3", "declared-chat"),
+        (described("Tell me about Lisbon. " * 400, workload="chat"), "suffix", "long-context"),
         (described("def f(x):\n    y = x + 1\n    return y\n"), "suffix", "code"),
         (described("All work and no play makes Jack a dull boy. " * 9), "suffix", "repeats-itself"),
     ],
