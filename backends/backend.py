@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from backends.draft_schedule import DraftSchedule, Speculation, draft_schedule, effective_k
-from backends.drafter_limit import DrafterLimit
+from backends.drafter_limit import DrafterLimit, beyond_of
 from backends.speculation import Method
 
 if TYPE_CHECKING:  # it imports this module
@@ -135,6 +135,8 @@ class Backend:
         True for a replica of the built-in simulator, which is labelled as such in all output.
     launched
         True for a replica whose process the gateway starts, so that it refuses connections at first.
+    asks_version
+        Whether what happens beyond its drafter's limit is what its engine's version of vLLM does.
     context_tokens
         Tokens of the longest context, as its `/v1/models` says; 0 if unknown.
     contradictions
@@ -171,6 +173,7 @@ class Backend:
     simulated: bool = False
     launched: bool = False
     drafter_limit: DrafterLimit | None = None
+    asks_version: bool = False
 
     state: State = State.STARTING
     state_reason: str = "not yet checked"
@@ -192,11 +195,13 @@ class Backend:
         self.said = Speculation(self.method, self.draft_schedule)
         self.said_limit = self.drafter_limit
 
-    def set_context(self, tokens: int) -> None:
-        """Set the longest context of its engine; 0 if unknown."""
-        self.context_tokens = tokens
-        said = self.said_limit
-        self.drafter_limit = None if said is not None and 0 < tokens <= said.tokens else said
+    def set_engine(self, context_tokens: int, version: str = "") -> None:
+        """Set the longest context of its engine (0 if unknown) and its version: its drafter's limit depends on both."""
+        self.context_tokens = context_tokens
+        limit = self.said_limit
+        if limit is not None and self.asks_version:
+            limit = replace(limit, beyond=beyond_of(self.said.method, version))
+        self.drafter_limit = None if limit is not None and 0 < context_tokens <= limit.tokens else limit
 
     def observe(self, contradictions: Mapping[str, str], speculation: Speculation) -> None:
         """Set how the engine speculates, and in what it contradicts the pool file."""

@@ -259,7 +259,7 @@ class Pool:
     def _judge(self, watch: Watch, result: ProbeResult) -> None:
         """Take in the result of a probe."""
         backend, now_s = watch.backend, time.monotonic()
-        backend.set_context(watch.probe.context_tokens)
+        backend.set_engine(watch.probe.context_tokens, watch.probe.version)
         if self.on_implausible is not None:
             for what in result.ignored:
                 self.on_implausible(backend, what)

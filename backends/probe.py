@@ -15,6 +15,7 @@ from backends.http.bounded import PLAIN, UnboundedError, get, parts_of
 from backends.reported import MOST_CONTEXT_TOKENS, finite, whole
 
 _MOST_HEALTH_BYTES: Final = 1 << 16
+_MOST_VERSION_BYTES: Final = 1 << 10
 _MOST_MODELS_BYTES: Final = 1 << 20
 _MOST_ANSWER_BYTES: Final = 1 << 20
 _MOST_CARD_BYTES: Final = 1 << 14
@@ -46,6 +47,7 @@ class Probe:
 
     def __init__(self, backend: Backend, timeout_s: float) -> None:
         self._model = backend.model
+        self._asks_version = backend.asks_version
         headers = PLAIN | ({"authorization": f"Bearer {backend.api_key}"} if backend.api_key else {})
         base, uds = backend.url, None
         if base.startswith("unix:"):
@@ -59,6 +61,7 @@ class Probe:
         # The model's entry in the replica's `/v1/models`, as last read; None before.
         self.model_card: dict[str, object] | None = None
         self.context_tokens = 0  # tokens of the longest context, by that entry; 0 if it does not say
+        self.version = ""  # of its vLLM, if that is asked for; empty if it does not say
 
     async def run(self, *, admit: bool) -> ProbeResult:
         """Probe the replica."""
@@ -144,4 +147,13 @@ class Probe:
             return f"/v1/models says more than {_MOST_CARD_BYTES} bytes of {self._model}"
         self.model_card = card
         self.context_tokens = whole(card.get("max_model_len"), MOST_CONTEXT_TOKENS) or 0
+        if self._asks_version:
+            self.version = await self._read_version()
         return None
+
+    async def _read_version(self) -> str:
+        try:
+            _, body = await get(self._client, "/version", _MOST_VERSION_BYTES)
+            return str(orjson.loads(body)["version"])
+        except (httpx.HTTPError, UnboundedError, ValueError, KeyError, TypeError):
+            return ""

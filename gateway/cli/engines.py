@@ -36,7 +36,7 @@ async def _probe(backend: Backend) -> ProbeResult:
     try:
         async with asyncio.timeout(_LONGEST_S):
             result = await probe.run(admit=True)
-        backend.set_context(probe.context_tokens)
+        backend.set_engine(probe.context_tokens, probe.version)
         return result
     except TimeoutError:
         return ProbeResult("does not answer in time")

@@ -234,8 +234,11 @@ def _note(assessed: Assessment, backend: Backend, request: RequestFeatures) -> s
 
 
 def _beyond(backend: Backend, request: RequestFeatures) -> str:
-    limit = backend.drafter_limit
-    return "" if limit is None else limit.note_on(request.prompt_tokens, request.max_tokens or 0)
+    limit, tokens, most = backend.drafter_limit, request.prompt_tokens, backend.context_tokens
+    if 0 < most <= tokens:
+        return f"its context of {most:,} tokens is too short for a prompt of about {tokens:,}"
+    answer_tokens = max(request.context_tokens - tokens, request.max_tokens or 0)
+    return "" if limit is None else limit.note_on(tokens, answer_tokens)
 
 
 def _ineligible(backend: Backend, request: RequestFeatures) -> str:

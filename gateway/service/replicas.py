@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 
 from backends.backend import Backend
+from backends.calibration.calibration import load_calibration
 from backends.draft_schedule import draft_tokens
-from backends.drafter_limit import Beyond, DrafterLimit
+from backends.drafter_limit import DrafterLimit, beyond_of
 from backends.files.draft_config import longest_drafted
 from backends.launch.ports import free_port
 from backends.launch.supervisor import LaunchSpec
@@ -94,6 +95,9 @@ def _backend(model: str, name: str, settings: BackendSettings | DiscoverSettings
     started = settings if isinstance(settings, BackendSettings) and settings.url is None else None
     assert settings.method is not None
     config = serve_config(settings.method, settings.speculative_config)
+    simulate, limit = None if started is None else started.simulate, limit_of(settings)
+    if simulate is not None and limit is None:
+        limit = load_calibration(simulate.calibration).method(settings.method).drafter_limit
     return Backend(
         name=name,
         model=model,
@@ -103,18 +107,21 @@ def _backend(model: str, name: str, settings: BackendSettings | DiscoverSettings
         speculative_config=config,
         api_key=settings.api_key.get_secret_value() if settings.api_key is not None else None,
         weight=settings.weight,
-        simulated=started is not None and started.simulate is not None,
+        simulated=simulate is not None,
         launched=started is not None,
-        drafter_limit=_limit(settings, config),
+        drafter_limit=limit,
+        asks_version=limit is not None
+        and simulate is None
+        and (settings.drafter_limit is None or settings.drafter_limit.beyond is None),
     )
 
 
-def _limit(settings: BackendSettings | DiscoverSettings, config: Mapping[str, Any]) -> DrafterLimit | None:
-    """Return the limit of a replica's drafter: that of its settings, of its draft, or of its calibration."""
-    said = settings.drafter_limit
-    assert settings.method is not None
-    tokens = longest_drafted(settings.method, config) if said is None else said.tokens
-    return None if tokens is None else DrafterLimit(tokens, (said and said.beyond) or Beyond.BATCH)
+def limit_of(settings: BackendSettings | DiscoverSettings) -> DrafterLimit | None:
+    """Return the limit of a replica's drafter, by its settings or its draft."""
+    said, method = settings.drafter_limit, settings.method
+    assert method is not None
+    tokens = longest_drafted(method, serve_config(method, settings.speculative_config)) if said is None else said.tokens
+    return None if tokens is None else DrafterLimit(tokens, (said and said.beyond) or beyond_of(method))
 
 
 def _launch(
@@ -167,6 +174,7 @@ def _simulated(backend: Backend, settings: BackendSettings, names: tuple[str, ..
         "seed": settings.simulate.seed,
         "api_key": backend.api_key,
         "max_model_len": settings.simulate.max_model_len,
+        "drafter_limit": backend.drafter_limit,
         "time_scale": settings.simulate.time_scale,
     }
 

@@ -13,8 +13,9 @@ from backends.calibration.calibration import load_calibration
 from backends.speculation import serve_config
 from backends.validation import UsageError
 from gateway.config.load import load_pool
-from gateway.config.settings import ModelSettings, SimulateSettings
+from gateway.config.settings import ModelSettings
 from gateway.service.default_temperature import assumed_temperature
+from gateway.service.replicas import limit_of
 from lab.options.shared import PacedOptions
 from lab.options.slo import slo_bounds
 from lab.replay.figures import figures_of, figures_tables
@@ -77,11 +78,6 @@ def served_model(config: Path, model: str | None) -> tuple[str, ModelSettings]:
     return name, models[name]
 
 
-def _max_model_len(simulate: SimulateSettings | None) -> int | None:
-    """Return the maximum context set in the pool file; None leaves it to the calibration."""
-    return simulate.max_model_len if simulate is not None and "max_model_len" in simulate.model_fields_set else None
-
-
 def pool_of(served: ModelSettings, calibration: str | None) -> list[ReplicaSpec]:
     """Return the replicas of a model for simulation; real ones get `calibration` or the default one."""
     of_all = load_calibration(calibration).name if calibration else None
@@ -96,7 +92,8 @@ def pool_of(served: ModelSettings, calibration: str | None) -> list[ReplicaSpec]
             },
             calibration=of_all or (backend.simulate.calibration if backend.simulate else DEFAULT_CALIBRATION),
             weight=backend.weight,
-            max_model_len=_max_model_len(backend.simulate),
+            max_model_len=backend.simulate.max_model_len if backend.simulate else None,
+            drafter_limit=limit_of(backend),
         )
         for name, backend in served.backends.items()
     ]

@@ -93,6 +93,7 @@ class Replica:
             )
         )
         temperature = calibration.temperature.default
+        self._context_tokens = parameters.max_model_len
         self._served = Served(model, settings.names, parameters.longest_tokens, parameters.k, temperature)
         self._proposer = settings.proposer()
         # Has one thread (proposers are stateful), on which answers are composed, so that running streams stay on time.
@@ -159,13 +160,13 @@ class Replica:
 
     async def _models(self, _: Request) -> Response:
         fields = {"object": "model", "created": self._started_s, "owned_by": "vllm", "root": self._settings.model}
-        fields["max_model_len"] = self._settings.max_model_len
+        fields["max_model_len"] = self._context_tokens
         return JSONResponse({"object": "list", "data": [{"id": name, **fields} for name in self._served.names]})
 
     async def _tokenize(self, request: Request) -> Response:
         body, tokenizer = await self._read(request, TokenizeBody), self._served.model.tokenizer
         ids = tokenizer.encode(body.prompt) if body.messages is None else tokenizer.chat_prompt(body.messages)
-        return JSONResponse({"count": len(ids), "max_model_len": self._settings.max_model_len, "tokens": ids})
+        return JSONResponse({"count": len(ids), "max_model_len": self._context_tokens, "tokens": ids})
 
     async def _detokenize(self, request: Request) -> Response:
         body = await self._read(request, DetokenizeBody)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -36,7 +37,7 @@ class ReplicaSettings(BaseModel):
     port: int = Field(default=0, ge=0, le=65535)  # port to listen on; 0 for one chosen by the system
     seed: int = 0  # seed of the draws of acceptance under methods with a draft model
     api_key: str | None = Field(default=None, repr=False)
-    max_model_len: int = Field(default=8192, ge=2)
+    max_model_len: int | None = Field(default=None, ge=2)  # the longest context; None for that of the calibration
     drafter_limit: DrafterLimit | None = None  # the longest context of the drafter; None for that of the calibration
     # Real seconds per second of the simulated engine: 0.1 runs ten times as fast.
     time_scale: float = Field(default=1.0, gt=0)
@@ -44,10 +45,9 @@ class ReplicaSettings(BaseModel):
     @model_validator(mode="after")
     def _can_be_simulated(self) -> Self:
         self.proposer()
-        parameters = self.engine_parameters()
-        room = parameters.kv_blocks * BLOCK_TOKENS - parameters.k
-        if room < self.max_model_len:
-            raise ValueError(f"max_model_len {self.max_model_len} does not fit into the KV cache, which holds {room}")
+        most, wanted = self.engine_parameters().max_model_len, self.max_model_len
+        if wanted is not None and most < wanted:
+            raise ValueError(f"max_model_len {wanted} does not fit into the KV cache, which holds {most}")
         return self
 
     @property
@@ -57,18 +57,20 @@ class ReplicaSettings(BaseModel):
 
     def proposer(self) -> Proposer:
         """Return a new proposer for the replica."""
-        calibration = load_calibration(self.calibration)
-        return Proposer(self.method, self.speculative_config, calibration, self.seed, self.max_model_len)
+        calibration, most = load_calibration(self.calibration), self.engine_parameters().max_model_len
+        return Proposer(self.method, self.speculative_config, calibration, self.seed, most)
 
     def engine_parameters(self) -> EngineParameters:
-        """Return the engine's parameters."""
-        return EngineParameters.of(
+        """Return the engine's parameters; a context that does not fit into its KV cache is as long as that."""
+        parameters = EngineParameters.of(
             load_calibration(self.calibration),
             self.method,
             self.speculative_config,
             max_model_len=self.max_model_len,
             drafter_limit=self.drafter_limit,
         )
+        room = parameters.kv_blocks * BLOCK_TOKENS - parameters.k
+        return replace(parameters, max_model_len=min(room, parameters.max_model_len))
 
 
 class SimulatorSettings(BaseModel):

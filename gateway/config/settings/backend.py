@@ -113,14 +113,14 @@ class SimulateSettings(Settings):
     seed
         Seed of the random acceptance of drafts.
     max_model_len
-        Longest context, in tokens.
+        Longest context, in tokens; null for that of the calibration.
     time_scale
         Real seconds per simulated second: 0.1 runs ten times as fast.
     """
 
     calibration: Annotated[str, AfterValidator(_known_calibration)]
     seed: int = 0
-    max_model_len: Annotated[int, Field(ge=2)] = 8192
+    max_model_len: Annotated[int, Field(ge=2)] | None = None
     time_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
 

@@ -13,15 +13,19 @@ from typer.testing import CliRunner
 
 from backends.backend import Backend
 from backends.drafter_limit import Beyond, DrafterLimit
+from backends.probe import Probe
+from backends.simulator.server.settings import ReplicaSettings
 from backends.speculation import Method
 from gateway.cli.app import app
 from gateway.config.load import load_pool
-from gateway.service.replicas import configured
+from gateway.service.replicas import configured, plan
+from lab.replay.command import pool_of
 from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
-from tests.support.upstream import Wire, answer
+from tests.support.upstream import Upstream, Wire, answer
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 LIMIT = DrafterLimit(2048)
+LATEST = DrafterLimit(2048, Beyond.WORSE)  # as of the latest vLLM
 SHORT = DrafterLimit(1024)  # the engines of these tests say that they serve 2,048 tokens
 HEAD = "  num_speculative_tokens: 3"
 
@@ -37,12 +41,12 @@ def pool_file(folder: Path, *lines: str, method: str = "eagle3") -> Path:
 @pytest.mark.parametrize(
     ("lines", "limit"),
     [
-        (("drafter_limit: 2048",), LIMIT),
+        (("drafter_limit: 2048",), LATEST),
         (("drafter_limit: {tokens: 4096, beyond: none}",), DrafterLimit(4096, Beyond.NONE)),
-        (("drafter_limit: ${UNSET:-}",), DrafterLimit(1024)),  # null: what the draft says
-        ((), DrafterLimit(1024)),
-        (("  max_model_len: 512",), DrafterLimit(512)),
-        (("  max_model_len: 512", "drafter_limit: 300"), DrafterLimit(300)),
+        (("drafter_limit: ${UNSET:-}",), DrafterLimit(1024, Beyond.WORSE)),  # null: what the draft says
+        ((), DrafterLimit(1024, Beyond.WORSE)),
+        (("  max_model_len: 512",), DrafterLimit(512, Beyond.WORSE)),
+        (("  max_model_len: 512", "drafter_limit: 300"), DrafterLimit(300, Beyond.WORSE)),
     ],
 )
 def test_what_the_file_says_comes_before_what_the_draft_says(
@@ -58,15 +62,59 @@ def test_an_engine_with_a_shorter_context_makes_it_no_limit() -> None:
     backend = Backend("a", "m", Method.EAGLE3, "http://h", 3, drafter_limit=LIMIT)
     shown = []
     for tokens in (0, 2049, 2048, 1024, 8192):  # as its probes say, after one another
-        backend.set_context(tokens)
+        backend.set_engine(tokens)
         shown.append(backend.drafter_limit)
     assert shown == [LIMIT, LIMIT, None, None, LIMIT]
+
+
+@pytest.mark.parametrize(
+    ("answered", "beyond"),
+    [
+        ({"version": "0.19.0"}, Beyond.BATCH),
+        ({"version": "0.32.0+cu129"}, Beyond.WORSE),
+        ({"version": "x" * 5000}, Beyond.WORSE),  # as of the latest
+        ([], Beyond.WORSE),
+        ({"version": None}, Beyond.WORSE),
+    ],
+)
+async def test_what_happens_beyond_is_what_the_version_of_the_engine_does(answered: Any, beyond: Beyond) -> None:
+    async def version(wire: Wire) -> None:
+        assert wire.seen.target == "/version"
+        await wire.json(answered)
+
+    async with Upstream("a", "m", version) as upstream:
+        for asks, expected in ((True, beyond), (False, Beyond.BATCH)):
+            backend = Backend("a", "m", Method.EAGLE3, upstream.url, 3, drafter_limit=SHORT, asks_version=asks)
+            probe = Probe(backend, 5.0)
+            assert (await probe.run(admit=True)).problem is None
+            await probe.close()
+            backend.set_engine(probe.context_tokens, probe.version)
+            assert backend.drafter_limit == DrafterLimit(SHORT.tokens, expected)
+        assert len(upstream.seen) == 1
+
+
+def test_a_simulated_replica_has_the_limit_of_its_calibration_or_of_the_file(tmp_path: Path) -> None:
+    lines = ("simulate: {calibration: llama-3.1-8b-h100}", "speculative_config:", HEAD)
+    own = DrafterLimit(300)
+    for more, limit in (
+        ((), DrafterLimit(2048, Beyond.WORSE)),
+        (("drafter_limit: {tokens: 300, beyond: batch}",), own),
+    ):
+        path = pool_file(tmp_path, *lines, *more)
+        path.write_text(path.read_text().replace("        url: http://127.0.0.1:9\n", ""))
+        settings = load_pool(path)
+        (backend,) = plan(settings, tmp_path).backends
+        (engine,) = json.loads((tmp_path / "simulator.json").read_text())["replicas"]
+        (replayed,) = pool_of(settings.models["m"], None)
+        assert backend.drafter_limit == limit
+        assert ReplicaSettings.model_validate(engine).engine_parameters().drafter_limit == limit
+        assert replayed.drafter_limit == (own if more else None)  # None: that of the calibration
 
 
 def test_check_says_the_limits_and_of_which_none_is_known(tmp_path: Path) -> None:
     line = ["check", "--config", str(pool_file(tmp_path, "speculative_config:", HEAD, "drafter_limit: 2048"))]
     printed = CliRunner().invoke(app, line).output
-    assert f"m/a: its drafter serves 2,048 tokens; beyond, {LIMIT.consequence}." in printed
+    assert f"m/a: its drafter serves 2,048 tokens; beyond, {LATEST.consequence}." in printed
     pool_file(tmp_path, "speculative_config:", HEAD)
     assert "is not known of m/a: set drafter_limit" in CliRunner().invoke(app, line).output
     pool_file(tmp_path, method="suffix")
@@ -108,11 +156,12 @@ async def test_requests_beyond_a_limit_are_counted_explained_and_advised_on(poli
             explained = await running.client.post("/admin/explain", headers=ADMIN, json=body)
             return {each["backend"]: each["note"] for each in explained.json()["candidates"]}
 
-        for words, most, verb in ((5000, 9, "is"), (500, 4000, "may grow")):
+        for words, most, verb in ((1400, 9, "is"), (500, 4000, "may grow")):
             said = await notes(words, max_tokens=most)
             assert f"{verb} beyond its drafter's 1,024 tokens: {SHORT.consequence}" in said["head"]
             assert "beyond" not in said["plain"]
         assert "beyond" not in (await notes(500, max_tokens=9))["head"]
+        assert "its context of 2,048 tokens is too short for a prompt of about 6," in (await notes(5000))["plain"]
 
         shown = json.loads(json.dumps(asdict(SHORT)))
         assert (await asked("pool"))["models"][MODEL]["backends"]["head"]["drafter_limit"] == shown
