@@ -75,6 +75,7 @@ def alone(method: Method, k: int, prompt_tokens: int, emitted: Sequence[int], dr
     config = {"num_speculative_tokens": k} if k else {}
     parameters = EngineParameters.of(load_calibration(CALIBRATION), method, config)
     total_s = step_s(parameters, prompt_tokens, 0, k, 1, drafted=False)
+    total_s += (1 + parameters.drafting.verify_share) * parameters.step.per_attended_s * prompt_tokens**2 / 2
     position = 1
     while position < len(emitted):
         tokens, context_tokens = 1 + drafted[position], prompt_tokens + position - 1

@@ -21,6 +21,7 @@ from policies.learned.cost import cost_of
 from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.keys import key_of
 from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost
+from policies.learned.models.step_time import weighed
 from policies.learned.predict import Predictor
 from policies.learned.settings import Objective
 from policies.load import LoadMeter
@@ -49,17 +50,18 @@ def test_time_in_the_fluid_pool_follows_the_step_costs() -> None:
     def step_s(context: float) -> float:
         return 0.010 + 0.001 + 1e-6 * context
 
+    prompt_s = weighed(200, 0, predictor.attention) * 1e-4
     mean_s = play([single], predictor, [backend], lambda job, backends, now_s: 0, lambda number: None)
-    assert mean_s == pytest.approx(200 * 1e-4 + 100 * step_s(250))
+    assert mean_s == pytest.approx(prompt_s + 100 * step_s(250))
     assert backend.in_flight == 0
 
     # The second arrives half-way, computes its prompt while the first waits, shares its last steps and continues alone.
-    half_s = 200 * 1e-4 + 50 * step_s(250)
+    half_s = prompt_s + 50 * step_s(250)
     both = [single, Job(features, key_of(features), 100.0, half_s)]
     (backend,) = [FluidBackend(backend.name, backend.method, backend.draft_schedule, 1.0, cost)]
     ended: list[int] = []
     mean_s = play(both, predictor, [backend], lambda job, backends, now_s: 0, ended.append)
-    shared_s = 200 * 1e-4 + 50 * (0.010 + 2 * 0.001 + 1e-6 * 500)
+    shared_s = prompt_s + 50 * (0.010 + 2 * 0.001 + 1e-6 * 500)
     assert mean_s == pytest.approx(((half_s + shared_s) + (shared_s + 50 * step_s(250))) / 2)
     assert ended == [0, 1]
 

@@ -14,13 +14,15 @@ from policies.learned.cost import Cost, cost_of
 from policies.learned.models.acceptance import AcceptanceModel
 from policies.learned.models.backend_model import FittedModels, Prediction
 from policies.learned.models.keys import key_of
-from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost, expected_step
+from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost, attention_share, expected_step
+from policies.learned.models.step_time import weighed
 from policies.learned.predict import Predictor
 from policies.learned.settings import Objective
 from policies.load import LoadMeter
 from tests.support.work import work
 
 REQUEST = RequestFeatures("m", Endpoint.CHAT, temperature=0.0, workload="chat", template="t", prompt_tokens=400)
+PROMPT = weighed(400, 0, attention_share(DEFAULT_CALIBRATION))
 NOW_S = 100.0
 
 
@@ -56,7 +58,7 @@ def test_alone_a_request_takes_its_steps_times_the_step_time() -> None:
     step_s = cost.base_s + cost.per_request_s + cost.per_context_token_s * (400 + prediction.output_tokens / 2)
     assert prediction.step_s == pytest.approx(step_s)
     assert prediction.decode_s == pytest.approx(prediction.steps * step_s)
-    assert prediction.ttft_s == pytest.approx(1.5 * step_s + 400 * cost.per_prompt_token_s)
+    assert prediction.ttft_s == pytest.approx(1.5 * step_s + PROMPT * cost.per_prompt_token_s)
     assert prediction.own_s == prediction.ttft_s + prediction.decode_s
     assert prediction.others_s == 0.0
 
@@ -69,7 +71,7 @@ def test_others_are_delayed_by_shared_steps_and_by_the_prompt() -> None:
     shared = 8 * prediction.steps * 50.0 / (prediction.steps + 50.0)
     own_step_s = cost.per_request_s + cost.per_context_token_s * prediction.context_tokens
     assert prediction.requests == 8
-    assert prediction.others_s == pytest.approx(shared * own_step_s + 8 * 400 * cost.per_prompt_token_s)
+    assert prediction.others_s == pytest.approx(shared * own_step_s + 8 * PROMPT * cost.per_prompt_token_s)
     alone = _predict(_predictor(), _backend())
     assert prediction.decode_s > alone.decode_s
     assert prediction.step_s > alone.step_s

@@ -11,7 +11,7 @@ from backends.speculation import Method
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec, replay
 from policies.features.request import Endpoint, RequestFeatures
-from policies.learned.models.step_time import PromptTime
+from policies.learned.models.step_time import PromptTime, weighed
 from policies.learned.policy import Learned, LearnedSettings
 
 MACHINE = "llama-3.1-70b-4xh100"
@@ -45,7 +45,9 @@ def test_long_prompts_are_predicted_from_their_first_tokens() -> None:
     policy = Learned(LearnedSettings(seed=1))
     pool = [ReplicaSpec(name, Method.EAGLE3, DEPTH, MACHINE) for name in "ab"]
     replay(pool, requests, policy)
-    true_s = EngineParameters.of(load_calibration(MACHINE), Method.EAGLE3, DEPTH).step.per_token_above_knee_s
+    step, prompt = EngineParameters.of(load_calibration(MACHINE), Method.EAGLE3, DEPTH).step, 60_000
+    true_s = step.per_token_above_knee_s * prompt + step.per_attended_s * prompt**2 / 2
+    work = weighed(prompt, 0, policy.predictor.attention)
     for model in policy.predictor.backend_models.values():
-        assert model.prior.per_prompt_token_s < 0.6 * true_s
-        assert model.prompt_time.token_s(model.per_prompt_token_s) == pytest.approx(true_s, rel=0.15)
+        assert model.prior.per_prompt_token_s * work < 0.8 * true_s
+        assert model.prompt_time.token_s(model.per_prompt_token_s) * work == pytest.approx(true_s, rel=0.15)
