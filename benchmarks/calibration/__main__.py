@@ -1,6 +1,7 @@
 """Print how far the simulator is from published figures: `python -m benchmarks.calibration`.
 
-`depth FOLDER` prints how well k = 8 follows from k = 1 to 3, from golden acceptance lengths (depth.py).
+`depth FOLDER` prints how well k = 8 follows from k = 1 to 3, from golden acceptance lengths (depth.py), and
+`context FOLDER` tokens per step by range of contexts, measured and simulated, from recordings (context.py).
 
 Every figure was simulated once; the tables that they come from are not part of the project. Of those without a licence
 only the errors are here.
@@ -20,6 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 
+from benchmarks.calibration.context import contexts
 from benchmarks.calibration.depth import depths
 
 AIMS = ("*aim* | | | <= 8% | >= 90% | >= 90% | |", "*aim* | | | <= 10% |", "*aim* | | <= 1.5 | |")
@@ -81,6 +83,9 @@ def main(arguments: list[str]) -> None:
         case ["depth", folder]:
             columns = "model | drafter | k = 8 measured | as the last rate | predicted | constant of the other models"
             print_table(columns, depths(Path(folder)))
+        case ["context", folder]:
+            columns = "requests | k | contexts | requests in it | steps | measured | simulated | error"
+            print_table(columns, contexts(Path(folder)))
         case []:
             print_tables()
         case _:
