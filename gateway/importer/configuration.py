@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
+
+import yaml
 
 from backends.speculation import Method
 from backends.validation import Path, UsageError
@@ -42,10 +45,29 @@ class Replica:
     notes: list[str] = field(default_factory=list)  # comments for its place in the pool file
 
 
+@dataclass(frozen=True, slots=True)
+class Router:
+    """What the words of another router are here: its part of `routers.yaml`."""
+
+    policies: Mapping[str, Sequence[str]]
+    reasons: Mapping[str, str]
+
+    @classmethod
+    def of(cls, name: str) -> Router:
+        """Return the part of a router."""
+        return cls(**yaml.safe_load(files("gateway.importer").joinpath("routers.yaml").read_text("utf-8"))[name])
+
+    def not_kept(self, setting: str) -> str:
+        """Return that a setting is not kept, and why."""
+        reason = next((text for start, text in self.reasons.items() if setting.startswith(start)), "")
+        return f"{setting}: not kept" + (f"; {reason}" if reason else "")
+
+
 @dataclass(slots=True)
 class Configuration:
     """What another router was configured with, in the gateway's terms."""
 
+    router: Router
     replicas: list[Replica] = field(default_factory=list)
     # The sections of the pool file besides `models`.
     settings: dict[str, dict[str, Any] | list[Any]] = field(default_factory=dict)
@@ -73,11 +95,12 @@ class Configuration:
         self.settings["keys"] = [{"name": "engines", "key": key}]
         self.note("clients need the key of the engines: without keys anyone could use them through the gateway", "keys")
 
-    def set_policy(self, flag: str, value: str, policies: Mapping[str, tuple[str, str]]) -> None:
+    def set_policy(self, flag: str, value: str) -> None:
         """Set the policy that comes closest to a router's own."""
-        if value not in policies:
-            raise UsageError(f"{flag} {value}: expected one of {', '.join(policies)}")
-        self.policy, self.policy_note = policies[value]
+        if value not in self.router.policies:
+            raise UsageError(f"{flag} {value}: expected one of {', '.join(self.router.policies)}")
+        self.policy, *different = self.router.policies[value]
+        self.policy_note = f"was {value}: {different[0]}" if different else ""
 
     def set_body_limit(self, mib: float) -> None:
         """Bound the bodies of requests, and all unfinished ones together by no less."""

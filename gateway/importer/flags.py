@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,9 @@ class Flags:
         self._read.update(found)
         return {key.removeprefix(f"{name}."): value for key, value in found.items()}
 
-    def note_rest(self, reasons: Mapping[str, str], note: Callable[[str], None]) -> None:
-        """Add a note for each flag that was not read, with the reason for those that begin so."""
-        for name in self._values:
-            if name not in self._read:
-                reason = next((text for start, text in reasons.items() if name.startswith(start)), "")
-                note(f"{name}: not kept" + (f"; {reason}" if reason else ""))
+    def rest(self) -> list[str]:
+        """Return the flags that were not read."""
+        return [name for name in self._values if name not in self._read]
 
 
 def read_text(path: Path) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from backends.validation import UsageError
-from gateway.importer.configuration import Configuration, Replica, name_of, url_of
+from gateway.importer.configuration import Configuration, Replica, Router, name_of, url_of
 from gateway.importer.flags import section
 from gateway.importer.pool_text import Variable
 
@@ -18,39 +18,7 @@ _ENGINES = frozenset(
 
 _FROM_ENVIRONMENT = "os.environ/"
 _NO_KEY = frozenset({"", "none", "null", "empty", "dummy", "fake", "fake-key", "no-key", "not-needed"})
-_POLICIES = {
-    "simple-shuffle": ("random", ""),
-    "least-busy": ("least_loaded", ""),
-    "latency-based-routing": ("learned", "was latency-based-routing: learned predicts the time of each request"),
-    "usage-based-routing": ("least_loaded", "was usage-based-routing: by requests in flight here, not tokens a minute"),
-    "usage-based-routing-v2": (
-        "least_loaded",
-        "was usage-based-routing-v2: by requests in flight here, not tokens a minute",
-    ),
-    "cost-based-routing": ("least_loaded", "was cost-based-routing: replicas have no price here"),
-    "provider-budget-routing": ("least_loaded", "was provider-budget-routing: replicas have no price here"),
-}
 _READ = {"model", "api_base", "base_url", "api_key", "custom_llm_provider", "weight", "rpm", "tpm"}
-_REASONS = {
-    "order": "for a fixed order: policy {name: thresholds} with a rule that prefers [backend:NAME, ...]",
-    "max_parallel_requests": "models.NAME.queue bounds what a replica has in flight",
-    "num_retries": "the gateway sends a request a second time at most, to another replica",
-    "max_retries": "the gateway sends a request a second time at most, to another replica",
-    "retry_policy": "the gateway sends a request a second time at most, to another replica",
-    "retry_after": "the gateway sends a request a second time at once, to another replica",
-    "allowed_fails": "three strikes of different requests eject a replica (health)",
-    "fallbacks": "the gateway never answers with another model",
-    "context_window_fallbacks": "the gateway never answers with another model",
-    "content_policy_fallbacks": "the gateway never answers with another model",
-    "default_fallbacks": "the gateway never answers with another model",
-    "stream_timeout": "timeouts.idle_s bounds the pause between two parts of a stream",
-    "database_url": "keys in LiteLLM's database have to be listed under keys",
-    "include": "the files that it includes were not read: import them too",
-    "redis_host": "gateways share their state through state.redis",
-    "redis_url": "gateways share their state through state.redis",
-    "cache": "answers are not cached",
-    "drop_params": "requests are sent on unchanged",
-}
 
 
 def read(config: Mapping[str, Any]) -> Configuration:
@@ -58,7 +26,7 @@ def read(config: Mapping[str, Any]) -> Configuration:
     deployments = config.get("model_list")
     if not isinstance(deployments, list) or not deployments:
         raise UsageError("has no model_list: expected the config.yaml of LiteLLM's proxy")
-    configuration = Configuration()
+    configuration = Configuration(Router.of("litellm"))
     configuration.put("server", "host", "0.0.0.0")
     configuration.put("server", "port", 4000)
     reader = _Deployments(configuration)
@@ -77,7 +45,7 @@ def read(config: Mapping[str, Any]) -> Configuration:
     _note_rest("litellm_settings", config, {"request_timeout"}, configuration)
     for name in config:
         if name not in {"model_list", "router_settings", "litellm_settings", "general_settings"}:
-            configuration.note(f"{name}: not kept{_reason(name)}")
+            configuration.note(configuration.router.not_kept(name))
     return configuration
 
 
@@ -107,7 +75,8 @@ class _Deployments:
             self._configuration.placeholders[variable[2:-1]] = f"http://replica-{len(self._shares)}:8000"
             replica.notes.append(f"the value of {url} must be an address without a path: not /v1")
         self._set_key(replica, params.get("api_key"))
-        replica.notes += [f"litellm_params.{key}: not kept{_reason(key)}" for key in params if key not in _READ]
+        not_kept = self._configuration.router.not_kept
+        replica.notes += [f"litellm_params.{not_kept(str(key))}" for key in params if key not in _READ]
         self._shares.append((replica, params))
         self._configuration.replicas.append(replica)
 
@@ -157,7 +126,7 @@ def _engine_name(params: Mapping[str, Any]) -> tuple[str | None, str]:
 
 def _router_settings(settings: Mapping[str, Any], configuration: Configuration) -> None:
     strategy = str(settings.get("routing_strategy") or "simple-shuffle")
-    configuration.set_policy("router_settings.routing_strategy", strategy, _POLICIES)
+    configuration.set_policy("router_settings.routing_strategy", strategy)
     if (cooldown_s := _positive(settings.get("cooldown_time"))) is not None:
         configuration.set_ejection(cooldown_s)
     aliases = settings.get("model_group_alias")
@@ -193,12 +162,7 @@ def _general_settings(settings: Mapping[str, Any], configuration: Configuration)
 def _note_rest(name: str, config: Mapping[str, Any], read: set[str], configuration: Configuration) -> None:
     for key in section(config, name):
         if key not in read:
-            configuration.note(f"{name}.{key}: not kept{_reason(key)}")
-
-
-def _reason(key: object) -> str:
-    reason = _REASONS.get(str(key))
-    return f"; {reason}" if reason else ""
+            configuration.note(f"{name}.{configuration.router.not_kept(str(key))}")
 
 
 def _variable(value: object) -> Variable | None:

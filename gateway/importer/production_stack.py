@@ -7,46 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from backends.validation import UsageError
-from gateway.importer.configuration import Configuration, Replica, name_of
+from gateway.importer.configuration import Configuration, Replica, Router, name_of
 from gateway.importer.engine import K_VARIABLE, speculation_of
 from gateway.importer.flags import Flags, flags_of, read_mapping, read_text, section
 from gateway.importer.pool_text import Variable
 
 COMMANDS = ("vllm-router", "vllm_router")
 
-_POLICIES = {
-    "roundrobin": ("round_robin", ""),
-    "session": ("learned", "was session: learned remembers which replica had the conversation"),
-    "prefixaware": ("learned", "was prefixaware: learned remembers which replica got prompts that begin alike"),
-    "kvaware": ("learned", "was kvaware: learned remembers which replica got prompts that begin alike"),
-    "priority": ("least_loaded", "was priority: priorities belong to keys and to models.NAME.queue"),
-}
 _PREFILL_DECODE = "disaggregated_prefill"
-_REASONS = {
-    "--session-key": "conversations are told by the beginnings of their prompts",
-    "--lmcache": "learned remembers which replica got which prompts",
-    "--kv-aware": "learned remembers which replica got which prompts",
-    "--prefill-model": "there is no disaggregated prefill",
-    "--decode-model": "there is no disaggregated prefill",
-    "--static-model-labels": "they are for disaggregated prefill",
-    "--static-model-types": "replicas are checked at /health and /v1/models",
-    "--static-backend-health": "replicas are always checked",
-    "--k8s-service-discovery-type": "addresses come from the endpoints of a service",
-    "--dynamic-config": "give what that file says as flags",
-    "--k8s-watcher": "the API server tells of changes at once",
-    "--engine-stats": "the load of an engine is read every health.interval_s",
-    "--request-stats": "metrics are at /metrics",
-    "--log-": "",
-    "--enable-batch": "there is no batch API",
-    "--file-storage": "there is no batch API",
-    "--batch-": "there is no batch API",
-    "--callbacks": "requests are sent on unchanged",
-    "--request-rewriter": "requests are sent on unchanged",
-    "--semantic-cache": "answers are not cached",
-    "--feature-gates": "none of them exists here",
-    "--sentry": "errors are logged",
-    "--otel": "",
-}
 
 
 def read(words: Sequence[str], model: str | None, service: str | None, release: str) -> Configuration:
@@ -54,7 +22,7 @@ def read(words: Sequence[str], model: str | None, service: str | None, release: 
     if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
         path = Path(words[0])
         return _chart(read_mapping(read_text(path), path), service, release)
-    configuration = Configuration()
+    configuration = Configuration(Router.of("production-stack"))
     _router(flags_of(words, COMMANDS), configuration, model, service)
     return configuration
 
@@ -82,19 +50,20 @@ def _router(flags: Flags, configuration: Configuration, model: str | None, servi
     routing(flags.text("--routing-logic"), configuration)
     if (timeout_s := flags.number("--backend-health-check-timeout-seconds")) is not None:
         configuration.put("health", "timeout_s", timeout_s)
-    flags.note_rest(_REASONS, configuration.note)
+    for flag in flags.rest():
+        configuration.note(configuration.router.not_kept(flag))
 
 
 def routing(logic: str | None, configuration: Configuration) -> None:
     """Set the policy for a `--routing-logic`."""
     if logic == _PREFILL_DECODE:
         raise UsageError("routes prefill and decode apart: the gateway needs replicas that do both")
-    configuration.set_policy("--routing-logic", logic or "roundrobin", _POLICIES)
+    configuration.set_policy("--routing-logic", logic or "roundrobin")
 
 
 def _chart(values: Mapping[str, Any], service: str | None, release: str) -> Configuration:
     """Return what the chart's values describe: a source for each of its deployments of an engine."""
-    configuration = Configuration()
+    configuration = Configuration(Router.of("production-stack"))
     engines, router = section(values, "servingEngineSpec"), section(values, "routerSpec")
     if not engines and not router:
         raise UsageError("has neither servingEngineSpec nor routerSpec: expected the values.yaml of production-stack")
@@ -104,7 +73,8 @@ def _chart(values: Mapping[str, Any], service: str | None, release: str) -> Conf
         words += ["--static-models", str(router.get("staticModels") or "")]
         _router(Flags(words), configuration, None, service)
     else:
-        Flags(words).note_rest(_REASONS, lambda text: configuration.note(f"routerSpec.extraArgs {text}"))
+        for flag in Flags(words).rest():
+            configuration.note(f"routerSpec.extraArgs {configuration.router.not_kept(flag)}")
         port = _number(engines, "containerPort", 8000)
         for index, spec in enumerate(_list(engines, "modelSpec")):
             if not isinstance(spec, Mapping) or not spec.get("name") or not spec.get("modelURL"):

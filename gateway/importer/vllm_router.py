@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from backends.validation import UsageError
-from gateway.importer.configuration import Configuration
+from gateway.importer.configuration import Configuration, Router
 from gateway.importer.flags import Flags
 from gateway.importer.pool_text import Variable
 
 COMMANDS = ("vllm-router", "vllm_router")
 """Words that tell its command line."""
 
-_POLICIES = {
-    "random": ("random", ""),
-    "round_robin": ("round_robin", ""),
-    "power_of_two": ("power_of_two", ""),
-    "cache_aware": ("learned", "was cache_aware: learned remembers which replica got prompts that begin alike"),
-    "kv_aware": ("learned", "was kv_aware: learned remembers which replica got prompts that begin alike"),
-    "consistent_hash": ("learned", "was consistent_hash: learned remembers which replica had the conversation"),
-    "sticky_least_loaded": (
-        "learned",
-        "was sticky_least_loaded: learned remembers which replica had the conversation",
-    ),
-}
 _PREFILL_DECODE = ("--vllm-pd-disaggregation", "--prefill", "--decode", "--mini-lb")
 _NUMBERS = {
     "--max-concurrent-requests": ("server", "max_in_flight"),
@@ -30,35 +18,10 @@ _NUMBERS = {
     "--health-check-timeout-secs": ("health", "timeout_s"),
 }
 
-_REASONS = {
-    "--retry": "the gateway sends a request a second time at most, to another replica",
-    "--disable-retries": "the gateway sends a request a second time, to another replica, before its answer has begun",
-    "--cb-": "three strikes of different requests eject a replica (health)",
-    "--disable-circuit": "three strikes of different requests eject a replica (health)",
-    "--health-": "a refused connection counts at once, a time-out when it is the second in a row",
-    "--intra-node-data-parallel-size": "vLLM spreads requests over the ranks of a replica itself",
-    "--prefill": "there is no disaggregated prefill",
-    "--decode": "there is no disaggregated prefill",
-    "--vllm-": "there is no disaggregated prefill",
-    "--kv-": "learned remembers which replica got which prompts",
-    "--pd-": "there is no disaggregated prefill",
-    "--cache-threshold": "learned weighs the prefix against the load itself",
-    "--balance-": "learned weighs the prefix against the load itself",
-    "--eviction": "learned bounds what it remembers of prefixes itself",
-    "--max-tree-size": "learned bounds what it remembers of prefixes itself",
-    "--queue-": "the gateway has a queue for each model: models.NAME.queue",
-    "--rate-limit": "limits belong to keys: keys[].requests_per_minute",
-    "--prometheus-": "metrics are at /metrics; admin.listen gives them an address of their own",
-    "--request-id-headers": "requests are told by x-request-id",
-    "--log-": "",
-    "--enable-igw": "a pool has any number of models",
-    "--worker-startup": "replicas that start are waited for, without a limit",
-}
-
 
 def read(flags: Flags, model: str | None, service: str | None) -> Configuration:
     """Return what vllm-router was started with."""
-    configuration = Configuration()
+    configuration = Configuration(Router.of("vllm-router"))
     has_prefill = any(flag in flags for flag in _PREFILL_DECODE)
     workers = flags.values("--worker-urls")
     if has_prefill and not workers:
@@ -76,14 +39,15 @@ def read(flags: Flags, model: str | None, service: str | None) -> Configuration:
     if key is not None:
         configuration.protect(Variable.of("VLLM_API_KEY"))
     _settings(flags, configuration)
-    flags.note_rest(_REASONS, configuration.note)
+    for flag in flags.rest():
+        configuration.note(configuration.router.not_kept(flag))
     return configuration
 
 
 def _settings(flags: Flags, configuration: Configuration) -> None:
     configuration.put("server", "host", flags.text("--host") or "127.0.0.1")
     configuration.put("server", "port", flags.number("--port") or 30000)
-    configuration.set_policy("--policy", flags.text("--policy") or "cache_aware", _POLICIES)
+    configuration.set_policy("--policy", flags.text("--policy") or "cache_aware")
     for flag, (section, key) in _NUMBERS.items():
         if (number := flags.number(flag)) is not None:
             configuration.put(section, key, number)
