@@ -4,28 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.resources import files
 from itertools import pairwise
 from random import Random
 
 from lab.trace import TraceRecord
 
 # Common words: in nearly every BPE vocabulary each of them, with its leading space, is one token.
-_WORD_LIST = """
-time year people way day man thing woman life child world school state family student group country problem hand part
-place case week company system program question work government number night point home water room mother area money
-story fact month lot right study book eye job word business issue side kind head house service friend father power
-hour game line end member law car city community name president team minute idea body information back parent face
-others level office door health person art war history party result change morning reason research girl guy moment
-air teacher force education foot boy age policy music process market sense nation plan college interest death
-experience effect use class control field development role effort rate heart drug show leader light voice wife police
-mind price report decision son view relationship town road arm difference value building action season society tax
-director position player record paper space ground form event official matter center couple site project activity
-star table need court american oil half situation cost industry figure street image phone data picture practice piece
-land product doctor wall patient worker news test movie north love step green open move live believe hold bring happen
-write provide sit stand lose pay meet include continue set learn lead understand watch follow stop create speak read
-allow add spend grow walk win offer remember consider appear buy wait serve die send expect build stay fall cut reach
-"""
-_WORDS = _WORD_LIST.split()
+_WORDS = files("lab.live").joinpath("words.txt").read_text("utf-8").split()
 _KEPT_BLOCKS = 8192  # of 512 words each, about 25 MB
 
 
