@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -14,7 +13,6 @@ from policies.features.request import Endpoint
 _TEXT_FIELDS = frozenset({"reasoning", "content"})
 
 
-@dataclass(slots=True, init=False)
 class Transcript:
     """The output of an engine in order: reasoning, text and arguments of tool calls.
 
@@ -27,15 +25,11 @@ class Transcript:
     'Hello, world'
     """
 
-    pieces: list[str]  # the texts, one per field or chunk
-    # token_ids, prompt_token_ids: empty unless the engine sent them (`return_token_ids`).
-    token_ids: list[int]
-    prompt_token_ids: list[int]
-
     def __init__(self) -> None:
-        self.pieces = []
-        self.token_ids = []
-        self.prompt_token_ids = []
+        self.pieces: list[str] = []  # the texts, one per field or chunk
+        # token_ids, prompt_token_ids: empty unless the engine sent them (`return_token_ids`).
+        self.token_ids: list[int] = []
+        self.prompt_token_ids: list[int] = []
 
     @property
     def text(self) -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from backends.reported import MOST_CONTEXT_TOKENS, finite, whole
 
 _NOTHING: dict[str, Any] = {}
 _MOST_TOKENS: Final = MOST_CONTEXT_TOKENS << 6
-"""Tokens of one request, of all its prompts and choices: `Usage.within` knows better."""
+"""Tokens of one request, of all its prompts and choices: `Usage.ignore_beyond` knows better."""
 _MOST_S: Final = 1e6
 
 
-@dataclass(slots=True, init=False)
 class Usage:
     """The usage of a request as its engine reported it; None for values that were not reported.
 
@@ -24,45 +22,27 @@ class Usage:
     2.5
     """
 
-    prompt_tokens: int | None
-    output_tokens: int | None
-    cached_tokens: int | None  # prompt tokens found in the prefix cache
-    # drafted_tokens, accepted_tokens: draft tokens proposed, and accepted by the target model.
-    drafted_tokens: int | None
-    accepted_tokens: int | None
-    drafting_steps: int  # steps with a draft
-    # ttft_s, queue_s, generation_s: seconds to the first token, in the engine's queue, and of generation.
-    ttft_s: float | None
-    queue_s: float | None
-    generation_s: float | None
-    audio_s: float | None  # seconds of audio that were transcribed or translated
-    ignored: tuple[str, ...]  # names of what was reported and cannot be, and therefore counts as not reported
-
-    def __init__(  # noqa: PLR0917 -- a record
+    def __init__(
         self,
         prompt_tokens: int | None = None,
         output_tokens: int | None = None,
-        cached_tokens: int | None = None,
-        drafted_tokens: int | None = None,
+        *,
         accepted_tokens: int | None = None,
         drafting_steps: int = 0,
-        ttft_s: float | None = None,
-        queue_s: float | None = None,
-        generation_s: float | None = None,
         audio_s: float | None = None,
         ignored: tuple[str, ...] = (),
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
-        self.cached_tokens = cached_tokens
-        self.drafted_tokens = drafted_tokens
+        self.cached_tokens: int | None = None  # prompt tokens found in the prefix cache
+        # drafted_tokens, accepted_tokens: draft tokens proposed, and accepted by the target model.
+        self.drafted_tokens: int | None = None
         self.accepted_tokens = accepted_tokens
-        self.drafting_steps = drafting_steps
-        self.ttft_s = ttft_s
-        self.queue_s = queue_s
-        self.generation_s = generation_s
-        self.audio_s = audio_s
-        self.ignored = ignored
+        self.drafting_steps = drafting_steps  # steps with a draft
+        self.queue_s: float | None = None  # seconds in the engine's queue
+        self.generation_s: float | None = None  # seconds of generation
+        self.audio_s = audio_s  # seconds of audio that were transcribed or translated
+        self.ignored = ignored  # names of what was reported and cannot be, and therefore counts as not reported
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -76,13 +56,15 @@ class Usage:
         steps = max(self.output_tokens - self.accepted_tokens, self.drafting_steps)
         return self.output_tokens / steps if steps > 0 else None
 
-    def within(self, prompt_tokens: int, output_tokens: int) -> Usage:
-        """Return the usage without what is beyond the most tokens of prompt and output, or contradicts itself.
+    def ignore_beyond(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Ignore what is beyond the most tokens of prompt and output, or contradicts the rest.
 
         Examples
         --------
-        >>> Usage(prompt_tokens=7, output_tokens=2**50).within(8192, 8192).ignored
-        ('output_tokens',)
+        >>> usage = Usage(prompt_tokens=7, output_tokens=2**50)
+        >>> usage.ignore_beyond(8192, 8192)
+        >>> usage.ignored, usage.output_tokens
+        (('output_tokens',), None)
         """
         prompt, output, cached, accepted = (
             self.prompt_tokens,
@@ -96,11 +78,10 @@ class Usage:
             "cached_tokens": cached is not None and prompt is not None and cached > prompt,
             "accepted_tokens": accepted is not None and accepted > output_tokens,
         }
-        if True not in wrong.values():
-            return self
-        ignored = [name for name, is_wrong in wrong.items() if is_wrong]
-        without: dict[str, Any] = dict.fromkeys(ignored)
-        return replace(self, **without, ignored=(*self.ignored, *ignored))
+        for name, is_wrong in wrong.items():
+            if is_wrong:
+                setattr(self, name, None)
+                self.ignored = (*self.ignored, name)
 
 
 def read_usage(document: object) -> Usage | None:
@@ -133,7 +114,6 @@ def read_usage(document: object) -> Usage | None:
         found.drafted_tokens = _count(speculative, ignored, "num_draft_tokens")
         found.accepted_tokens = _count(speculative, ignored, "num_accepted_draft_tokens")
         found.drafting_steps = _count(speculative, ignored, "num_spec_steps") or 0
-        found.ttft_s = _seconds(metrics, ignored, "time_to_first_token_ms")
         found.queue_s = _seconds(metrics, ignored, "queue_time_ms")
         found.generation_s = _seconds(metrics, ignored, "generation_time_ms")
     if ignored:

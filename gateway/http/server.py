@@ -115,11 +115,6 @@ class HttpReply:
             head += b"transfer-encoding: chunked\r\n"
         self._head = head + self._close_line() + b"\r\n"
 
-    def send_head(self) -> None:
-        """Send the head now, before there is anything of the body."""
-        head, self._head = self._head, b""
-        self._connection.write_now(head)
-
     def data(self, chunk: bytes) -> None:
         """Send bytes of the body."""
         if not chunk or self.request.method == "HEAD":
@@ -180,17 +175,13 @@ class HttpServer:
         service: Service,
         limits: ServerLimits,
         *,
-        extra_lines: bytes = b"",
         writes: WriteBatch | None = None,
-        connections: set[Any] | None = None,
     ) -> None:
         self.service = service
         self.limits = limits
         self.writes = writes  # batch in which complete answers are written; None writes them immediately
         self.is_stopping = False  # whether the server is being stopped: no connection has another request
-        # Set to keep the open connections in.
-        self.connections: set[Any] = set() if connections is None else connections
-        self._extra_lines = extra_lines  # header lines of every answer
+        self.connections: set[Any] = set()  # the open ones
         self._preamble = b""
         self._preamble_until_s = 0.0
         self._sweep: Any = None
@@ -275,7 +266,7 @@ class HttpServer:
         """Return the header lines of every answer; made again once a second, for their date."""
         now_s = time.time()
         if not 0.0 < self._preamble_until_s - now_s <= 1.0:
-            self._preamble = f"date: {formatdate(now_s, usegmt=True)}\r\n".encode("ascii") + self._extra_lines
+            self._preamble = f"date: {formatdate(now_s, usegmt=True)}\r\n".encode("ascii")
             self._preamble_until_s = float(int(now_s)) + 1.0
         return self._preamble
 

@@ -182,7 +182,7 @@ def _believed(ended: EndedExchange, backend: Backend, metrics: RequestSeries, mo
     most = backend.context_tokens or MOST_CONTEXT_TOKENS
     if max(usage.prompt_tokens or 0, usage.output_tokens or 0, usage.accepted_tokens or 0) > most:
         most *= ended.routed.features.n
-    usage = usage.within(most + more_tokens, most)
+    usage.ignore_beyond(most + more_tokens, most)
     if usage.ignored:
         for what in usage.ignored:
             metrics.note_implausible(backend, what)

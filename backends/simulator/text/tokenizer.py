@@ -80,13 +80,7 @@ class Tokenizer:
                 complete = not decoder.getstate()[0]
         return "".join(parts), list(accumulate(map(len, parts)))
 
-    def chat_prompt(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        *,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Return the ids of a conversation in the ChatML template, ready for the assistant's answer."""
         turns = []
         if tools:
@@ -94,7 +88,7 @@ class Tokenizer:
             turns.append(("system", f"# Tools\n\nYou may call these functions:\n<tools>\n{listed}\n</tools>"))
         turns += [(str(message.get("role", "user")), _content_text(message)) for message in messages]
         text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
-        return self.encode(text + ("<|im_start|>assistant\n" if add_generation_prompt else ""))
+        return self.encode(text + "<|im_start|>assistant\n")
 
 
 def _content_text(message: Mapping[str, Any]) -> str:
