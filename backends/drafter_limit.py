@@ -52,12 +52,12 @@ class DrafterLimit:
         Examples
         --------
         >>> DrafterLimit(2048, Beyond.NONE).note_on(1900, 200)
-        "may grow beyond its drafter's 2,048 tokens: such a request gets no drafts"
+        "the request may grow beyond its drafter's 2,048 tokens: such a request gets no drafts"
         """
         if prompt_tokens + answer_tokens <= self.tokens:
             return ""
         verb = "is" if prompt_tokens > self.tokens else "may grow"
-        return f"{verb} beyond its drafter's {self.tokens:,} tokens: {self.consequence}"
+        return f"the request {verb} beyond its drafter's {self.tokens:,} tokens: {self.consequence}"
 
 
 _RUNNER_V1 = frozenset({Method.MEDUSA, Method.MLP_SPECULATOR, Method.CUSTOM_CLASS})

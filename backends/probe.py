@@ -47,7 +47,7 @@ class Probe:
 
     def __init__(self, backend: Backend, timeout_s: float) -> None:
         self._model = backend.model
-        self._asks_version = backend.asks_version
+        self._asks_version = backend.asks_version and backend.said_limit is not None
         headers = PLAIN | ({"authorization": f"Bearer {backend.api_key}"} if backend.api_key else {})
         base, uds = backend.url, None
         if base.startswith("unix:"):
@@ -148,12 +148,7 @@ class Probe:
         self.model_card = card
         self.context_tokens = whole(card.get("max_model_len"), MOST_CONTEXT_TOKENS) or 0
         if self._asks_version:
-            self.version = await self._read_version()
+            with contextlib.suppress(httpx.HTTPError, UnboundedError, ValueError, KeyError, TypeError):
+                _, body = await get(self._client, "/version", _MOST_VERSION_BYTES)
+                self.version = str(orjson.loads(body)["version"])
         return None
-
-    async def _read_version(self) -> str:
-        try:
-            _, body = await get(self._client, "/version", _MOST_VERSION_BYTES)
-            return str(orjson.loads(body)["version"])
-        except (httpx.HTTPError, UnboundedError, ValueError, KeyError, TypeError):
-            return ""

@@ -14,12 +14,8 @@ from gateway.advice.losing_method import losing_method
 from gateway.advice.pool_file import pool_file
 from gateway.advice.waiting import waiting
 
-RULES: Final[tuple[Callable[[ModelEvidence], Sequence[Finding]], ...]] = (
-    drafter_limit,
-    draft_length,
-    losing_method,
-    waiting,
-)
+Rule = Callable[[ModelEvidence], Sequence[Finding]]
+RULES: Final[tuple[Rule, ...]] = (drafter_limit, draft_length, losing_method, waiting)
 SPECULATION: Final = frozenset({"draft_length", "losing_method"})
 """Rules on how replicas speculate, of which a model gets one finding."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -100,10 +101,8 @@ class AdviceRoom(Room):
 
 def contexts_of(samples: Iterable[Sample]) -> Contexts:
     """Return how long the requests of each backend were."""
-    found: Contexts = {}
+    found: Contexts = defaultdict(dict)
     for sample in samples:
         if sample.name == "gateway_context_tokens_bucket":
-            counts = found.setdefault((sample.labels["model"], sample.labels["backend"]), {})
-            bound = float(sample.labels["le"])
-            counts[bound] = counts.get(bound, 0.0) + sample.value
+            found[sample.labels["model"], sample.labels["backend"]][float(sample.labels["le"])] = sample.value
     return found

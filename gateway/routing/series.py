@@ -99,8 +99,7 @@ class RequestSeries:
         )
         self.beyond_limit = counter(
             "gateway_requests_beyond_drafter_limit",
-            "Answered requests that were longer than what the drafter of the backend serves, by what happens then: "
-            "`worse`, `none`, `batch` (while it runs, no draft of its batch is accepted) or `crash`",
+            "Answered requests that were longer than what the drafter of the backend serves, by what happens then",
             (*BACKEND, "beyond"),
         )
         self.steps = counter("gateway_steps", "Engine steps that emitted tokens", (*BACKEND, "temperature", "source"))

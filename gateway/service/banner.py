@@ -47,19 +47,11 @@ def pool_table(settings: PoolSettings) -> Table:
 def limit_lines(backends: Sequence[Backend]) -> Iterator[str]:
     """Yield how long a context the drafter of each replica serves, and what happens beyond it."""
     for each in backends:
-        limit = each.drafter_limit
+        name, limit = f"{each.model}/{each.name}", each.drafter_limit
         if limit is not None:
-            yield f"{each.model}/{each.name}: its drafter serves {limit.tokens:,} tokens; beyond, {limit.consequence}."
-    unknown = [
-        f"{each.model}/{each.name}"
-        for each in backends
-        if each.said_limit is None and not each.simulated and each.method not in MODELLESS | {Method.MTP}
-    ]
-    if unknown:
-        yield (
-            f"How long a context the drafter serves is not known of {', '.join(unknown)}: set drafter_limit to the "
-            "max_position_embeddings of the draft's config.json."
-        )
+            yield f"{name}: its drafter serves {limit.tokens:,} tokens; beyond, {limit.consequence}."
+        elif each.said_limit is None and not each.simulated and each.method not in MODELLESS | {Method.MTP}:
+            yield f"{name}: how long a context its drafter serves is not known: set drafter_limit."
 
 
 def location(backend: BackendSettings) -> str:

@@ -110,9 +110,7 @@ def _backend(model: str, name: str, settings: BackendSettings | DiscoverSettings
         simulated=simulate is not None,
         launched=started is not None,
         drafter_limit=limit,
-        asks_version=limit is not None
-        and simulate is None
-        and (settings.drafter_limit is None or settings.drafter_limit.beyond is None),
+        asks_version=simulate is None and (settings.drafter_limit is None or settings.drafter_limit.beyond is None),
     )
 
 

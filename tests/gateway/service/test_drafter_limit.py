@@ -116,7 +116,10 @@ def test_check_says_the_limits_and_of_which_none_is_known(tmp_path: Path) -> Non
     printed = CliRunner().invoke(app, line).output
     assert f"m/a: its drafter serves 2,048 tokens; beyond, {LATEST.consequence}." in printed
     pool_file(tmp_path, "speculative_config:", HEAD)
-    assert "is not known of m/a: set drafter_limit" in CliRunner().invoke(app, line).output
+    assert (
+        "m/a: how long a context its drafter serves is not known: set drafter_limit"
+        in CliRunner().invoke(app, line).output
+    )
     pool_file(tmp_path, method="suffix")
     assert "drafter" not in CliRunner().invoke(app, line).output
 
