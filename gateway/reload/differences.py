@@ -47,7 +47,8 @@ def _started(settings: PoolSettings) -> dict[str, Any]:
     for name, model in settings.models.items():
         backends = {key: backend for key, backend in model.backends.items() if backend.url is None}
         for key, backend in backends.items():
-            started[f"{name}.backends.{key}"] = backend.model_copy(update={"weight": 1.0})
+            limit = backend.drafter_limit if backend.simulate else None  # an engine is told nothing of it
+            started[f"{name}.backends.{key}"] = backend.model_copy(update={"weight": 1.0, "drafter_limit": limit})
         if backends:
             started[f"{name}.aliases"] = model.aliases
     return started

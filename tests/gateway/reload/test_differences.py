@@ -50,6 +50,10 @@ def test_lines_show_keys_and_values_but_no_secrets() -> None:
 def test_what_a_process_is_started_with_needs_a_restart_but_not_its_weight() -> None:
     assert needs_restart(pool(), pool(backends={"s": SIMULATED | {"weight": 2.0}, "v": SERVED | {"weight": 3.0}})) == []
     assert needs_restart(pool(), pool(timeouts={"idle_s": 3.0}, keys=[])) == []
+    head, limited = {"speculative_config": {"model": "h", "num_speculative_tokens": 3}}, {"drafter_limit": 2048}
+    for own, lines in ((SERVED, []), (SIMULATED, ["models.m.backends.h.drafter_limit: not set -> set"])):
+        eagle = own | head | {"method": "eagle3"}
+        assert needs_restart(pool(backends={"h": eagle}), pool(backends={"h": eagle | limited})) == lines
     moved = needs_restart(
         pool(), pool(server={"port": 1}, backends={"w": SERVED, "s": SIMULATED | {"method": "suffix"}})
     )
