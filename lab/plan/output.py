@@ -29,6 +29,7 @@ def pool_file(planned: Planned, *, simulated: bool) -> str:
         else:
             env = {"CUDA_VISIBLE_DEVICES": gpus}
             backend["serve"] = {"model": calibration.target, "flags": _flags(planned), "env": env}
+            backend |= _limit(planned, kind, "drafter_limit")
         if config:
             backend["speculative_config"] = config
         backends[name] = backend
@@ -44,6 +45,7 @@ def helm_values(planned: Planned) -> str:
         entry["count"] += 1
         if kind.config:
             entry["speculativeConfig"] = kind.config
+            entry |= _limit(planned, kind, "drafterLimit")
     document = {
         "pool": {"models": {planned.model: {"policy": dict(planned.policy)}}},
         "replicaDefaults": {
@@ -85,6 +87,12 @@ def _named(planned: Planned) -> list[tuple[str, Kind, str]]:
         gpus = ",".join(str(number * count + offset) for offset in range(count))
         named.append((f"{kind.name}-{counts[kind.name]}", kind, gpus))
     return named
+
+
+def _limit(planned: Planned, kind: Kind, key: str) -> dict[str, int]:
+    """Return the limit of the drafter whose acceptance the calibration has, if the context is longer."""
+    limit = planned.calibration.method(kind.method).drafter_limit
+    return {key: limit.tokens} if limit is not None and limit.tokens < planned.max_model_len else {}
 
 
 def _flags(planned: Planned) -> list[str]:

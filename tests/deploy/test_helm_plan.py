@@ -12,7 +12,7 @@ import yaml
 from backends.calibration.calibration import load_calibration
 from backends.speculation import Method
 from lab.plan.mixes import kinds
-from lab.plan.output import helm_values
+from lab.plan.output import helm_values, pool_file
 from lab.plan.planning import Planned
 from lab.plan.result import Plan
 from tests.support.helm_chart import CHART, container, of_kind, render
@@ -53,6 +53,11 @@ def test_the_chart_takes_the_values_of_a_plan(chart: helm.Chart, name: str, gpus
     assert arguments[arguments.index("--served-model-name") + 1] == "llama"
     assert head["resources"]["limits"]["nvidia.com/gpu"] == gpus
     assert ("--tensor-parallel-size" in arguments) == (gpus > 1)
+    served = yaml.safe_load(pool_file(planned, simulated=False))["models"]["llama"]["backends"]
+    for kind in planned.replicas:
+        limit = 2048 if kind.method is Method.EAGLE3 else None  # of the head that was measured
+        assert values["replicas"][kind.name].get("drafterLimit") == limit
+        assert served[f"{kind.name}-1"].get("drafter_limit") == limit
 
 
 def test_the_schema_refuses_values_that_no_plan_writes(chart: helm.Chart) -> None:

@@ -18,6 +18,8 @@ from backends.simulator.server.settings import ReplicaSettings
 from backends.speculation import Method
 from gateway.cli.app import app
 from gateway.config.load import load_pool
+from gateway.discovery.pods import settings_of
+from gateway.discovery.source import Replica
 from gateway.service.replicas import configured, plan
 from lab.replay.command import pool_of
 from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
@@ -109,6 +111,22 @@ def test_a_simulated_replica_has_the_limit_of_its_calibration_or_of_the_file(tmp
         assert backend.drafter_limit == limit
         assert ReplicaSettings.model_validate(engine).engine_parameters().drafter_limit == limit
         assert replayed.drafter_limit == (own if more else None)  # None: that of the calibration
+
+
+def test_discovered_replicas_have_the_limit_of_their_labels_or_of_their_source(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    source = "{inference_pool: {name: p}, method: eagle3, speculative_config: {num_speculative_tokens: 3}"
+    path.write_text(
+        f"models:\n  m:\n    policy: {{name: random}}\n    discover: {{p: {source}, drafter_limit: 300}}}}\n"
+    )
+    settings, eagle = load_pool(path), {"method": "eagle3", "num-speculative-tokens": "3"}
+    default = settings.models["m"].discover["p"].of_unlabelled
+    said = ({}, eagle, eagle | {"drafter-limit": "2048", "beyond-drafter-limit": "batch"}, {"method": "suffix"})
+    found = [Replica(str(number), f"http://{number}", settings_of(each, default)) for number, each in enumerate(said)]
+    backends = plan(settings, tmp_path, found={("m", "p"): found}).backends
+    short = DrafterLimit(300, Beyond.WORSE)
+    assert [each.drafter_limit for each in backends] == [short, short, LIMIT, None]
+    assert [each.asks_version for each in backends] == [True, True, False, True]
 
 
 def test_check_says_the_limits_and_of_which_none_is_known(tmp_path: Path) -> None:
