@@ -18,7 +18,7 @@ from policies.learned.models.length import LengthModel
 from policies.learned.models.prefix_memory import BackendPrefixes
 from policies.learned.models.prior import StepCost
 from policies.learned.models.step_time import Load, PromptTime
-from policies.learned.models.undrafted import Undrafted, longest, undrafted
+from policies.learned.models.undrafted import Undrafted, longest
 from policies.learned.shadow_drafting import SHADOWED
 
 Mark = tuple[float, float, float, float]
@@ -85,7 +85,7 @@ class Backlog:
     prefill_s: float = 0.0  # total seconds of computing their prompts
     # undrafted, beyond: steps in which those beyond the drafter's limit take the drafts of all, and their number.
     _undrafted: float = 0.0
-    _beyond: float = 0.0
+    _beyond: int = 0
     _beyond_from_s: list[tuple[Prediction, float]] = field(default_factory=list)  # those that may get there, and when
     _undrafted_at_s: float = -math.inf
     _at_s: float = 0.0
@@ -111,7 +111,7 @@ class Backlog:
         self._requests = requests
         if requests == 0 and self.sent:
             self.sent, self.steps, self.context_tokens, self.prefill_s = 0, 0.0, 0.0, 0.0
-            self._undrafted, self._beyond, self._beyond_from_s = 0.0, 0.0, []
+            self._undrafted, self._beyond, self._beyond_from_s = 0.0, 0, []
 
     def send(self, prediction: Prediction, now_s: float) -> Mark:
         """Add a request."""
@@ -123,10 +123,12 @@ class Backlog:
         self._prefill_until_s = now_s + self.prefill_left_s(now_s) + prediction.prefill_s
         self.prefill_s += prediction.prefill_s
         undrafted = prediction.undrafted
-        if undrafted is not None and undrafted.after_s < math.inf:
-            self._undrafted += undrafted.tokens
-            self._beyond += undrafted.probability
-            self._beyond_from_s.append((prediction, now_s + undrafted.after_s))
+        if undrafted is not None and undrafted.harms_others and undrafted.room < math.inf:
+            if undrafted.tokens:
+                self._undrafted += undrafted.tokens
+                self._beyond += 1
+            after_s = undrafted.room * prediction.step_s / prediction.tokens_per_step / _FASTER
+            self._beyond_from_s.append((prediction, now_s + after_s))
         return now_s, self._request_s, self._context_s, self._prompt_tokens - prediction.weighed_tokens
 
     def prefill_left_s(self, now_s: float) -> float:
@@ -146,9 +148,9 @@ class Backlog:
         undrafted = prediction.undrafted
         if undrafted is not None and self._beyond_from_s:
             self._beyond_from_s = [one for one in self._beyond_from_s if one[0] is not prediction]
-            is_last = not self._beyond_from_s
-            self._undrafted = 0.0 if is_last else max(0.0, self._undrafted - undrafted.tokens)
-            self._beyond = 0.0 if is_last else max(0.0, self._beyond - undrafted.probability)
+            if undrafted.tokens:
+                self._undrafted = max(0.0, self._undrafted - undrafted.tokens)
+                self._beyond = max(0, self._beyond - 1)
 
     def undrafted_left(self) -> float:
         """Return the steps for which the requests beyond the drafter's limit are expected to go on."""
@@ -269,13 +271,13 @@ class BackendModel:
         if self.drafted_tokens == math.inf:
             return _SUSPECT if request.prompt_tokens > self.proven_tokens and not self.has_limit else None
         room = max(0.0, self.drafted_tokens - request.prompt_tokens)
-        probability = beyond = 0.0
-        after_s = math.inf
-        if request.max_tokens is None or request.max_tokens > room:
-            probability, beyond = undrafted(room, tokens, self.fitted.length.spread)
-            if self.limit_harms_others:
-                after_s = room / self.most_per_step * self.base_s
-        return Undrafted(probability, beyond, self.backlog.undrafted_left(), after_s, self.limit_harms_others)
+        if request.max_tokens is not None and request.max_tokens <= room:
+            room = math.inf
+        # However long an answer is already, as many more tokens are expected: recorded ones are closest to that. If it
+        # rather stays within the limit it costs nothing: a price for so many requests draws them to where it is paid.
+        beyond = math.exp(-room / tokens)
+        undrafted = tokens * beyond if beyond >= 0.5 else 0.0
+        return Undrafted(room, undrafted, self.backlog.undrafted_left(), self.limit_harms_others)
 
     def is_beyond(self, outcome: Outcome) -> bool:
         """Return whether a request got beyond the drafter's limit, or got no drafts where one may be."""
@@ -386,8 +388,10 @@ class BackendModel:
 _WORSE: Final = Beyond.WORSE
 _LEAST_LIMIT: Final = 2048.0
 """Context that any drafter is taken to serve: that of the first EAGLE heads."""
-_SUSPECT: Final = Undrafted(0.0, 0.0, 0.0, 0.0, False)
+_SUSPECT: Final = Undrafted(0.0, 0.0, 0.0, True)
 """Of a longer request where no limit is declared: there may be one."""
+_FASTER: Final = 1.5
+"""How much faster than expected an answer may get to the limit."""
 _DRAFTED: Final = 1.05
 """Tokens per step of an answer that had drafts."""
 _MIN_OBSERVATIONS: Final = 20.0

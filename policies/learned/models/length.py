@@ -44,11 +44,6 @@ class LengthModel:
             return cls()
         return cls(fit_effects(buckets, FACTORS, expected=lambda key: _TYPICAL, mean_spread=1.0, noise=NOISE))
 
-    @property
-    def spread(self) -> float:
-        """Standard deviation of log(output tokens) around what is expected."""
-        return NOISE if self.effects is None else min(_MOST_NOISE, self.effects.noise)
-
     def tokens(self, request: RequestFeatures, key: Key) -> float:
         """Return the expected number of output tokens over all sequences of a request, at least 1 per sequence."""
         effects = self.effects
@@ -56,7 +51,9 @@ class LengthModel:
             expected = float(TYPICAL_TOKENS)
         else:
             # The mean of a log-normal distribution is above its median.
-            expected = math.exp(min(_LARGEST, _TYPICAL + effects.predict(key) + self.spread**2 / 2))
+            expected = math.exp(
+                min(_LARGEST, _TYPICAL + effects.predict(key) + min(_MOST_NOISE, effects.noise) ** 2 / 2)
+            )
         if request.max_tokens is not None and expected > request.max_tokens:
             expected = float(request.max_tokens)
         return max(1.0, expected) * request.n
