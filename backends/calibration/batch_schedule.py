@@ -48,6 +48,7 @@ def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context
         step.base_s
         + step.per_token_below_knee_s * below
         + step.per_token_above_knee_s * (tokens - below)
+        + step.experts_s * (1 - (1 - step.expert_share) ** tokens)
         + step.per_request_s * batches
         + step.per_context_token_s * context * (1 + step.context_per_draft * k)
     )

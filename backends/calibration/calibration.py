@@ -89,8 +89,10 @@ class StepTime(_Sourced):
     + per_context_token * context + overhead. A step that drafts takes `speculation_overhead_s` more, and one with more
     than `graph_tokens`, the size of the largest captured graph, `no_graph_s` (0 tokens: no limit is known).
 
-    `per_attended_s` is added for each pair of a computed prompt token and a token before it. The cost of a request's
-    context grows by `context_per_draft` of itself for each draft token that the step verifies for it.
+    A mixture of experts reads those that its tokens chose, each `expert_share` of them:
+    experts * (1 - (1 - expert_share) ** tokens). `per_attended_s` is added for each pair of a computed prompt token and
+    a token before it. The cost of a request's context grows by `context_per_draft` of itself for each draft token that
+    the step verifies for it.
     """
 
     base_s: Seconds
@@ -105,6 +107,8 @@ class StepTime(_Sourced):
     no_graph_s: Seconds = 0.0
     per_attended_s: Seconds = 0.0
     context_per_draft: float = Field(default=0.0, ge=0)
+    experts_s: Seconds = 0.0
+    expert_share: Share = 0.0
 
 
 class Drafting(_Sourced):

@@ -61,9 +61,11 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
     compute = source.tflops[calibration.precision] / target.tflops[wanted]
     attention = source.tflops[Precision.BF16] / target.tflops[Precision.BF16]
     step, memory = calibration.step, calibration.memory
-    # Reading takes as long as computing at the knee; one below which tokens cost more than above is of experts.
+    # Reading takes as long as computing at the knee, unless it is where all experts are read, or the graphs end.
     waking = step.per_token_below_knee_s > step.per_token_above_knee_s
-    knee_tokens = step.knee_tokens if waking else round(step.knee_tokens * bandwidth * smaller / compute)
+    knee_tokens = (
+        step.knee_tokens if waking or step.graph_tokens else round(step.knee_tokens * bandwidth * smaller / compute)
+    )
     large = target.gib >= _LARGE_GIB and not target.name.startswith("A100")
     return calibration.model_copy(
         update={
@@ -73,6 +75,7 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
             "step": step.model_copy(
                 update={
                     "base_s": step.base_s * bandwidth * smaller,
+                    "experts_s": step.experts_s * bandwidth * smaller,
                     "knee_tokens": knee_tokens,
                     "per_token_below_knee_s": step.per_token_below_knee_s
                     * (bandwidth * smaller if waking else compute),

@@ -9,7 +9,7 @@ from backends.drafting.script import BLOCK_TOKENS
 from backends.simulator.engine import blocks, draws
 from backends.simulator.engine.compiled import compiled
 from backends.simulator.engine.state import NONE, Floats, Record, Records, State
-from backends.simulator.engine.verification import choose_verified
+from backends.simulator.engine.verification import choose_verified, tokens_s
 
 
 @compiled
@@ -204,17 +204,12 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         if rest > 1 and request.prefix_blocks and replica.prefix_caching:
             blocks.publish(state, replica, request)
 
-    below = min(batch_tokens, replica.knee_tokens)
     verify_s = (
-        replica.base_s
-        + replica.per_token_below_knee_s * below
-        + replica.per_token_above_knee_s * (batch_tokens - below)
+        tokens_s(replica, batch_tokens)
         + replica.per_request_s * emitting
         + replica.per_context_token_s * (context_tokens + replica.context_per_draft * attending_drafts)
         + replica.per_attended_s * attended
     )
-    if replica.graph_tokens and batch_tokens > replica.graph_tokens:
-        verify_s += replica.no_graph_s
     if replica.schedule:
         replica.drafted_k = state.schedules[number, min(scheduled, replica.schedule - 1)]
     replica.dummies = replica.beyond_batch and longest + replica.drafted_k > replica.drafter_tokens

@@ -37,6 +37,8 @@ REPLICA = np.dtype(
         ("per_context_token_s", np.float64),
         ("per_attended_s", np.float64),
         ("context_per_draft", np.float64),
+        ("experts_s", np.float64),
+        ("expert_share", np.float64),
         ("no_graph_s", np.float64),
         ("overhead_s", np.float64),
         ("speculation_overhead_s", np.float64),

@@ -44,19 +44,24 @@ def _chance(state: State, request: Record, position: int, odds: float) -> float:
 
 
 @compiled
+def tokens_s(replica: Record, tokens: int) -> float:
+    """Return the seconds of a step without those of its requests and their context; see `StepTime`."""
+    below = min(tokens, replica.knee_tokens)
+    seconds = (
+        replica.base_s + replica.per_token_below_knee_s * below + replica.per_token_above_knee_s * (tokens - below)
+    )
+    if replica.experts_s:
+        seconds += replica.experts_s * (1.0 - (1.0 - replica.expert_share) ** tokens)
+    if replica.graph_tokens and tokens > replica.graph_tokens:
+        seconds += replica.no_graph_s
+    return float(seconds)
+
+
+@compiled
 def _profiled_s(replica: Record, tokens: int) -> float:
     """Return the seconds in which the engine expects to verify `tokens`, measured at its start on dummy requests."""
-    below = min(tokens, replica.knee_tokens)
-    requests = min(tokens, replica.max_num_seqs)
-    expected_s = (
-        replica.base_s
-        + replica.per_token_below_knee_s * below
-        + replica.per_token_above_knee_s * (tokens - below)
-        + (replica.per_request_s + replica.per_context_token_s * replica.profiled_context) * requests
-    )
-    if replica.graph_tokens and tokens > replica.graph_tokens:
-        expected_s += replica.no_graph_s
-    return float(expected_s)
+    per_request_s = replica.per_request_s + replica.per_context_token_s * replica.profiled_context
+    return float(tokens_s(replica, tokens) + per_request_s * min(tokens, replica.max_num_seqs))
 
 
 @compiled

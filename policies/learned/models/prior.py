@@ -66,7 +66,7 @@ def expected_step(calibration: str, method: Method, k: int, verified_drafts: int
     passes = 0 if k == 0 else 1 if drafting.parallel else k
     share = 1.0 + (drafting.verify_share if k else 0.0)
     return StepCost(
-        base_s=share * step.base_s
+        base_s=share * (step.base_s + step.experts_s)
         + step.overhead_s
         + (step.speculation_overhead_s + drafting.base_s + passes * drafting.per_pass_s if k else 0.0),
         per_request_s=share * (step.per_request_s + step.per_token_above_knee_s * verified)
