@@ -12,6 +12,7 @@ from typing import Annotated, Final, Self
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from backends.calibration.files import context_shift, full_name, paths_from, read_calibration
+from backends.calibration.gpus import Precision
 from backends.drafter_limit import DrafterLimit
 from backends.speculation import Method
 from backends.validation import CheckedModel, issues_of
@@ -34,20 +35,6 @@ class Kind(StrEnum):
     EXTRACTION = "extraction"
     RAG = "rag"
     TRANSLATION = "translation"
-
-
-class Precision(StrEnum):
-    """Precisions of a target's weights."""
-
-    BF16 = "bf16"
-    FP8 = "fp8"
-    FP4 = "fp4"  # with or without the scales of its blocks: NVFP4, MXFP4
-    INT4 = "int4"  # computed with in BF16
-
-    @property
-    def bytes_per_weight(self) -> float:
-        """Bytes that a weight takes in memory."""
-        return {Precision.BF16: 2.0, Precision.FP8: 1.0}.get(self, 0.5)
 
 
 _NEAREST = {

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from backends.calibration.base_engines import base_document, base_engines
 from backends.files.yaml import Document, read_text, read_yaml
 from backends.validation import did_you_mean
 
@@ -44,19 +45,23 @@ def full_name(name: str) -> str:
     >>> full_name("llama-3.1-8b-h100@B200:fp8")
     'llama-3.1-8b-h100@B200:fp8'
     """
-    if name in calibration_names():
+    if name in calibration_names() or name in base_engines():
         return name
     if not name.endswith((".yaml", ".yml")):
         source, at, gpu = name.rpartition("@")
         if at:
             return f"{full_name(source)}@{gpu}"
-        known = did_you_mean(name, calibration_names())
+        known = did_you_mean(name, base_engines() if "/" in name else calibration_names())
         raise ValueError(f"no calibration is called {name!r}; {known}, or give the path of a YAML file")
     return os.path.abspath((_FOLDER.get() or Path()) / name)
 
 
 def read_calibration(name: str) -> Document:
-    """Return the content of the file of a full name."""
+    """Return the content of the file of a full name, or what the file of a base engine would hold."""
+    if name in base_engines():
+        document = base_document(name)
+        like = read_calibration(document["methods_from"].partition("@")[0])
+        return Document({**document, "temperature": like.data["temperature"]})
     path = _PACKAGE / f"{name}.yaml" if name in calibration_names() else Path(name)
     try:
         return read_yaml(read_text(path, _MOST_BYTES), {})

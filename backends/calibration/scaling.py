@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import re
-from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 
-from backends.calibration.calibration import Calibration, Drafting, MethodCalibration, Precision
+from backends.calibration.calibration import Calibration, Drafting, MethodCalibration
+from backends.calibration.gpus import Gpu, Precision, gpus
 from backends.speculation import Method
 
 _LARGE_GIB = 70
 """From this memory on vLLM takes large batches, except on A100 (engine/arg_utils.py of 0.32)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU according to its data sheet, without sparsity."""
-
-    name: str
-    bandwidth_tb_s: float
-    tflops: dict[Precision, float]
-    gib: float
-
-
-@cache
-def gpus() -> dict[str, Gpu]:
-    """Return the known GPUs by their names in small letters."""
-    text = resources.files("backends.calibration").joinpath("gpus.csv").read_text(encoding="utf-8")
-    return {
-        row["gpu"].lower(): Gpu(
-            row["gpu"],
-            float(row["bandwidth_tb_s"]),
-            # Weights of INT4 are computed with in BF16.
-            {each: float(row[f"{'bf16' if each is Precision.INT4 else each}_tflops"]) for each in Precision},
-            float(row["gib"]),
-        )
-        for row in csv.DictReader(text.splitlines())
-    }
 
 
 def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calibration:

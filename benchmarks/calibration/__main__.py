@@ -1,5 +1,7 @@
 """Print how far the simulator is from published figures: `python -m benchmarks.calibration`.
 
+`base TABLE` prints how well base engines' step times, fitted on half of what was measured, give the other half, and
+`base TABLE FILE` writes those of all (base.py).
 `depth FOLDER` prints how well k = 8 follows from k = 1 to 3, from golden acceptance lengths (depth.py), and
 `context FOLDER` tokens per step by range of contexts, measured and simulated, from recordings (context.py).
 
@@ -21,6 +23,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 
+from benchmarks.calibration import base
 from benchmarks.calibration.context import contexts
 from benchmarks.calibration.depth import depths
 
@@ -86,6 +89,10 @@ def main(arguments: list[str]) -> None:
         case ["context", folder]:
             columns = "requests | k | contexts | requests in it | steps | measured | simulated | error"
             print_table(columns, contexts(Path(folder)))
+        case ["base", table]:
+            print_table("setup | engine | cells held out | median error | P90", base.base_engines(Path(table)))
+        case ["base", table, file]:
+            base.write(Path(table), Path(file))
         case []:
             print_tables()
         case _:

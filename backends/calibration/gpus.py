@@ -1,0 +1,49 @@
+"""GPUs according to their data sheets, and precisions of weights."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib import resources
+
+
+class Precision(StrEnum):
+    """Precisions of a target's weights."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+    FP4 = "fp4"  # with or without the scales of its blocks: NVFP4, MXFP4
+    INT4 = "int4"  # computed with in BF16
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Bytes that a weight takes in memory."""
+        return {Precision.BF16: 2.0, Precision.FP8: 1.0}.get(self, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU according to its data sheet, without sparsity."""
+
+    name: str
+    bandwidth_tb_s: float
+    tflops: dict[Precision, float]
+    gib: float
+
+
+@cache
+def gpus() -> dict[str, Gpu]:
+    """Return the known GPUs by their names in small letters."""
+    text = resources.files("backends.calibration").joinpath("gpus.csv").read_text(encoding="utf-8")
+    return {
+        row["gpu"].lower(): Gpu(
+            row["gpu"],
+            float(row["bandwidth_tb_s"]),
+            # Weights of INT4 are computed with in BF16.
+            {each: float(row[f"{'bf16' if each is Precision.INT4 else each}_tflops"]) for each in Precision},
+            float(row["gib"]),
+        )
+        for row in csv.DictReader(text.splitlines())
+    }
