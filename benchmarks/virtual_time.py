@@ -6,7 +6,6 @@ import math
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -105,22 +104,30 @@ def run_virtual(
 
 
 def run_closed_loop(
-    fleet: Fleet, scripts: Iterable[Script], concurrency: int, observe: Callable[[Step], None] | None = None
+    fleet: Fleet,
+    scripts: Iterable[Script],
+    concurrency: int,
+    observe: Callable[[Step], None] | None = None,
+    turnaround_s: float = 0.0,
 ) -> Timeline:
-    """Play requests of `concurrency` clients on one replica; each sends its next request when the last has ended."""
+    """Play requests of `concurrency` clients on one replica; each sends its next `turnaround_s` after an answer."""
     if concurrency < 1:
         raise ValueError(f"a closed loop needs at least one client, not {concurrency}")
     log, coming = _Log(), iter(scripts)
-    now_s, idle = 0.0, concurrency
+    now_s, due_s = 0.0, [0.0] * concurrency
     while True:
-        for script in islice(coming, idle):
-            log.add(now_s, script.output_tokens)
-            fleet.submit_script(0, script, now_s)
+        while due_s and due_s[0] <= now_s and (script := next(coming, None)) is not None:
+            arrived_s = due_s.pop(0)
+            log.add(arrived_s, script.output_tokens)
+            fleet.submit_script(0, script, arrived_s)
         step = fleet.step(now_s)
         if step is None:
-            return log.timeline()
+            if not due_s or due_s[0] <= now_s:
+                return log.timeline()
+            now_s = due_s[0]
+            continue
         now_s = log.add_step(step, now_s)
-        idle = sum(not emission.left for emission in step.emissions)
+        due_s += [now_s + turnaround_s] * sum(not emission.left for emission in step.emissions)
         if observe is not None:
             observe(step)
 

@@ -15,6 +15,8 @@ from benchmarks.vllm_cpu.measure import CONCURRENCIES, Cell
 from benchmarks.vllm_cpu.simulate import Figures, measured, middle, reported, scripts, simulated
 
 AIM = 0.20
+TURNAROUND_S = 0.005
+"""From the end of an answer to the arrival of the client's next request: the HTTP server and tokenising."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def compare(cells: Sequence[Cell], calibration: Calibration) -> list[Compared]:
             if not chosen:
                 continue
             real = [measured(cell) for cell, _ in chosen]
-            played = [simulated(calibration, cell, requests) for cell, requests in chosen]
+            played = [simulated(calibration, cell, requests, TURNAROUND_S) for cell, requests in chosen]
             rows.append(
                 Compared(
                     method,
@@ -75,13 +77,14 @@ def _range(values: Sequence[float]) -> float:
 def errors(rows: Sequence[Compared]) -> Iterator[str]:
     """Yield a table of errors, a line for each method; fitted concurrencies in parentheses, beyond the aim bold."""
     loads = [f"({load})" if load in FITTED else str(load) for load in CONCURRENCIES]
-    yield f"| method | tokens/s at {' | '.join(loads)} | TPOT at {' | '.join(loads)} |"
-    yield "|---" * (1 + 2 * len(loads)) + "|"
+    each = " | ".join(loads)
+    yield f"| method | tokens/s at {each} | TPOT at {each} | TTFT at {each} |"
+    yield "|---" * (1 + 3 * len(loads)) + "|"
     for method in METHODS:
         of_method = {row.concurrency: row for row in rows if row.method == method}
         cells = [
             _percent(of_method[load].error(name)) if load in of_method else ""
-            for name in ("tokens_per_s", "tpot_ms")
+            for name in ("tokens_per_s", "tpot_ms", "ttft_ms")
             for load in CONCURRENCIES
         ]
         yield f"| {method} | {' | '.join(cells)} |"

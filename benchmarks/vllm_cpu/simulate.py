@@ -69,10 +69,10 @@ def scripts(cells: Sequence[Cell], method: Method, calibration: Calibration, see
     ]
 
 
-def simulated(calibration: Calibration, cell: Cell, requests: Sequence[Script]) -> Figures:
+def simulated(calibration: Calibration, cell: Cell, requests: Sequence[Script], turnaround_s: float = 0.0) -> Figures:
     """Return the figures of a cell simulated with a new engine; its prompts occur in no other cell."""
     fleet = Fleet([Replica("a", calibration, cell.method, speculative_config(cell.method))])
-    timeline = run_closed_loop(fleet, requests, cell.concurrency)
+    timeline = run_closed_loop(fleet, requests, cell.concurrency, turnaround_s=turnaround_s)
     counters = fleet.counters()
     return Figures(
         timeline.tokens_per_s,
