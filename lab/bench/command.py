@@ -28,6 +28,7 @@ SCHEMA = "speculation-gateway.bench/2"
 
 _Number = TypeVar("_Number", int, float)
 _REQUESTS = 100
+_LEAST, _TURNS = 24, 6  # requests of a closed loop: at least, and for each at once
 _FAILED = 1
 _INTERRUPTED = 130
 
@@ -56,12 +57,13 @@ class Sweep:
         session.say(f"checking {target.name}" if target.endpoint else f"starting {target.name}")
         async with running(target) as endpoint:
             info = await inspect_endpoint(endpoint, next(iter(self.loads.values())).apis, seed)
-            for number, ((temperature, rate), load) in enumerate(self.loads.items()):
+            for number, (condition, load) in enumerate(self.loads.items()):
                 before = await engine_counters(endpoint)
                 # Each load has its own texts, so that no run profits from what an earlier one left in a cache.
                 outcome = await session.send(endpoint, info, load, f"{seed}/{number}")
                 after = await engine_counters(endpoint)
-                self.runs.append(Run(target, temperature, rate, outcome, Acceptance.between(before, after)))
+                held = after.kv_tokens if after is not None else 0
+                self.runs.append(Run(target, condition, outcome, Acceptance.between(before, after), held))
                 if session.stopped:
                     return
 
@@ -88,16 +90,26 @@ def _loads(options: BenchOptions) -> dict[Condition, Load]:
     """Return the requests under each condition, in the order in which they are measured."""
     rates: Sequence[float | None] = _numbers("--rate", options.rate, float, least=1e-9) or (None,)
     temperatures: Sequence[float | None] = _numbers("--temperature", options.temperature, float) or (None,)
-    if options.trace:
-        records = list(islice(options.records(in_order=True), options.limit))
-    elif options.rate is None:
-        raise UsageError("--rate: give the requests per second, or a --trace that has them")
-    else:
-        records = _generated(options)
+    at_once = _numbers("--concurrency", options.concurrency, int, least=1)
+    if at_once and options.rate is not None:
+        raise UsageError("--concurrency: a closed loop has no --rate; give one of the two")
+    if options.rate is None and not at_once and not options.trace:
+        raise UsageError("--rate: give the requests per second, --concurrency, or a --trace that has times")
+    paces: Sequence[tuple[float | None, int | None]] = [(None, many) for many in at_once]
+    paces = paces or [(rate, None) for rate in rates]
+    conditions = [Condition(temperature, *pace) for temperature, pace in itertools.product(temperatures, paces)]
+    sizes = [options.limit or max(_LEAST, _TURNS * (each.concurrency or 0)) for each in conditions]
+    most = sum(sizes) if at_once else options.limit
+    records = list(islice(options.records(in_order=True), most)) if options.trace else _generated(options)
+    endless = itertools.cycle(records)
     loads: dict[Condition, Load] = {}
-    for temperature, rate in itertools.product(temperatures, rates):
-        asked = records if temperature is None else [replace(one, temperature=temperature) for one in records]
-        loads[temperature, rate] = Load.of(paced(asked, rate, 1.0, options.seed), options.warmup)
+    for condition, size in zip(conditions, sizes, strict=True):
+        temperature, rate, many = condition
+        asked = list(islice(endless, size)) if many else records  # what is cached of one loop helps no other
+        if temperature is not None:
+            asked = [replace(one, temperature=temperature) for one in asked]
+        timed = [(0.0, one) for one in asked] if many else paced(asked, rate, 1.0, options.seed)
+        loads[condition] = Load.of(timed, options.warmup, many)
     return loads
 
 
@@ -160,9 +172,10 @@ def _document(
                 "method": run.target.method,
                 "k": run.target.k,
                 "simulated": run.target.simulated,
-                "temperature": run.temperature,
-                "rate": run.rate,
+                **run.condition._asdict(),
                 **run.figures,
+                "each": run.each,
+                "kv_tokens": run.kv_tokens,
                 "acceptance": run.acceptance,
                 "speedup": run.speedup,
             }

@@ -20,7 +20,10 @@ class BenchOptions(TraceOptions):
         typer.Option(metavar="FILE", help="Trace to send, in any format; repeatable.  [default: generated requests]"),
     ] = ()
     limit: Annotated[
-        int | None, typer.Option("--num-requests", min=1, help="Requests per run.  [default: 100, all of a trace]")
+        int | None,
+        typer.Option(
+            "--num-requests", min=1, help="Requests per run.  [default: 100, all of a trace; 6 for each at once]"
+        ),
     ] = None
     url: Annotated[tuple[str, ...], typer.Option(metavar="[NAME=]URL", help="Endpoint to measure; repeatable.")] = ()
     config: Annotated[Path | None, typer.Option(help="Pool file whose replicas are measured in turn.")] = None
@@ -37,6 +40,10 @@ class BenchOptions(TraceOptions):
     ] = None
     rate: Annotated[
         str | None, typer.Option(metavar="R[,R...]", help="Requests per second.  [default: as in the trace]")
+    ] = None
+    concurrency: Annotated[
+        str | None,
+        typer.Option(metavar="N[,N...]", help="Requests under way in a closed loop, instead of a rate."),
     ] = None
     temperature: Annotated[
         str | None,

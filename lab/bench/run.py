@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,16 @@ from lab.live.session import Outcome
 from lab.replay.simulate import Replayed
 from lab.statistics import Interval, of_units, summary
 
-Condition = tuple[float | None, float | None]
-"""Temperature and rate (None: as in the requests); runs under the same condition are compared."""
 
+class Condition(NamedTuple):
+    """What runs under the same condition have in common, so that they are compared."""
+
+    temperature: float | None  # None for that of the requests
+    rate: float | None  # requests per second; None for that of the trace
+    concurrency: int | None = None  # requests under way in a closed loop, which has no rate
+
+
+EACH = ("sent_s", "prompt_tokens", "output_tokens", "steps", "ttft_s", "e2e_s")
 _PARTS = 8  # of a run
 
 
@@ -60,19 +67,14 @@ class Speedup:
 
 @dataclass(frozen=True)
 class Run:
-    """One target at one rate and one temperature."""
+    """One target under one condition."""
 
     target: Target
-    temperature: float | None
-    rate: float | None  # None for that of the trace
+    condition: Condition
     outcome: Outcome
     acceptance: Acceptance | None
+    kv_tokens: int = 0  # tokens that the engine's KV cache holds; 0 if it does not say
     speedup: Speedup | None = None
-
-    @property
-    def condition(self) -> Condition:
-        """Temperature and rate."""
-        return self.temperature, self.rate
 
     @cached_property
     def result(self) -> Replayed:
@@ -84,6 +86,23 @@ class Run:
         """The figures as of a replay, and `itl_s`: the times between chunks, of which each is a step of the engine."""
         gaps = [np.diff(np.frombuffer(record.chunks_s)) for record in self.outcome.done]
         return self.outcome.figures({}) | {"itl_s": summary(np.concatenate(gaps or [np.empty(0)]))}
+
+    @property
+    def each(self) -> dict[str, list[float]]:
+        """What is measured of each request; `steps` are the chunks, of which each is a step of the engine."""
+        first_s = min((record.sent_s for record in self.outcome.records), default=0.0)
+        rows = [
+            (
+                round(record.sent_s - first_s, 6),
+                (record.usage and record.usage.prompt_tokens) or self.outcome.trace[record.index].prompt_tokens,
+                record.output_tokens,
+                len(record.chunks_s),
+                round(record.ttft_s, 6),
+                round(record.e2e_s, 6),
+            )
+            for record in self.outcome.done
+        ]
+        return {name: [row[column] for row in rows] for column, name in enumerate(EACH)}
 
     def compared(self, baseline: Run | None) -> Run:
         """Return the run with its speedup over one of the baseline; itself without one, or if it is that."""

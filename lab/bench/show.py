@@ -36,11 +36,12 @@ def title_of(condition: Condition) -> str:
 
     Examples
     --------
-    >>> title_of((0.7, 4.0)), title_of((None, None))
-    ('4 requests/s, temperature 0.7', 'the rate of the trace')
+    >>> title_of(Condition(0.7, 4.0)), title_of(Condition(None, None)), title_of(Condition(None, None, 8))
+    ('4 requests/s, temperature 0.7', 'the rate of the trace', '8 requests at once')
     """
-    temperature, rate = condition
+    temperature, rate, concurrency = condition
     words = "the rate of the trace" if rate is None else f"{rate:g} requests/s"
+    words = words if concurrency is None else f"{concurrency} requests at once"
     return words if temperature is None else f"{words}, temperature {temperature:g}"
 
 

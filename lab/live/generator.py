@@ -95,7 +95,10 @@ class InFlightRequest:
 
 
 class Generator:
-    """Sends the requests of one run to one server, each when it is due, regardless of the others."""
+    """Sends the requests of one run to one server, each when it is due, regardless of the others.
+
+    With `at_once`, no more than so many are under way, and one that is due waits for the end of another.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,9 @@ class Generator:
         headers: Sequence[tuple[str, str]] = (),
         *,
         timeout_s: float,
+        at_once: int | None = None,
     ) -> None:
+        self._at_once = at_once
         self._client = UpstreamClient(address, connect_timeout_s=_CONNECT_S, max_idle=100_000)
         self._request = request  # function that returns request `index`
         self._due_s = due_s  # send times in seconds after the start, ascending
@@ -115,6 +120,7 @@ class Generator:
         self._headers += [(name.encode(), value.encode()) for name, value in headers]
         self._flights: set[InFlightRequest] = set()
         self._done = asyncio.Event()
+        self._prepared: list[Request] = []
         self._next_timer: asyncio.TimerHandle | None = None
         self._start_s = 0.0
         self._pending = bool(due_s)  # whether more requests are to be sent
@@ -122,13 +128,13 @@ class Generator:
 
     async def run(self) -> Health:
         """Send all requests, and return when all have ended."""
-        prepared = [self._request(index) for index in range(min(len(self._due_s), _PREPARED_REQUESTS))]
+        self._prepared = [self._request(index) for index in range(min(len(self._due_s), _PREPARED_REQUESTS))]
         gc.collect()
         gc.freeze()  # shorter collections while chunks arrive
         cpu_s = time.process_time()
         self._start_s = time.perf_counter()
         try:
-            self._send_due(prepared)
+            self._send_due()
             await self._done.wait()
         finally:
             self._client.close()
@@ -146,16 +152,19 @@ class Generator:
             flight.abort(INTERRUPTED, "the run was stopped")
         self._check_done()
 
-    def _send_due(self, prepared: Sequence[Request]) -> None:
+    def _send_due(self) -> None:
         loop, now_s = asyncio.get_running_loop(), time.perf_counter()
-        while len(self.records) < len(self._due_s):
+        while self._pending:
+            if self._at_once is not None and len(self._flights) >= self._at_once:
+                return
             index = len(self.records)
             due_s = self._start_s + self._due_s[index]
             if due_s - now_s > _EARLY_S:
-                self._next_timer = loop.call_later(due_s - now_s, self._send_due, prepared)
+                self._next_timer = loop.call_later(due_s - now_s, self._send_due)
                 return
-            self._send(Record(index, due_s), prepared[index] if index < len(prepared) else self._request(index))
-        self._pending = False
+            self._pending = index + 1 < len(self._due_s)
+            record = Record(index, due_s if self._at_once is None else now_s)
+            self._send(record, self._prepared[index] if index < len(self._prepared) else self._request(index))
         self._check_done()
 
     def _send(self, record: Record, request: Request) -> None:
@@ -172,6 +181,8 @@ class Generator:
 
     def _ended(self, flight: InFlightRequest) -> None:
         self._flights.discard(flight)
+        if self._at_once is not None:
+            asyncio.get_running_loop().call_soon(self._send_due)
         self._check_done()
 
     def _check_done(self) -> None:

@@ -34,9 +34,10 @@ class Load:
     trace: Sequence[TraceRecord]
     due_s: Sequence[float]  # send times in seconds after the first, ascending
     left_out: int  # number of requests of the trace that generate no text
+    at_once: int | None = None  # largest number under way, of a closed loop
 
     @classmethod
-    def of(cls, timed: Sequence[tuple[float, TraceRecord]], warmup: int) -> Load:
+    def of(cls, timed: Sequence[tuple[float, TraceRecord]], warmup: int, at_once: int | None = None) -> Load:
         """Return the load of requests with their times, of which some are needed beside the warm-up."""
         sent = [(at_s, record) for at_s, record in timed if api_of(record) is not None]
         if not sent:
@@ -44,7 +45,7 @@ class Load:
         if len(sent) <= warmup:
             raise UsageError(f"the trace has {len(sent)} requests; --warmup {warmup} leaves none to count")
         due_s = [at_s - sent[0][0] for at_s, _ in sent]
-        return cls([record for _, record in sent], due_s, len(timed) - len(sent))
+        return cls([record for _, record in sent], due_s, len(timed) - len(sent), at_once)
 
     @property
     def apis(self) -> set[str]:
@@ -167,9 +168,16 @@ class Session:
     async def send(self, endpoint: LiveEndpoint, info: EndpointInfo, load: Load, seed: str) -> Outcome:
         """Send a load to an endpoint; generated texts depend on the seed."""
         requests = LiveRequests(load.trace, info, prefix=endpoint.prefix, seed=seed, ignore_eos=self._ignore_eos)
-        size, duration_s = len(load.trace), load.due_s[-1]
-        self.say(f"sending {size:,} requests within {duration_s:,.1f} s to {endpoint.name}")
-        generator = Generator(endpoint.address, requests, load.due_s, endpoint.headers, timeout_s=self._timeout_s)
+        pace = f"within {load.due_s[-1]:,.1f} s" if load.at_once is None else f"{load.at_once} at once"
+        self.say(f"sending {len(load.trace):,} requests {pace} to {endpoint.name}")
+        generator = Generator(
+            endpoint.address,
+            requests,
+            load.due_s,
+            endpoint.headers,
+            timeout_s=self._timeout_s,
+            at_once=load.at_once,
+        )
         self._sending = generator
         try:
             health = await generator.run()

@@ -32,6 +32,10 @@ models:
 """
 
 
+def _from_to(each: dict[str, list[float]]) -> tuple[list[float], list[float]]:
+    return each["sent_s"], [sent + e2e for sent, e2e in zip(each["sent_s"], each["e2e_s"], strict=True)]
+
+
 async def run_bench(*arguments: object) -> tuple[int, str, str]:
     return await ended(await start("bench", *arguments))
 
@@ -95,6 +99,25 @@ async def test_the_replicas_of_a_pool_are_compared_with_its_baseline_at_each_k(t
 
 
 @pytest.mark.slow
+async def test_closed_loops_keep_so_many_requests_under_way(tmp_path: Path) -> None:
+    async with Upstream("a", "m", streaming(12)) as server:
+        status, out, err = await run_bench(
+            *("--url", f"baseline={server.url}", "--concurrency", "1,3", "--num-requests", "9"),
+            *("--input-tokens", "20", "--output-tokens", "12", "--json", str(tmp_path / "r.json")),
+        )
+    assert status == 0, err
+    runs = json.loads((tmp_path / "r.json").read_text())["runs"]
+    assert [(run["concurrency"], run["rate"]) for run in runs] == [(1, None), (3, None)]
+    for run in runs:
+        sent, ended = (sorted(times) for times in _from_to(run["each"]))
+        under_way = [sum(at < other for at in sent) - sum(at <= other for at in ended) for other in ended]
+        assert max(under_way) < run["concurrency"] + 1
+        assert all(later >= end for later, end in zip(sent[run["concurrency"] :], ended, strict=False))
+        assert run["each"]["steps"] == [12] * 9
+    assert "3 requests at once" in out
+
+
+@pytest.mark.slow
 async def test_the_requests_of_a_trace_are_sent_at_its_pace(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     write_trace(trace, [TraceRecord(arrived_at=n / 50, prompt=f"once {n}", output_tokens=4) for n in range(6)])
@@ -114,6 +137,7 @@ async def test_the_requests_of_a_trace_are_sent_at_its_pace(tmp_path: Path) -> N
         (["--num-requests", "3"], "--rate: give the requests per second"),
         (["--rate", "0"], "--rate 0: must be at least"),
         (["--rate", "2", "--k", "3"], "--k: requires --config"),
+        (["--rate", "2", "--concurrency", "2"], "--concurrency: a closed loop has no --rate"),
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
         (["--rate", "2", "--input-tokens", "9-3"], "--input-tokens 9-3: expected N or N-M"),
         (["--rate", "2", "--baseline", "x"], "--baseline: no target 'x'"),

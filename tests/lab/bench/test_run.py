@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from backends.engine_metrics import EngineMetrics
 from gateway.dialects.usage import Usage
-from lab.bench.run import Acceptance, Run, Speedup
+from lab.bench.run import Acceptance, Condition, Run, Speedup
 from lab.bench.targets import Target
 from lab.live.endpoints import LiveEndpoint
 from lab.live.generator import Health
@@ -50,7 +50,8 @@ def run(tpot_s: Floats, sent_s: Floats | None = None, tokens: int = 100) -> Run:
         chunks = array("d", [at_s + 0.1, at_s + 0.1 + (tokens - 1) * float(tpot)])
         records.append(Record(index, at_s, at_s, chunks[1], chunks, Usage(output_tokens=tokens)))
     trace = [TraceRecord() for _ in records]
-    return Run(Target("a", None, None), None, 1.0, Outcome(ENDPOINT, "m", trace, records, Health(0.0, 0.0), 0), None)
+    outcome = Outcome(ENDPOINT, "m", trace, records, Health(0.0, 0.0), 0)
+    return Run(Target("a", None, None), Condition(None, 1.0), outcome, None)
 
 
 def speedup(own: Run, baseline: Run) -> Speedup:
