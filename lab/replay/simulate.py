@@ -90,6 +90,7 @@ def replay(
     seed: int = 0,
     warmup: int = 0,
     remembers: bool = False,
+    lookahead_s: float = LOOKAHEAD_S,
     progress: Callable[[], None] | None = None,
 ) -> Replayed:
     """Replay a trace until all requests have finished."""
@@ -111,7 +112,7 @@ def replay(
                 progress()
         if math.isinf(agenda.next_s) and not agenda.awaited:
             return simulation.finish(warmup)
-        now_s = min(agenda.next_s, now_s + LOOKAHEAD_S) if agenda.awaited else agenda.next_s
+        now_s = min(agenda.next_s, now_s + lookahead_s) if agenda.awaited else agenda.next_s
         simulation.advance(now_s)
         for number, at_s in simulation.ends:
             agenda.ended(number, at_s, now_s)

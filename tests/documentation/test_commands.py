@@ -30,6 +30,7 @@ CHECKED_ONLY = {
     ".venv/bin/pytest": "the tests themselves; most of these need vLLM",
     ".venv/bin/pre-commit": "changes the checkout",
     "gateway bench": "measures endpoints; tests/lab/bench runs it",
+    "gateway calibrate": "needs measurements; tests/lab/calibrate runs it",
     "gateway tune": "searches for a minute; tests/lab/tune runs it",
     "gateway plan": "simulates for a minute; tests/lab/plan runs it",
     "gateway advise": "needs some minutes of traffic",

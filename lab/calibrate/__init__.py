@@ -1,0 +1,1 @@
+"""`gateway calibrate`: makes a calibration of closed loops that `gateway bench` measured."""

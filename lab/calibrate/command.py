@@ -1,0 +1,76 @@
+"""Implementation of `gateway calibrate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import yaml
+
+from backends.calibration.calibration import Calibration, Kind, load_calibration
+from backends.validation import UsageError
+from lab.calibrate.fit import fitted
+from lab.calibrate.loops import Loop, played, read_loops
+from lab.calibrate.options import CalibrateOptions
+from lab.report.terminal import table_console, text_table
+
+_HEAD = """\
+# Made by `gateway calibrate` of {files}.
+# {errors}
+# Correct what you know better: limits of the scheduler, names, acceptance of methods that were not measured.
+"""
+
+
+def run_calibrate(options: CalibrateOptions) -> int:
+    """Make a calibration with the options of the command line."""
+    loops = [loop for given in options.measured for loop in read_loops(*_file(given))]
+    if not loops:
+        raise UsageError("no closed loop of a known method: bench with --concurrency, and name endpoints METHOD=URL")
+    try:
+        like = load_calibration(options.like)
+        like = like.model_copy(update={"hardware": options.hardware, "target": options.target or like.target})
+        errors = _held_out(loops, like)
+        document = fitted(loops, like)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    document["step"]["source"] += f"; {errors}"
+    text = yaml.safe_dump(document, sort_keys=False, width=120)
+    options.out.write_text(_HEAD.format(files=", ".join(options.measured), errors=errors) + text, encoding="utf-8")
+    print(f"{errors}\n{options.out} is fitted to all.")
+    return 0
+
+
+def _file(given: str) -> tuple[Path, Kind]:
+    kind, named, path = given.partition("=")
+    if named and kind not in set(Kind):
+        raise UsageError(f"{given}: no kind of text is called {kind!r}; the kinds are {', '.join(Kind)}")
+    return (Path(path), Kind(kind)) if named else (Path(given), Kind.CHAT)
+
+
+def _held_out(loops: Sequence[Loop], like: Calibration) -> str:
+    """Print how well a fit to every second concurrency predicts the others, and return it in words."""
+    levels = sorted({loop.concurrency for loop in loops})
+    if len(levels) < 2:
+        return "Its error is not known: none of one concurrency can be held out."
+    headings = [heading for name in ("tpot, ms", "ttft, ms") for heading in (name, "simulated", "error")]
+    table = text_table(["held out", "at once", *headings], left=1)
+    errors = []
+    with TemporaryDirectory(prefix="gateway-calibrate-") as folder:
+        half = Path(folder) / "half.yaml"
+        half.write_text(yaml.safe_dump(fitted([loop for loop in loops if loop.concurrency in levels[::2]], like)))
+        for loop in (loop for loop in loops if loop.concurrency in levels[1::2]):
+            ours = played(loop, str(half))
+            pairs = [(np.median(getattr(loop, name)), np.median(getattr(ours, name))) for name in ("tpot_s", "ttft_s")]
+            errors.append([simulated / real - 1.0 for real, simulated in pairs])
+            figures = zip(pairs, errors[-1], strict=True)
+            cells = [f"{1e3 * real:.2f} {1e3 * ours:.2f} {error:+.1%}" for (real, ours), error in figures]
+            table.add_row(loop.method.value, f"{loop.concurrency}", *" ".join(cells).split())
+    table_console().print(table, "")
+    tpot, ttft = np.abs(np.array(errors)).T
+    fit, others = (", ".join(map(str, levels[start::2])) for start in (0, 1))
+    return (
+        f"Fitted to {fit} at once, the TPOT at {others} is off by {np.median(tpot):.1%} in the median and by at most "
+        f"{tpot.max():.1%}, the TTFT by {np.median(ttft):.1%}."
+    )

@@ -1,0 +1,112 @@
+"""Closed loops: as `gateway bench --json` measured them, and as a replay plays them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from backends.calibration.calibration import Kind
+from backends.speculation import Method
+from backends.validation import UsageError
+from lab.bench.command import SCHEMA
+from lab.bench.run import EACH
+from lab.replay.request import replay_request
+from lab.replay.simulate import Replayed, ReplicaSpec, replay
+from lab.statistics import Floats
+from lab.trace import TraceRecord
+
+_MOST_BYTES = 256 << 20
+_FEWEST_STEPS = 4
+_TURNAROUND_S = 0.002  # of a client
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """One method at one concurrency; arrays of shape (requests,), in the order in which they were sent."""
+
+    method: Method
+    k: int
+    concurrency: int
+    sent_s: Floats
+    prompt_tokens: Floats
+    output_tokens: Floats
+    steps: Floats  # steps of the engine that gave tokens
+    ttft_s: Floats
+    e2e_s: Floats
+    kind: Kind | None = None  # kind of the texts; None if they were made up
+    temperature: float | None = None
+    drafted: float = 0.0  # draft tokens a step
+    by_position: tuple[float, ...] = ()  # share of the steps with a draft that accepted it at each position
+    kv_tokens: int = 0  # tokens that the engine's KV cache holds; 0 if it does not say
+
+    @property
+    def config(self) -> dict[str, int]:
+        """The content of the speculative config."""
+        return {"num_speculative_tokens": self.k} if self.k else {}
+
+    @property
+    def tpot_s(self) -> Floats:
+        """Seconds per output token after the first."""
+        return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
+
+
+def read_loops(path: Path, kind: Kind) -> Iterator[Loop]:
+    """Yield the closed loops of a file of `gateway bench --json`."""
+    try:
+        with path.open("rb") as file:
+            document = orjson.loads(file.read(_MOST_BYTES))
+        if document["schema"] != SCHEMA:
+            raise UsageError(f"{path}: is {document['schema']!r}, not {SCHEMA!r}; measure again with this version")
+        for run in document["runs"]:
+            if run["concurrency"] is not None and run["method"] is not None:
+                yield _loop(run, kind if document["trace"] else None)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot read it: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: is not what `gateway bench --json` writes: {error!r}") from None
+
+
+def _loop(run: Mapping[str, Any], kind: Kind | None) -> Loop:
+    columns = np.array([run["each"][name] for name in EACH], float)
+    columns = columns[:, columns[EACH.index("steps")] >= _FEWEST_STEPS]
+    accepted = run["acceptance"] or {"rate": 0.0, "tokens_per_step": 1.0, "by_position": ()}
+    k = len(accepted["by_position"]) if run["k"] is None else int(run["k"])
+    return Loop(
+        method=Method(run["method"]),
+        k=k,
+        concurrency=int(run["concurrency"]),
+        **dict(zip(EACH, columns[:, np.argsort(columns[0])], strict=True)),
+        kind=kind,
+        temperature=run["temperature"],
+        drafted=(accepted["tokens_per_step"] - 1.0) / accepted["rate"] if accepted["rate"] else float(k),
+        by_position=tuple(map(float, accepted["by_position"])),
+        kv_tokens=int(run["kv_tokens"]),
+    )
+
+
+def played(loop: Loop, calibration: str) -> Replayed:
+    """Replay a loop with a calibration: the same requests, which take as many steps as measured."""
+    requests = [
+        replay_request(
+            TraceRecord(
+                prompt_tokens=int(prompt_tokens),
+                output_tokens=int(output_tokens),
+                acceptance={loop.method.value: float((output_tokens - 1) / (steps - 1))} if loop.k else {},
+                session=f"{number % loop.concurrency}",
+                think_time_s=0.0,
+            ),
+            0.0,
+            0.0,
+        )
+        for number, (prompt_tokens, output_tokens, steps) in enumerate(
+            zip(loop.prompt_tokens, loop.output_tokens, loop.steps, strict=True)
+        )
+    ]
+    return replay(
+        [ReplicaSpec("measured", loop.method, loop.config, calibration)], requests, None, lookahead_s=_TURNAROUND_S
+    )

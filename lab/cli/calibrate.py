@@ -1,0 +1,16 @@
+"""`gateway calibrate` on the command line."""
+
+from __future__ import annotations
+
+from gateway.cli.extras import require
+from lab.calibrate.options import CalibrateOptions
+from lab.options.command import command
+
+
+@command
+def calibrate(options: CalibrateOptions) -> int:
+    """Make a calibration of your machine from closed loops of `gateway bench --concurrency`, and print its error."""
+    require("lab", "numba")
+    from lab.calibrate.command import run_calibrate
+
+    return run_calibrate(options)

@@ -1,0 +1,124 @@
+"""`gateway calibrate`: a machine is found again from loops that were played on it, and by a machine unlike it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from backends.calibration.calibration import Kind, load_calibration
+from backends.speculation import Method
+from gateway.cli.app import app
+from gateway.config.load import load_pool
+from lab.bench.command import SCHEMA
+from lab.bench.run import EACH
+from lab.calibrate.loops import Loop, played
+
+TRUE, LIKE = "llama-3.1-8b-h100", "llama-3.1-8b-l40s"
+DRAFTS = {Method.BASELINE: (0, 1.0, 0.0), Method.NGRAM: (5, 1.2, 0.5), Method.EAGLE3: (3, 2.2, 3.0)}
+BY_POSITION = [0.6, 0.36, 0.18]
+KV_TOKENS = 100_000
+POOL = """
+models:
+  m:
+    policy: {name: learned, calibration: mine.yaml}
+    backends:
+      plain: {method: baseline, simulate: {calibration: mine.yaml}}
+      head: {method: eagle3, simulate: {calibration: mine.yaml}, speculative_config: {num_speculative_tokens: 3}}
+"""
+
+
+def loop(method: Method, concurrency: int) -> Loop:
+    """Return a closed loop with the times of the true machine."""
+    k, per_step, drafted = DRAFTS[method]
+    random, count = np.random.default_rng(concurrency), max(24, 6 * concurrency)
+    prompts, answers = random.integers(100, 1500, count).astype(float), random.integers(60, 260, count).astype(float)
+    steps, nothing = np.maximum(5.0, 1 + np.round((answers - 1) / per_step)), np.zeros(count)
+    asked = Loop(
+        method=method, k=k, concurrency=concurrency, sent_s=nothing, prompt_tokens=prompts, output_tokens=answers,
+        steps=steps, ttft_s=nothing, e2e_s=nothing, drafted=drafted,
+    )  # fmt: skip
+    times = played(asked, TRUE)
+    return Loop(**{**vars(asked), "sent_s": times.arrived_s, "ttft_s": times.ttft_s, "e2e_s": times.e2e_s})
+
+
+def document(loops: list[Loop]) -> dict[str, Any]:
+    """Return what `gateway bench --json` writes of closed loops with a trace."""
+    runs = []
+    for one in loops:
+        k, per_step, drafted = DRAFTS[one.method]
+        rate = (per_step - 1) / drafted if drafted else 0.0
+        accepted = {"rate": rate, "tokens_per_step": per_step, "by_position": BY_POSITION}
+        runs.append(
+            {
+                "target": one.method.value,
+                "method": one.method.value,
+                "k": k,
+                "concurrency": one.concurrency,
+                "temperature": 0.0,
+                "kv_tokens": KV_TOKENS,
+                "acceptance": accepted if k else None,
+                "each": {name: getattr(one, name).tolist() for name in EACH},
+            }
+        )
+    return {"schema": SCHEMA, "trace": ["mine.jsonl"], "runs": runs}
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["calibrate", *map(str, arguments)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.slow
+def test_a_machine_is_found_again_by_one_unlike_it(tmp_path: Path) -> None:
+    loops = [loop(method, concurrency) for method in DRAFTS for concurrency in (1, 8, 32, 64)]
+    measured, out = tmp_path / "bench.json", tmp_path / "mine.yaml"
+    measured.write_text(json.dumps(document(loops)))
+    status, printed, error = run(f"code={measured}", "--out", out, "--hardware", "2x mine", "--like", LIKE)
+    assert (status, error) == (0, "")
+    assert "Fitted to 1, 32 at once, the TPOT at 8, 64 is off by " in printed
+    assert printed.splitlines()[-2].removeprefix("# ") in out.read_text()
+    mine = load_calibration(str(out))
+    for one in loops:
+        real_s, theirs_s, ours_s = (
+            np.median(tpot_s) for tpot_s in (one.tpot_s, played(one, LIKE).tpot_s, played(one, str(out)).tpot_s)
+        )
+        assert theirs_s > 2.5 * real_s
+        assert ours_s == pytest.approx(real_s, rel=0.06)
+    assert mine.kv_tokens(Method.BASELINE) == pytest.approx(KV_TOKENS, abs=16)
+    assert (mine.hardware, mine.target) == ("2x mine", load_calibration(LIKE).target)
+    # What was counted is of code; text of other kinds, and methods that were not measured, are as there.
+    reached = np.cumprod(mine.acceptance(Method.EAGLE3, "code").by_position)
+    assert reached == pytest.approx(BY_POSITION, rel=0.1)
+    like = load_calibration(LIKE)
+    assert mine.acceptance(Method.EAGLE3, Kind.MATH) == like.acceptance(Method.EAGLE3, Kind.MATH)
+    assert mine.method(Method.EAGLE).drafting.per_pass_s < 0.5 * like.method(Method.EAGLE).drafting.per_pass_s
+    (tmp_path / "pool.yaml").write_text(POOL)
+    backends = load_pool(tmp_path / "pool.yaml").models["m"].backends
+    assert {one.simulate.calibration for one in backends.values() if one.simulate} == {str(out)}
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "message"),
+    [
+        (None, "", "cannot read it: No such file"),
+        ("{", "", "is not what `gateway bench --json` writes"),
+        ('{"schema": "speculation-gateway.bench/1"}', "", "measure again with this version"),
+        (json.dumps({"schema": SCHEMA, "trace": [], "runs": []}), "", "bench with --concurrency"),
+        ("{}", "prose=", "no kind of text is called 'prose'; the kinds are chat, code"),
+    ],
+)
+def test_what_cannot_be_used_exits_2_with_the_reason(
+    tmp_path: Path, content: str | None, kind: str, message: str
+) -> None:
+    path = tmp_path / "bench.json"
+    if content is not None:
+        path.write_text(content)
+    status, printed, error = run(f"{kind}{path}", "--out", tmp_path / "mine.yaml", "--hardware", "mine")
+    assert (status, printed) == (2, "")
+    assert message in error
+    assert not (tmp_path / "mine.yaml").exists()
