@@ -12,7 +12,8 @@ from policies.load import per_weight
 
 C = TypeVar("C", bound=Candidate)
 
-_CRASH: Final = Beyond.CRASH
+_ENDING: Final = (Beyond.CRASH,)
+_HARMFUL: Final = (Beyond.BATCH, Beyond.CRASH)
 _SLACK: Final = 8.0
 _RATIO: Final = 1.25
 """As `spill` of `thresholds`: requests on a replica beyond which it has much more to do than the others."""
@@ -24,12 +25,7 @@ def surviving(request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
     A request may reach the longest answer that it allows.
     """
     tokens = max(request.context_tokens, request.prompt_tokens + (request.max_tokens or 0))
-    kept: list[C] = []
-    for candidate in candidates:
-        limit = candidate.drafter_limit
-        if limit is None or limit.beyond is not _CRASH or tokens <= limit.tokens:
-            kept.append(candidate)
-    return kept or candidates
+    return [one for one in candidates if not _is_beyond(one, tokens, _ENDING)] or candidates
 
 
 def sparing(request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
@@ -38,17 +34,17 @@ def sparing(request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
     Those where it does not, while they have not much more to do than the others. Beyond that, such requests gather: on
     the first of the others, by the order of the pool, that has not much more to do either.
     """
-    harmed: list[C] = []
-    for candidate in candidates:
-        limit = candidate.drafter_limit
-        if limit is not None and limit.harms_others and request.context_tokens > limit.tokens:
-            harmed.append(candidate)
+    tokens = request.context_tokens
+    harmed = [one for one in candidates if _is_beyond(one, tokens, _HARMFUL)]
     if not harmed:
         return candidates
-    bound = _SLACK + _RATIO * min([per_weight(one, one.in_flight) for one in candidates])
     unharmed = [one for one in candidates if one not in harmed]
-    for group in (unharmed, *[[one] for one in harmed]):
-        for one in group:
-            if per_weight(one, one.in_flight) <= bound:
-                return group
-    return candidates
+    loads = {one.name: per_weight(one, one.in_flight) for one in candidates}
+    bound = _SLACK + _RATIO * min(loads.values())
+    groups = [unharmed, *[[one] for one in harmed]]
+    return next(group for group in groups if min([loads[one.name] for one in group], default=bound + 1.0) <= bound)
+
+
+def _is_beyond(candidate: Candidate, tokens: int, kinds: tuple[Beyond, ...]) -> bool:
+    limit = candidate.drafter_limit
+    return limit is not None and tokens > limit.tokens and limit.beyond in kinds

@@ -6,6 +6,7 @@ on the request and the method. They are learned separately, so that predictions 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -25,7 +26,7 @@ from policies.learned.models.prior import (
     expected_step,
 )
 from policies.learned.models.step_time import weighed
-from policies.learned.models.undrafted import Undrafted
+from policies.learned.models.undrafted import steps_of, steps_taken
 from policies.load import LoadMeter
 
 _Acceptance = tuple[BackendModel, float, list[float], float]
@@ -166,8 +167,8 @@ class Predictor:
             backlog, slowness = model.backlog, model.slowness
             if model.depth is not None:
                 per_step = model.meet(requests - model.waiting + sequences, by_level)
-            undrafted = model.undrafted(request, tokens)
-            steps = _steps(tokens, per_step, undrafted)
+            undrafted, room = model.reach.expected(request, tokens)
+            steps = steps_of(tokens, undrafted, backlog.undrafted, per_step)
             own_step_s = slowness * sequences * (model.per_request_s + model.per_context_token_s * context)
             sent = backlog.sent if requests else 0
             if sent:
@@ -200,10 +201,14 @@ class Predictor:
                     shared_steps * adds_s
                     + requests * prefill_s
                     + evicted_s
-                    + step_s * _taken(undrafted, requests, steps_left, model.per_step or per_step, candidates),
+                    + (
+                        step_s * _taken(model, candidates, undrafted, requests, steps_left, per_step)
+                        if room < math.inf
+                        else 0.0
+                    ),
                     step_s,
                     steps,
-                    per_step if undrafted is None else tokens / steps,
+                    tokens / steps if undrafted or backlog.undrafted else per_step,
                     tokens,
                     context,
                     prompt,
@@ -212,6 +217,7 @@ class Predictor:
                     prefill_s,
                     work,
                     undrafted,
+                    room,
                 )
             )
         return predictions
@@ -222,20 +228,12 @@ def _eviction_s(candidates: Sequence[Candidate], prefill_s: float) -> float:
     return _RECOMPUTED * (1.0 + _mean_in_flight(candidates)) * prefill_s
 
 
-def _steps(tokens: float, per_step: float, undrafted: Undrafted | None) -> float:
-    """Return the steps of an answer."""
-    if undrafted is not None:
-        return undrafted.steps(tokens, per_step)
-    return tokens / per_step if tokens > per_step else 1.0
-
-
 def _taken(
-    undrafted: Undrafted | None, requests: int, steps: float, per_step: float, candidates: Sequence[Candidate]
+    model: BackendModel, candidates: Sequence[Candidate], undrafted: float, requests: int, steps: float, per_step: float
 ) -> float:
-    """Return the steps that a request without drafts takes from others, of which these are left."""
-    if undrafted is None or not undrafted.tokens:
-        return 0.0
-    return undrafted.taken(requests, per_step * steps, _mean_in_flight(candidates), per_step)
+    """Return the steps that those on a backend, of which so many are left, and later ones lose without drafts."""
+    usual = model.reach.per_step or per_step
+    return steps_taken(undrafted, model.backlog.undrafted, requests, usual * steps, _mean_in_flight(candidates), usual)
 
 
 def _mean_in_flight(candidates: Sequence[Candidate]) -> float:

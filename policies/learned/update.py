@@ -48,11 +48,11 @@ class Observer:
         """Learn from a finished request."""
         memo, request = _memo(outcome), outcome.request
         model = self._predictor.backend_models.get(outcome.decision.backend)
-        is_beyond = model is not None and model.is_beyond(outcome)
+        is_beyond = model is not None and model.reach.is_beyond(outcome)
         if memo is not None and model is not None:
             backlog = model.backlog
             backlog.update(now_s, backlog.requests)
-            backlog.end(memo.prediction, is_beyond and model.limit_harms_others)
+            backlog.end(memo.prediction, is_beyond and model.reach.harms_others)
         if outcome.status != _OK or outcome.output_tokens < 1:
             return
         key = memo.key if memo is not None else self._templates.key(request, counts=False)
@@ -68,9 +68,9 @@ class Observer:
         per_step = answered if outcome.output_tokens >= _MIN_TOKENS else None
         place = _place(outcome, memo, model, now_s)
         is_drafted = not is_beyond and model.backlog.was_drafted(now_s - outcome.e2e_s)
-        teaches = is_drafted or not model.has_limit  # what has no known cause is learned, but accuses nobody
-        if is_drafted and answered is not None and model.has_limit:
-            model.per_step += (_NEW if model.per_step else 1.0) * (answered - model.per_step)
+        teaches = is_drafted or not model.reach.is_known  # what has no known cause is learned, but accuses nobody
+        if is_drafted and answered is not None and (reach := model.reach).is_known:
+            reach.per_step += (_NEW if reach.per_step else 1.0) * (answered - reach.per_step)
         if teaches and per_step is not None:
             self._observe_drafter(outcome, memo, model, key, per_step, place, now_s, is_drafted)
         if memo is None:

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from backends.backend import EngineLoad
-from backends.drafter_limit import Beyond, DrafterLimit
-from policies.decision import Outcome
-from policies.features.request import RequestFeatures
+from backends.drafter_limit import DrafterLimit
 from policies.learned.models.acceptance import AcceptanceModel, at_max_k, by_level, most_per_step
 from policies.learned.models.depth import Counted, Depth, Place, between
 from policies.learned.models.keys import Key
@@ -18,7 +16,7 @@ from policies.learned.models.length import LengthModel
 from policies.learned.models.prefix_memory import BackendPrefixes
 from policies.learned.models.prior import StepCost
 from policies.learned.models.step_time import Load, PromptTime
-from policies.learned.models.undrafted import Undrafted, longest
+from policies.learned.models.undrafted import Reach
 from policies.learned.shadow_drafting import SHADOWED
 
 Mark = tuple[float, float, float, float]
@@ -43,7 +41,8 @@ class Prediction:
         observations: float = 0.0,
         prefill_s: float = 0.0,
         weighed_tokens: float = 0.0,
-        undrafted: Undrafted | None = None,
+        undrafted: float = 0.0,
+        room: float = math.inf,
     ) -> None:
         self.steps = steps  # engine steps of its answer
         self.context_tokens = context_tokens  # mean context of a step: the prompt and half of the answer, in tokens
@@ -58,7 +57,9 @@ class Prediction:
         self.tokens_per_step = tokens_per_step  # tokens per engine step
         self.output_tokens = output_tokens  # output tokens per sequence
         self.requests = requests  # requests on the backend at present
-        self.undrafted = undrafted  # None where the drafter has no limit
+        # undrafted: tokens beyond the drafter's limit, each of which is a step; room: tokens after which it may take
+        # the drafts of all, infinite if it cannot.
+        self.undrafted, self.room = undrafted, room
         self.observations = observations  # number of similar requests observed on the backend's arm
 
     @property
@@ -83,10 +84,8 @@ class Backlog:
     steps: float = 0.0
     context_tokens: float = 0.0
     prefill_s: float = 0.0  # total seconds of computing their prompts
-    # undrafted, beyond: steps in which those beyond the drafter's limit take the drafts of all, and their number.
-    _undrafted: float = 0.0
-    _beyond: int = 0
-    _beyond_from_s: list[tuple[Prediction, float]] = field(default_factory=list)  # those that may get there, and when
+    undrafted: float = 0.0  # steps in which those beyond the drafter's limit take the drafts of all
+    _beyond_from_s: dict[Prediction, float] = field(default_factory=dict)  # those that may get there, and when
     _undrafted_at_s: float = -math.inf
     _at_s: float = 0.0
     _requests: int = 0
@@ -111,7 +110,7 @@ class Backlog:
         self._requests = requests
         if requests == 0 and self.sent:
             self.sent, self.steps, self.context_tokens, self.prefill_s = 0, 0.0, 0.0, 0.0
-            self._undrafted, self._beyond, self._beyond_from_s = 0.0, 0, []
+            self.undrafted, self._beyond_from_s = 0.0, {}
 
     def send(self, prediction: Prediction, now_s: float) -> Mark:
         """Add a request."""
@@ -122,13 +121,10 @@ class Backlog:
         self._requests += 1
         self._prefill_until_s = now_s + self.prefill_left_s(now_s) + prediction.prefill_s
         self.prefill_s += prediction.prefill_s
-        undrafted = prediction.undrafted
-        if undrafted is not None and undrafted.harms_others and undrafted.room < math.inf:
-            if undrafted.tokens:
-                self._undrafted += undrafted.tokens
-                self._beyond += 1
-            after_s = undrafted.room * prediction.step_s / prediction.tokens_per_step / _FASTER
-            self._beyond_from_s.append((prediction, now_s + after_s))
+        if prediction.room < math.inf:
+            self.undrafted += prediction.undrafted
+            after_s = prediction.room * prediction.step_s / prediction.tokens_per_step / _FASTER
+            self._beyond_from_s[prediction] = now_s + after_s
         return now_s, self._request_s, self._context_s, self._prompt_tokens - prediction.weighed_tokens
 
     def prefill_left_s(self, now_s: float) -> float:
@@ -145,23 +141,13 @@ class Backlog:
             self.prefill_s = max(0.0, self.prefill_s - prediction.prefill_s)
         if is_beyond:
             self._undrafted_at_s = self._at_s
-        undrafted = prediction.undrafted
-        if undrafted is not None and self._beyond_from_s:
-            self._beyond_from_s = [one for one in self._beyond_from_s if one[0] is not prediction]
-            if undrafted.tokens:
-                self._undrafted = max(0.0, self._undrafted - undrafted.tokens)
-                self._beyond = max(0, self._beyond - 1)
-
-    def undrafted_left(self) -> float:
-        """Return the steps for which the requests beyond the drafter's limit are expected to go on."""
-        return longest(self._undrafted, self._beyond)
+        if self._beyond_from_s.pop(prediction, None) is not None:
+            self.undrafted = max(0.0, self.undrafted - prediction.undrafted)
 
     def was_drafted(self, since_s: float) -> bool:
         """Return whether no request can have been beyond the drafter's limit from a time until the last update."""
-        for _, from_s in self._beyond_from_s:
-            if from_s <= self._at_s:
-                return False
-        return self._undrafted_at_s <= since_s
+        from_s = min(self._beyond_from_s.values(), default=math.inf)
+        return self._undrafted_at_s <= since_s and self._at_s < from_s
 
     def since(self, mark: Mark, now_s: float) -> tuple[float, float, float]:
         """Return the mean requests and context tokens since a mark, and the weighed prompt tokens sent from it on."""
@@ -224,9 +210,7 @@ class BackendModel:
         # Whether its drafter is silent; it then counts as giving one token per step, and as little known.
         self.silent = False
         self.slowness = 1.0  # observed over fitted step time of late, at least 1
-        # Longest prompt that is known to get drafts; infinite where no limit is to be thought of.
-        self.proven_tokens = math.inf if self.has_shadow or self.most_per_step == 1.0 else _LEAST_LIMIT
-        self.per_step = 0.0  # tokens per step of its answers of late, if it has a drafter with a limit; 0.0 if unknown
+        self.reach = Reach(self.most_per_step - 1.0, may_have_limit=self.most_per_step > 1.0 and not self.has_shadow)
         self.learn(fitted)
         self.read(_NO_REPORT, None)
 
@@ -245,12 +229,8 @@ class BackendModel:
 
     def read(self, load: EngineLoad, limit: DrafterLimit | None) -> None:
         """Replace the engine report and the drafter's limit."""
+        self.reach.read(limit)
         self.load = load
-        self.has_limit = limit is not None
-        is_known = limit is not None and limit.beyond is not _WORSE
-        # The longest context that gets drafts, and whether a longer one takes, or may take, them from all others.
-        self.drafted_tokens = limit.tokens - self.most_per_step + 1.0 if limit is not None and is_known else math.inf
-        self.limit_harms_others = limit is None or limit.harms_others
         self.drafts = load.drafts, load.accepted_tokens  # as its engine counts them since its start
         self.waiting, self.others, self.reported_s = load.waiting, load.others, load.at_s
         self.prefixes.resize(load.kv_tokens)
@@ -265,30 +245,6 @@ class BackendModel:
         if per_step is None or not per_step <= _FAR * self.most_per_step:
             return None
         return min(max(1.0, per_step), self.most_per_step)
-
-    def undrafted(self, request: RequestFeatures, tokens: float) -> Undrafted | None:
-        """Return the steps without drafts of an answer that is expected to be so long; None without a limit."""
-        if self.drafted_tokens == math.inf:
-            return _SUSPECT if request.prompt_tokens > self.proven_tokens and not self.has_limit else None
-        room = max(0.0, self.drafted_tokens - request.prompt_tokens)
-        if request.max_tokens is not None and request.max_tokens <= room:
-            room = math.inf
-        # However long an answer is already, as many more tokens are expected: recorded ones are closest to that. If it
-        # rather stays within the limit it costs nothing: a price for so many requests draws them to where it is paid.
-        beyond = math.exp(-room / tokens)
-        undrafted = tokens * beyond if beyond >= 0.5 else 0.0
-        return Undrafted(room, undrafted, self.backlog.undrafted_left(), self.limit_harms_others)
-
-    def is_beyond(self, outcome: Outcome) -> bool:
-        """Return whether a request got beyond the drafter's limit, or got no drafts where one may be."""
-        if self.has_limit:
-            return outcome.prompt_tokens + outcome.output_tokens / outcome.request.n > self.drafted_tokens
-        if outcome.prompt_tokens <= self.proven_tokens:
-            return False
-        if (outcome.tokens_per_step or 1.0) < _DRAFTED:
-            return True
-        self.proven_tokens = float(outcome.prompt_tokens)
-        return False
 
     def acceptance(self, key: Key, context_tokens: float = 0.0) -> tuple[float, float]:
         """Return the expected tokens per step for a request key, and the number of similar requests observed."""
@@ -385,15 +341,8 @@ class BackendModel:
         return between(self._by_level(key, self.depth, context_tokens), place)
 
 
-_WORSE: Final = Beyond.WORSE
-_LEAST_LIMIT: Final = 2048.0
-"""Context that any drafter is taken to serve: that of the first EAGLE heads."""
-_SUSPECT: Final = Undrafted(0.0, 0.0, 0.0, True)
-"""Of a longer request where no limit is declared: there may be one."""
 _FASTER: Final = 1.5
 """How much faster than expected an answer may get to the limit."""
-_DRAFTED: Final = 1.05
-"""Tokens per step of an answer that had drafts."""
 _MIN_OBSERVATIONS: Final = 20.0
 _FAR: Final = 1.5
 """Share of the most that an arm can give beyond which an answer is not believed."""

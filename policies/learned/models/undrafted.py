@@ -3,37 +3,80 @@
 from __future__ import annotations
 
 import math
+from typing import Final
+
+from backends.drafter_limit import Beyond, DrafterLimit
+from policies.decision import Outcome
+from policies.features.request import RequestFeatures
 
 
-class Undrafted:
-    """The steps without drafts that are expected of a request, on a replica whose drafter has a limit."""
+class Reach:
+    """How long contexts a backend's drafter serves."""
 
-    def __init__(self, room: float, tokens: float, left: float, harms_others: bool) -> None:
-        self.room = room  # tokens that its answer may have within the limit; infinite if it cannot have more
-        self.tokens = tokens  # tokens of its answer beyond it, each of which is a step
-        self._left = left  # steps for which those before it take the drafts of all
-        self.harms_others = harms_others
+    def __init__(self, k: float, *, may_have_limit: bool) -> None:
+        self._k = k
+        # Longest prompt that is known to get drafts where no limit is declared; infinite where there can be none.
+        self._proven_tokens = _LEAST_LIMIT if may_have_limit else math.inf
+        self.per_step = 0.0  # tokens per step of its answers of late, if it has a limit; 0.0 if unknown
+        self.read(None)
 
-    def steps(self, tokens: float, per_step: float) -> float:
-        """Return the steps of an answer of so many tokens, where those that have drafts give so many tokens."""
-        drafted = tokens - self.tokens
-        drafted -= _shared(drafted, self._left)
-        return max(1.0, tokens - drafted + drafted / per_step)
+    def read(self, limit: DrafterLimit | None) -> None:
+        """Replace the limit."""
+        self.is_known = limit is not None
+        self.harms_others = limit is None or limit.harms_others  # without a known one: perhaps
+        self._tokens = math.inf if limit is None or limit.beyond is _WORSE else limit.tokens - self._k
 
-    def taken(self, requests: int, tokens_left: float, mean: float, per_step: float) -> float:
-        """Return the steps that others lose: those here, and the mean number of requests on a replica after them."""
-        if not self.harms_others:
-            return 0.0
-        more = self.tokens - _shared(self.tokens, self._left)  # where their drafts are not taken by others already
-        met = _shared(more, tokens_left)
-        return (1.0 - 1.0 / per_step) * (requests * met + mean * (more - met))
+    def expected(self, request: RequestFeatures, tokens: float) -> tuple[float, float]:
+        """Return how many tokens of an answer, which has `tokens`, get no drafts, and after how many that may begin.
+
+        The latter is infinite if it cannot, or does not concern those beside it.
+        """
+        if self._tokens == math.inf:
+            return 0.0, 0.0 if request.prompt_tokens > self._proven_tokens and not self.is_known else math.inf
+        room = max(0.0, self._tokens - request.prompt_tokens)
+        if request.max_tokens is not None and request.max_tokens <= room:
+            return 0.0, math.inf
+        # However long an answer is already, as many more tokens are expected: recorded ones are closest to that. If it
+        # rather stays within the limit it costs nothing: a price for so many requests draws them to where it is paid.
+        beyond = math.exp(-room / tokens)
+        return tokens * beyond if beyond >= _LIKELY else 0.0, room if self.harms_others else math.inf
+
+    def is_beyond(self, outcome: Outcome) -> bool:
+        """Return whether a request got beyond the limit, or got no drafts where one may be."""
+        if self.is_known:
+            return outcome.prompt_tokens + outcome.output_tokens / outcome.request.n > self._tokens
+        if outcome.prompt_tokens > self._proven_tokens and (outcome.tokens_per_step or 1.0) >= _DRAFTED:
+            self._proven_tokens = float(outcome.prompt_tokens)
+        return outcome.prompt_tokens > self._proven_tokens
 
 
-def longest(steps: float, count: int) -> float:
-    """Return the mean of the longest of `count` numbers of steps whose sum is `steps`."""
-    return steps if count <= 1.0 else steps / count * (1.0 + math.log(count))
+def steps_of(tokens: float, undrafted: float, left: float, per_step: float) -> float:
+    """Return the steps of an answer some tokens of which get no drafts, nor do others for the steps that are `left`."""
+    drafted = tokens - undrafted
+    drafted -= _shared(drafted, left)
+    return max(1.0, tokens - drafted + drafted / per_step)
+
+
+def steps_taken(
+    undrafted: float, left: float, requests: int, tokens_left: float, mean: float, per_step: float
+) -> float:
+    """Return the steps that others lose: the requests here, and the mean number of a replica after them.
+
+    They lose none where others have taken their drafts already, as they do for the steps that are `left`.
+    """
+    more = undrafted - _shared(undrafted, left)
+    met = _shared(more, tokens_left)
+    return (1.0 - 1.0 / per_step) * (requests * met + mean * (more - met))
 
 
 def _shared(steps: float, others: float) -> float:
     """Return the steps that two requests share, of whose steps these means are left."""
     return steps * others / (steps + others) if others > 0.0 else 0.0
+
+
+_WORSE: Final = Beyond.WORSE
+_LEAST_LIMIT: Final = 2048.0
+"""Context that any drafter is taken to serve: that of the first EAGLE heads."""
+_LIKELY: Final = 0.5
+_DRAFTED: Final = 1.05
+"""Tokens per step of an answer that had drafts."""

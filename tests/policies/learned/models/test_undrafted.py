@@ -1,27 +1,21 @@
-"""Expected steps without drafts, against random numbers."""
+"""Steps without drafts: of the request itself, and of those beside it."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from policies.learned.models.undrafted import Undrafted, longest
+from policies.learned.models.undrafted import steps_of, steps_taken
 
 
-def test_the_longest_of_some_is_that_of_exponential_ones() -> None:
-    drawn = np.random.default_rng(1).exponential(100.0, (100_000, 4)).max(axis=1).mean()
-    assert longest(400.0, 4) == pytest.approx(drawn, rel=0.2)
-    assert (longest(30.0, 1), longest(0.0, 0)) == (30.0, 0.0)
+def test_each_token_without_a_draft_is_a_step() -> None:
+    assert [steps_of(200.0, undrafted, 0.0, 2.5) for undrafted in (0.0, 50.0, 200.0)] == [80.0, 110.0, 200.0]
+    assert steps_of(200.0, 0.0, 1e9, 2.5) == pytest.approx(200.0)
+    assert steps_of(1.5, 0.0, 0.0, 2.5) == 1.0
 
 
-def test_steps_and_what_is_taken_from_others() -> None:
-    within, beyond = Undrafted(0.0, 0.0, 0.0, True), Undrafted(0.0, 200.0, 0.0, True)
-    assert (within.steps(200.0, 2.5), beyond.steps(200.0, 2.5)) == (80.0, 200.0)
-    assert within.taken(8, 100.0, 8.0, 2.5) == 0.0
-    assert Undrafted(0.0, 200.0, 0.0, False).taken(8, 100.0, 8.0, 2.5) == 0.0
-    # Whoever is there loses 0.6 of each step: eight at a time, whether they stay or are followed by others.
-    assert beyond.taken(8, 100.0, 8.0, 2.5) == pytest.approx(0.6 * 8 * 200)
-    again = Undrafted(0.0, 200.0, 200.0, True)  # beside another one that has as much left
-    assert again.taken(8, 100.0, 8.0, 2.5) == pytest.approx(0.5 * beyond.taken(8, 100.0, 8.0, 2.5))
-    beside = Undrafted(0.0, 0.0, 1e9, True)
-    assert beside.steps(200.0, 2.5) == pytest.approx(200.0)
+def test_whoever_is_there_loses_drafts_that_are_not_taken_already() -> None:
+    # Eight at a time lose 0.6 of each step, whether they stay or are followed by others.
+    assert steps_taken(200.0, 0.0, 8, 250.0, 8.0, 2.5) == pytest.approx(0.6 * 8 * 200)
+    again = steps_taken(200.0, 200.0, 8, 250.0, 8.0, 2.5)  # beside another one that has as much left
+    assert again == pytest.approx(0.5 * steps_taken(200.0, 0.0, 8, 250.0, 8.0, 2.5))
+    assert steps_taken(200.0, 0.0, 8, 250.0, 8.0, 1.0) == steps_taken(0.0, 0.0, 8, 250.0, 8.0, 2.5) == 0.0
