@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 from zlib import crc32
@@ -64,35 +63,21 @@ MIN_PREFIX_TOKENS: Final = 32
 """Length of the shortest prefix that is worth finding in a prefix cache."""
 
 
-@dataclass(slots=True, init=False)
 class Prompt:
     """The prompt of a request."""
 
-    pieces: list[str]  # texts in order, including the system prompt; for a batch of prompts, those of the last one
-    system: list[str]  # texts of the system prompt
-    ids: list[int]  # token ids, if the prompt was sent as ids; for a batch, those of the last prompt
-    size_bytes: int  # UTF-8 bytes of all texts
-    id_count: int  # number of token ids in all prompts
-    turns: int  # number of messages, without the system prompt
-    batch: int  # number of independent prompts in the request
-
     def __init__(
-        self,
-        pieces: list[str] | None = None,
-        system: list[str] | None = None,
-        ids: list[int] | None = None,
-        size_bytes: int = 0,
-        id_count: int = 0,
-        turns: int = 1,
-        batch: int = 1,
+        self, pieces: list[str] | None = None, ids: list[int] | None = None, turns: int = 1, batch: int = 1
     ) -> None:
-        self.pieces = [] if pieces is None else pieces
-        self.system = [] if system is None else system
-        self.ids = [] if ids is None else ids
-        self.size_bytes = size_bytes
-        self.id_count = id_count
-        self.turns = turns
-        self.batch = batch
+        # Texts in order, including the system prompt; for a batch of prompts, those of the last one.
+        self.pieces: list[str] = [] if pieces is None else pieces
+        self.system: list[str] = []  # texts of the system prompt
+        # Token ids, if the prompt was sent as ids; for a batch, those of the last prompt.
+        self.ids: list[int] = [] if ids is None else ids
+        self.size_bytes = 0  # UTF-8 bytes of all texts
+        self.id_count = len(self.ids)  # number of token ids in all prompts
+        self.turns = turns  # number of messages, without the system prompt
+        self.batch = batch  # number of independent prompts in the request
 
     @property
     def tokens(self) -> int:
@@ -229,7 +214,7 @@ def _read_plain(value: object) -> Prompt:
     if not isinstance(value, list) or not value:
         return Prompt()
     if isinstance(value[0], int):
-        return Prompt(ids=value, id_count=len(value))
+        return Prompt(ids=value)
     prompt = Prompt(batch=len(value))
     *others, last = value
     for other in others:
