@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
+from backends.seldom import Seldom
+
 log = logging.getLogger(__name__)
 
 Work = Literal[
@@ -45,13 +47,11 @@ Work = Literal[
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Before work that has failed is begun again: doubled each time, until it has run for a minute."""
 _SETTLED_S = 60.0
-_LOG_INTERVAL_S = 60.0
-_MOST_LOGGED = 1000
 
 on_failure: list[Callable[[Work], None]] = []
 """Called with the kind of what has failed."""
 _tasks: set[asyncio.Task[Any]] = set()  # event loops keep weak references only
-_logged_s: dict[tuple[str, str], float] = {}
+_logged = Seldom()
 T = TypeVar("T")
 
 
@@ -125,11 +125,7 @@ def guarded(work: Work, *, of: str = "") -> Iterator[None]:
 
 def note(work: Work, error: BaseException, *, of: str = "", then: str = "") -> None:
     """Log and count a failure; in any thread."""
-    now_s = time.monotonic()
-    if now_s - _logged_s.get((work, of), -_LOG_INTERVAL_S) >= _LOG_INTERVAL_S:
-        if len(_logged_s) >= _MOST_LOGGED:
-            _logged_s.clear()
-        _logged_s[work, of] = now_s
+    if _logged.may_say((work, of)):
         text = "%s%s failed%s (logged once a minute; gateway_background_failures_total counts failures)"
         log.error(text, work, f" of {of}" if of else "", then, exc_info=error)
     for count in on_failure:

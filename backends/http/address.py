@@ -47,6 +47,11 @@ class Address:
         return cls(parts.hostname, port, parts.netloc.rpartition("@")[2].encode("ascii"), parts.scheme == "https")
 
 
+def host_and_port(host: str, port: int | str) -> str:
+    """Return an address as URLs have it: `10.0.0.1:8000`, `[::1]:8000`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 async def connect(
     address: Address, protocol: asyncio.Protocol, timeout_s: float, tls: ssl.SSLContext | None
 ) -> UpstreamError | None:

@@ -13,9 +13,7 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 _TIMEOUT_S = 60.0
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Distil and pin the rules of a running gateway. Exits 1 if the gateway refuses.",
 )

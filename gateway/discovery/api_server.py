@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
+from backends.http.address import host_and_port
 from gateway.discovery.source import SourceError
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -51,7 +52,7 @@ class ApiServer:
         host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
             raise SourceError("KUBERNETES_SERVICE_HOST is not set: the gateway does not run in a cluster")
-        return cls(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
+        return cls(f"https://{host_and_port(host, port)}")
 
     def client(self) -> httpx.AsyncClient:
         """Return a client with the token and the authority as they are now."""

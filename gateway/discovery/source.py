@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple, Protocol
 
+from backends.http.address import host_and_port
 from gateway.config.settings import BackendSettings
 
 MOST_REPLICAS = 1000
@@ -44,4 +45,4 @@ def replica_at(address: str, port: int) -> Replica:
     >>> replica_at("fd00::7", 8000)[:2]
     ('fd00::7:8000', 'http://[fd00::7]:8000')
     """
-    return Replica(f"{address}:{port}", f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}")
+    return Replica(f"{address}:{port}", f"http://{host_and_port(address, port)}")

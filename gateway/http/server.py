@@ -17,6 +17,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from backends.http.wire import WriteBatch
+from backends.seldom import Seldom
 from gateway.http.request_head import HeadLimits, RequestHead
 
 if TYPE_CHECKING:  # it imports this module
@@ -31,7 +32,6 @@ _STATUS_LINES: Final = {
 _NO_BODY_STATUSES: Final = frozenset({204, 304})
 SWEEP_S = 1.0
 """Seconds between checks for connections whose time is over."""
-_LOG_EVERY_S = 60.0
 _OVERFLOW_CONNECTIONS = 64
 """Connections above the limit that are told so; further ones are only closed."""
 _MOST_IDLE = 1024
@@ -188,7 +188,7 @@ class HttpServer:
         self._held_bytes = 0
         self._idlest: list[tuple[float, ServerConnection]] = []  # the last is idle for longest
         self._idlest_again_s = 0.0
-        self._warn_again_s: dict[str, float] = {}
+        self._warned = Seldom()
 
     def forget_heads(self) -> None:
         """Have the service admit the next request of each connection: it would decide otherwise than before."""
@@ -251,9 +251,7 @@ class HttpServer:
 
     def _warn(self, text: str) -> None:
         """Log a warning, once a minute."""
-        now_s = time.monotonic()
-        if now_s >= self._warn_again_s.get(text, 0.0):
-            self._warn_again_s[text] = now_s + _LOG_EVERY_S
+        if self._warned.may_say(text):
             log.warning("%s", text)
 
     def close(self, transport: Any) -> None:

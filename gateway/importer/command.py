@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     cls=CommandGroup,
-    add_completion=False,
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Make a pool file of another router's configuration. What could not be kept is listed on stderr.",
 )
@@ -41,9 +39,9 @@ def litellm(
 ) -> None:
     """Import the config.yaml of LiteLLM's proxy."""
     from gateway.importer import litellm as source
-    from gateway.importer.flags import read_mapping, read_text
+    from gateway.importer.flags import read_mapping
 
-    _write(f"litellm {file.name}", lambda: source.read(read_mapping(read_text(file), file)), output)
+    _write(f"litellm {file.name}", lambda: source.read(read_mapping(file)), output)
 
 
 @app.command("production-stack", context_settings=_ANY_FLAGS)

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from backends.files import yaml as files
 from backends.validation import UsageError
 
 _MAX_BYTES = 2**20
@@ -87,22 +88,17 @@ class Flags:
 def read_text(path: Path) -> str:
     """Return the text of a file."""
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-        text = data.decode()
+        return files.read_text(path, _MAX_BYTES)
     except OSError as error:
         raise UsageError(f"{path}: cannot read it: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: not UTF-8") from None
-    if len(data) > _MAX_BYTES:
-        raise UsageError(f"{path}: larger than 1 MiB, which no configuration is")
-    return text
+    except ValueError as error:
+        raise UsageError(f"{path}: {'not UTF-8' if isinstance(error, UnicodeDecodeError) else error}") from None
 
 
-def read_mapping(text: str, path: Path) -> dict[str, object]:
-    """Return a YAML document that is a mapping."""
+def read_mapping(path: Path) -> dict[str, object]:
+    """Return the YAML document in a file, which is a mapping."""
     try:
-        document = yaml.safe_load(text)
+        document = yaml.safe_load(read_text(path))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f":{mark.line + 1}:{mark.column + 1}" if mark else ""

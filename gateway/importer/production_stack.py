@@ -9,7 +9,7 @@ from typing import Any
 from backends.validation import UsageError
 from gateway.importer.configuration import Configuration, Replica, Router, name_of
 from gateway.importer.engine import K_VARIABLE, speculation_of
-from gateway.importer.flags import Flags, flags_of, read_mapping, read_text, section
+from gateway.importer.flags import Flags, flags_of, read_mapping, section
 from gateway.importer.pool_text import Variable
 
 COMMANDS = ("vllm-router", "vllm_router")
@@ -20,8 +20,7 @@ _PREFILL_DECODE = "disaggregated_prefill"
 def read(words: Sequence[str], model: str | None, service: str | None, release: str) -> Configuration:
     """Return what a production-stack was configured with."""
     if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
-        path = Path(words[0])
-        return _chart(read_mapping(read_text(path), path), service, release)
+        return _chart(read_mapping(Path(words[0])), service, release)
     configuration = Configuration(Router.of("production-stack"))
     _router(flags_of(words, COMMANDS), configuration, model, service)
     return configuration

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 from backends import background
 from backends.backend import Backend
-from backends.http.address import Address
+from backends.http.address import Address, host_and_port
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Destinations:
         destination = ""
         if address.path is None:
             try:
-                destination = _destination(str(ip_address(address.host)), address.port)
+                destination = host_and_port(str(ip_address(address.host)), address.port)
             except ValueError:  # a name
                 self._hosts[url] = address
         else:
@@ -87,8 +87,4 @@ class Destinations:
                 log.warning("%s: %s cannot be resolved: %s", url, address.host, error)
                 continue
             host, port = found[0][4][:2]
-            self._by_url[url] = _destination(str(host), int(port))
-
-
-def _destination(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            self._by_url[url] = host_and_port(str(host), int(port))

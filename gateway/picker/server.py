@@ -17,6 +17,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from starlette.types import ASGIApp
 
 from backends import background
+from backends.http.address import host_and_port
 from gateway.picker.call import Call
 from gateway.picker.destinations import Destinations
 from gateway.picker.stream import Picking
@@ -85,7 +86,7 @@ class PickerServer:
     def _listen(self, server: grpc.aio.Server, opened: socket.socket) -> None:
         """Have gRPC listen where a socket is bound, which it cannot take over."""
         host, port = opened.getsockname()[:2]
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = host_and_port(host, port)
         opened.close()
         settings = self._gateway.settings.picker
         if settings is None or settings.tls is None:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 
 from backends import background
+from backends.seldom import Seldom
 from gateway.config.settings import RecorderSettings
 from gateway.recorder.document import RecordBuilder, RequestNotes
 from gateway.recorder.files import TraceFiles
@@ -34,7 +35,6 @@ _PAUSE_S = 0.0005
 _FRAME_BYTES = 1 << 18
 """Uncompressed lines per frame. This size fits a core's own cache, and the allocator keeps the memory: with four times
 as much it returned the memory to the kernel each time, which cost one or two page faults per record."""
-_LOG_INTERVAL_S = 60.0
 _STOP_S = 10.0
 
 
@@ -65,7 +65,7 @@ class Recorder:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._oldest_s = 0.0
-        self._logged_s = -_LOG_INTERVAL_S
+        self._logged = Seldom()
         self._counted = (0, 0, 0)
         self._failed_on_loop = self._failed_in_thread = 0  # each counted by one thread only
         self.written = self.dropped = 0
@@ -211,9 +211,7 @@ class Recorder:
             self.written += records
 
     def _log_error(self, message: str) -> None:
-        now_s = time.monotonic()
-        if now_s - self._logged_s >= _LOG_INTERVAL_S:
-            self._logged_s = now_s
+        if self._logged.may_say():
             logger.error("recorder: %s (logged once a minute; gateway_recorder_records_total counts them)", message)
 
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from backends.seldom import Seldom
 from gateway.reports.trail import Trail
 from gateway.telemetry.log_format import place_of
 from gateway.telemetry.registry import Registry
@@ -18,7 +19,6 @@ log = logging.getLogger(__name__)
 _BATCH = 64
 _PAUSE_S = 0.0005
 _STOP_S = 3.0
-_LOG_INTERVAL_S = 60.0
 
 
 class Sink(Protocol):
@@ -47,7 +47,7 @@ class Outlet:
         # Since the start; `dropped` is counted by the event loop, the others by the thread.
         self._passed = {"sent": 0, "dropped": 0, "failed": 0}
         self._counted = self._passed.copy()
-        self._logged_s = -_LOG_INTERVAL_S
+        self._logged = Seldom()
 
     def put(self, trail: Trail) -> None:
         """Append a trail, or drop it if too many wait."""
@@ -98,9 +98,7 @@ class Outlet:
         except Exception as error:  # noqa: BLE001 -- a defect in one batch must not end the thread
             succeeded, why = False, place_of(error)
         self._passed["sent" if succeeded else "failed"] += len(trails)
-        now_s = time.monotonic()
-        if not succeeded and now_s - self._logged_s >= _LOG_INTERVAL_S:
-            self._logged_s = now_s
+        if not succeeded and self._logged.may_say():
             log.warning(
                 "%s are lost: %s (logged once a minute; gateway_telemetry_requests_total counts the requests)",
                 self._sink.signal,

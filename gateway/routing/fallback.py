@@ -6,12 +6,12 @@ Policies may be third-party code, and a defect in one must not fail requests.
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from backends.backend import Candidate
+from backends.seldom import Seldom
 from gateway.telemetry.registry import Registry
 from policies.balancing.least_loaded import LeastLoaded
 from policies.features.request import RequestFeatures
@@ -33,8 +33,6 @@ CALLS = (
 )
 REASON = "policy_failed"
 
-_LOG_INTERVAL_S = 60.0
-
 
 class Fallback:
     """Chooses backends for a model when its policy fails, and counts the failures.
@@ -54,7 +52,7 @@ class Fallback:
         self._least_loaded = LeastLoaded(LoadSettings())
         self._failed: Counter[str] = Counter()
         self._counted: Counter[str] = Counter()
-        self._logged_s: dict[str, float] = {}
+        self._logged = Seldom()
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose the least loaded candidate."""
@@ -63,9 +61,7 @@ class Fallback:
     def note(self, policy: str, call: str, error: Exception) -> None:
         """Count an error of a policy, and log it with its traceback, at most once a minute per method."""
         self._failed[call] += 1
-        now_s = time.monotonic()
-        if now_s - self._logged_s.get(call, -_LOG_INTERVAL_S) >= _LOG_INTERVAL_S:
-            self._logged_s[call] = now_s
+        if self._logged.may_say(call):
             consequence = "; requests are routed by least_loaded" if call == "choose" else ""
             log.error(
                 "policy %s failed in %s%s (logged once a minute; gateway_policy_errors_total counts failures)",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
 from bisect import bisect_left
 from dataclasses import dataclass
 
 from backends.backend import Backend
+from backends.seldom import Seldom
 from gateway.telemetry.registry import Registry
 from gateway.telemetry.series import Count, Distribution
 
@@ -20,7 +19,6 @@ _LATENCY_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0,
 _STEP_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.045, 0.07, 0.1, 0.2, 0.5, 1.0, 3.0)
 _OVERHEAD_S = (2e-5, 5e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.05, 0.2, 1.0)
 _CONTEXTS = tuple(float(2**power) for power in range(8, 21))
-_SAY_EVERY_S = 60.0
 _TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0)
 _TEMPERATURE_LABELS = ("0", "0-0.3", "0.3-0.5", "0.5-0.7", "0.7-1", "1+")
 
@@ -156,7 +154,7 @@ class RequestSeries:
             ("model", "reason"),
         )
         self.keys = counter("gateway_key_tokens", "Prompt and output tokens that a key was charged", ("key",))
-        self._said_s: dict[tuple[str, ...], float] = {}  # when a line was logged of what is implausible
+        self._said = Seldom()  # of what is implausible
 
     def of(self, backend: Backend) -> BackendSeries:
         """Return the series of a backend."""
@@ -182,9 +180,7 @@ class RequestSeries:
         """Count what a backend reported and cannot be, and log it, once a minute at most."""
         labels = (backend.model, backend.name, backend.said.method.value, what)
         self.implausible.labels(*labels).inc()
-        now_s = time.monotonic()
-        if now_s - self._said_s.get(labels, -math.inf) >= _SAY_EVERY_S:
-            self._said_s[labels] = now_s
+        if self._said.may_say(labels):
             log.warning("%s/%s reports what cannot be, which is ignored: %s", backend.model, backend.name, what)
 
     def count_context(self, backend: Backend, series: BackendSeries, tokens: int) -> None:

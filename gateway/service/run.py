@@ -20,6 +20,7 @@ import uvloop
 from rich.console import Console
 
 from backends import background
+from backends.http.address import host_and_port
 from backends.launch.supervisor import Launcher, LaunchError
 from gateway.config.settings import PoolSettings
 from gateway.config.settings.keys import address_of
@@ -81,10 +82,6 @@ def serve(
     else:
         shutil.rmtree(run_dir, ignore_errors=True)
     return status
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class _Serving:
@@ -229,7 +226,8 @@ class _Serving:
             while loop.time() < end_s and not self._simulator_is_ready():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await self._started.wait()
-        lines = start_lines(self._settings, [_address(*each) for each in self._addresses], self._generated_admin_key)
+        addresses = [host_and_port(*each) for each in self._addresses]
+        lines = start_lines(self._settings, addresses, self._generated_admin_key)
         console.print("\n".join(lines), soft_wrap=True, markup=False)
 
     def _simulator_is_ready(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Protocol, cast
 from starlette.types import ASGIApp
 
 from backends import background
+from backends.seldom import Seldom
 from gateway.config.settings.server import ServerSettings
 from gateway.http.connection import ServerConnection
 from gateway.http.server import HttpServer, ServerLimits
@@ -32,7 +33,6 @@ _OTHER_FILES = 64  # what a process opens besides connections of clients and to 
 _POLL_S = 0.05
 _ABORT_S = 5.0  # what aborted requests may take to end
 _FILES_CHECK_S = 1.0
-_LOG_EVERY_S = 60.0
 
 
 class Companion(Protocol):
@@ -175,14 +175,13 @@ def server_limits(settings: ServerSettings) -> ServerLimits:
 
 async def _watch_open_files() -> None:
     """Log when no more files can be opened; new connections are then closed by the event loop, which tells nobody."""
-    again_s = 0.0
+    logged = Seldom()
     while True:
         await asyncio.sleep(_FILES_CHECK_S)
         try:
             os.close(os.dup(0))
         except OSError as error:
-            if error.errno in {errno.EMFILE, errno.ENFILE} and time.monotonic() >= again_s:
-                again_s = time.monotonic() + _LOG_EVERY_S
+            if error.errno in {errno.EMFILE, errno.ENFILE} and logged.may_say():
                 log.warning("no more files can be opened (%s): new connections are closed", error.strerror)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from backends import background
 from backends.background import Work
+from backends.seldom import Seldom
 from tests.support.paths import ROOT
 from tests.support.waiting import eventually
 
@@ -23,7 +24,7 @@ STARTS = {"create_task", "ensure_future"}
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
     counts: list[Work] = []
     monkeypatch.setattr(background, "on_failure", [counts.append])
-    monkeypatch.setattr(background, "_logged_s", {})
+    monkeypatch.setattr(background, "_logged", Seldom())
     monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.01)
     return counts
 

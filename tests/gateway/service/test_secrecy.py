@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from backends import background
+from backends.seldom import Seldom
 from gateway.relay.observers import Observer
 from gateway.routing.router import RoutedRequest
 from gateway.telemetry.log_format import LogFormat, place_of
@@ -135,7 +136,7 @@ class Failing:
 async def test_no_prompt_and_no_key_is_logged_or_recorded(
     gateway_of: Start, log: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "_logged_s", {})  # what another test has had logged a moment ago
+    monkeypatch.setattr(background, "_logged", Seldom())  # what another test has had logged a moment ago
     recorder = {"path": str(tmp_path), "text": "none", "flush_s": 0.01}
     limits = {"max_body_mib": 0.1, "drain_s": 1}
     async with gateway_of({"a": "baseline"}, keys=KEYS, recorder=recorder, server=limits) as running:
