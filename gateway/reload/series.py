@@ -14,22 +14,10 @@ class BesideSeries:
     """Counts reloads, answers of sources of replicas, and failures of work beside the requests."""
 
     def __init__(self, registry: Registry) -> None:
-        self._reloads = registry.counter(
-            "gateway_reloads", "Reloads of the pool file, by cause and outcome", ("cause", "outcome")
-        )
-        self._discoveries = registry.counter(
-            "gateway_discoveries",
-            "Answers of a source of replicas: `found`, `nothing` (no replica, so those before are kept) or `failed`",
-            ("model", "source", "outcome"),
-        )
-        self._discovered = registry.gauge(
-            "gateway_discovered_backends", "Replicas that the source has found", ("model", "source")
-        )
-        self._failures = registry.counter(
-            "gateway_background_failures",
-            "Failures of work beside the requests, by kind; it was begun again, or what failed was left out",
-            ("work",),
-        )
+        self._reloads = registry.counter("gateway_reloads")
+        self._discoveries = registry.counter("gateway_discoveries")
+        self._discovered = registry.gauge("gateway_discovered_backends")
+        self._failures = registry.counter("gateway_background_failures")
         # At once: the rate of a series that begins with an event misses that.
         for cause, outcome in product(get_args(Cause), get_args(Outcome)):
             self._reloads.labels(cause, outcome)

@@ -73,13 +73,7 @@ class Fallback:
 
     def count(self, registry: Registry, model: str) -> None:
         """Add the failures since the last call to the series."""
-        errors = registry.counter(
-            "gateway_policy_errors",
-            "Exceptions raised by the policy, by method: `choose`, after which `least_loaded` routes the request "
-            "(reason `policy_failed`); `observe`, `observe_shadow`, `maintenance`, "
-            "`forget`, `engine_changed`, `correct`, `take_over` or `warm_up`, which are left out",
-            ("model", "call"),
-        )
+        errors = registry.counter("gateway_policy_errors")
         for call in CALLS:
             errors.labels(model, call).inc(self._failed[call] - self._counted[call])
         self._counted = self._failed.copy()

@@ -40,13 +40,7 @@ class PeerExchange:
     def __init__(self, peers: Peers, live: Live | None, registry: Registry) -> None:
         self._peers = peers
         self._live = live  # None for a process without peers
-        self._alive = registry.gauge(
-            "gateway_peers",
-            "Other processes that serve the pool and were heard of in the last 3 s; 0 if this one is alone, or "
-            "Redis is out of reach",
-            (),
-            "livemin",
-        )
+        self._alive = registry.gauge("gateway_peers")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="peers")
         self._task: asyncio.Task[None] | None = None
         self._written = 0  # number of the last report that was written

@@ -34,19 +34,9 @@ class _Series:
     """The series of a store."""
 
     def __init__(self, registry: Registry, store: str) -> None:
-        connected = registry.gauge(
-            "gateway_state_connected",
-            "1 if the last attempt to use the store succeeded, 0 if it failed and the gateway continues without it",
-            ("store",),
-            "livemin",
-        )
-        last_sync = registry.gauge(
-            "gateway_state_last_sync_timestamp_seconds",
-            "Time of the last successful exchange with the store, in seconds since 1970",
-            ("store",),
-            "livemin",
-        )
-        errors = registry.counter("gateway_state_errors", "Errors of the store, by kind", ("store", "kind"))
+        connected = registry.gauge("gateway_state_connected")
+        last_sync = registry.gauge("gateway_state_last_sync_timestamp_seconds")
+        errors = registry.counter("gateway_state_errors")
         self.connected, self.last_sync = connected.labels(store), last_sync.labels(store)
         self.errors = {kind: errors.labels(store, kind) for kind in ERRORS}
 

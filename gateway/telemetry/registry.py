@@ -1,4 +1,4 @@
-"""The registry in which each part of a gateway process declares its series `gateway_...`, with bounded label values.
+"""The registry of a gateway process, for the series that series.yaml describes. Label values are bounded.
 
 With one worker the values live in the process. With several, `PROMETHEUS_MULTIPROC_DIR` is set before this module is
 imported, the workers keep the values in files there, and each worker can serve the page of all. Updates on the request
@@ -9,9 +9,11 @@ old for the others.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.resources import files
+from typing import Any, Final
 
+import yaml
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, disable_created_metrics
 from prometheus_client.exposition import generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -20,8 +22,9 @@ from prometheus_client.samples import Sample
 from backends.backend import Backend
 from gateway.telemetry.series import Count, Distribution, Family, forget_series
 
-OfWorkers = Literal["livemostrecent", "livesum", "livemin", "livemax"]
-"""How a gauge is aggregated over workers: most recent value, sum, minimum or maximum."""
+_CATALOGUE: Final = yaml.safe_load(files("gateway.telemetry").joinpath("series.yaml").read_text("utf-8"))
+Series = Mapping[str, Any]
+"""What a series is about, as in `series.yaml`; rooms give their own."""
 
 
 class Registry:
@@ -38,28 +41,32 @@ class Registry:
         self.declared: list[Counter | Gauge | Histogram] = []
         self._present: frozenset[tuple[str, str]] | None = None
 
-    def counter(self, name: str, text: str, labels: tuple[str, ...]) -> Family[Count]:
+    def counter(self, name: str, series: Series | None = None) -> Family[Count]:
         """Declare a counter."""
         if name not in self._families:
-            self._declare(name, Counter(name, text, labels, registry=self._own), Count)
+            known = series or _CATALOGUE["series"][name]
+            self._declare(name, Counter(name, known["help"], known["labels"], registry=self._own), Count)
         return self._families[name]
 
-    def histogram(
-        self, name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]
-    ) -> Family[Distribution]:
-        """Declare a histogram with the upper bounds of its buckets."""
+    def histogram(self, name: str, series: Series | None = None) -> Family[Distribution]:
+        """Declare a histogram."""
         if name not in self._families:
-            self._declare(name, Histogram(name, text, labels, buckets=bounds, registry=self._own), Distribution)
+            known = series or _CATALOGUE["series"][name]
+            bounds = _CATALOGUE["buckets"][known["buckets"]]
+            made = Histogram(name, known["help"], known["labels"], buckets=bounds, registry=self._own)
+            self._declare(name, made, Distribution)
         return self._families[name]
 
     def _declare(self, name: str, made: Counter | Histogram, series: Callable[[Any], Count | Distribution]) -> None:
         self.declared.append(made)
         self._families[name] = Family(made, series)
 
-    def gauge(self, name: str, text: str, labels: tuple[str, ...], workers: OfWorkers = "livemostrecent") -> Gauge:
+    def gauge(self, name: str, series: Series | None = None) -> Gauge:
         """Declare a gauge."""
         if name not in self._gauges:
-            made = Gauge(name, text, labels, registry=self._own, multiprocess_mode=workers)
+            known = series or _CATALOGUE["series"][name]
+            mode = known.get("workers", "livemostrecent")
+            made = Gauge(name, known["help"], known.get("labels", ()), registry=self._own, multiprocess_mode=mode)
             self.declared.append(made)
             self._gauges[name] = made
         return self._gauges[name]
