@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
-
-from backends.seldom import Seldom
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +50,34 @@ _SETTLED_S = 60.0
 on_failure: list[Callable[[Work], None]] = []
 """Called with the kind of what has failed."""
 _tasks: set[asyncio.Task[Any]] = set()  # event loops keep weak references only
+_SAID_AGAIN_S = 60.0
+_MOST_SAID = 1000
+
+
+class Seldom:
+    """Says when something may be said again, which is once a minute for each key.
+
+    Examples
+    --------
+    >>> seldom = Seldom()
+    >>> seldom.may_say("full"), seldom.may_say("full"), seldom.may_say("slow")
+    (True, False, True)
+    """
+
+    def __init__(self) -> None:
+        self._said_s: dict[object, float] = {}
+
+    def may_say(self, key: object = None) -> bool:
+        """Return whether something may be said now, which is then."""
+        now_s = time.monotonic()
+        if now_s - self._said_s.get(key, -math.inf) < _SAID_AGAIN_S:
+            return False
+        if len(self._said_s) >= _MOST_SAID:
+            self._said_s.clear()
+        self._said_s[key] = now_s
+        return True
+
+
 _logged = Seldom()
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from backends.background import Seldom
 from backends.http.wire import WriteBatch
-from backends.seldom import Seldom
 from gateway.http.request_head import HeadLimits, RequestHead
 
 if TYPE_CHECKING:  # it imports this module

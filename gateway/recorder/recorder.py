@@ -12,7 +12,7 @@ import time
 from collections import deque
 
 from backends import background
-from backends.seldom import Seldom
+from backends.background import Seldom
 from gateway.config.settings import RecorderSettings
 from gateway.recorder.document import RecordBuilder, RequestNotes
 from gateway.recorder.files import TraceFiles

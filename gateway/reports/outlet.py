@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from backends.seldom import Seldom
+from backends.background import Seldom
 from gateway.reports.trail import Trail
 from gateway.telemetry.log_format import place_of
 from gateway.telemetry.registry import Registry

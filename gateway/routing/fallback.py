@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from backends.backend import Candidate
-from backends.seldom import Seldom
+from backends.background import Seldom
 from gateway.telemetry.registry import Registry
 from policies.balancing.least_loaded import LeastLoaded
 from policies.features.request import RequestFeatures

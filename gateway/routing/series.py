@@ -7,7 +7,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from backends.backend import Backend
-from backends.seldom import Seldom
+from backends.background import Seldom
 from gateway.telemetry.registry import Registry
 from gateway.telemetry.series import Count, Distribution
 

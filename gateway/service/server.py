@@ -16,7 +16,7 @@ from typing import Protocol, cast
 from starlette.types import ASGIApp
 
 from backends import background
-from backends.seldom import Seldom
+from backends.background import Seldom
 from gateway.config.settings.server import ServerSettings
 from gateway.http.connection import ServerConnection
 from gateway.http.server import HttpServer, ServerLimits

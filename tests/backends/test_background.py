@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from backends import background
-from backends.background import Work
-from backends.seldom import Seldom
+from backends.background import Seldom, Work
 from tests.support.paths import ROOT
 from tests.support.waiting import eventually
 

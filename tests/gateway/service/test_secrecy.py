@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from backends import background
-from backends.seldom import Seldom
+from backends.background import Seldom
 from gateway.relay.observers import Observer
 from gateway.routing.router import RoutedRequest
 from gateway.telemetry.log_format import LogFormat, place_of
