@@ -84,11 +84,10 @@ def test_a_machine_is_found_again_by_one_unlike_it(tmp_path: Path) -> None:
     assert printed.splitlines()[-2].removeprefix("# ") in out.read_text()
     mine = load_calibration(str(out))
     for one in loops:
-        real_s, theirs_s, ours_s = (
-            np.median(tpot_s) for tpot_s in (one.tpot_s, played(one, LIKE).tpot_s, played(one, str(out)).tpot_s)
-        )
-        assert theirs_s > 2.5 * real_s
-        assert ours_s == pytest.approx(real_s, rel=0.06)
+        ours, theirs = played(one, str(out)), played(one, LIKE)
+        assert np.median(theirs.tpot_s) > 2.5 * np.median(one.tpot_s)
+        assert np.median(ours.tpot_s) == pytest.approx(np.median(one.tpot_s), rel=0.07)
+        assert np.median(ours.ttft_s) == pytest.approx(np.median(one.ttft_s), rel=0.11)
     assert mine.kv_tokens(Method.BASELINE) == pytest.approx(KV_TOKENS, abs=16)
     assert (mine.hardware, mine.target) == ("2x mine", load_calibration(LIKE).target)
     # What was counted is of code; text of other kinds, and methods that were not measured, are as there.
