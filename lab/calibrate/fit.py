@@ -70,6 +70,8 @@ def fitted(loops: Sequence[Loop], like: Calibration) -> dict[str, Any]:
     for (group, name), value in zip(prior, values, strict=True):
         own[group][name] = float(f"{value:.4g}")
     document["memory"] |= _memory(loops, like)
+    longest = max(int((loop.prompt_tokens + loop.output_tokens).max()) for loop in loops)
+    document["scheduler"]["max_model_len"] = max(longest, like.scheduler.max_model_len)
     for method, acceptance in _acceptance(loops, like).items():
         entry = document["methods"][method]
         entry.pop("acceptance_like", None)
@@ -118,7 +120,7 @@ def _rows(loop: Loop, like: Calibration) -> Rows:
             (loop.method.value, "per_context_token_s"): passes * context,
         }
     # What drafting takes by its share of the verification stays as it is.
-    return Rows((ended_s - first_s) / later / (1 + like.methods[loop.method].drafting.verify_share), amounts)
+    return Rows((ended_s - first_s) / later / (1 + like.method(loop.method).drafting.verify_share), amounts)
 
 
 def _memory(loops: Sequence[Loop], like: Calibration) -> dict[str, object]:

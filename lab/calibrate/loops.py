@@ -22,6 +22,7 @@ from lab.trace import TraceRecord
 
 _MOST_BYTES = 256 << 20
 _FEWEST_STEPS = 4
+_MOST_REQUESTS = 2000  # of a loop; each is compared with each
 _TURNAROUND_S = 0.002  # of a client
 
 
@@ -63,7 +64,7 @@ def read_loops(path: Path, kind: Kind) -> Iterator[Loop]:
         if document["schema"] != SCHEMA:
             raise UsageError(f"{path}: is {document['schema']!r}, not {SCHEMA!r}; measure again with this version")
         for run in document["runs"]:
-            if run["concurrency"] is not None and run["method"] is not None:
+            if run["concurrency"] is not None and run["method"] is not None and run["each"]["steps"]:
                 yield _loop(run, kind if document["trace"] else None)
     except OSError as error:
         raise UsageError(f"{path}: cannot read it: {error.strerror}") from None
@@ -73,14 +74,18 @@ def read_loops(path: Path, kind: Kind) -> Iterator[Loop]:
 
 def _loop(run: Mapping[str, Any], kind: Kind | None) -> Loop:
     columns = np.array([run["each"][name] for name in EACH], float)
-    columns = columns[:, columns[EACH.index("steps")] >= _FEWEST_STEPS]
+    columns = columns[:, np.argsort(columns[0])][:, :_MOST_REQUESTS]
+    *_, steps, ttft_s, e2e_s = columns
+    columns = columns[:, (steps >= _FEWEST_STEPS) & (e2e_s > ttft_s)]
+    if not columns.size:
+        raise ValueError(f"no answer of {run['target']} took {_FEWEST_STEPS} steps")
     accepted = run["acceptance"] or {"rate": 0.0, "tokens_per_step": 1.0, "by_position": ()}
     k = len(accepted["by_position"]) if run["k"] is None else int(run["k"])
     return Loop(
         method=Method(run["method"]),
         k=k,
         concurrency=int(run["concurrency"]),
-        **dict(zip(EACH, columns[:, np.argsort(columns[0])], strict=True)),
+        **dict(zip(EACH, columns, strict=True)),
         kind=kind,
         temperature=run["temperature"],
         drafted=(accepted["tokens_per_step"] - 1.0) / accepted["rate"] if accepted["rate"] else float(k),
@@ -91,22 +96,17 @@ def _loop(run: Mapping[str, Any], kind: Kind | None) -> Loop:
 
 def played(loop: Loop, calibration: str) -> Replayed:
     """Replay a loop with a calibration: the same requests, which take as many steps as measured."""
-    requests = [
-        replay_request(
-            TraceRecord(
-                prompt_tokens=int(prompt_tokens),
-                output_tokens=int(output_tokens),
-                acceptance={loop.method.value: float((output_tokens - 1) / (steps - 1))} if loop.k else {},
-                session=f"{number % loop.concurrency}",
-                think_time_s=0.0,
-            ),
-            0.0,
-            0.0,
+    requests = []
+    for number, sizes in enumerate(zip(loop.prompt_tokens, loop.output_tokens, loop.steps, strict=True)):
+        prompt_tokens, output_tokens, steps = map(int, sizes)
+        taken = {loop.method.value: (output_tokens - 1) / (steps - 1)} if loop.k else {}
+        record = TraceRecord(
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            acceptance=taken,
+            session=f"{number % loop.concurrency}",
+            think_time_s=0.0,
         )
-        for number, (prompt_tokens, output_tokens, steps) in enumerate(
-            zip(loop.prompt_tokens, loop.output_tokens, loop.steps, strict=True)
-        )
-    ]
-    return replay(
-        [ReplicaSpec("measured", loop.method, loop.config, calibration)], requests, None, lookahead_s=_TURNAROUND_S
-    )
+        requests.append(replay_request(record, 0.0, 0.0))
+    replica = ReplicaSpec("measured", loop.method, loop.config, calibration)
+    return replay([replica], requests, None, lookahead_s=_TURNAROUND_S)
