@@ -49,10 +49,10 @@ def full_name(name: str) -> str:
         return name
     if not name.endswith((".yaml", ".yml")):
         source, at, gpu = name.rpartition("@")
-        if at:
+        if at and ("@" not in source or source.endswith((".yaml", ".yml"))):
             return f"{full_name(source)}@{gpu}"
         known = did_you_mean(name, base_engines() if "/" in name else calibration_names())
-        raise ValueError(f"no calibration is called {name!r}; {known}, or give the path of a YAML file")
+        raise ValueError(f"no calibration is called {name[:80]!r}; {known}, or give the path of a YAML file")
     return os.path.abspath((_FOLDER.get() or Path()) / name)
 
 
