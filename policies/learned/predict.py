@@ -47,6 +47,7 @@ class Predictor:
         self.slow: set[str] = set()  # names of the backends whose slowness is above 1
         # Factors by which the tokens per step that answers of a backend show are multiplied, by name.
         self.corrections: dict[str, float] = {}
+        self.prefill_s = 0.0  # mean seconds of the prompts that were sent of late
         self.now_s = 0.0  # time of the next prediction, set by the caller
 
     @property
@@ -145,12 +146,12 @@ class Predictor:
         larger, about R if it is much smaller.
         """
         sequences = request.n
-        tokens = self._fitted.length.tokens(request, key) / sequences
-        prompt_tokens = float(request.prompt_tokens)
+        tokens, prompt_tokens = self._fitted.length.tokens(request, key) / sequences, float(request.prompt_tokens)
         context = prompt_tokens + tokens / 2
         holders = self.prefixes.holders(request)
         by_backend = self._acceptance_of(key, context)
         oldest_s = self.meter.oldest_s()
+        meanwhile_per_s = _meanwhile_per_s(request.qps / len(candidates), self.prefill_s)
         predictions = []
         for candidate in candidates:
             name = candidate.name
@@ -158,8 +159,7 @@ class Predictor:
             if acceptance is None:
                 acceptance = by_backend[name] = self._evaluate(self.of(candidate), key, context)
             model, per_step, by_level, observations = acceptance
-            load = candidate.load
-            if load is not model.load:  # a new report is a new object
+            if (load := candidate.load) is not model.load:  # a new report is a new object
                 model.read(load, candidate.drafter_limit)
             requests = candidate.in_flight
             if model.reported_s >= oldest_s:
@@ -178,13 +178,14 @@ class Predictor:
             else:
                 steps_left, other_step_s = steps, own_step_s
             shared_steps = requests * steps * steps_left / (steps + steps_left)
-            prompt = prompt_tokens
-            if holders:
-                prompt = max(1.0, prompt - model.prefixes.cached_tokens(request, holders))
+            cached = model.prefixes.cached_tokens(request, holders) if holders else 0.0
+            prompt = max(1.0, prompt_tokens - cached) if cached else prompt_tokens
             work = weighed(prompt, prompt_tokens - prompt, self.attention)
             prefill_s = slowness * model.prompt_time.token_s(model.per_prompt_token_s) * work
-            evicted_s = _eviction_s(candidates, prefill_s) if model.prefixes.is_full_with(prompt) else 0.0
             wait_s = backlog.prefill_left_s(self.now_s) if requests else 0.0
+            delayed = requests + meanwhile_per_s * (wait_s + prefill_s)
+            if evicted := model.prefixes.recomputed(prompt, self.now_s):
+                delayed += evicted * (1.0 + _mean_in_flight(candidates) + meanwhile_per_s * prefill_s)
             alone_s = slowness * model.base_s + own_step_s
             step_s = alone_s + requests * other_step_s
             adds_s = own_step_s  # to each step of the others
@@ -199,8 +200,7 @@ class Predictor:
                     ttft_s,
                     steps * alone_s + shared_steps * other_step_s,
                     shared_steps * adds_s
-                    + requests * prefill_s
-                    + evicted_s
+                    + delayed * prefill_s
                     + (
                         step_s * _taken(model, candidates, undrafted, requests, steps_left, per_step)
                         if room < math.inf
@@ -223,9 +223,12 @@ class Predictor:
         return predictions
 
 
-def _eviction_s(candidates: Sequence[Candidate], prefill_s: float) -> float:
-    """Return the delay of later requests whose prefixes are evicted, and of those beside them."""
-    return _RECOMPUTED * (1.0 + _mean_in_flight(candidates)) * prefill_s
+def _meanwhile_per_s(arrivals_per_s: float, prefill_s: float) -> float:
+    """Return the requests that a second of prompts delays beyond those on a backend: they come until all are computed.
+
+    What the prompts of those take prolongs that, as in any queue.
+    """
+    return arrivals_per_s / (1.0 - min(_MOST_BUSY, arrivals_per_s * prefill_s))
 
 
 def _taken(
@@ -240,13 +243,11 @@ def _mean_in_flight(candidates: Sequence[Candidate]) -> float:
     return sum([one.in_flight for one in candidates]) / len(candidates)
 
 
-_RECOMPUTED: Final = 2.0
-"""Prompt tokens computed later for each one that a full prefix cache evicts: they evict others in turn."""
-
-
 def depth_of(schedule: DraftSchedule) -> Depth | None:
     """Return the depth by batch size; None if it is always the same."""
     return Depth(schedule) if len({*schedule.by_batch[1:]}) > 1 else None
 
 
+_MOST_BUSY: Final = 0.8
+"""Share of a backend's time for prompts above which more would not change what one costs."""
 _MAX_CACHED_KEYS: Final = 10_000

@@ -16,6 +16,7 @@ from policies.guarded.outlier_ejection import OutlierEjection
 from policies.learned.cost import Cost
 from policies.learned.models.backend_model import Mark, Prediction
 from policies.learned.models.keys import Key, Templates
+from policies.learned.models.step_time import LEAST_TOKENS
 from policies.learned.predict import Predictor
 from policies.learned.settings import Exploration
 from policies.load import MIN_WEIGHT, draw, lowest_propensities
@@ -33,11 +34,19 @@ def argmin(costs: list[float]) -> int:
 def least_loaded_propensities(
     request: RequestFeatures, candidates: Sequence[Candidate], predictions: list[Prediction]
 ) -> list[float]:
-    """Return the propensities of `least_loaded`."""
+    """Return the propensities of `least_loaded`, among those without thousands of tokens more to compute than others.
+
+    A conversation of 100,000 tokens that is sent where it is not cached slows the whole pool, for no comparison.
+    """
     scores, spared = [], sparing(request, candidates)
+    tokens = []
     for index, one in enumerate(predictions):
         is_spared = spared is candidates or candidates[index] in spared
-        scores.append((one.requests + 1) / (candidates[index].weight or MIN_WEIGHT) if is_spared else math.inf)
+        tokens.append(one.prompt_tokens if is_spared else math.inf)
+    most = min(tokens) + LEAST_TOKENS
+    for index, one in enumerate(predictions):
+        can = tokens[index] < most
+        scores.append((one.requests + 1) / (candidates[index].weight or MIN_WEIGHT) if can else math.inf)
     return lowest_propensities(scores)
 
 
@@ -191,9 +200,11 @@ class Chooser:
         for index, one in enumerate(predictions):
             models[candidates[index].name].backlog.update(now_s, one.requests)
         model = models[backend]
-        model.prefixes.remember(request)
+        model.prefixes.remember(request, now_s)
+        self._predictor.prefill_s += _NEW * (prediction.prefill_s - self._predictor.prefill_s)
         return model.backlog.send(prediction, now_s)
 
 
+_NEW: Final = 0.01
 _MIN_SLOWNESS: Final = 1.01
 """Slowness below which a backend counts as normal again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import Final
 
@@ -9,6 +10,43 @@ from policies.features.request import RequestFeatures
 
 MAX_PREFIXES: Final = 20_000
 """Maximum prefixes per backend, which bounds the memory that a gateway spends on them."""
+
+
+class Reuse:
+    """How likely a prefix is to be asked for again, by how long it has not been: seconds in octaves."""
+
+    def __init__(self) -> None:
+        # Prefixes asked for again at each age, and those that reached it. The first few say that two thirds come again.
+        self._again, self._reached = [_PRIOR_AGAIN * _PRIOR_COUNT] * _AGES, [_PRIOR_COUNT] * _AGES
+        self._recomputed = [0.0] * _AGES
+        self._work_out()
+
+    def add(self, age_s: float, again: bool) -> None:
+        """Count a prefix that was asked for again, or forgotten, at an age."""
+        age = _octave(age_s)
+        for younger in range(age):
+            self._reached[younger] += 1.0
+        if again:
+            self._reached[age] += 1.0
+            self._again[age] += 1.0
+        if self._reached[0] > _MOST_COUNT:
+            self._again = [0.5 * count for count in self._again]
+            self._reached = [0.5 * count for count in self._reached]
+        self._work_out()
+
+    def recomputed(self, age_s: float) -> float:
+        """Return the tokens computed later for each one of that age that is evicted: they evict others in turn."""
+        return self._recomputed[_octave(age_s)]
+
+    def _work_out(self) -> None:
+        never = 1.0
+        for age in range(_AGES - 1, -1, -1):
+            never *= 1.0 - self._again[age] / self._reached[age]
+            self._recomputed[age] = min(_MOST_RECOMPUTED, (1.0 - never) / max(1e-9, never))
+
+
+def _octave(age_s: float) -> int:
+    return min(_AGES - 1, int(math.log(max(0.0, age_s) + 1.0) * _PER_E))
 
 
 class PrefixMemory:
@@ -22,6 +60,7 @@ class PrefixMemory:
         self._max_prefixes = max_prefixes  # maximum prefixes per backend
         self._holders: dict[int, int] = {}  # by prefix; one bit per backend
         self._backends = 0
+        self._reuse = Reuse()
         self._free_bits: list[int] = []  # of backends that have left
 
     def holders(self, request: RequestFeatures) -> list[int]:
@@ -41,7 +80,7 @@ class PrefixMemory:
         else:
             bit = 1 << self._backends
             self._backends += 1
-        return BackendPrefixes(self._holders, bit, self._max_prefixes)
+        return BackendPrefixes(self._holders, bit, self._max_prefixes, self._reuse)
 
     def remove_backend(self, prefixes: BackendPrefixes) -> None:
         """Forget the prefixes of a backend that has left; they must not be used any more."""
@@ -55,11 +94,15 @@ class BackendPrefixes:
     factor, learned from the engine's reports of cached tokens.
     """
 
-    def __init__(self, holders: dict[int, int], bit: int, max_prefixes: int) -> None:
+    def __init__(self, holders: dict[int, int], bit: int, max_prefixes: int, reuse: Reuse) -> None:
         self._holders = holders  # the table shared with the other backends
         self._bit = bit  # bit of this backend in the table
         self._max_prefixes = max_prefixes
         self._used: OrderedDict[int, int] = OrderedDict()  # tokens beyond the next shorter one; most recently used last
+        # When the longest prefix of each prompt was used, which is the first of it to go; and when the last that went.
+        self._used_s: dict[int, float] = {}
+        self._oldest_s = 0.0
+        self._reuse = reuse
         self._tokens = 0
         self._capacity = 0
         self._trust = 1.0
@@ -76,20 +119,28 @@ class BackendPrefixes:
                 high = middle
         return request.prefix_tokens[low - 1] * self._trust if low else 0.0
 
-    def remember(self, request: RequestFeatures) -> None:
+    def remember(self, request: RequestFeatures, now_s: float = 0.0) -> None:
         """Add the prefixes of a prompt that is sent to the backend."""
         used, holders, lengths = self._used, self._holders, request.prefix_tokens
         index = len(request.prefix)
+        is_known = False
         for prefix in reversed(request.prefix):  # the shortest last: it is the most useful, so it is evicted last
             index -= 1
             if prefix in used:
                 used.move_to_end(prefix)
+                if not is_known:
+                    is_known = True
+                    before_s = self._used_s.pop(prefix, None)
+                    if before_s is not None:
+                        self._reuse.add(now_s - before_s, True)
             else:
                 tokens = lengths[index] - lengths[index - 1] if index else lengths[0]
                 used[prefix] = tokens
                 self._tokens += tokens
                 holders[prefix] = holders.get(prefix, 0) | self._bit
-        self._evict()
+        if request.prefix:
+            self._used_s[request.prefix[-1]] = now_s
+        self._evict(now_s)
 
     def learn(self, expected_tokens: float, cached_tokens: int) -> None:
         """Update the trust factor from the expected and the reported number of cached tokens."""
@@ -102,25 +153,36 @@ class BackendPrefixes:
         """Set the tokens that the engine's KV cache holds; 0 if unknown."""
         if capacity_tokens != self._capacity:
             self._capacity = capacity_tokens
-            self._evict()
+            self._evict(self._oldest_s)
 
-    def is_full_with(self, tokens: float) -> bool:
-        """Return whether the engine must evict prefixes for that many tokens."""
-        return self._capacity > 0 and self._tokens + tokens > self._capacity
+    def recomputed(self, tokens: float, now_s: float) -> float:
+        """Return the tokens that are computed later, on any backend, for each of so many that the engine takes in."""
+        if not self._capacity or self._tokens + tokens <= self._capacity:
+            return 0.0
+        oldest_s = self._oldest_s
+        for prefix in self._used:
+            oldest_s = self._used_s.get(prefix, oldest_s)
+            break
+        return self._reuse.recomputed(now_s - oldest_s)
 
     def clear(self) -> int:
         """Forget all prefixes, and return the bit of the backend."""
         while self._used:
-            self._forget()
+            self._forget(-math.inf)
         return self._bit
 
-    def _evict(self) -> None:
+    def _evict(self, now_s: float) -> None:
         """Forget the least recently used prefixes beyond the capacity, as vLLM evicts blocks."""
         while len(self._used) > self._max_prefixes or (self._capacity and self._tokens > self._capacity):
-            self._forget()
+            self._forget(now_s)
 
-    def _forget(self) -> None:
+    def _forget(self, now_s: float) -> None:
         prefix, tokens = self._used.popitem(last=False)
+        used_s = self._used_s.pop(prefix, None)
+        if used_s is not None:
+            self._oldest_s = used_s
+            if now_s >= used_s:
+                self._reuse.add(now_s - used_s, False)
         self._tokens -= tokens
         holders = self._holders[prefix] & ~self._bit
         if holders:
@@ -129,6 +191,13 @@ class BackendPrefixes:
             del self._holders[prefix]
 
 
+_AGES: Final = 18
+_PER_E: Final = 1.0 / math.log(2.0)
+_PRIOR_COUNT: Final = 5.0
+_PRIOR_AGAIN: Final = 1.0 - 3.0 ** (-1.0 / _AGES)
+_MOST_COUNT: Final = 2000.0
+_MOST_RECOMPUTED: Final = 4.0
+"""Tokens computed later for each evicted one, even if all come again: what is full of such evicts also others."""
 _MIN_TOKENS: Final = 32.0
 _STEP: Final = 0.05
 _MIN_TRUST: Final = 0.02

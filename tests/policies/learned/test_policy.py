@@ -196,6 +196,17 @@ def test_own_and_received_statistics_learn_the_same_as_own_alone() -> None:
     assert [rating.score for rating in both] == pytest.approx([rating.score for rating in ours], rel=1e-6)
 
 
+def test_a_frozen_policy_leaves_long_conversations_where_they_are_cached() -> None:
+    policy, pool = _policy(), _pool()
+    policy.guardrail.frozen = True
+    warm = replace(REQUEST, prompt_tokens=6000, prefix=(1, 2), prefix_tokens=(3000, 5900))
+    policy.predictor.of(pool[2]).prefixes.remember(warm)
+    pool[2].in_flight = 9
+    assert propensities(policy.choose(warm, pool)) == {"b": 0.0, "n": 0.0, "s": 1.0, "e": 0.0}
+    short = replace(warm, prompt_tokens=900, prefix=(1,), prefix_tokens=(800,))  # it costs little anywhere
+    assert propensities(policy.choose(short, pool))["s"] == 0.0
+
+
 def test_a_worse_policy_is_frozen_and_thaws_when_it_is_better() -> None:
     policy, pool = _policy(guardrail={"share": 0.4, "block_s": 10}), _pool()
     rng, now_s = np.random.default_rng(1), 1_000_000.0
@@ -250,12 +261,12 @@ def test_short_answers_teach_the_same_step_time_as_long_ones() -> None:
 
 def test_a_replica_with_slow_steps_is_ejected_and_readmitted() -> None:
     policy = _policy()
-    play(policy, replicas(), calls(300, 10.0, 5))
+    play(policy, replicas(), calls(300, 14.0, 5))
     assert policy.outlier_ejection.reasons == {}
     pool = replicas()
     pool[3] = slowed(pool[3], 12.0)
     began_s = policy.clock() + 30.0
-    later = [replace(call, arrived_s=began_s + call.arrived_s) for call in calls(150, 10.0, 6)]
+    later = [replace(call, arrived_s=began_s + call.arrived_s) for call in calls(150, 14.0, 6)]
     _, decisions = play(policy, pool, later, maintenance=1000)
     assert "steps take" in policy.outlier_ejection.reasons["e"]
     sent_there = [decision.backend == "e" for decision in decisions]

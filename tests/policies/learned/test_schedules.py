@@ -46,7 +46,7 @@ def test_step_times_are_learned_at_every_k(policy: Learned, requests: int, k: in
     true_s = step_s(parameters, requests * (1 + k), 700 * requests, k, requests, drafted=k > 0)
     assert model.depth is not None
     cost = model.cost_at(model.depth.place_of_k(k))
-    assert step_time.seconds(cost, step_time.terms(requests, 700.0 * requests, 0.0)) == pytest.approx(true_s, rel=0.13)
+    assert step_time.seconds(cost, step_time.terms(requests, 700.0 * requests, 0.0)) == pytest.approx(true_s, rel=0.17)
 
 
 def test_tokens_per_step_at_the_maximum_k_are_those_of_a_replica_that_always_has_it(policy: Learned) -> None:

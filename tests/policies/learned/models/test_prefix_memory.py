@@ -102,10 +102,39 @@ def test_a_cache_forgets_by_tokens_longest_first() -> None:
     backend.remember(_request(5, 6, 7))
     assert _cached(memory, backend, 1, 2, 3, 4) == 300
     assert _cached(memory, backend, 5, 6, 7) == 300
-    assert (backend.is_full_with(0), backend.is_full_with(1)) == (False, True)
+    assert (backend.recomputed(0, 0.0), backend.recomputed(1, 0.0)) == (0.0, pytest.approx(2.0))
     backend.resize(200)
     assert (_cached(memory, backend, 1, 2, 3, 4), _cached(memory, backend, 5, 6, 7)) == (0, 200)
     backend.resize(0)  # not known
     for number in range(10, 50):
         backend.remember(_request(number, number + 100))
     assert _cached(memory, backend, 5, 6, 7) == 200
+
+
+def test_what_is_asked_for_again_within_a_minute_is_dear_to_evict_for_a_minute() -> None:
+    """One conversation after another, a request every 40 s, each of 8 requests: the rest is never asked for again."""
+    memory = PrefixMemory()
+    backend = memory.add_backend()
+    backend.resize(1000)
+    now_s = 0.0
+    for conversation in range(60):
+        for turn in range(1, 9):
+            now_s += 40.0
+            backend.remember(_request(*range(100 * conversation, 100 * conversation + turn)), now_s)
+    young, old = backend._reuse.recomputed(10.0), backend._reuse.recomputed(200.0)
+    assert young > 2.0 > 1.0 > old > 0.0
+    assert backend.recomputed(300, now_s) == pytest.approx(backend._reuse.recomputed(320.0), abs=0.01)
+    assert backend.recomputed(0, now_s) == 0.0
+
+
+def test_a_cache_of_conversations_in_use_is_dear_where_one_of_ended_ones_is_free() -> None:
+    memory = PrefixMemory()
+    live, ended = memory.add_backend(), memory.add_backend()
+    for backend in (live, ended):
+        backend.resize(400)
+    now_s = 0.0
+    ended.remember(_request(1, 2, 3, 4), now_s)
+    for _ in range(400):
+        now_s += 10.0
+        live.remember(_request(11, 12, 13, 14), now_s)
+    assert live.recomputed(300, now_s) > 2.0 > 1.0 > ended.recomputed(300, now_s) > 0.0

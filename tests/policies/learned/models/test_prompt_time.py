@@ -36,7 +36,7 @@ def test_short_prompts_tell_nothing() -> None:
 def test_long_prompts_are_predicted_from_their_first_tokens() -> None:
     """Few prompts are long, so the load of steps says little of what a prompt token takes."""
     rng = np.random.default_rng(4)
-    arrived_s = np.cumsum(rng.exponential(3.0, 250))
+    arrived_s = np.cumsum(rng.exponential(5.0, 250))
     requests = []
     for number, at_s in enumerate(arrived_s.tolist()):
         tokens = int(rng.integers(30_000, 90_000))
