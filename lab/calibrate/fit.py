@@ -143,12 +143,13 @@ def _acceptance(loops: Sequence[Loop], like: Calibration) -> dict[Method, dict[s
     counted = [loop for loop in loops if loop.by_position and loop.kind and loop.method not in lookups]
     for method, kind in dict.fromkeys((loop.method, loop.kind or Kind.CHAT) for loop in counted):
         own = [loop for loop in counted if (loop.method, loop.kind) == (method, kind)]
-        k, rates = min(len(loop.by_position) for loop in own), []
-        for loop in own:
+        rates = np.full((len(own), max(len(loop.by_position) for loop in own)), np.nan)
+        for loop, row in zip(own, rates, strict=True):
             at = like.temperature.default if loop.temperature is None else loop.temperature
-            reached = np.array([1.0, *loop.by_position[:k]])
-            rates.append(reached[1:] / np.maximum(reached[:-1], 1e-9) / like.temperature.factor(at))
-        rate = np.clip(np.average(rates, axis=0, weights=[loop.steps.sum() for loop in own]), 0.001, 0.995)
+            reached = np.array([1.0, *loop.by_position])
+            row[: len(reached) - 1] = reached[1:] / np.maximum(reached[:-1], 1e-9) / like.temperature.factor(at)
+        weights = np.array([[loop.steps.sum()] for loop in own]) * ~np.isnan(rates)
+        rate = np.clip(np.nansum(rates * weights, axis=0) / weights.sum(axis=0), 0.001, 0.995)
         spread = like.acceptance(method, kind).request_spread
         # A spread of the logits pulls the mean towards a half: to second order by this.
         logits = np.log(rate / (1 - rate)) - spread**2 / 2 * (1 - 2 * rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gateway.cli.app import app
 from gateway.config.load import load_pool
 from lab.bench.command import SCHEMA
 from lab.bench.run import EACH
+from lab.calibrate.fit import fitted
 from lab.calibrate.loops import Loop, played
 
 TRUE, LIKE = "llama-3.1-8b-h100", "llama-3.1-8b-l40s"
@@ -99,6 +101,17 @@ def test_a_machine_is_found_again_by_one_unlike_it(tmp_path: Path) -> None:
     (tmp_path / "pool.yaml").write_text(POOL)
     backends = load_pool(tmp_path / "pool.yaml").models["m"].backends
     assert {one.simulate.calibration for one in backends.values() if one.simulate} == {str(out)}
+
+
+@pytest.mark.slow
+def test_each_position_is_that_of_the_loops_that_draft_it() -> None:
+    longer = replace(loop(Method.EAGLE3, 1), by_position=tuple(BY_POSITION), kind=Kind.CODE, temperature=0.0)
+    shorter = replace(longer, k=1, by_position=(0.5,))
+    alone, both = (fitted(loops, load_calibration(TRUE)) for loops in ([longer], [longer, shorter]))
+    first, *others = both["methods"]["eagle3"]["acceptance"]["code"]["by_position"]
+    known, *same = alone["methods"]["eagle3"]["acceptance"]["code"]["by_position"]
+    assert first == pytest.approx(known - 0.05, abs=0.01)
+    assert others == same
 
 
 @pytest.mark.parametrize(
