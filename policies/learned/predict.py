@@ -6,7 +6,6 @@ on the request and the method. They are learned separately, so that predictions 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -26,7 +25,7 @@ from policies.learned.models.prior import (
     expected_step,
 )
 from policies.learned.models.step_time import weighed
-from policies.learned.models.undrafted import steps_of, steps_taken
+from policies.learned.models.undrafted import steps_of
 from policies.load import LoadMeter
 
 _Acceptance = tuple[BackendModel, float, list[float], float]
@@ -201,11 +200,7 @@ class Predictor:
                     steps * alone_s + shared_steps * other_step_s,
                     shared_steps * adds_s
                     + delayed * prefill_s
-                    + (
-                        step_s * _taken(model, candidates, undrafted, requests, steps_left, per_step)
-                        if room < math.inf
-                        else 0.0
-                    ),
+                    + step_s * model.reach.taken(undrafted, backlog.undrafted, requests, per_step),
                     step_s,
                     steps,
                     tokens / steps if undrafted or backlog.undrafted else per_step,
@@ -229,14 +224,6 @@ def _meanwhile_per_s(arrivals_per_s: float, prefill_s: float) -> float:
     What the prompts of those take prolongs that, as in any queue.
     """
     return arrivals_per_s / (1.0 - min(_MOST_BUSY, arrivals_per_s * prefill_s))
-
-
-def _taken(
-    model: BackendModel, candidates: Sequence[Candidate], undrafted: float, requests: int, steps: float, per_step: float
-) -> float:
-    """Return the steps that those on a backend, of which so many are left, and later ones lose without drafts."""
-    usual = model.reach.per_step or per_step
-    return steps_taken(undrafted, model.backlog.undrafted, requests, usual * steps, _mean_in_flight(candidates), usual)
 
 
 def _mean_in_flight(candidates: Sequence[Candidate]) -> float:

@@ -69,14 +69,15 @@ class Observer:
         place = _place(outcome, memo, model, now_s)
         is_drafted = not is_beyond and model.backlog.was_drafted(now_s - outcome.e2e_s)
         teaches = is_drafted or not model.reach.is_known  # what has no known cause is learned, but accuses nobody
+        accuses = is_drafted and not (model.others and model.reach.is_known and model.reach.harms_others)
         if is_drafted and answered is not None and (reach := model.reach).is_known:
             reach.per_step += (_NEW if reach.per_step else 1.0) * (answered - reach.per_step)
         if teaches and per_step is not None:
-            self._observe_drafter(outcome, memo, model, key, per_step, place, now_s, is_drafted)
+            self._observe_drafter(outcome, memo, model, key, per_step, place, now_s, accuses)
         if memo is None:
             return
         step_ratio = self._step_ratio(outcome, memo, model, per_step, place, now_s, teaches)
-        self._observe_speed(outcome, memo, model, step_ratio, answered if is_drafted else None, place, now_s)
+        self._observe_speed(outcome, memo, model, step_ratio, answered if accuses else None, place, now_s)
         if memo.compared:
             self._guardrail.observe(now_s, outcome.e2e_s, work_of(outcome), kind_of(request))
         self._observe_prompt(outcome, memo.prediction, model)

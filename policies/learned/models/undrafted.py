@@ -41,6 +41,14 @@ class Reach:
         beyond = math.exp(-room / tokens)
         return tokens * beyond if beyond >= _LIKELY else 0.0, room if self.harms_others else math.inf
 
+    def taken(self, undrafted: float, left: float, requests: int, per_step: float) -> float:
+        """Return the steps that others lose: as many requests as there are now, since others follow those that end.
+
+        They lose none while others take their drafts already, which they do for the steps that are `left`.
+        """
+        usual = self.per_step or per_step
+        return (1.0 - 1.0 / usual) * requests * (undrafted - _shared(undrafted, left)) if self.harms_others else 0.0
+
     def is_beyond(self, outcome: Outcome) -> bool:
         """Return whether a request got beyond the limit, or got no drafts where one may be."""
         if self.is_known:
@@ -55,18 +63,6 @@ def steps_of(tokens: float, undrafted: float, left: float, per_step: float) -> f
     drafted = tokens - undrafted
     drafted -= _shared(drafted, left)
     return max(1.0, tokens - drafted + drafted / per_step)
-
-
-def steps_taken(
-    undrafted: float, left: float, requests: int, tokens_left: float, mean: float, per_step: float
-) -> float:
-    """Return the steps that others lose: the requests here, and the mean number of a replica after them.
-
-    They lose none where others have taken their drafts already, as they do for the steps that are `left`.
-    """
-    more = undrafted - _shared(undrafted, left)
-    met = _shared(more, tokens_left)
-    return (1.0 - 1.0 / per_step) * (requests * met + mean * (more - met))
 
 
 def _shared(steps: float, others: float) -> float:

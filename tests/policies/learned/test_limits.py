@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -149,6 +151,21 @@ def test_what_runs_beside_a_request_beyond_the_limit_accuses_nobody(
         if not learns:
             assert _learned(policy) == pytest.approx(before)
     assert bool(policy.drafters.silent or policy.outlier_ejection.reasons) == accuses
+
+
+def test_beside_requests_of_others_a_replica_with_a_limit_is_not_accused() -> None:
+    """Nobody here knows how long these are."""
+    for others, limit in product((0, 3), (LIMIT, DrafterLimit(2048, Beyond.NONE))):
+        policy = _policy()
+        pool = _Pool(policy, replace(_backend("e", limit), load=EngineLoad(others=others, at_s=time.monotonic())))
+        for per_step in [2.4] * 60 + [1.0] * 30:
+            one = pool.send(SHORT)
+            policy_clock[0] += 1.0
+            pool.end(one, per_step)
+            if (work := policy.maintenance()) is not None and per_step > 1.0:
+                work()
+        is_accused = bool(policy.drafters.silent or policy.outlier_ejection.reasons)
+        assert is_accused == (not others or limit is not LIMIT)
 
 
 def test_an_answer_that_was_not_expected_to_get_there_is_one_at_its_end() -> None:

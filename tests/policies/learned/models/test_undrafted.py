@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.learned.models.undrafted import steps_of, steps_taken
+from backends.drafter_limit import Beyond, DrafterLimit
+from policies.learned.models.undrafted import Reach, steps_of
 
 
 def test_each_token_without_a_draft_is_a_step() -> None:
@@ -14,8 +15,10 @@ def test_each_token_without_a_draft_is_a_step() -> None:
 
 
 def test_whoever_is_there_loses_drafts_that_are_not_taken_already() -> None:
-    # Eight at a time lose 0.6 of each step, whether they stay or are followed by others.
-    assert steps_taken(200.0, 0.0, 8, 250.0, 8.0, 2.5) == pytest.approx(0.6 * 8 * 200)
-    again = steps_taken(200.0, 200.0, 8, 250.0, 8.0, 2.5)  # beside another one that has as much left
-    assert again == pytest.approx(0.5 * steps_taken(200.0, 0.0, 8, 250.0, 8.0, 2.5))
-    assert steps_taken(200.0, 0.0, 8, 250.0, 8.0, 1.0) == steps_taken(0.0, 0.0, 8, 250.0, 8.0, 2.5) == 0.0
+    reach = Reach(3.0, may_have_limit=True)
+    reach.read(DrafterLimit(2048))
+    assert reach.taken(200.0, 0.0, 8, 2.5) == pytest.approx(0.6 * 8 * 200)  # eight at a time lose 0.6 of each step
+    assert reach.taken(200.0, 200.0, 8, 2.5) == pytest.approx(0.6 * 8 * 100)  # beside another one with as much left
+    assert reach.taken(200.0, 0.0, 8, 1.0) == reach.taken(0.0, 0.0, 8, 2.5) == reach.taken(200.0, 0.0, 0, 2.5) == 0.0
+    reach.read(DrafterLimit(2048, Beyond.NONE))
+    assert reach.taken(200.0, 0.0, 8, 2.5) == 0.0
