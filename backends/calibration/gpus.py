@@ -14,13 +14,13 @@ class Precision(StrEnum):
 
     BF16 = "bf16"
     FP8 = "fp8"
-    FP4 = "fp4"  # with or without the scales of its blocks: NVFP4, MXFP4
+    FP4 = "fp4"  # NVFP4, MXFP4
     INT4 = "int4"  # computed with in BF16
 
     @property
     def bytes_per_weight(self) -> float:
-        """Bytes that a weight takes in memory."""
-        return {Precision.BF16: 2.0, Precision.FP8: 1.0}.get(self, 0.5)
+        """Bytes that a weight takes in memory; of four bits with the scales of its block."""
+        return {Precision.BF16: 2.0, Precision.FP8: 1.0}.get(self, 0.5625)
 
 
 @dataclass(frozen=True, slots=True)

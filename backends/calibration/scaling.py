@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 
-from backends.calibration.calibration import Calibration, Drafting, MethodCalibration
+from backends.calibration.calibration import Calibration, MethodCalibration
 from backends.calibration.gpus import Gpu, Precision, gpus
 from backends.speculation import Method
 
 _LARGE_GIB = 70
 """From this memory on vLLM takes large batches, except on A100 (engine/arg_utils.py of 0.32)."""
+
+_PASS_S = 2e-4
+"""What the host takes for a pass of a draft: passes on L40S, A100 and GH200 differ by less than their bandwidths."""
 
 
 def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calibration:
@@ -37,6 +40,9 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
     knee_tokens = (
         step.knee_tokens if waking or step.graph_tokens else round(step.knee_tokens * bandwidth * smaller / compute)
     )
+    experts_s = step.experts_s + waking * step.knee_tokens * step.per_token_below_knee_s
+    all_weights_s = memory.weights_gib * 2**30 / (number * source.bandwidth_tb_s * 1e12)
+    read_s = min(step.base_s, max(0.0, all_weights_s - experts_s))
     large = target.gib >= _LARGE_GIB and not target.name.startswith("A100")
     return calibration.model_copy(
         update={
@@ -45,7 +51,7 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
             "precision": wanted,
             "step": step.model_copy(
                 update={
-                    "base_s": step.base_s * bandwidth * smaller,
+                    "base_s": step.base_s - read_s + read_s * bandwidth * smaller,
                     "experts_s": step.experts_s * bandwidth * smaller,
                     "knee_tokens": knee_tokens,
                     "per_token_below_knee_s": step.per_token_below_knee_s
@@ -73,8 +79,11 @@ def _drafts(method: Method, entry: MethodCalibration, bandwidth: float) -> Metho
     """Return a method's calibration for another bandwidth, by which its passes go; lookups are the host's."""
     if method in (Method.BASELINE, Method.NGRAM, Method.SUFFIX):
         return entry
-    names = ("base_s", "per_pass_s", "per_context_token_s")
-    drafting: Drafting = entry.drafting.model_copy(update={n: getattr(entry.drafting, n) * bandwidth for n in names})
+    names, drafting = ("base_s", "per_context_token_s"), entry.drafting
+    host_s = min(_PASS_S, drafting.per_pass_s)
+    times = {name: getattr(drafting, name) * bandwidth for name in names}
+    times["per_pass_s"] = host_s + (drafting.per_pass_s - host_s) * bandwidth
+    drafting = drafting.model_copy(update=times)
     return entry.model_copy(update={"drafting": drafting})
 
 

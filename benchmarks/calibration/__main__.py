@@ -2,6 +2,7 @@
 
 `base TABLE` prints how well base engines' step times, fitted on half of what was measured, give the other half, and
 `base TABLE FILE` writes those of all (base.py).
+`scaled FACTS DATA` prints how far calibrations scaled to another GPU are off (scaled.py).
 `depth FOLDER` prints how well k = 8 follows from k = 1 to 3, from golden acceptance lengths (depth.py), and
 `context FOLDER` tokens per step by range of contexts, measured and simulated, from recordings (context.py).
 
@@ -26,6 +27,7 @@ from statistics import median
 from benchmarks.calibration import base
 from benchmarks.calibration.context import contexts
 from benchmarks.calibration.depth import depths
+from benchmarks.calibration.scaled import errors
 
 AIMS = ("*aim* | | | <= 8% | >= 90% | >= 90% | |", "*aim* | | | <= 10% |", "*aim* | | <= 1.5 | |")
 NEARLY = 0.05
@@ -93,6 +95,8 @@ def main(arguments: list[str]) -> None:
             print_table("setup | engine | cells held out | median error | P90", base.base_engines(Path(table)))
         case ["base", table, file]:
             base.write(Path(table), Path(file))
+        case ["scaled", facts, data]:
+            print_table("quantity | figures | median error | bias | largest", errors(Path(facts), Path(data)))
         case []:
             print_tables()
         case _:
