@@ -110,10 +110,6 @@ class EventStream:
         lines = self.last_events().split(b"\n")
         return any(line.startswith(b"data:") and line[5:].strip() == b"[DONE]" for line in lines)
 
-    def last_error(self) -> int:
-        """Return the code of a 5xx error among the last events, at the end of the stream; 0 if there is none."""
-        return engine_error(self.last_events())
-
     def last_events(self) -> bytes:
         """Return the events of the last few reads, as they came."""
         return b"".join(self._recent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -135,23 +134,3 @@ def own_root(path: str) -> str:
 def is_for_clients(path: str) -> bool:
     """Return whether clients, browsers included, use a canonical path: those that are relayed, and the models."""
     return not is_own(path) or path == "/v1/models" or path.startswith(_MODEL)
-
-
-class RelayedPaths:
-    """The paths that are relayed.
-
-    Examples
-    --------
-    >>> paths = RelayedPaths(["/v1/responses", "/v1/responses/*"])
-    >>> "/v1/responses/resp_1/cancel" in paths, "/v1/responses" in paths, "/sleep" in paths
-    (True, True, False)
-    """
-
-    def __init__(self, patterns: Iterable[str] = DEFAULT_PATHS) -> None:
-        patterns = list(patterns)
-        self._exact = frozenset(pattern for pattern in patterns if not pattern.endswith("*"))
-        self._beginnings = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
-
-    def __contains__(self, path: str) -> bool:
-        """Return whether a canonical path is relayed."""
-        return path in self._exact or path.startswith(self._beginnings)

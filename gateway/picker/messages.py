@@ -23,6 +23,9 @@ NAMESPACE: Final = "envoy.lb"
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 PIECE_BYTES: Final = 60 * 1024
 """Longest piece of a body: some proxies take no more than 64 KiB in one message."""
+REQUEST_TRAILERS: Final = ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString()
+RESPONSE_TRAILERS: Final = ProcessingResponse(response_trailers=TrailersResponse()).SerializeToString()
+"""The answers to trailers, which stay."""
 
 
 def headers_of(received: HeaderMap) -> list[Header]:
@@ -40,14 +43,13 @@ def subset_of(metadata: Metadata) -> frozenset[str] | None:
     return frozenset(text.strip() for text in texts) - {""}
 
 
-def served_of(metadata: Metadata) -> str:
-    """Return the destination that has answered; empty if the proxy does not tell."""
-    return _text_of(metadata, SERVED)
-
-
-def request_of(metadata: Metadata) -> str:
-    """Return the name that the picker gave to a request; empty if it does not know it."""
-    return _text_of(metadata, REQUEST)
+def text_of(metadata: Metadata, name: str) -> str:
+    """Return what the proxy tells under a name: `SERVED` or `REQUEST`; empty if it does not."""
+    values = metadata.filter_metadata
+    if NAMESPACE not in values or name not in values[NAMESPACE].fields:
+        return ""
+    text: str = values[NAMESPACE].fields[name].string_value
+    return text
 
 
 def forward(destinations: str, request: str, headers: Iterable[Header], removed: Iterable[str]) -> bytes:
@@ -68,11 +70,6 @@ def request_body(body: bytes, *, is_last: bool) -> Iterator[bytes]:
         yield answer.SerializeToString()
 
 
-def request_trailers() -> bytes:
-    """Return the answer to a request's trailers, which stay."""
-    return ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString()
-
-
 def response_headers(headers: Iterable[Header]) -> bytes:
     """Return the answer to the headers of an answer."""
     answer = ProcessingResponse()
@@ -89,11 +86,6 @@ def response_body(body: bytes, *, is_last: bool) -> bytes:
     return answer.SerializeToString()
 
 
-def response_trailers() -> bytes:
-    """Return the answer to an answer's trailers, which stay."""
-    return ProcessingResponse(response_trailers=TrailersResponse()).SerializeToString()
-
-
 def immediate(status: int, headers: Iterable[Header], body: bytes) -> bytes:
     """Return an answer that the client gets from the proxy, in place of a backend's."""
     answer = ProcessingResponse()
@@ -108,11 +100,3 @@ def _set(mutation: HeaderMutation, headers: Iterable[Header]) -> None:
     for name, value in headers:
         option = mutation.set_headers.add(append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD)
         option.header.key, option.header.raw_value = name.decode(), value
-
-
-def _text_of(metadata: Metadata, name: str) -> str:
-    values = metadata.filter_metadata
-    if NAMESPACE not in values or name not in values[NAMESPACE].fields:
-        return ""
-    text: str = values[NAMESPACE].fields[name].string_value
-    return text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.picker.ext_proc_pb2 import ProcessingRequest
-from gateway.picker.messages import request_of
+from gateway.picker.messages import REQUEST, text_of
 from gateway.picker.stream import Picking, Stream
 
 
@@ -31,7 +31,7 @@ class Observation:
             self._stream.exchange.on_end()
 
     def _begin(self, message: ProcessingRequest) -> None:
-        stream = self._picking.streams.get(request_of(message.metadata_context))
+        stream = self._picking.streams.get(text_of(message.metadata_context, REQUEST))
         if stream is None or stream.exchange is None or not stream.exchange.needs_answer():
             self.has_ended = True  # perhaps another process knows the request
             return

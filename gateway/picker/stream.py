@@ -247,7 +247,7 @@ class Stream:
             for piece in messages.request_body(inbound.body, is_last=not self._has_trailers):
                 self._wire.send(piece)
         if self._has_trailers:
-            self._wire.send(messages.request_trailers())
+            self._wire.send(messages.REQUEST_TRAILERS)
 
     def head(self, status: int, lines: bytes) -> None:
         """Pass on nothing: the proxy does."""
@@ -292,7 +292,7 @@ class Stream:
     def on_answer_begun(self, message: ProcessingRequest, *, is_read: bool) -> None:
         """Handle the headers of the answer; again if its body is handled in another stream."""
         assert self.exchange is not None
-        if served := messages.served_of(message.metadata_context):
+        if served := messages.text_of(message.metadata_context, messages.SERVED):
             self.exchange.served_by(served)
         received = messages.headers_of(message.response_headers.headers)
         status = next((int(value) for name, value in received if name == b":status" and value.isdigit()), 0)
@@ -312,7 +312,7 @@ class Stream:
             self.exchange.on_end()
 
     def _on_response_trailers(self) -> None:
-        self._wire.send(messages.response_trailers())
+        self._wire.send(messages.RESPONSE_TRAILERS)
         if self.exchange is not None:
             self.exchange.on_end()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from backends.validation import UsageError
+from gateway.reload.watch import stamp_of
 
 if TYPE_CHECKING:
     from gateway.config.settings import PickerTlsSettings
@@ -57,13 +58,5 @@ class Certificate:
                 "certificates and its private key, in PEM"
             ) from None
 
-    def _state(self) -> list[tuple[int, int, int]]:
-        """Return what is different once a file has been replaced."""
-        state = []
-        for path in (self._tls.certificate, self._tls.key):
-            try:
-                found = path.stat()
-            except OSError:
-                continue
-            state.append((found.st_ino, found.st_mtime_ns, found.st_size))
-        return state
+    def _state(self) -> list[object]:
+        return [stamp_of(path) for path in (self._tls.certificate, self._tls.key)]

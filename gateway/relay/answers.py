@@ -197,7 +197,7 @@ class StreamAnswer(PassThrough):
         if not (rest or self._has_begun):
             raise InvalidAnswerError("broken", "ended a stream without an event")
         self.usage = first_usage(self._events.last_documents())
-        self.error_status = self.error_status or self._events.last_error()
+        self.error_status = self.error_status or engine_error(self._events.last_events())
         return rest
 
 

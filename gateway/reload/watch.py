@@ -22,7 +22,7 @@ async def watch(path: Path, is_on: Callable[[], bool], on_change: Callable[[], N
     before: _Stamp | None = None
     while True:
         if is_on():
-            stamp = await asyncio.to_thread(_stamp, path)
+            stamp = await asyncio.to_thread(stamp_of, path)
             if stamp is not None and stamp == before and stamp != known:
                 known = stamp
                 on_change()
@@ -30,7 +30,7 @@ async def watch(path: Path, is_on: Callable[[], bool], on_change: Callable[[], N
         await asyncio.sleep(INTERVAL_S)
 
 
-def _stamp(path: Path) -> _Stamp | None:
+def stamp_of(path: Path) -> _Stamp | None:
     """Return what changes with a file; None if it cannot be looked at, as in the moment when it is replaced."""
     try:
         found = os.stat(path)

@@ -98,7 +98,7 @@ class ContinuedStream:
         choice = document["choices"][0]
         if not passed.prompt_ids and (ids := document.get("prompt_token_ids") or choice.get("prompt_token_ids")):
             passed.prompt_ids.extend(ids)
-        passed.add_ids(choice.get("token_ids") or [])
+        passed.ids.extend(choice.get("token_ids") or [])
         text = choice["text"] if "text" in choice else (choice["delta"].get("content") or "")
         reason = choice.get("finish_reason") or ""
         if text or reason:

@@ -108,10 +108,6 @@ class PassedStream:
         self._texts.append(text)
         self._chars += len(text)
 
-    def add_ids(self, ids: list[int]) -> None:
-        """Add tokens that another backend has generated."""
-        self.ids.extend(ids)
-
     def drop_ids(self, count: int) -> None:
         """Drop the last tokens, of whose text the client has nothing."""
         del self.ids[len(self.ids) - count :]

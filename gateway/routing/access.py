@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.dialects.errors import GatewayError
 from gateway.http.cors import Cors, is_preflight
 from gateway.http.headers import Header, lines_for_backend, positive_number
-from gateway.http.paths import (
-    RelayedPaths,
-    canonical_path,
-    endpoint_of,
-    is_admin,
-    is_for_clients,
-    is_own,
-    own_root,
-    relayed_target,
-)
+from gateway.http.paths import canonical_path, endpoint_of, is_admin, is_for_clients, is_own, own_root, relayed_target
 from gateway.routing.keys import UNAUTHENTICATED, Client, Keyring
 from policies.features.request import Endpoint
 
@@ -136,14 +127,16 @@ class Access:
     def __init__(
         self,
         keyring: Keyring,
-        paths: RelayedPaths | None,
+        paths: Iterable[str],
         cors: Cors | None = None,
         closed: Collection[str] = (),
         public: str | None = None,
     ) -> None:
         self.keyring = keyring
         self.cors = cors  # none leaves CORS to the engines
-        self._paths = paths  # none relays nothing, as at the admin address
+        # The paths that are relayed, and the beginnings of others; none relays nothing, as at the admin address.
+        self._exact = frozenset(path for path in paths if not path.endswith("*"))
+        self._beginnings = tuple([path[:-1] for path in paths if path.endswith("*")])
         # Those of the gateway's own paths that are answered at another address only, or not at all, as in `own_root`.
         self._closed = frozenset(closed)
         self._public = public  # beginning of the paths below `/admin` that may be read without a key; None for none
@@ -157,7 +150,7 @@ class Access:
             if is_question and self.cors is not None:
                 self.cors.preflight(by_name)
             return None
-        if self._paths is None:
+        if not (self._exact or self._beginnings):
             raise _nothing_here()
         client = self.identify(method, by_name)
         if not path:
@@ -167,7 +160,7 @@ class Access:
                 "have to be encoded.",
                 code="invalid_path",
             )
-        if path not in self._paths:
+        if path not in self._exact and not path.startswith(self._beginnings):
             raise GatewayError(
                 404, f"{path} is not in `paths` of this gateway's pool file, so it is not relayed.", code="path_closed"
             )

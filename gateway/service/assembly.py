@@ -18,7 +18,6 @@ from backends.http.wire import WriteBatch
 from backends.pool import Pool
 from gateway.config.settings import KeySettings, ModelSettings, PoolSettings
 from gateway.http.cors import Cors
-from gateway.http.paths import RelayedPaths
 from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
 from gateway.relay.queue import ModelQueue, QueueBounds
@@ -239,16 +238,15 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
 def _access(settings: PoolSettings, admin_digest: bytes) -> tuple[Access, Access | None]:
     """Return the access at the address of the clients, and at the admin address if there is one."""
     keyring = Keyring([(key.digest or b"", _client_of(key)) for key in settings.keys], admin_digest)
-    paths = RelayedPaths(settings.paths)
     cors = None if settings.cors is None else Cors(settings.cors.origins)
     nothing, page, metrics = set[str](), {"/dashboard"}, {"/metrics"}
     public = "/admin/dashboard/" if settings.dashboard.public else None
     off = nothing if settings.dashboard.enabled else page
     if settings.admin.listen is None:
-        return Access(keyring, paths, cors, off, public), None
+        return Access(keyring, settings.paths, cors, off, public), None
     closed = {"/admin"} | page | (metrics if settings.admin.metrics else nothing)
     closed_at_admin = {"/v1/models"} | off | (nothing if settings.admin.metrics else metrics)
-    return Access(keyring, paths, cors, closed), Access(keyring, None, closed=closed_at_admin, public=public)
+    return Access(keyring, settings.paths, cors, closed), Access(keyring, (), closed=closed_at_admin, public=public)
 
 
 def queue_bounds(settings: PoolSettings) -> dict[str, QueueBounds]:

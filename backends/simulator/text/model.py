@@ -85,8 +85,8 @@ class TargetModel:
     def __init__(self, name: str, tokens: Tokenizer, prose: CorpusModel, code: CorpusModel) -> None:
         self.name = name
         self.tokenizer = tokens
-        self._prose = prose
-        self._code = code
+        self.prose = prose
+        self.code = code
         self.words = Words(tokens)
         self.blank = frozenset(token for token in range(len(tokens)) if not tokens.string(token).strip())
         self.starts = frozenset(
@@ -114,10 +114,6 @@ class TargetModel:
             draft.append([END_OF_TURN])
         return Writing(draft.ids, asked.kind, stopped)
 
-    def corpus_for(self, kind: Kind) -> CorpusModel:
-        """Return the corpus that answers of a kind resemble."""
-        return self._code if kind is Kind.CODE else self._prose
-
     def random(self, prompt_ids: Sequence[int], sampling: Sampling) -> Random:
         """Return the random generator of a choice; equal requests get equal ones, if greedy or seeded."""
         seed = b""
@@ -141,7 +137,7 @@ class _Draft:
     ) -> None:
         self.limit = limit
         self._model = model
-        self._corpus = model.corpus_for(kind)
+        self._corpus = model.code if kind is Kind.CODE else model.prose
         self._random = random
         self._history = list(prompt_ids)
         self._followed = list(prompt_ids)  # the same, with the corpus's words in place of the answer's own

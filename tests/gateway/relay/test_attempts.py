@@ -19,7 +19,6 @@ from backends.http.wire import WriteBatch
 from backends.pool import Pool
 from backends.speculation import Method
 from gateway.http.headers import Header
-from gateway.http.paths import RelayedPaths
 from gateway.relay.admission import admit
 from gateway.relay.context import Inbound, RelayContext, Timeouts
 from gateway.relay.exchange import Exchange
@@ -135,7 +134,7 @@ class Relay:
         self.context = RelayContext(
             Router({"m": self.model}, self.pool),
             self.pool,
-            Access(Keyring([(digest("sk"), self.client)]), RelayedPaths(["/*"])),
+            Access(Keyring([(digest("sk"), self.client)]), ["/*"]),
             self.limits,
             self.metrics,
             TIMEOUTS,

@@ -15,7 +15,6 @@ from backends.speculation import Method
 from gateway.config.settings import PoolSettings
 from gateway.dialects.json_body import set_field
 from gateway.http.headers import Header
-from gateway.http.paths import RelayedPaths
 from gateway.relay.exchange import Exchange
 from gateway.relay.queue import ModelQueue, QueueBounds
 from gateway.routing.access import Access
@@ -39,7 +38,7 @@ def queued(*names: str, bound: int = 1, waiting: int = 10, size: int = 1 << 20, 
     """Return a relay with a queue, and keys `sk` (priority 0) and `batch` (priority 10)."""
     relay = Relay(*names, policy={"name": "least_loaded"})
     keys = [(digest("sk"), relay.client), (digest("batch"), Client("batch", priority=10))]
-    relay.context.access = Access(Keyring(keys), RelayedPaths(["/*"]))
+    relay.context.access = Access(Keyring(keys), ["/*"])
     relay.context.queues = {"m": ModelQueue("m", QueueBounds(bound, waiting, size, wait_s=30.0, **bounds))}
     relay.pool.on_ready = relay.context.ready
     return relay
