@@ -11,6 +11,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from backends.calibration.base_engines import base_engines
 from backends.calibration.files import context_shift, full_name, paths_from, read_calibration
 from backends.calibration.gpus import Precision
 from backends.drafter_limit import DrafterLimit
@@ -298,10 +299,12 @@ def load_calibration(name: str) -> Calibration:
 def _loaded(name: str, via: tuple[str, ...] = ()) -> Calibration:
     if name in via:
         raise ValueError(f"{name}: methods_from leads back to it")
+    from backends.calibration.scaling import base_calibration, scaled  # which imports this
+
+    if name in base_engines():
+        return base_calibration(name)
     source, at, machine = name.rpartition("@")
     if at and not name.endswith((".yaml", ".yml")):
-        from backends.calibration.scaling import scaled  # which imports this
-
         gpu, _, precision = machine.partition(":")
         calibration = _loaded(source, via)
         return scaled(calibration, gpu, precision or calibration.precision).model_copy(update={"name": name})

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from backends.calibration.base_engines import base_document, base_engines
+from backends.calibration.base_engines import base_engines
 from backends.files.yaml import Document, read_text, read_yaml
 from backends.validation import did_you_mean
 
@@ -57,11 +57,7 @@ def full_name(name: str) -> str:
 
 
 def read_calibration(name: str) -> Document:
-    """Return the content of the file of a full name, or what the file of a base engine would hold."""
-    if name in base_engines():
-        document = base_document(name)
-        like = read_calibration(document["methods_from"].partition("@")[0])
-        return Document({**document, "temperature": like.data["temperature"]})
+    """Return the content of the file of a full name."""
     path = _PACKAGE / f"{name}.yaml" if name in calibration_names() else Path(name)
     try:
         return read_yaml(read_text(path, _MOST_BYTES), {})

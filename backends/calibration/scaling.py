@@ -1,16 +1,19 @@
-"""Calibrations for GPUs without one: those of another GPU, by what the data sheets of both say."""
+"""Calibrations made of others: for GPUs without one, by the data sheets of both, and for measured base engines."""
 
 from __future__ import annotations
 
 import re
 
-from backends.calibration.calibration import Calibration, MethodCalibration
+from backends.calibration.base_engines import GRAPH_TOKENS, base_engines, base_models
+from backends.calibration.calibration import Calibration, MethodCalibration, StepTime, load_calibration
 from backends.calibration.gpus import Gpu, Precision, gpus
 from backends.speculation import Method
 
 _LARGE_GIB = 70
 """From this memory on vLLM takes large batches, except on A100 (engine/arg_utils.py of 0.32)."""
 
+_GPU_RESERVED_GIB = 3.0  # for activations and graphs, our estimate
+_SOURCE = "fitted to TPOT of {} in ai-dynamo/aiconfigurator, silicon_sample.csv at 095f58a (Apache-2.0)"
 _PASS_S = 2e-4
 """What the host takes for a pass of a draft: passes on L40S, A100 and GH200 differ by less than their bandwidths."""
 
@@ -71,6 +74,38 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
                 else {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
             ),
             "methods": {method: _drafts(method, each, bandwidth) for method, each in calibration.methods.items()},
+        }
+    )
+
+
+def base_calibration(name: str) -> Calibration:
+    """Return the calibration of a base engine."""
+    engine = base_engines()[name]
+    model, weights, gpu = base_models()[engine.model], Precision(engine.precision), gpus()[engine.gpu.lower()]
+    like = scaled(load_calibration(model.like), engine.gpu, weights)
+    step = StepTime(
+        **{field: value for field, value in engine._asdict().items() if field.endswith("_s")},
+        expert_share=model.expert_share,
+        knee_tokens=GRAPH_TOKENS,
+        graph_tokens=GRAPH_TOKENS,
+        overhead_s=0.0,
+        source=_SOURCE.format(engine.engine),
+    )
+    memory = {
+        "gpu_gib": engine.gpus * gpu.gib,
+        "reserved_gib": engine.gpus * _GPU_RESERVED_GIB,
+        "weights_gib": model.parameters_b * 1e9 * weights.bytes_per_weight / 2**30,
+        "kv_kib_per_token": model.kv_kib_per_token * (engine.gpus if model.latent_kv else 1),
+        "source": "the model's shape; 0.9 is vLLM's default; 3 GiB a GPU for activations and graphs is our estimate",
+    }
+    return like.model_copy(
+        update={
+            "name": name,
+            "target": model.target,
+            "hardware": f"{engine.gpus}x {engine.gpu}",
+            "step": step,
+            "memory": like.memory.model_copy(update={**memory, "utilization": 0.9}),
+            "scheduler": like.scheduler.model_copy(update={"max_model_len": model.max_model_len}),
         }
     )
 

@@ -245,10 +245,10 @@ def write(table: Path, file: Path) -> None:
         for name, setup in sorted(best.items(), key=lambda each: (each[1].engine != "vllm", each[0])):
             model, engine = setup.known, f"{setup.engine} {setup.version}".strip()
             assert model is not None
-            base, experts, token, prompt_token, context, no_graph = (float(f"{each:.3g}") for each in constants[setup])
-            times = (base, experts, 1e3 * token, 1e3 * prompt_token, context, no_graph)
+            base, experts, token, prompt_token, context, no_graph = 1e-3 * constants[setup]
+            times = (base, experts, token, prompt_token, 1e-3 * context, no_graph)
             gpu = gpus()[setup.system.removesuffix("_sxm")].name
             rows = len(cells_of[setup].batch)
             writer.writerow(
-                (name, model.model, engine, gpu, setup.gpus, setup.weights, *(f"{t:.4g}" for t in times), rows)
+                (name, model.model, engine, gpu, setup.gpus, setup.weights, *(f"{t:.3g}" for t in times), rows)
             )
