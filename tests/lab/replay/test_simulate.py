@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
 from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
+from backends.drafter_limit import Beyond, DrafterLimit
 from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.speculation import Method
 from lab.replay.request import ReplayRequest, features_of, replay_request
@@ -178,6 +180,25 @@ def test_requests_that_need_a_baseline_go_to_one() -> None:
     for chosen in (policy("random"), None):
         assert set(replay(POOL, requests, chosen).backend.tolist()) == {0}
     assert replay(POOL[1:], requests, policy("random")).errors == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "beyond"),
+    [
+        ("learned", Beyond.CRASH),  # where they take the drafts of nobody it may send them
+        *product(("random", "least_loaded", "lmetric", "thresholds"), (Beyond.BATCH, Beyond.CRASH)),
+    ],
+)
+def test_requests_beyond_a_drafters_limit_go_elsewhere(name: str, beyond: Beyond) -> None:
+    pool = [replica(Method.BASELINE), *[replica(Method.EAGLE3, 3, f"e{number}") for number in range(2)]]
+    limited = [replace(one, drafter_limit=DrafterLimit(2048, beyond)) for one in pool]
+    limited[0] = pool[0]
+    lengths = [3000 if number % 5 == 0 else 300 for number in range(60)]
+    requests = [replay_request(record(prompt_tokens=n), 0.2 * at, 0.0) for at, n in enumerate(lengths)]
+    result = replay(limited, requests, policy(name))
+    assert result.errors == 0
+    assert set(result.backend[::5].tolist()) == {0}
+    assert len(set(result.backend.tolist())) > 1
 
 
 @pytest.mark.parametrize("gap_s", [1.0, 0.02])
