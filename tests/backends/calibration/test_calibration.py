@@ -64,6 +64,7 @@ def test_a_calibration_is_named_by_its_path_too_and_takes_methods_from_another(t
         ("", {"temperature": {"temperatures": [0, 1], "factors": [1], "source": "x"}}, "with one of factors for each"),
         ("", {"temperature": {"temperatures": [1, 0], "factors": [1, 1], "source": "x"}}, "temperatures must ascend"),
         ("", {"methods": {"mtp": {"drafting": {"source": "x"}, "acceptance_like": "eagle"}}}, "eagle has no accept"),
+        ("", {"methods": {"mtp": {"drafting": {"source": "x"}, "context": "mpt"}}}, "mpt.*; did you mean 'mtp'"),
         ("", {"methods_from": "bad.yaml"}, "leads back to it"),
         ("", {"methods_from": "llama-3.1-8b-h100" + "@H200" * 2000}, "is called 'llama-3.1-8b-h100@H200"),
         ("", {"methods_from": "no-such"}, "no calibration is called 'no-such'; known here: apertus"),
