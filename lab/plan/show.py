@@ -20,7 +20,7 @@ def show(planned: Planned, objective: Objective, sampled: str) -> None:
     """Print a plan."""
     plan = planned.plan
     known = planned.calibration
-    scaled = f": {known.step.source}" if "@" in known.name else ""
+    scaled = f": {known.step.source}; how far that is off: docs/plan.md" if "@" in known.name else ""
     print(f"{sampled}\n\n{known.target} on {machine_of(known)}{scaled}")
     if plan is None:
         print("Nothing fits:")
