@@ -249,7 +249,7 @@ class Call:
         self.receiver = receiver
         self.head_only = head_only
         self.once = once  # whether its connection carries no other call
-        self.whole = whole
+        self.whole = None if head_only or once else whole
         self.connection: Connection | None = None
         self.reused = False  # whether its connection carried another call before
         self.answered = False  # true from the first byte of the answer
@@ -306,21 +306,11 @@ class UpstreamClient:
         self.pattern_head = AnswerHead(0, [])
         self.mismatches = 0  # consecutive complete answers whose head did not match the pattern
 
-    def send(
-        self,
-        head: bytes,
-        body: bytes,
-        receiver: Receiver,
-        *,
-        head_only: bool = False,
-        whole: WholeReceiver | None = None,
-        once: bool = False,
-    ) -> Call:
-        """Send a request, and pass its answer to `receiver`."""
-        call = Call(head, body, receiver, head_only=head_only, whole=None if head_only or once else whole, once=once)
+    def send(self, call: Call) -> Call:
+        """Send a request, whose answer goes to its receiver."""
         if self._idle:
             self._close_expired()
-        while self._idle and not once:
+        while self._idle and not call.once:
             connection = self._idle.pop()
             if connection.is_usable():
                 call.reused = True

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from backends.http.address import Address
-from backends.http.client import UpstreamClient
+from backends.http.client import Call, UpstreamClient
 from backends.http.receiver import HeaderList, UpstreamError
 from backends.http.wire import request_head
 
@@ -109,7 +109,7 @@ class _Loop:
             ]
             self.calls.append(call := _Call(self))
             self._in_flight += 1
-            self._client.send(request_head(b"POST", b"/v1/completions", headers), body, call)
+            self._client.send(Call(request_head(b"POST", b"/v1/completions", headers), body, call))
 
 
 async def closed_loop(url: str, prompts: Sequence[tuple[str, int]], concurrency: int) -> Played:

@@ -74,7 +74,8 @@ class Attempt:
             inbound.engine_id,
             length,
         )
-        call = upstream.client.send(head, body, receiver, head_only=headers.method == "HEAD", whole=whole, once=once)
+        call = Call(head, body, receiver, head_only=headers.method == "HEAD", whole=whole, once=once)
+        upstream.client.send(call)
         if self.delivery.is_paused:
             call.pause()
         return call

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from backends.backend import Backend, EngineChange
 from backends.http.address import Address
 from backends.http.client import Call
-from backends.http.receiver import AnswerHead, HeaderList, Receiver, WholeReceiver
+from backends.http.receiver import AnswerHead, HeaderList
 from gateway.dialects.asked_usage import StreamHabits
 from gateway.http.cors import without_cors
 from gateway.http.headers import gateway_lines, is_json, lines_for_client, media_type
@@ -31,17 +31,8 @@ class Sender(Protocol):
 
     address: Address
 
-    def send(
-        self,
-        head: bytes,
-        body: bytes,
-        receiver: Receiver,
-        *,
-        head_only: bool = False,
-        whole: WholeReceiver | None = None,
-        once: bool = False,
-    ) -> Call:
-        """Send a request, and pass its answer to `receiver`."""
+    def send(self, call: Call) -> Call:
+        """Send a request, whose answer goes to its receiver."""
 
     def close(self) -> None:
         """Close the connections as their calls end."""

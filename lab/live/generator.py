@@ -174,7 +174,7 @@ class Generator:
         self.records.append(record)
         self._flights.add(flight)
         record.sent_s = time.perf_counter()
-        flight.call = self._client.send(head, request.body, flight)
+        flight.call = self._client.send(Call(head, request.body, flight))
         flight.timer = asyncio.get_running_loop().call_later(
             self._timeout_s, flight.abort, "timeout", "took longer than --timeout"
         )

@@ -72,7 +72,7 @@ async def serving(handler: Handler, path: Path | None = None) -> AsyncIterator[U
 
 async def ask(client: UpstreamClient, *, head_only: bool = False, once: bool = False) -> Recorder:
     recorder = Recorder()
-    client.send(REQUEST, b"", recorder, head_only=head_only, once=once)
+    client.send(Call(REQUEST, b"", recorder, head_only=head_only, once=once))
     async with asyncio.timeout(5):
         await recorder.done.wait()
     return recorder
@@ -204,7 +204,7 @@ async def test_a_receiver_may_cancel_while_its_answer_is_parsed(
     async with serving(answering(OK, OK)) as client:
         for _ in range(2):
             recorder = Cancelling()
-            recorder.call = client.send(REQUEST, b"", recorder, head_only=head_only)
+            recorder.call = client.send(Call(REQUEST, b"", recorder, head_only=head_only))
             async with asyncio.timeout(5):
                 await recorder.done.wait()
             assert recorder.error is None
@@ -257,7 +257,7 @@ async def test_cancel_closes_the_connection_without_calling_the_receiver() -> No
 
     async with serving(handler) as client:
         recorder = Recorder()
-        call = client.send(REQUEST, b"", recorder)
+        call = client.send(Call(REQUEST, b"", recorder))
         await eventually(lambda: recorder.body)
         call.cancel()
         async with asyncio.timeout(5):
@@ -276,7 +276,7 @@ async def test_a_paused_call_stops_reading_from_the_backend() -> None:
 
     async with serving(handler) as client:
         recorder = Recorder()
-        call = client.send(REQUEST, b"", recorder)
+        call = client.send(Call(REQUEST, b"", recorder))
         call.pause()
         await stays(lambda: len(recorder.body) < 1_000_000, 0.2)
         call.resume()
@@ -319,7 +319,7 @@ def answer_of(body: bytes, extra: bytes = b"") -> bytes:
 
 async def ask_for_whole(client: UpstreamClient) -> WholeRecorder:
     recorder = WholeRecorder()
-    client.send(REQUEST, b"", recorder, whole=recorder)
+    client.send(Call(REQUEST, b"", recorder, whole=recorder))
     async with asyncio.timeout(5):
         await recorder.done.wait()
     return recorder

@@ -9,7 +9,7 @@ from __future__ import annotations
 import h11
 
 from backends.http.address import Address
-from backends.http.client import Connection, UpstreamClient
+from backends.http.client import Call, Connection, UpstreamClient
 from backends.http.receiver import AnswerHead, HeaderList, UpstreamError
 from tests.fuzz.wire import MemoryTransport, cut, run
 
@@ -81,7 +81,7 @@ async def calls(pieces: list[bytes], *, head_only: bool, takes_whole: bool, call
     for _ in range(calls):
         receiver = Receiver()
         call = client.send(
-            b"GET / HTTP/1.1\r\n\r\n", b"", receiver, head_only=head_only, whole=receiver if takes_whole else None
+            Call(b"GET / HTTP/1.1\r\n\r\n", b"", receiver, head_only=head_only, whole=receiver if takes_whole else None)
         )
         while left and not receiver.ended and not transport.is_closing():
             transport.deliver([left.pop(0)])

@@ -14,7 +14,7 @@ from backends.engine_metrics import EngineMetrics
 from backends.health import HealthRules
 from backends.http.address import Address
 from backends.http.client import Call
-from backends.http.receiver import AnswerHead, Receiver, UpstreamError, WholeReceiver
+from backends.http.receiver import AnswerHead, Receiver, UpstreamError
 from backends.http.wire import WriteBatch
 from backends.pool import Pool
 from backends.speculation import Method
@@ -89,20 +89,10 @@ class RecordingClient:
         self.calls: list[Call] = []
         self.once: list[bool] = []
 
-    def send(
-        self,
-        head: bytes,
-        body: bytes,
-        receiver: Receiver,
-        *,
-        head_only: bool = False,
-        whole: WholeReceiver | None = None,
-        once: bool = False,
-    ) -> Call:
-        self.once.append(once)
-        self.heads.append(head)
-        self.bodies.append(body)
-        call = Call(head, body, receiver, head_only=head_only, whole=whole)
+    def send(self, call: Call) -> Call:
+        self.once.append(call.once)
+        self.heads.append(call.head)
+        self.bodies.append(call.body)
         self.calls.append(call)
         return call
 
