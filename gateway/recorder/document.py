@@ -306,6 +306,8 @@ def _add_features(document: dict[str, Any], features: RequestFeatures) -> None:
         document["structured"] = True
     if features.tools:
         document["tools"] = True
+    if features.thinking is not None:
+        document["thinking"] = features.thinking
     if features.baseline_only:
         document["baseline_only"] = features.baseline_only
     document["qps"] = micro(features.qps)

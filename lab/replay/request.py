@@ -21,7 +21,8 @@ _NAMES = [one.name for one in fields(RequestFeatures)]
 _VALUES = attrgetter(*_NAMES)
 _QPS, _IN_FLIGHT = _NAMES.index("qps"), _NAMES.index("in_flight")
 _AS_RECORDED = (
-    "temperature", "top_p", "overlap", "code_share", "turns", "structured", "tools", "stream", "qps", "in_flight",
+    "temperature", "top_p", "overlap", "code_share", "turns", "structured", "tools", "thinking", "stream", "qps",
+    "in_flight",
 )  # fmt: skip
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 

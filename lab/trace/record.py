@@ -95,7 +95,7 @@ class TraceRecord:
         Output length; None if neither it nor the output is known.
     estimated
         Whether output_tokens is the gateway's estimate, since the engine did not report it.
-    overlap, code_share, turns, structured, tools, baseline_only, qps, in_flight
+    overlap, code_share, turns, structured, tools, thinking, baseline_only, qps, in_flight
         As in `policies.features.request.RequestFeatures`.
     policy, reason, propensity
         The decision for `backend`: its policy, its reason, and the probability of this choice.
@@ -160,6 +160,7 @@ class TraceRecord:
     structured: bool | None = None
     estimated: bool | None = None
     tools: bool | None = None
+    thinking: bool | None = None
     baseline_only: Sequence[str] = ()
     qps: float | None = None
     in_flight: int | None = None

@@ -22,6 +22,7 @@ from policies.learned.models.keys import (
     TURNS,
     WORKLOAD,
     Key,
+    thinking_of,
 )
 
 _MIN_SHARE = 0.01
@@ -53,6 +54,7 @@ def columns_of(keys: Sequence[Key]) -> list[Column]:
         _bins("prompt_tokens", "prompt", PROMPT_TOKENS),
         Column("max_tokens", (*limits.conditions, ">= 0"), (*limits.labels, "limited")),
         Column("turns", ("< 2",), ("first-turn",)),
+        Column("thinking", (True,), ("thinks",)),
         Column("structured", (True,), ("structured",)),
         Column("code_share", ("> 0.3",), ("code",)),
     ]
@@ -74,7 +76,8 @@ def row_of(columns: Sequence[Column], key: Key) -> list[float]:
         float(key[OVERLAP]),
         float(key[PROMPT]),
         float(key[LIMIT] or len(LIMITS) + 1),
-        float(key[TURNS] != "first"),
+        float(not key[TURNS].startswith("first")),
+        float(thinking_of(key) != "thinks"),
         float(key[SHAPE] != "structured"),
         float(key[SHAPE] != "code"),
     ]

@@ -47,9 +47,10 @@ _PENALTIES: Final = {
 """Penalties on tokens that have come before: the value that changes nothing, and how far from it they change little."""
 _NARROW: Final = frozenset({"choice", "regex", "grammar", "structural_tag"})
 """Structured outputs that may leave the model one way; a schema leaves it the texts, a JSON object nearly all."""
+_THINKING: Final = ("chat_template_kwargs", "reasoning_effort", "thinking", "reasoning")
 _RARE_FIELDS: Final = frozenset(
     {"tools", "functions", "structured_outputs", "response_format", "text", "output_config", "min_p"}
-).union(_GUIDED, _EXCLUDING, _PENALTIES)
+).union(_GUIDED, _EXCLUDING, _PENALTIES, _THINKING)
 """Fields that few requests have; testing for all of them at once is cheaper than one by one."""
 
 
@@ -121,6 +122,8 @@ class RequestFeatures:
         rejected through no fault of their drafter.
     client
         Name of the client's key; empty if it has none.
+    thinking
+        Whether the request asks for thinking before the answer, or asks for none; None if it leaves that to the model.
 
     Examples
     --------
@@ -154,6 +157,7 @@ class RequestFeatures:
     prefix_tokens: tuple[int, ...]
     restricted: bool
     client: str
+    thinking: bool | None
 
     def __init__(  # noqa: PLR0917 -- explicit, because a compiled class is then created in a fifth of the time
         self,
@@ -182,6 +186,7 @@ class RequestFeatures:
         prefix_tokens: tuple[int, ...] = (),
         restricted: bool = False,
         client: str = "",
+        thinking: bool | None = None,
     ) -> None:
         self.model = model
         self.endpoint = endpoint
@@ -208,6 +213,7 @@ class RequestFeatures:
         self.prefix_tokens = prefix_tokens
         self.restricted = restricted
         self.client = client
+        self.thinking = thinking
 
     @property
     def context_tokens(self) -> int:
@@ -269,6 +275,7 @@ def describe(
     temperature = _number(body.get("temperature"))
     top_p = _number(body.get("top_p"))
     structured = tools = restricted = False
+    thinking: bool | None = None
     rejected: tuple[str, ...] = ()
     if not _RARE_FIELDS.isdisjoint(body):
         tool_choice = _tool_choice(body.get("tool_choice"))
@@ -276,6 +283,7 @@ def describe(
         structured = _structured(body) or (tools and tool_choice in _TOOL_FORCED)
         rejected = baseline_only(body)
         restricted = _restricted(body)
+        thinking = _thinking(body)
     prefix, prefix_tokens = prefix_hashes(prompt) if "prefix" in text_features else ((), ())
     return RequestFeatures(
         model=model,
@@ -299,7 +307,21 @@ def describe(
         prefix=prefix,
         prefix_tokens=prefix_tokens,
         restricted=restricted,
+        thinking=thinking,
     )
+
+
+def _thinking(body: dict[str, Any]) -> bool | None:
+    """Return whether a request asks for thinking, in the ways of vLLM's chat templates, OpenAI's and Anthropic's."""
+    if isinstance(said := body.get("chat_template_kwargs"), dict):
+        for name in ("enable_thinking", "thinking"):
+            if isinstance(asked := said.get(name), bool):
+                return asked
+    if isinstance(said := body.get("thinking"), dict):
+        return said.get("type") != "disabled"
+    settings = body.get("reasoning")
+    effort = settings.get("effort") if isinstance(settings, dict) else body.get("reasoning_effort")
+    return effort != "none" if isinstance(effort, str) else None
 
 
 def _overlap(prompt: Prompt, tail: str) -> float:

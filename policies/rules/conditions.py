@@ -148,6 +148,9 @@ class When(CheckedModel):
     stream: StrictBool | None = Field(None, description="Whether the answer is streamed.")
     structured: StrictBool | None = Field(None, description="Whether the output is constrained, e.g. by a JSON schema.")
     tools: StrictBool | None = Field(None, description="Whether the model may call tools.")
+    thinking: StrictBool | None = Field(
+        None, description="Whether thinking is asked for, or asked to be left out; one that says nothing never matches."
+    )
     endpoint: Choice | None = Field(None, description="The API: chat, completions, responses, messages ...")
     template: Choice | None = Field(None, description="Template of the request's application: eight hex digits.")
     workload: Choice | None = Field(None, description="Workload that the client declares in x-gateway-workload.")

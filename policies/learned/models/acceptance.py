@@ -20,6 +20,7 @@ from policies.learned.models.keys import (
     TEMPLATE,
     WORKLOAD,
     Key,
+    thinking_of,
     typical_prompt_tokens,
     without_template,
 )
@@ -43,6 +44,7 @@ FACTORS: Final = (
     Factor(lambda key: key[_REQUEST + WORKLOAD], 0.3),
     Factor(lambda key: key[_REQUEST + TEMPERATURE], 0.2),
     Factor(lambda key: RESTRICTED if key[_REQUEST + SHAPE] == RESTRICTED else "", 0.6),  # they show nothing of others
+    Factor(lambda key: thinking_of(key[_REQUEST:]), 0.15),  # -10% to +22% of the tokens per step, by model
     Factor(lambda key: key[_REQUEST + OVERLAP], 0.1),
     Factor(lambda key: key[_REQUEST + PROMPT], 0.07),
     Factor(lambda key: key[_REQUEST + TEMPLATE] and key[_REQUEST + WORKLOAD] + "/" + key[_REQUEST + TEMPLATE], 0.2),

@@ -91,7 +91,7 @@ def key_of(request: RequestFeatures) -> Key:
         _NAMES[bisect_right(TEMPERATURES, request.temperature)],
         _NAMES[bisect_right(OVERLAPS, request.overlap)],
         _NAMES[bisect_right(PROMPT_TOKENS, request.prompt_tokens)],
-        "first" if request.turns <= 1 else "later",
+        _TURNS[request.thinking][request.turns > 1],
         RESTRICTED
         if request.restricted
         else "structured"
@@ -115,9 +115,20 @@ def typical_prompt_tokens(key: Key) -> float:
     return math.sqrt(PROMPT_BOUNDS[index] * PROMPT_BOUNDS[index + 1])
 
 
+def thinking_of(key: Key) -> str:
+    """Return what is asked of thinking: "thinks", "plain" or, for the model's own way, nothing."""
+    return key[TURNS].partition("/")[2]
+
+
 def without_template(key: Key) -> Key:
     """Return the key without its template, which merges buckets when there are too many."""
     return (*key[:-7], "", *key[-6:])
 
 
+_TURNS: Final = {
+    None: ("first", "later"),
+    True: ("first/thinks", "later/thinks"),
+    False: ("first/plain", "later/plain"),
+}
+"""First or later in a conversation, and what is asked of thinking: in one part, so that older keys remain keys."""
 _NAMES: Final = tuple(str(number) for number in range(16))

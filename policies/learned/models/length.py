@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from policies.features.request import TYPICAL_TOKENS, RequestFeatures
-from policies.learned.models.keys import LIMIT, PROMPT, TEMPLATE, WORKLOAD, Key, without_template
+from policies.learned.models.keys import LIMIT, PROMPT, TEMPLATE, WORKLOAD, Key, thinking_of, without_template
 from policies.learned.models.mixed_effects import Effects, Factor, fit_effects
 from policies.statistics import Sums, Table
 
@@ -23,6 +23,7 @@ NOISE: Final = 0.7
 FACTORS: Final = (
     Factor(lambda key: key[WORKLOAD], 0.6),
     Factor(lambda key: key[LIMIT], 0.4),
+    Factor(thinking_of, 0.5),
     Factor(lambda key: key[PROMPT], 0.2),
     Factor(lambda key: key[TEMPLATE] and key[WORKLOAD] + "/" + key[TEMPLATE], 0.5),
     # The effect of prompt length depends on the task: a rewritten text grows with the prompt, a summary hardly.

@@ -40,6 +40,7 @@ FULL = TraceRecord(
     structured=True,
     estimated=True,
     tools=False,
+    thinking=False,
     baseline_only=("min_p",),
     qps=1.5,
     in_flight=4,

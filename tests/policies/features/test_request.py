@@ -112,6 +112,28 @@ def test_tools_count_only_if_they_may_be_called() -> None:
     assert described(chat_body("x", tools=tools)).prompt_tokens > described(chat_body("x")).prompt_tokens + 90
 
 
+@pytest.mark.parametrize(
+    ("fields", "thinking"),
+    [
+        ({"chat_template_kwargs": {"enable_thinking": True}}, True),
+        ({"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "high"}, False),
+        ({"chat_template_kwargs": {"thinking": False}}, False),
+        ({"chat_template_kwargs": {"enable_thinking": "yes"}}, None),
+        ({"chat_template_kwargs": []}, None),
+        ({"reasoning_effort": "low"}, True),
+        ({"reasoning_effort": "none"}, False),
+        ({"reasoning": {"effort": "high"}}, True),
+        ({"reasoning": {"effort": "none"}}, False),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, True),
+        ({"thinking": {"type": "disabled"}}, False),
+        ({"thinking": True, "reasoning": "high", "reasoning_effort": 3}, None),
+        ({}, None),
+    ],
+)
+def test_thinking_is_asked_for_in_several_ways(fields: dict[str, Any], thinking: bool | None) -> None:
+    assert described(chat_body("x", **fields)).thinking is thinking
+
+
 def test_a_conversation_has_the_same_features_in_every_api() -> None:
     system, question, answer, more = "You are terse.", "What is a monad?", "A monoid, of sorts.", "In what category?"
     parts = [{"type": "text", "text": more}, {"type": "image_url", "image_url": {"url": "data:" + "A" * 9000}}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from backends.backend import Backend
 from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models.acceptance import AcceptanceModel, arm_of
-from policies.learned.models.keys import TEMPLATE, Key, key_of, without_template
+from policies.learned.models.keys import TEMPLATE, TURNS, Key, key_of, without_template
 from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_by_k
 from policies.statistics import Sums
 
@@ -34,6 +35,19 @@ def _sums(tokens_per_step: float, count: int) -> Sums:
 
 def _model(seen: dict[Key, Sums]) -> AcceptanceModel:
     return AcceptanceModel.fit(seen, CALIBRATION)
+
+
+def test_thinking_is_learned_beside_everything_else() -> None:
+    request = RequestFeatures("m", Endpoint.CHAT, temperature=0.0, workload="chat", prompt_tokens=200)
+    keys = {said: key_of(replace(request, thinking=said)) for said in (None, True, False)}
+    assert {key[:TURNS] for key in keys.values()} == {keys[None][:TURNS]}
+    model = _model({(ARM, "e", *keys[True]): _sums(2.0, 300), (ARM, "e", *keys[False]): _sums(2.6, 300)})
+    assert [model.tokens_per_step(ARM, "e", keys[said]) for said in (True, False)] == pytest.approx(
+        [2.0, 2.6], rel=0.02
+    )
+    others = [key_of(replace(request, thinking=said, workload="code")) for said in (True, False)]
+    code = [model.tokens_per_step(ARM, "e", key) for key in others]
+    assert code[1] > 1.2 * code[0]  # also for work of which nothing was seen
 
 
 def test_an_arm_is_a_method_with_its_depth() -> None:
