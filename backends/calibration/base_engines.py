@@ -29,6 +29,7 @@ class BaseModel(NamedTuple):
     expert_share: float  # of a layer's experts, that a token chooses
     kv_kib_per_token: float
     latent_kv: int  # whether each GPU holds all of it
+    pair_mflop: float  # of attention, for a prompt token and one before it
     max_model_len: int
     like: str  # the calibration from which all else is
 
@@ -48,6 +49,7 @@ class BaseEngine(NamedTuple):
     per_token_above_knee_s: float
     per_context_token_s: float
     no_graph_s: float
+    per_attended_s: float
     rows: int
 
 

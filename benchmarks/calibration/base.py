@@ -32,10 +32,12 @@ CHUNK_TOKENS = 8192
 """`max_num_batched_tokens`: what of a prompt a step computes."""
 ERROR = 0.03
 """Standard error of a measured TPOT, relative."""
-FIRST = np.array([0.8, 0.0, 0.9, 1.2, 0.0, 0.0])
-SPREAD = np.array([0.65, 0.35, 0.8, 0.6, 1.0, 1.0])
+FIRST = np.array([0.8, 0.0, 0.9, 1.2, 0.0, 0.0, 0.0])
+SPREAD = np.array([0.65, 0.35, 0.8, 0.6, 1.0, 1.0, 0.1])
 """Prior of the logs of the multiples before any setup was fitted, and its standard deviation."""
 LEAST_ROWS = 5  # of a half for a setup to be judged, and of a setup to be in the file
+_ATTENTION = 0.576
+"""Share of the FLOP/s that attention over a prompt reaches: llama-3.1-8b-h100's `per_attended_s`."""
 _MODELS = (
     ("Llama-3.1-8B", "llama-3.1-8b"),
     ("Llama-3.1-70B", "llama-3.1-70b"),
@@ -130,7 +132,7 @@ def halves(setup: Setup, cells: Cells) -> npt.NDArray[np.bool_]:
 
 
 def by_data_sheet(setup: Setup) -> Floats:
-    """Return the milliseconds of base, experts, a token, a prompt's token, 1,000 tokens of context, and no graph."""
+    """Return the ms of base, experts, a token, a prompt's token, 1,000 tokens of context, no graph, a pair."""
     model, number = setup.known, setup.gpus
     assert model is not None
     gpu, bytes_each = gpus()[setup.system.removesuffix("_sxm")], setup.weights.bytes_per_weight
@@ -138,12 +140,13 @@ def by_data_sheet(setup: Setup) -> Floats:
     token_ms = 2 * model.active_b / gpu.tflops[setup.weights] / number
     context_ms = model.kv_kib_per_token * 1.024 / 1e3 / gpu.bandwidth_tb_s / min(number, 8)
     base_ms, experts_ms = read_gb / gpu.bandwidth_tb_s + [2.0, 0.0]  # and what each step costs besides
-    return np.array([base_ms, experts_ms, token_ms, token_ms, context_ms, 5.0])
+    pair_ms = model.pair_mflop / _ATTENTION / gpu.tflops[Precision.BF16] / number / 1e3
+    return np.array([base_ms, experts_ms, token_ms, token_ms, context_ms, 5.0, pair_ms])
 
 
 def tpot_ms(constants_ms: Floats, share: float, cells: Cells) -> Floats:
     """Return the time per output token that a setup's constants give for cells."""
-    base, experts, token, prompt_token, context, no_graph = constants_ms
+    base, experts, token, prompt_token, context, no_graph, pair = constants_ms
 
     def tokens_ms(tokens: Floats) -> Floats:
         beyond = np.maximum(tokens - GRAPH_TOKENS, 0)
@@ -156,7 +159,9 @@ def tpot_ms(constants_ms: Floats, share: float, cells: Cells) -> Floats:
         prompts = np.maximum(running - 1, 0) / cells.osl * chunks  # of the others, in a step
         mixed = tokens_ms(running + cells.isl / chunks) - tokens_ms(running)
         held = running * (cells.isl + cells.osl / 2) / 1e3
-        return np.asarray(base + tokens_ms(running) + prompts * mixed + context * held)
+        return np.asarray(
+            base + tokens_ms(running) + prompts * (mixed + pair * cells.isl**2 / 2 / chunks) + context * held
+        )
 
     found = loop_ms(cells.batch)
     for _ in range(10):
@@ -245,8 +250,8 @@ def write(table: Path, file: Path) -> None:
         for name, setup in sorted(best.items(), key=lambda each: (each[1].engine != "vllm", each[0])):
             model, engine = setup.known, f"{setup.engine} {setup.version}".strip()
             assert model is not None
-            base, experts, token, prompt_token, context, no_graph = 1e-3 * constants[setup]
-            times = (base, experts, token, prompt_token, 1e-3 * context, no_graph)
+            base, experts, token, prompt_token, context, no_graph, pair = 1e-3 * constants[setup]
+            times = (base, experts, token, prompt_token, 1e-3 * context, no_graph, pair)
             gpu = gpus()[setup.system.removesuffix("_sxm")].name
             rows = len(cells_of[setup].batch)
             writer.writerow(

@@ -156,7 +156,7 @@ def engines(table: Path) -> Iterator[tuple[str, float]]:
             step = scaled(load_calibration(here.name), there.gpu, there.precision).step
             constants: Floats = 1e3 * np.array(
                 [step.base_s, step.experts_s, step.per_token_below_knee_s, step.per_token_above_knee_s,
-                 1e3 * step.per_context_token_s, step.no_graph_s]
+                 1e3 * step.per_context_token_s, step.no_graph_s, step.per_attended_s]
             )  # fmt: skip
             version = "same engine" if here.engine == there.engine else "its other versions"
             label = f"TPOT of base engines from another {differs[0]}, {version}"
