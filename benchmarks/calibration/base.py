@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,9 +121,10 @@ def read(table: Path) -> dict[Setup, Cells]:
                 row["backend"], row["backend_version"], row["model_path"], row["system"], row["precision"], *sizes
             )
             cell = (row["isl"], row["osl"], row["batch_size"], row["silicon_ttft_ms"], row["silicon_tpot_ms"])
-            if setup.known:
-                rows[setup].add(tuple(map(float, cell)))
-    return {setup: Cells(*np.array(sorted(cells)).T) for setup, cells in rows.items()}
+            rows[setup].add(tuple(map(float, cell)))
+    if unknown := sorted({setup.model for setup in rows if not setup.known}):
+        print(f"left out, as base_models.csv has no shape of them: {', '.join(unknown)}", file=sys.stderr)
+    return {setup: Cells(*np.array(sorted(cells)).T) for setup, cells in rows.items() if setup.known}
 
 
 def halves(setup: Setup, cells: Cells) -> npt.NDArray[np.bool_]:
