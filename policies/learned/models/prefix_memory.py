@@ -16,33 +16,37 @@ class Reuse:
     """How likely a prefix is to be asked for again, by how long it has not been: seconds in octaves."""
 
     def __init__(self) -> None:
-        # Prefixes asked for again at each age, and those that reached it. The first few say that two thirds come again.
-        self._again, self._reached = [_PRIOR_AGAIN * _PRIOR_COUNT] * _AGES, [_PRIOR_COUNT] * _AGES
+        # Prefixes that were asked for again, and that were forgotten, at each age.
+        self._again, self._forgotten = [0.0] * _AGES, [0.0] * _AGES
         self._recomputed = [0.0] * _AGES
+        self._added = 0
         self._work_out()
 
     def add(self, age_s: float, again: bool) -> None:
         """Count a prefix that was asked for again, or forgotten, at an age."""
-        age = _octave(age_s)
-        for younger in range(age):
-            self._reached[younger] += 1.0
         if again:
-            self._reached[age] += 1.0
-            self._again[age] += 1.0
-        if self._reached[0] > _MOST_COUNT:
-            self._again = [0.5 * count for count in self._again]
-            self._reached = [0.5 * count for count in self._reached]
-        self._work_out()
+            self._again[_octave(age_s)] += 1.0
+        else:
+            self._forgotten[_octave(age_s)] += 1.0
+        self._added += 1
+        if self._added % _WORKED_OUT == 0:  # not for each: that takes as long as half of a choice
+            self._work_out()
 
     def recomputed(self, age_s: float) -> float:
         """Return the tokens computed later for each one of that age that is evicted: they evict others in turn."""
         return self._recomputed[_octave(age_s)]
 
     def _work_out(self) -> None:
-        never = 1.0
+        """Work out how likely each age is, by the share of those that reach an age which are asked for then."""
+        never, older = 1.0, 0.0
         for age in range(_AGES - 1, -1, -1):
-            never *= 1.0 - self._again[age] / self._reached[age]
+            again = self._again[age]
+            never *= 1.0 - (again + _PRIOR_AGAIN * _PRIOR_COUNT) / (again + older + _PRIOR_COUNT)
+            older += again + self._forgotten[age]
             self._recomputed[age] = min(_MOST_RECOMPUTED, (1.0 - never) / max(1e-9, never))
+        if older > _MOST_COUNT:  # what is new counts more
+            self._again = [0.5 * count for count in self._again]
+            self._forgotten = [0.5 * count for count in self._forgotten]
 
 
 def _octave(age_s: float) -> int:
@@ -193,6 +197,7 @@ class BackendPrefixes:
 
 _AGES: Final = 18
 _PER_E: Final = 1.0 / math.log(2.0)
+_WORKED_OUT: Final = 32
 _PRIOR_COUNT: Final = 5.0
 _PRIOR_AGAIN: Final = 1.0 - 3.0 ** (-1.0 / _AGES)
 _MOST_COUNT: Final = 2000.0
