@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, fields
@@ -18,6 +17,7 @@ from policies.features.prompt import (
     template_of_token_ids,
 )
 from policies.features.tail import code_share, overlap_of_ids, overlap_of_text
+from policies.features.values import LARGEST, count, number
 
 MIN_P_EPSILON: Final = 1e-5
 """vLLM's `_SAMPLING_EPS`: a `min_p` up to this counts as none, so a speculating server accepts it."""
@@ -35,7 +35,6 @@ WORKLOAD_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 """Valid workload names."""
 
 _TOOL_FORCED: Final = ("required", "function", "any", "tool")
-_LARGEST: Final = 2**31 - 1
 _GUIDED: Final = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _EXCLUDING: Final = ("allowed_token_ids", "bad_words", "logit_bias", "logits_processors", "vllm_xargs")
 """Parameters that keep the model from tokens, and a drafter, which does not know them, from being accepted."""
@@ -272,8 +271,8 @@ def describe(
     if prompt is None:
         prompt = read_prompt(body)
     tail = prompt.tail() if text_features else ""
-    temperature = _number(body.get("temperature"))
-    top_p = _number(body.get("top_p"))
+    temperature = number(body.get("temperature"))
+    top_p = number(body.get("top_p"))
     structured = tools = restricted = False
     thinking: bool | None = None
     rejected: tuple[str, ...] = ()
@@ -289,7 +288,7 @@ def describe(
         model=model,
         endpoint=endpoint,
         stream=body.get("stream") is True,
-        n=min(_LARGEST, max(1, _count(body.get("n")) or 1) * prompt.batch),
+        n=min(LARGEST, max(1, count(body.get("n")) or 1) * prompt.batch),
         temperature=default_temperature if temperature is None else max(0.0, temperature),
         top_p=1.0 if top_p is None else max(0.0, top_p),
         overlap=_overlap(prompt, tail) if "overlap" in text_features else 0.0,
@@ -319,8 +318,7 @@ def _thinking(body: dict[str, Any]) -> bool | None:
                 return asked
     if isinstance(said := body.get("thinking"), dict):
         return said.get("type") != "disabled"
-    settings = body.get("reasoning")
-    effort = settings.get("effort") if isinstance(settings, dict) else body.get("reasoning_effort")
+    effort = said.get("effort") if isinstance(said := body.get("reasoning"), dict) else body.get("reasoning_effort")
     return effort != "none" if isinstance(effort, str) else None
 
 
@@ -338,7 +336,7 @@ def _template(prompt: Prompt) -> str:
 
 def _max_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int | None:
     for key in ("max_completion_tokens", "max_tokens", "max_output_tokens"):  # in vLLM's order of precedence
-        if key in body and (limit := _count(body[key])) is not None:
+        if key in body and (limit := count(body[key])) is not None:
             return limit
     return COMPLETIONS_MAX_TOKENS if endpoint is _COMPLETIONS and "max_tokens" not in body else None
 
@@ -353,7 +351,7 @@ def baseline_only(body: dict[str, Any]) -> tuple[str, ...]:
     """
     if "min_p" not in body and "logit_bias" not in body:
         return ()
-    min_p = _number(body.get("min_p"))
+    min_p = number(body.get("min_p"))
     bound = min_p is not None and min_p > MIN_P_EPSILON
     biased = bool(body.get("logit_bias"))
     if not bound and not biased:
@@ -378,7 +376,7 @@ def _restricted(body: dict[str, Any]) -> bool:
     if any(body.get(key) for key in _EXCLUDING):
         return True
     for key, (plain, little) in _PENALTIES.items():
-        if key in body and (number := _number(body[key])) is not None and abs(number - plain) > little:
+        if key in body and (value := number(body[key])) is not None and abs(value - plain) > little:
             return True
     outputs, formatted = body.get("structured_outputs"), body.get("response_format")
     return (
@@ -400,26 +398,3 @@ def _tool_choice(choice: object) -> object:
 def _declared(workload: str) -> str:
     name = workload.strip().lower()
     return name if WORKLOAD_NAME.fullmatch(name) else ""
-
-
-def _number(value: object) -> float | None:
-    """Return a finite number, also from a string, as vLLM's validation does; else None."""
-    if value is None:
-        return None
-    if isinstance(value, float):
-        number = value
-    elif isinstance(value, int) or (isinstance(value, str) and len(value) <= 32):
-        try:
-            number = float(value)
-        except (ValueError, OverflowError):
-            return None
-    else:
-        return None
-    return None if math.isnan(number) or math.isinf(number) else number
-
-
-def _count(value: object) -> int | None:
-    number = _number(value)
-    if number is None:
-        return None
-    return _LARGEST if number > _LARGEST else int(number) if number > 0.0 else 0
