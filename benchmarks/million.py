@@ -1,16 +1,11 @@
 """Measure the lab commands on a million requests: `python -m benchmarks.million make FOLDER TRACE` and `... run TRACE`.
 
-`texts FOLDER TRACE` writes a trace with the texts of requests instead. FOLDER has the recordings of SpecDecode-Bench
-(`combined_*.jsonl.gz`, not part of the project); they are drawn at random, each time with other token ids, at Poisson
-arrivals. `run --only replay` then replays n-gram and suffix drafting on every text.
-
 `make` writes a trace in the recorder's format. FOLDER has the two Azure LLM inference traces of 2023 (CC-BY 4.0,
 github.com/Azure/AzurePublicDataset, `AzureLLMInferenceTrace_conv.csv` and `..._code.csv`, packed or not; not part of
 the project). Each trace is repeated, with arrivals shifted by up to half a second and lengths by up to a tenth, until
 both together have as many requests as asked for; they are played three times as fast as recorded. The repetitions are
-thus as bursty as the trace. Applications (templates with their temperatures) are drawn at random. Backends and times
-come from playing the whole trace on the simulated pool under `random`, so that the log has the propensity of every
-choice. The same seed makes the same trace.
+thus as bursty as the trace. Applications (templates with their temperatures), backends and outcomes are drawn at
+random. The same seed makes the same trace.
 
 `run` runs `gateway replay` and `gateway tune` on it, one after another, and prints for each the
 wall time, the CPU time and the peak memory of its whole process tree.
@@ -19,8 +14,6 @@ wall time, the CPU time and the peak memory of its whole process tree.
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import os
 import shlex
 import subprocess
@@ -35,10 +28,8 @@ import numpy.typing as npt
 
 from benchmarks.overhead.process import rss_mb, tree
 from lab.replay.command import pool_of, served_model
-from lab.replay.request import replay_request
-from lab.replay.simulate import Replayed, ReplicaSpec, replay
+from lab.replay.simulate import ReplicaSpec
 from lab.trace import TraceCandidate, TraceRecord, read_trace, write_trace
-from policies.policy import policies
 
 Floats = npt.NDArray[np.float64]
 
@@ -54,7 +45,6 @@ APPLICATIONS = {
 
 POLICIES = ("round_robin", "least_loaded", "thresholds", "learned")
 SAMPLED_EVERY_S = 0.25
-VOCABULARY = 128_256
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,27 +135,13 @@ def described(requests: Traffic) -> Iterator[TraceRecord]:
 
 
 def logged(arrivals: Traffic, pool: Sequence[ReplicaSpec], seed: int, intervals: int) -> Iterator[TraceRecord]:
-    """Yield each request with its backend under `random` and its outcome there, in order of their ends."""
-    entry = policies()["random"]
-    requests = [
-        replay_request(record, at_s, 1.0)
-        for record, at_s in zip(described(arrivals), arrivals.arrived_s.tolist(), strict=True)
-    ]
-    played = replay(pool, requests, entry(entry.Settings.model_validate({"seed": seed})), seed=seed)
-    if played.errors:
-        raise SystemExit(f"{played.errors} requests are too long for their replica")
-    del requests
-    in_flight = _in_flight(arrivals.arrived_s, played, len(pool))
-    even, rng = 1.0 / len(pool), np.random.default_rng(seed)
-    ends = np.argsort(arrivals.arrived_s + played.e2e_s, kind="stable")
-    records = list(described(arrivals))
-    for index in ends.tolist():
-        record = records[index]
-        records[index] = TraceRecord()  # frees the record once it is written
-        busy = in_flight[index].tolist()
-        backend = pool[int(played.backend[index])]
-        decode_s = float(played.e2e_s[index] - played.ttft_s[index])
+    """Yield each request with an outcome on one of the replicas: as long as a recorder's line, but drawn."""
+    rng, even = np.random.default_rng(seed), 1.0 / len(pool)
+    for record in described(arrivals):
+        backend = pool[int(rng.integers(len(pool)))]
+        busy = rng.integers(0, 30, len(pool)).tolist()
         gaps = min(intervals, record.output_tokens - 1 if record.output_tokens else 0)
+        itl_s = rng.lognormal(-4.0, 0.3, gaps).round(6).tolist()
         yield replace(
             record,
             policy="random",
@@ -176,21 +152,10 @@ def logged(arrivals: Traffic, pool: Sequence[ReplicaSpec], seed: int, intervals:
             candidates=[TraceCandidate(spec.name, None, even, count) for spec, count in zip(pool, busy, strict=True)],
             in_flight=sum(busy),
             status=200,
-            ttft_s=round(float(played.ttft_s[index]), 6),
-            itl=np.round(decode_s / gaps * rng.lognormal(0.0, 0.3, gaps), 6).tolist() if gaps else [],
-            e2e_s=round(float(played.e2e_s[index]), 6),
+            ttft_s=0.05,
+            itl=itl_s,
+            e2e_s=round(0.05 + sum(itl_s), 6),
         )
-
-
-def _in_flight(arrived_s: Floats, played: Replayed, backends: int) -> npt.NDArray[np.int64]:
-    """Return the requests in flight on each backend at each arrival, shape (requests, backends)."""
-    in_flight = np.empty((len(arrived_s), backends), np.int64)
-    ended_s = arrived_s + played.e2e_s
-    for index in range(backends):
-        on_backend = played.backend == index
-        sent = np.cumsum(on_backend) - on_backend
-        in_flight[:, index] = sent - np.searchsorted(np.sort(ended_s[on_backend]), arrived_s)
-    return in_flight
 
 
 def make(folder: Path, trace: Path, config: Path, requests: int, seed: int, intervals: int) -> None:
@@ -216,35 +181,6 @@ def commands(trace: Path, config: Path, work: Path) -> dict[str, list[str]]:
             str(work / "tune.json"),
         ],
     }  # fmt: skip
-
-
-def with_texts(folder: Path, requests: int, per_s: float, seed: int) -> Iterator[TraceRecord]:
-    """Yield recorded requests with their token ids, drawn at random."""
-    rows = []
-    for path in sorted(folder.glob("combined_*.jsonl.gz")):
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                row = json.loads(line)
-                ids = [np.array(row[field], np.int64) for field in ("prompt_token_ids", "generated_token_ids")]
-                rows.append((path.name.removeprefix("combined_").partition(".")[0], *ids))
-    rng = np.random.default_rng(seed)
-    arrived_s = np.cumsum(rng.exponential(1.0 / per_s, requests)).tolist()
-    for number, (at_s, index) in enumerate(
-        zip(arrived_s, rng.integers(len(rows), size=requests).tolist(), strict=True)
-    ):
-        workload, prompt, output = rows[index]
-        yield TraceRecord(
-            id=f"{number:07x}",
-            arrived_at=EPOCH_S + at_s,
-            model=MODEL,
-            endpoint="chat",
-            workload=workload,
-            temperature=0.0,
-            prompt_tokens=len(prompt),
-            output_tokens=len(output),
-            prompt_token_ids=((prompt + number) % VOCABULARY).tolist(),
-            output_token_ids=((output + number) % VOCABULARY).tolist(),
-        )
 
 
 def run(trace: Path, config: Path, work: Path, only: Sequence[str]) -> None:
@@ -292,12 +228,6 @@ def main() -> None:
     making.add_argument("--requests", type=int, default=1_000_000)
     making.add_argument("--intervals", type=int, default=20, help="largest number of inter-chunk times in a record")
     making.add_argument("--seed", type=int, default=0)
-    texts = parts.add_parser("texts")
-    texts.add_argument("folder", type=Path)
-    texts.add_argument("trace", type=Path)
-    texts.add_argument("--requests", type=int, default=1_000_000)
-    texts.add_argument("--per-s", type=float, default=10.0, help="requests per second")
-    texts.add_argument("--seed", type=int, default=0)
     running = parts.add_parser("run")
     running.add_argument("trace", type=Path)
     running.add_argument("--work", type=Path, default=Path("/tmp/million"))
@@ -307,8 +237,6 @@ def main() -> None:
         make(
             arguments.folder, arguments.trace, arguments.config, arguments.requests, arguments.seed, arguments.intervals
         )
-    elif arguments.part == "texts":
-        write_trace(arguments.trace, with_texts(arguments.folder, arguments.requests, arguments.per_s, arguments.seed))
     else:
         run(arguments.trace, arguments.config, arguments.work, arguments.only or ())
 

@@ -1,4 +1,4 @@
-"""Compare policies: `python -m benchmarks.routing FOLDER [--azure TRACE.csv.gz] [--seeds N] [--quick] [--json F]`.
+"""Compare policies: `python -m benchmarks.routing FOLDER [--azure TRACE.csv.gz] [--seeds N] [--json F]`.
 
 FOLDER holds the recordings of SpecDecode-Bench (`combined_*.jsonl.gz`, arXiv 2601.11580; Llama-3.1-8B, greedy), which
 are not part of the project. Simulated replicas play the recorded steps of each request: n-gram and suffix drafting are
@@ -18,25 +18,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 from dataclasses import asdict
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.routing.ground import LOADS, LONGEST_TOKENS, MIXES, POOLS, REPEATED_MIXES, Task
-from benchmarks.routing.play import play_in_worker, start_worker
+from benchmarks.routing.ground import LOADS, MIXES, POOLS, REPEATED_MIXES, OnGround, Task
+from benchmarks.routing.play import play
 from benchmarks.routing.report import report
+from lab.parallel import all_cores
 
 
-def tasks_of(seeds: int, *, quick: bool, azure: bool) -> list[Task]:
+def tasks_of(seeds: int, *, azure: bool) -> list[Task]:
     """Return all runs: every mix and load for the first two pools, fewer for the others."""
     tasks = []
     for pool, repeats in product(POOLS, (False, True)):
         first = pool in ("b/n/s/e", "2s/2e")
         few = ("even", "drifting") if repeats else ("even", "templates")
-        mixes = few if quick or not first else REPEATED_MIXES if repeats else MIXES
+        mixes = few if not first else REPEATED_MIXES if repeats else MIXES
         for mix, load, seed in product(mixes, LOADS if first else LOADS[1:4], range(seeds)):
             tasks.append(Task(pool, mix, load, "azure" if azure and seed % 2 else "poisson", seed, repeats))
     return tasks
@@ -48,28 +46,17 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder of the recordings")
     parser.add_argument("--azure", type=Path, help="trace of which every second seed takes the gaps between arrivals")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="only two mixes per pool")
     parser.add_argument("--pool", action="append", choices=list(POOLS), help="only this pool; may be repeated")
-    parser.add_argument("--prompts", choices=["new", "again"], help="only new prompts, or only those that come again")
     parser.add_argument("--tune", action="store_true", help="report the half of the requests that is for development")
-    parser.add_argument("--longest", type=int, default=LONGEST_TOKENS, help="tokens at which answers are cut")
     parser.add_argument("--json", type=Path, help="file to write all figures to")
     arguments = parser.parse_args()
-    tasks = tasks_of(arguments.seeds, quick=arguments.quick, azure=arguments.azure is not None)
+    tasks = tasks_of(arguments.seeds, azure=arguments.azure is not None)
     tasks = [task for task in tasks if not arguments.pool or task.pool in arguments.pool]
-    if arguments.prompts:
-        tasks = [task for task in tasks if task.repeats == (arguments.prompts == "again")]
-    results = {}
-    count = len(os.sched_getaffinity(0))
-    initial = (arguments.folder, arguments.azure, arguments.tune, arguments.longest)
-    with get_context("spawn").Pool(count, start_worker, initial) as workers:
-        for number, (task, figures) in enumerate(workers.imap_unordered(play_in_worker, tasks), 1):
-            results[task] = figures
-            print(f"\r{number} of {len(tasks)}", end="", file=sys.stderr, flush=True)
-    ordered = {task: results[task] for task in tasks}
-    report(ordered)
+    with all_cores(OnGround(play, arguments.folder, arguments.azure, arguments.tune), label="playing") as run_all:
+        results = dict(zip(tasks, run_all(tasks), strict=True))
+    report(results)
     if arguments.json is not None:
-        rows = [{**asdict(task), **figures} for task, figures in ordered.items()]
+        rows = [{**asdict(task), **figures} for task, figures in results.items()]
         arguments.json.write_text(json.dumps(rows), encoding="utf-8")
 
 

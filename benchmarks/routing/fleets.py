@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -23,15 +20,12 @@ from typing import NamedTuple
 
 from backends.calibration.batch_schedule import SCHEDULE_KEY
 from backends.calibration.calibration import load_calibration
-from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, Ground, Task, drawn, ground_of, timed
+from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, Ground, OnGround, Task, bare, drawn, timed
+from lab.parallel import all_cores
 from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec, replay
 from lab.statistics import of_runs
-from policies.balancing.least_loaded import LeastLoaded
-from policies.learned.policy import Learned, LearnedSettings
-from policies.load_policy import LoadSettings
-from policies.policy import Policy
 
 REFERENCE = {"8B": "b/n/s/e", "70B": "70B"}
 """The pool whose capacity the rates are shares of, by target."""
@@ -52,10 +46,7 @@ FLEETS: Mapping[str, str] = {
 }
 """The method of each replica; `E` is EAGLE-3 with a schedule."""
 
-POLICIES: Mapping[str, Callable[[int], Policy]] = {
-    "least_loaded": lambda seed: LeastLoaded(LoadSettings(seed=seed)),
-    "learned": lambda seed: Learned(LearnedSettings(seed=seed)),
-}
+POLICIES = ("least_loaded", "learned")
 
 
 class Run(NamedTuple):
@@ -104,8 +95,9 @@ def play(ground: Ground, run: Run) -> Means:
     means = {}
     for fleet in FLEETS:
         specs = specs_of(ground, target, mix, fleet)
-        for policy, make in POLICIES.items():
-            means[fleet, policy] = float(replay(specs, requests, make(seed), seed=seed, warmup=WARMUP).e2e_s.mean())
+        for policy in POLICIES:
+            played = replay(specs, requests, bare(policy, seed), seed=seed, warmup=WARMUP)
+            means[fleet, policy] = float(played.e2e_s.mean())
     return means
 
 
@@ -137,17 +129,6 @@ def _column(runs: Sequence[Means], rows: Sequence[tuple[str, str]]) -> list[str]
     return entries
 
 
-_ground: list[Ground] = []
-
-
-def _start_worker(folder: Path, azure: Path | None, tune: bool) -> None:
-    _ground[:] = [ground_of(folder, azure, tune)]
-
-
-def _play(run: Run) -> tuple[Run, Means]:
-    return run, play(_ground[0], run)
-
-
 def main() -> None:
     """Play all runs on all cores, and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -165,14 +146,9 @@ def main() -> None:
         for load in LOADS
         for seed in range(arguments.seeds)
     ]
-    results = {}
-    count = len(os.sched_getaffinity(0))
-    initial = (arguments.folder, arguments.azure, arguments.tune)
-    with get_context("spawn").Pool(count, _start_worker, initial) as workers:
-        for number, (run, means) in enumerate(workers.imap_unordered(_play, runs), 1):
-            results[run] = means
-            print(f"\r{number} of {len(runs)}", end="", file=sys.stderr, flush=True)
-    report({run: results[run] for run in runs})
+    with all_cores(OnGround(play, arguments.folder, arguments.azure, arguments.tune), label="playing") as run_all:
+        results = dict(zip(runs, run_all(runs), strict=True))
+    report(results)
     if arguments.json is not None:
         rows = [
             run._asdict() | {"means": {f"{fleet}: {policy}": mean for (fleet, policy), mean in means.items()}}

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from statistics import fmean, median, stdev
 from typing import Final
 
 from backends.backend import Candidate
-from benchmarks.routing.ground import Ground, Task, capacity, drawn, ground_of, pool_of, timed
+from benchmarks.routing.ground import Ground, OnGround, Task, bare, capacity, drawn, pool_of, timed
 from benchmarks.routing.learned_rows import learned_rows, set_learned
 from benchmarks.routing.peers import Greedy
+from lab.parallel import all_cores
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import replay
 from policies.balancing.least_loaded import LeastLoaded
@@ -129,7 +128,7 @@ def truth(ground: Ground, cell: Cell, seed: int) -> float:
     requests = arrivals(ground, cell, TRUTH_SEEDS + seed, 400.0)
     means = [
         replay(pool_of(cell.pool), requests, policy, seed=seed, warmup=len(requests) // 10).e2e_s.mean()
-        for policy in (make(ground, cell, seed, OFF), LeastLoaded(LoadSettings(seed=seed)))
+        for policy in (make(ground, cell, seed, OFF), bare("least_loaded", seed))
     ]
     return float(means[0] / means[1])
 
@@ -226,16 +225,10 @@ CELLS: dict[str, Sequence[Cell]] = {
     "trial": [Cell("b/n/s/e", "even", 10, "careless", 0.25, 0.5, 60, 60, 40, 0.02)],
 }
 
-_ground: list[Ground] = []
 
-
-def _start_worker(folder: Path) -> None:
-    _ground[:] = [ground_of(folder, None, False)]
-
-
-def _run(job: tuple[Callable[..., object], Cell, int]) -> object:
+def _run(ground: Ground, job: tuple[Callable[..., object], Cell, int]) -> object:
     function, cell, seed = job
-    return function(_ground[0], cell, seed)
+    return function(ground, cell, seed)
 
 
 def main() -> None:
@@ -245,15 +238,14 @@ def main() -> None:
     parser.add_argument("--cells", choices=list(CELLS), action="append", help="only these; may be repeated")
     parser.add_argument("--runs", type=int, help="runs of each cell")
     parser.add_argument("--truths", type=int, default=8, help="runs that show the truth of a cell")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args()
     print(HEAD, flush=True)
-    with get_context("spawn").Pool(arguments.processes, _start_worker, (arguments.folder,)) as workers:
+    with all_cores(OnGround(_run, arguments.folder)) as run_all:
         for cell in [cell for name in arguments.cells or CELLS for cell in CELLS[name]]:
-            truths = workers.map(_run, [(truth, cell, seed) for seed in range(arguments.truths)], chunksize=1)
+            truths = run_all([(truth, cell, seed) for seed in range(arguments.truths)])
             runs = arguments.runs or cell.runs
-            seen = workers.map(_run, [(watch, cell, seed) for seed in range(runs)], chunksize=1)
-            print(row(cell, truths, seen), flush=True)  # type: ignore[arg-type]
+            seen = run_all([(watch, cell, seed) for seed in range(runs)])
+            print(row(cell, truths, seen), flush=True)
 
 
 if __name__ == "__main__":

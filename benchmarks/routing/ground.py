@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -24,6 +25,7 @@ from lab.trace.edits import draw
 from policies.distill.distill import distill
 from policies.distill.report import Distilled
 from policies.learned.policy import Learned, LearnedSettings
+from policies.policy import Policy, policies
 from policies.statistics import Row
 
 WORKLOADS = {"sharegpt": "chat", "instructcoder": "code", "gsm8k": "math", "cnn": "summarization"}
@@ -101,7 +103,7 @@ class Ground:
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
-def read(folder: Path, part: int, longest_tokens: int = LONGEST_TOKENS) -> dict[str, list[ReplayRequest]]:
+def read(folder: Path, part: int) -> dict[str, list[ReplayRequest]]:
     """Return the requests of one part, by workload."""
     requests: dict[str, list[ReplayRequest]] = {}
     for dataset, workload in WORKLOADS.items():
@@ -112,14 +114,14 @@ def read(folder: Path, part: int, longest_tokens: int = LONGEST_TOKENS) -> dict[
                 continue
             output = row["generated_token_ids"]
             accepted = row["acc_eagle"]["acc_len"]
-            tokens = min(len(output), len(accepted), longest_tokens)
+            tokens = min(len(output), len(accepted), LONGEST_TOKENS)
             if tokens < 2:
                 continue
             record = TraceRecord(
                 model="target",
                 workload=workload,
                 temperature=0.0,
-                max_tokens=longest_tokens,
+                max_tokens=LONGEST_TOKENS,
                 prompt_tokens=len(row["prompt_token_ids"]),
                 output_tokens=tokens,
                 prompt_token_ids=row["prompt_token_ids"],
@@ -133,6 +135,12 @@ def read(folder: Path, part: int, longest_tokens: int = LONGEST_TOKENS) -> dict[
 def recording_id(dataset: str, row_id: str) -> str:
     """Return the id by which the recordings are split; their own is unique in its data set only."""
     return f"{dataset}/{row_id}"
+
+
+def bare(name: str, seed: int) -> Policy:
+    """Return a policy by its name, without guardrail and outlier ejection around it."""
+    kind = policies()[name]
+    return kind(kind.Settings.model_validate({"seed": seed}))
 
 
 def pool_of(name: str) -> list[ReplicaSpec]:
@@ -242,7 +250,8 @@ def distilled_rules(policy: Learned, specs: Sequence[ReplicaSpec]) -> Distilled:
     return distill(policy, candidates)
 
 
-def ground_of(folder: Path, azure: Path | None, tune: bool, longest_tokens: int = LONGEST_TOKENS) -> Ground:
+@cache
+def ground_of(folder: Path, azure: Path | None, tune: bool) -> Ground:
     """Return the data of the tasks, read from the recordings."""
     gaps_s = None
     if azure is not None:
@@ -251,5 +260,18 @@ def ground_of(folder: Path, azure: Path | None, tune: bool, longest_tokens: int 
         times = [record.arrived_at for record in read_trace([azure], in_order=True) if record.arrived_at is not None]
         gaps_s = np.array([later - earlier for earlier, later in pairwise(times)])
     parts = (TUNING, REPORTED) if tune else (REPORTED, TUNING)
-    reported, others = (read(folder, part, longest_tokens) for part in parts)
+    reported, others = (read(folder, part) for part in parts)
     return Ground(reported, others, gaps_s)
+
+
+@dataclass(frozen=True, slots=True)
+class OnGround:
+    """Applies a function to the recordings, which each process reads once, and a task."""
+
+    function: Callable[[Ground, Any], Any]
+    folder: Path
+    azure: Path | None = None
+    tune: bool = False
+
+    def __call__(self, task: Any) -> Any:
+        return self.function(ground_of(self.folder, self.azure, self.tune), task)

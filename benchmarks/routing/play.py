@@ -1,4 +1,4 @@
-"""One run of arrivals, played with every policy, in this process or in a worker process."""
+"""One run of arrivals, played with every policy."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.routing.ground import COUNTED, POOLS, Ground, Task, ground_of, pool_of, prepare, run_of
+from benchmarks.routing.ground import COUNTED, POOLS, Ground, Task, bare, pool_of, prepare, run_of
 from benchmarks.routing.learned_rows import set_learned
 from benchmarks.routing.peers import Greedy, LatencyRegression
 from lab.replay.simulate import replay
-from policies.balancing.least_loaded import LeastLoaded
-from policies.balancing.lmetric import LMetric
 from policies.balancing.round_robin import RoundRobin
 from policies.balancing.static import Static, StaticSettings
 from policies.learned.policy import Learned, LearnedSettings
 from policies.learned.settings import Objective
-from policies.load_policy import LoadSettings
 from policies.policy import Policy, PolicySettings
-from policies.rules.policy import Thresholds, ThresholdSettings
+from policies.rules.policy import Thresholds
 
 SLO_SHARE = 1 / 3
 """Share of requests with an SLO."""
@@ -38,13 +34,13 @@ def makers(ground: Ground, task: Task) -> dict[str, Callable[[], Policy | None]]
         return policy
 
     factories: dict[str, Callable[[], Policy | None]] = {
-        "least_loaded": lambda: LeastLoaded(LoadSettings(seed=seed)),
-        "lmetric": lambda: LMetric(LoadSettings(seed=seed)),
+        "least_loaded": lambda: bare("least_loaded", seed),
+        "lmetric": lambda: bare("lmetric", seed),
         "round_robin": lambda: RoundRobin(PolicySettings()),
-        "thresholds": lambda: Thresholds(ThresholdSettings(seed=seed)),
+        "thresholds": lambda: bare("thresholds", seed),
         "greedy": lambda: Greedy(LearnedSettings(seed=seed)),
         "latency_regression": lambda: LatencyRegression(PolicySettings()),
-        "learned": lambda: Learned(LearnedSettings(seed=seed)),
+        "learned": lambda: bare("learned", seed),
         "learned warm": warm,
         "distilled": lambda: Thresholds(ground.distilled[task.pool].settings),
         "oracle": lambda: None,
@@ -86,16 +82,3 @@ def play(ground: Ground, task: Task) -> dict[str, dict[str, float]]:
         }
     figures["distilled"]["predicted_kept"] = ground.distilled[task.pool].kept_share or math.nan
     return figures
-
-
-_ground: list[Ground] = []
-
-
-def start_worker(folder: Path, azure: Path | None, tune: bool, longest_tokens: int) -> None:
-    """Read the recordings in a worker process."""
-    _ground[:] = [ground_of(folder, azure, tune, longest_tokens)]
-
-
-def play_in_worker(task: Task) -> tuple[Task, dict[str, dict[str, float]]]:
-    """Play one run in a worker process."""
-    return task, play(_ground[0], task)

@@ -15,33 +15,29 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cache, partial
 from itertools import product
 from math import inf
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
 from backends.backend import Candidate
-from benchmarks.routing.ground import POOLS, REPORTED, TUNING
+from benchmarks.routing.ground import POOLS, REPORTED, TUNING, bare
+from lab.parallel import all_cores
 from lab.replay.pace import arrivals
 from lab.replay.simulate import ReplicaSpec, replay
 from lab.replay.table import RequestTable, request_table
 from lab.statistics import of_runs
 from lab.trace import TraceRecord, read_trace
 from lab.trace.edits import draw
-from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
 from policies.features.request import RequestFeatures
-from policies.learned.policy import Learned, LearnedSettings
 from policies.load_policy import LoadSettings
-from policies.policy import Policy
 
 CONTEXT = 131_072
 _H100 = "llama-3.1-8b-h100"
@@ -73,12 +69,7 @@ class Task(NamedTuple):
     seed: int
 
 
-POLICIES: dict[str, Callable[[int], Policy]] = {
-    "least_loaded": lambda seed: LeastLoaded(LoadSettings(seed=seed)),
-    "affinity": lambda seed: Affinity(LoadSettings(seed=seed)),
-    "lmetric": lambda seed: LMetric(LoadSettings(seed=seed)),
-    "learned": lambda seed: Learned(LearnedSettings(seed=seed)),
-}
+POLICIES = (*BASELINES, "learned")
 
 
 def short(records: Sequence[TraceRecord]) -> list[TraceRecord]:
@@ -108,15 +99,28 @@ def arrived(table: RequestTable, task: Task) -> RequestTable:
     return window.paced(arrivals(window.arrived_at, task.load, 1.0, task.seed))
 
 
-def play(table: RequestTable, task: Task, names: Sequence[str]) -> dict[str, dict[str, float]]:
+@cache
+def table_of(traffic: str, folder: Path, mooncake: Path | None, tune: bool) -> RequestTable:
+    """Return one half of the requests, which each process reads once."""
+    logging.disable(logging.WARNING)
+    return _files.enter_context(request_table(records_of(traffic, folder, mooncake, tune=tune), 0.0))
+
+
+_files = ExitStack()  # of the tables
+
+
+def play(
+    folder: Path, mooncake: Path | None, tune: bool, names: Sequence[str], task: Task
+) -> dict[str, dict[str, float]]:
     """Return the figures of each policy."""
     members = MEMBERS[task.pool]
     pool = [ReplicaSpec(f"{one.value}-{number}", one, config, _H100) for number, (one, config) in enumerate(members)]
-    requests = arrived(table, task)
+    requests = arrived(table_of(task.traffic, folder, mooncake, tune), task)
     figures = {}
     for name in names:
         began_s = time.process_time()
-        played = replay(pool, requests, POLICIES[name](task.seed), seed=task.seed, warmup=len(requests) // 5)
+        policy = Affinity(LoadSettings(seed=task.seed)) if name == "affinity" else bare(name, task.seed)
+        played = replay(pool, requests, policy, seed=task.seed, warmup=len(requests) // 5)
         figures[name] = {
             "mean": float(played.e2e_s.mean()),
             "ttft": float(played.ttft_s.mean()),
@@ -124,21 +128,6 @@ def play(table: RequestTable, task: Task, names: Sequence[str]) -> dict[str, dic
             "cpu_s": time.process_time() - began_s,
         }
     return figures
-
-
-_tables: dict[str, RequestTable] = {}
-_files = ExitStack()  # of the tables
-
-
-def _start(folder: Path, mooncake: Path | None, tune: bool) -> None:
-    logging.disable(logging.WARNING)
-    for traffic in TRAFFIC[: 1 if mooncake is None else 2]:
-        _tables[traffic] = _files.enter_context(request_table(records_of(traffic, folder, mooncake, tune=tune), 0.0))
-
-
-def _play(given: tuple[Task, Sequence[str]]) -> tuple[Task, dict[str, dict[str, float]]]:
-    task, names = given
-    return task, play(_tables[task.traffic], task, names)
 
 
 def report(results: dict[Task, dict[str, dict[str, float]]]) -> None:
@@ -183,27 +172,23 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="the half that is for development")
     parser.add_argument("--pool", action="append", choices=list(MEMBERS))
     parser.add_argument("--load", action="append", type=float)
-    parser.add_argument("--policy", action="append", choices=list(POLICIES))
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--policy", action="append", choices=POLICIES)
+    parser.add_argument("--jobs", type=int)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    names = given.policy or list(POLICIES)
+    names = given.policy or POLICIES
     tasks = [
         Task(traffic, pool, load, seed)
         for traffic, pool in product(TRAFFIC[: 1 if given.mooncake is None else 2], given.pool or MEMBERS)
         for load in given.load or LOADS
         for seed in range(given.seeds)
     ]
-    results = {}
-    with get_context("spawn").Pool(given.jobs, _start, (given.agents, given.mooncake, given.tune)) as workers:
-        work = [(task, names) for task in tasks]
-        for number, (task, figures) in enumerate(workers.imap_unordered(_play, work, 1), 1):
-            results[task] = figures
-            print(f"\r{number} of {len(tasks)}", end="", file=sys.stderr, flush=True)
-    ordered = {task: results[task] for task in tasks}
-    report(ordered)
+    work = partial(play, given.agents, given.mooncake, given.tune, names)
+    with all_cores(work, given.jobs, "playing") as run_all:
+        results = dict(zip(tasks, run_all(tasks), strict=True))
+    report(results)
     if given.json is not None:
-        rows = [{**task._asdict(), "figures": figures} for task, figures in ordered.items()]
+        rows = [{**task._asdict(), "figures": figures} for task, figures in results.items()]
         given.json.write_text(json.dumps(rows), encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ import yaml
 from backends.calibration import calibration as calibrations
 from backends.speculation import Method
 from benchmarks.vllm_cpu import calibrate
-from benchmarks.vllm_cpu.compare import compare, errors, table
+from benchmarks.vllm_cpu.compare import compare, errors
 from benchmarks.vllm_cpu.engines import METHODS
 from benchmarks.vllm_cpu.measure import CONCURRENCIES, Cell, Timeouts, measure, read, write
 from benchmarks.vllm_cpu.quiet import run_in_real_time
@@ -62,12 +62,10 @@ def fit_command(
 def compare_command(
     file: File = MEASURED,
     calibration: Annotated[Path, typer.Option(help="Calibration file.")] = FITTED_TO,
-    every: Annotated[bool, typer.Option("--every", help="Every figure, measured and simulated.")] = False,
 ) -> None:
     """Print the errors of simulated figures, as Markdown."""
     fitted = calibrations.Calibration.model_validate(yaml.safe_load(calibration.read_text(encoding="utf-8")))
-    compared = compare(read(file), fitted)
-    for line in table(compared) if every else errors(compared):
+    for line in errors(compare(read(file), fitted)):
         print(line)
 
 

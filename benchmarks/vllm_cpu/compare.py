@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from backends.calibration.calibration import Calibration
 from backends.speculation import Method
 from benchmarks.vllm_cpu.engines import METHODS
@@ -21,22 +19,12 @@ TURNAROUND_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One method at one concurrency: medians over rounds, and the range over the rounds relative to the median.
-
-    Parameters
-    ----------
-    foreign_share
-        CPU time of other processes in the most disturbed round, in shares of one core.
-    """
+    """One method at one concurrency: medians over rounds."""
 
     method: Method
     concurrency: int
-    rounds: int
-    foreign_share: float
     measured: Figures
     simulated: Figures
-    range_tokens_per_s: float
-    range_tpot: float
 
     def error(self, name: str) -> float:
         """Return the relative error of the simulated figure."""
@@ -55,23 +43,8 @@ def compare(cells: Sequence[Cell], calibration: Calibration) -> list[Compared]:
                 continue
             real = [measured(cell) for cell, _ in chosen]
             played = [simulated(calibration, cell, requests, TURNAROUND_S) for cell, requests in chosen]
-            rows.append(
-                Compared(
-                    method,
-                    concurrency,
-                    len(chosen),
-                    max(cell.foreign_share for cell, _ in chosen),
-                    middle(real),
-                    middle(played),
-                    _range([figures.tokens_per_s for figures in real]),
-                    _range([figures.tpot_ms for figures in real]),
-                )
-            )
+            rows.append(Compared(method, concurrency, middle(real), middle(played)))
     return rows
-
-
-def _range(values: Sequence[float]) -> float:
-    return float(np.ptp(values) / np.median(values))
 
 
 def errors(rows: Sequence[Compared]) -> Iterator[str]:
@@ -88,33 +61,6 @@ def errors(rows: Sequence[Compared]) -> Iterator[str]:
             for load in CONCURRENCIES
         ]
         yield f"| {method} | {' | '.join(cells)} |"
-
-
-HEAD = """\
-| method | at once | rounds | others | tokens/s | simulated | error | TPOT, ms | simulated | error | TTFT | per step |
-|---|---|---|---|---|---|---|---|---|---|---|---|"""
-
-
-def table(rows: Sequence[Compared]) -> Iterator[str]:
-    """Yield the lines of the table.
-
-    Measured figures have the range over the rounds. Errors beyond the aim are bold, fitted concurrencies in
-    parentheses. The last two columns show measured / simulated.
-    """
-    yield HEAD
-    for row in rows:
-        real, played = row.measured, row.simulated
-        concurrency = f"({row.concurrency})" if row.concurrency in FITTED else f"{row.concurrency}"
-        cells = [
-            f"{row.method} | {concurrency} | {row.rounds} | {row.foreign_share:.2f}",
-            f"{real.tokens_per_s:.0f} ± {row.range_tokens_per_s / 2:.0%}",
-            f"{played.tokens_per_s:.0f} | {_percent(row.error('tokens_per_s'))}",
-            f"{real.tpot_ms:.2f} ± {row.range_tpot / 2:.0%}",
-            f"{played.tpot_ms:.2f} | {_percent(row.error('tpot_ms'))}",
-            f"{real.ttft_ms:.1f} / {played.ttft_ms:.1f}",
-            f"{real.tokens_per_step:.2f} / {played.tokens_per_step:.2f}",
-        ]
-        yield f"| {' | '.join(cells)} |"
 
 
 def _percent(error: float) -> str:

@@ -51,10 +51,6 @@ async def until_load_below(below: float, longest_s: float) -> float:
     return os.getloadavg()[0]
 
 
-REAL_TIME = ("chrt", "--reset-on-fork", "--rr", "1")
-"""Prefix of a command that runs it, but not its children, at real-time priority."""
-
-
 def run_in_real_time() -> bool:
     """Set real-time priority for this process, not for its children; return whether that was allowed.
 

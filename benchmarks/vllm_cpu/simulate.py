@@ -30,29 +30,20 @@ class Figures:
         Output tokens per second from the first request to the last token.
     tpot_ms, ttft_ms
         Medians over requests.
-    tokens_per_step
-        Output tokens divided by those that were not accepted drafts.
     """
 
     tokens_per_s: float
     tpot_ms: float
     ttft_ms: float
-    tokens_per_step: float
 
 
 def measured(cell: Cell) -> Figures:
     """Return the figures of a real engine."""
     tokens = sum(len(answer.output_ids) for answer in cell.answers)
-    accepted = sum(sum(answer.accepted_at) for answer in cell.answers)
     longer = [answer for answer in cell.answers if _later(answer) > 0]
     tpot = [(answer.chunks_s[-1] - answer.chunks_s[0]) / _later(answer) for answer in longer]
     ttft = [answer.chunks_s[0] - answer.sent_s for answer in cell.answers]
-    return Figures(
-        tokens / cell.duration_s,
-        1e3 * float(np.median(tpot)),
-        1e3 * float(np.median(ttft)),
-        tokens / (tokens - accepted),
-    )
+    return Figures(tokens / cell.duration_s, 1e3 * float(np.median(tpot)), 1e3 * float(np.median(ttft)))
 
 
 def _later(answer: Answer) -> int:
@@ -73,13 +64,8 @@ def simulated(calibration: Calibration, cell: Cell, requests: Sequence[Script], 
     """Return the figures of a cell simulated with a new engine; its prompts occur in no other cell."""
     fleet = Fleet([Replica("a", calibration, cell.method, speculative_config(cell.method))])
     timeline = run_closed_loop(fleet, requests, cell.concurrency, turnaround_s=turnaround_s)
-    counters = fleet.counters()
-    return Figures(
-        timeline.tokens_per_s,
-        1e3 * float(np.nanmedian(timeline.tpot_s)),
-        1e3 * float(np.median(timeline.ttft_s)),
-        counters.generation_tokens / (counters.generation_tokens - counters.accepted_tokens),
-    )
+    tpot_s, ttft_s = float(np.nanmedian(timeline.tpot_s)), float(np.median(timeline.ttft_s))
+    return Figures(timeline.tokens_per_s, 1e3 * tpot_s, 1e3 * ttft_s)
 
 
 def reported(loops: Scripts) -> Scripts:
@@ -107,7 +93,5 @@ def is_prefill(cell: Cell) -> bool:
 
 def middle(figures: Sequence[Figures]) -> Figures:
     """Return the medians over the rounds."""
-    columns = (
-        [getattr(each, name) for each in figures] for name in ("tokens_per_s", "tpot_ms", "ttft_ms", "tokens_per_step")
-    )
+    columns = ([getattr(each, name) for each in figures] for name in ("tokens_per_s", "tpot_ms", "ttft_ms"))
     return Figures(*(float(np.median(column)) for column in columns))
