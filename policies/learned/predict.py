@@ -150,7 +150,7 @@ class Predictor:
         holders = self.prefixes.holders(request)
         by_backend = self._acceptance_of(key, context)
         oldest_s = self.meter.oldest_s()
-        meanwhile_per_s = _meanwhile_per_s(request.qps / len(candidates), self.prefill_s)
+        stretch, meanwhile_per_s = _meanwhile(request.qps / len(candidates), self.prefill_s)
         predictions = []
         for candidate in candidates:
             name = candidate.name
@@ -190,15 +190,15 @@ class Predictor:
             adds_s = own_step_s  # to each step of the others
             if sent and model.depth is not None:
                 adds_s = step_s - slowness * model.without_s(requests, per_step, by_level)
-            ttft_s = 1.5 * step_s + wait_s + prefill_s  # the current step is half done on average
+            ttft_s = model.joins(requests) * step_s + wait_s + prefill_s
             if model.waiting:
                 # A waiting request is admitted when a running one ends; each of those has `steps_left` on average.
                 ttft_s += model.waiting / max(1, requests - model.waiting) * steps_left * step_s
             predictions.append(
                 Prediction(
                     ttft_s,
-                    steps * alone_s + shared_steps * other_step_s,
-                    shared_steps * adds_s
+                    stretch * (steps * alone_s + shared_steps * other_step_s),
+                    stretch * shared_steps * adds_s
                     + delayed * prefill_s
                     + step_s * model.reach.taken(undrafted, backlog.undrafted, requests, per_step),
                     step_s,
@@ -218,12 +218,13 @@ class Predictor:
         return predictions
 
 
-def _meanwhile_per_s(arrivals_per_s: float, prefill_s: float) -> float:
-    """Return the requests that a second of prompts delays beyond those on a backend: they come until all are computed.
+def _meanwhile(arrivals_per_s: float, prefill_s: float) -> tuple[float, float]:
+    """Return how much longer steps take for the prompts that come meanwhile, and the requests that a second delays.
 
-    What the prompts of those take prolongs that, as in any queue.
+    Those come until all prompts are computed; what their own prompts take prolongs that, as in any queue.
     """
-    return arrivals_per_s / (1.0 - min(_MOST_BUSY, arrivals_per_s * prefill_s))
+    stretch = 1.0 / (1.0 - min(_MOST_BUSY, arrivals_per_s * prefill_s))
+    return stretch, arrivals_per_s * stretch
 
 
 def _mean_in_flight(candidates: Sequence[Candidate]) -> float:

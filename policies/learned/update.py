@@ -190,13 +190,14 @@ class Observer:
     def _observe_prompt(self, outcome: Outcome, prediction: Prediction, model: BackendModel) -> None:
         """Learn the time of a prompt that hardly had to wait for others."""
         prefill_s, cached = prediction.prefill_s, outcome.cached_tokens
-        waited_s = prediction.ttft_s - 1.5 * prediction.step_s - prefill_s
+        joined_s = model.joins(prediction.requests) * prediction.step_s
+        waited_s = prediction.ttft_s - joined_s - prefill_s
         if outcome.ttft_s is None or model.slowness > 1.0 or waited_s > _MOST_WAIT * prefill_s:
             return
         tokens = prediction.weighed_tokens
         if cached is not None:
             tokens = step_time.weighed(outcome.prompt_tokens - cached, cached, self._predictor.attention)
-        seconds = outcome.ttft_s - 1.5 * prediction.step_s - waited_s
+        seconds = outcome.ttft_s - joined_s - waited_s
         expected_s = tokens * model.prior.per_prompt_token_s
         if step_time.LEAST_RATIO * expected_s <= seconds <= step_time.MOST_RATIO * expected_s:
             model.prompt_time.learn(seconds, tokens)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from backends.backend import EngineLoad
+from backends.calibration.parameters import ASYNCHRONOUS
 from backends.drafter_limit import DrafterLimit
 from policies.learned.models.acceptance import AcceptanceModel, at_max_k, by_level, most_per_step
 from policies.learned.models.depth import Counted, Depth, Place, between
@@ -209,6 +210,7 @@ class BackendModel:
         self.prompt_time = PromptTime()
         # Whether its drafter is silent; it then counts as giving one token per step, and as little known.
         self.silent = False
+        self.is_asynchronous = arm.partition(":")[0] in ASYNCHRONOUS
         self.slowness = 1.0  # observed over fitted step time of late, at least 1
         self.reach = Reach(self.most_per_step - 1.0, may_have_limit=self.most_per_step > 1.0 and not self.has_shadow)
         self.learn(fitted)
@@ -236,6 +238,10 @@ class BackendModel:
         self.prefixes.resize(load.kv_tokens)
         if self.counted is not None and load.accepted_per_position:
             self.counted.read(load.drafts, load.draft_tokens, load.accepted_per_position)
+
+    def joins(self, requests: int) -> float:
+        """Return the steps until the one that gives the first token has ended; the present one is half done."""
+        return 2.5 if self.is_asynchronous and requests else 1.5
 
     def possible(self, per_step: float | None) -> float | None:
         """Return the tokens per step of an answer within what the arm can give; None if they are far beyond it.
