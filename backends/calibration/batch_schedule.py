@@ -39,7 +39,7 @@ def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context
     >>> config = {"num_speculative_tokens": 3}
     >>> parameters = EngineParameters.of(load_calibration("llama-3.1-8b-h100"), Method.EAGLE3, config)
     >>> (1e3 * decode_step_s(parameters, np.array([1.0, 64.0]), 3, 600.0)).round(2).tolist()
-    [9.34, 16.37]
+    [9.38, 18.8]
     """
     step, drafting = parameters.step, parameters.drafting
     tokens, context = batches * (1 + k), batches * context_tokens
