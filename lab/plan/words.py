@@ -10,7 +10,7 @@ from lab.statistics import Interval
 
 LEFT_OUT = (
     "Intervals say what other traffic like this would give in the simulator. They leave out its own error: on "
-    "measurements that nothing was fitted to, its tokens per second are off by 6.8% in the median (41% at most), and "
+    "measurements that nothing was fitted to, its tokens per second are off by 7.4% in the median (41% at most), and "
     "the load at which speculation stops paying by a factor of 1.14 (docs/simulator.md)."
 )
 

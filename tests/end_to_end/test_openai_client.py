@@ -192,7 +192,7 @@ def test_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.chat.completions.create(model=MODEL, messages=SAY, temperature=-1)
     with pytest.raises(openai.BadRequestError):
-        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x " * 20_000}])
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x " * 140_000}])
     with pytest.raises(openai.BadRequestError, match="plain"):
         client.chat.completions.create(model=MODEL, messages=SAY, extra_headers={"x-gateway-backend": "nope"})
 
