@@ -86,6 +86,10 @@ class ShadowBias:
         log = max(-1.0, min(1.0, math.log(max(1.0, measured) / max(1.0, replayed))))
         self._sums[arm] = _KEEP * count + 1.0, _KEEP * total + log
 
+    def knows(self, arm: str) -> bool:
+        """Return whether answers of an arm's engines are compared with replays of their texts."""
+        return arm in self._sums
+
     def corrected(self, arm: str, replayed: float) -> float:
         """Return the tokens per step expected of an engine, given those of a replay; at least 1."""
         count, total = self._sums.get(arm, (0.0, 0.0))

@@ -215,7 +215,9 @@ class Observer:
         """Compare the outcome with its prediction: eject the backend if it is an outlier, and set its slowness."""
         acceptance_ratio, prediction, request, expected = None, memo.prediction, outcome.request, math.inf
         known = prediction.observations >= _MIN_OBSERVATIONS and not model.silent
-        if per_step is not None and known and not request.restricted:
+        # What the replay of a text says of its drafts is better evidence than what similar requests had.
+        is_replayed = model.has_shadow and self._shadow_bias.knows(model.arm)
+        if per_step is not None and known and not request.restricted and not is_replayed:
             expected = prediction.tokens_per_step
             if place is not None:
                 expected = model.tokens_per_step(memo.key, place, _context(outcome))

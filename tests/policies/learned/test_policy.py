@@ -14,6 +14,7 @@ from backends.speculation import Method
 from policies.balancing.least_loaded import LeastLoaded
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models import step_time
+from policies.learned.models.acceptance import arm_of
 from policies.learned.models.keys import key_of
 from policies.learned.policy import Learned, LearnedSettings, Slo
 from policies.learned.settings import Exploration
@@ -289,6 +290,17 @@ def test_a_mismatched_draft_head_is_ejected() -> None:
     assert policy.choose(REQUEST, _pool()).backend != "e"
     notes = {rating.backend: rating.note for rating in policy.assess(REQUEST, _pool())}
     assert "ejected as an outlier: tokens per step" in notes["e"]
+
+
+def test_texts_that_give_lookups_less_accuse_no_drafter() -> None:
+    policy, pool = _policy(guardrail={"share": 0}), [one for one in _pool() if one.method is Method.NGRAM]
+    (arm,) = {arm_of(one) for one in pool}
+    for per_step in (2.8,) * 40 + (1.3,) * 30:
+        policy.observe(_outcome(policy.choose(REQUEST, pool), tokens_per_step=per_step, shadow={arm: per_step}))
+        if per_step > 2.0:
+            fit(policy)
+    assert not policy.outlier_ejection.reasons
+    assert not policy.drafters.silent
 
 
 def test_a_silent_drafter_counts_as_one_token_per_step_and_teaches_its_arm_nothing() -> None:
