@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from backends.backend import Candidate
-from backends.drafter_limit import Beyond
+from backends.drafter_limit import Beyond, DrafterLimit
 from policies.features.request import RequestFeatures
 from policies.load import per_weight
 
 C = TypeVar("C", bound=Candidate)
 
-_ENDING: Final = (Beyond.CRASH,)
-_HARMFUL: Final = (Beyond.BATCH, Beyond.CRASH)
 _SLACK: Final = 8.0
 _RATIO: Final = 1.25
 """As `spill` of `thresholds`: requests on a replica beyond which it has much more to do than the others."""
@@ -25,7 +23,8 @@ def surviving(request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
     A request may reach the longest answer that it allows.
     """
     tokens = max(request.context_tokens, request.prompt_tokens + (request.max_tokens or 0))
-    return [one for one in candidates if not _is_beyond(one, tokens, _ENDING)] or candidates
+    exceeded = [(one, _exceeded(one, tokens)) for one in candidates]
+    return [one for one, limit in exceeded if limit is None or limit.beyond is not Beyond.CRASH] or candidates
 
 
 def sparing(request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
@@ -35,7 +34,7 @@ def sparing(request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
     the first of the others, by the order of the pool, that has not much more to do either.
     """
     tokens = request.context_tokens
-    harmed = [one for one in candidates if _is_beyond(one, tokens, _HARMFUL)]
+    harmed = [one for one in candidates if (limit := _exceeded(one, tokens)) is not None and limit.harms_others]
     if not harmed:
         return candidates
     unharmed = [one for one in candidates if one not in harmed]
@@ -45,6 +44,7 @@ def sparing(request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
     return next(group for group in groups if min([loads[one.name] for one in group], default=bound + 1.0) <= bound)
 
 
-def _is_beyond(candidate: Candidate, tokens: int, kinds: tuple[Beyond, ...]) -> bool:
+def _exceeded(candidate: Candidate, tokens: int) -> DrafterLimit | None:
+    """Return the limit of a candidate's drafter if so long a context is beyond it."""
     limit = candidate.drafter_limit
-    return limit is not None and tokens > limit.tokens and limit.beyond in kinds
+    return limit if limit is not None and tokens > limit.tokens else None

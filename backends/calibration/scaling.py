@@ -7,7 +7,7 @@ import re
 from backends.calibration.base_engines import GRAPH_TOKENS, base_engines, base_models
 from backends.calibration.calibration import Calibration, MethodCalibration, StepTime, load_calibration
 from backends.calibration.gpus import Gpu, Precision, gpus
-from backends.speculation import Method
+from backends.speculation import MODELLESS, Method
 
 _LARGE_GIB = 70
 """From this memory on vLLM takes large batches, except on A100 (engine/arg_utils.py of 0.32)."""
@@ -22,7 +22,7 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
     """Return a calibration for as many GPUs of another kind, with weights of a precision.
 
     What is read from memory (weights, drafts, context) goes by bandwidth and bytes, what is computed by FLOP/s; what
-    the host does takes as long. `python -m benchmarks.calibration --base` prints how far this is off.
+    the host does takes as long. `python -m benchmarks.calibration scaled FACTS DATA` prints how far this is off.
 
     Examples
     --------
@@ -112,7 +112,7 @@ def base_calibration(name: str) -> Calibration:
 
 def _drafts(method: Method, entry: MethodCalibration, bandwidth: float) -> MethodCalibration:
     """Return a method's calibration for another bandwidth, by which its passes go; lookups are the host's."""
-    if method in (Method.BASELINE, Method.NGRAM, Method.SUFFIX):
+    if method in MODELLESS:
         return entry
     names, drafting = ("base_s", "per_context_token_s"), entry.drafting
     host_s = min(_PASS_S, drafting.per_pass_s)

@@ -44,9 +44,7 @@ class Finding:
     model: str
     backend: str
     title: str
-    gain: (
-        Gain | None
-    )  # none where the change makes the pool file right, or how much faster it makes the pool is not known
+    gain: Gain | None  # None where the change makes the pool file right, or what it gains is not known
     evidence: str  # what the finding rests on
     change: str  # the exact lines to change
 

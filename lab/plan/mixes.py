@@ -12,7 +12,7 @@ from typing import Any
 from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED
 from backends.calibration.calibration import Calibration
 from backends.draft_schedule import draft_tokens
-from backends.speculation import Method
+from backends.speculation import MODELLESS, Method
 from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.plan.memory import Fit, fit
 from lab.replay.request import ReplayRequest
@@ -46,7 +46,6 @@ DRAFTS: Mapping[str, Mapping[Method, str]] = {
 }
 """Published draft models and heads, by target and method."""
 
-_WITHOUT_DRAFT = frozenset({Method.BASELINE, Method.NGRAM, Method.SUFFIX})
 _NGRAM_MAX = 4
 _OWN = ("method", "num_speculative_tokens", "model", SCHEDULE_KEY)
 
@@ -109,7 +108,7 @@ def kinds(
     result = []
     for method, numbers in methods:
         entry = calibration.methods.get(method)
-        if entry is None or not (method in _WITHOUT_DRAFT or (entry.acceptance and method in drafts)):
+        if entry is None or not (method in MODELLESS or (entry.acceptance and method in drafts)):
             continue
         draft = drafts.get(method, "")
         result += [Kind(method, k, draft, fit(calibration, method, max_model_len + k)) for k in numbers]

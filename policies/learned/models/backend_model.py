@@ -195,8 +195,8 @@ class BackendModel:
     ) -> None:
         self.name = name
         self.arm = arm
-        # Whether shadow drafting tells what its method gives on a text.
-        self.has_shadow = arm.partition(":")[0] in SHADOWED
+        method = arm.partition(":")[0]
+        self.has_shadow = method in SHADOWED  # whether shadow drafting tells what its method gives on a text
         self.most_per_step = most_per_step(arm)  # tokens that a step of its arm can give: all that are drafted, and one
         self.prior = prior  # step cost from the calibration
         # The k in force by batch size; None where it is always the maximum, for which `prior` and `cost` hold.
@@ -210,7 +210,7 @@ class BackendModel:
         self.prompt_time = PromptTime()
         # Whether its drafter is silent; it then counts as giving one token per step, and as little known.
         self.silent = False
-        self.is_asynchronous = arm.partition(":")[0] in ASYNCHRONOUS
+        self.is_asynchronous = method in ASYNCHRONOUS
         self.slowness = 1.0  # observed over fitted step time of late, at least 1
         self.reach = Reach(self.most_per_step - 1.0, may_have_limit=self.most_per_step > 1.0 and not self.has_shadow)
         self.learn(fitted)

@@ -12,7 +12,7 @@ from backends.calibration.calibration import Kind, load_calibration
 from backends.calibration.draft_profile import DraftProfile, draft_profile
 from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import DraftSchedule
-from backends.speculation import Method
+from backends.speculation import MODELLESS, Method
 
 DEFAULT_CALIBRATION = "llama-3.1-8b-h100"
 
@@ -123,7 +123,7 @@ def context_bin(tokens: float) -> int:
 def known_to_tokens(calibration: str, method: Method) -> float:
     """Return the longest context at which the calibration knows the acceptance of a method."""
     method = _calibrated(calibration, method)
-    if method in (Method.BASELINE, Method.NGRAM, Method.SUFFIX):  # what they draft comes from the text
+    if method in MODELLESS:  # what they draft comes from the text
         return math.inf
     context = load_calibration(calibration).methods[method].context
     return float(context.known_to_tokens) if context is not None else _MEASURED_TOKENS
@@ -163,7 +163,7 @@ def _calibrated(calibration: str, method: Method) -> Method:
     tried = set()
     while method not in tried:
         tried.add(method)
-        if method in (Method.BASELINE, Method.NGRAM, Method.SUFFIX):
+        if method in MODELLESS:
             return method
         entry = known.methods.get(method)
         if entry is not None and (entry.acceptance or entry.acceptance_like):
