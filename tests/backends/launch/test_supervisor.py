@@ -127,7 +127,7 @@ async def test_an_engine_that_ignores_sigterm_is_killed_with_its_descendants(ben
         started = time.monotonic()
     assert 0.4 < time.monotonic() - started < 20
     assert only(launcher).last_exit == "killed by SIGKILL"
-    assert not bench.processes()
+    await eventually(lambda: not bench.processes())  # which a busy machine ends some milliseconds after SIGKILL
 
 
 def is_shared(name: str) -> bool:
