@@ -5,8 +5,12 @@ with `gateway picker`, and the gateway's own relay; each of the latter two with 
 picker where its pool needs them. The upstream answers like an engine that is not saturated: the first of 20 chunks
 after 0.4 s, then one each 20 ms, so a stream takes at least 0.8 s and 150 streams ask for at most 188 requests/s. They
 begin over 0.8 s, since streams that begin together stay together. The system under test runs on the first core;
-upstream and load generator on the second. CPU is the user and system time of the process trees, divided by the requests
-that the upstream answered. Systems take turns; each figure is the median of ROUNDS rounds, with other bodies in each.
+upstream and load generator on the second. CPU is the user and system time of the process trees while all streams run,
+divided by the requests that the upstream answered meanwhile. Systems take turns; each figure is the median of ROUNDS
+rounds, with other bodies in each.
+
+`--chunks 1000 --interval 0.01 --shared 0.95 --size 400000` is the workload by which llm-d sizes its router: prompts of
+100,000 tokens, of which 95,000 are the same in all, and 1,000 tokens generated.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ import shutil
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,10 +51,23 @@ SHOWN = {"routing": False, "everything": True}
 """By pool: whether anything needs the answers."""
 ALONE = "Envoy alone"
 _HEADERS = ("authorization: Bearer sk-bench",)
-_ENGINE = {"FIRST_S": "0.4", "INTERVAL_S": "0.02", "CHUNKS": "20"}
 _REPLICAS = 8
-_STREAM_S = 0.8
-_WARM_S = 1.0
+_FIRST_S = 0.4
+_WARM_S, _MARGIN_S = 1.0, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """How long the upstream's streams are, and how much of the prompts is the same in all."""
+
+    chunks: int
+    interval_s: float
+    shared: float
+
+    @property
+    def stream_s(self) -> float:
+        """How long a stream takes at least."""
+        return _FIRST_S + self.chunks * self.interval_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +95,7 @@ class Cell:
     ttft_p99_ms: list[float] = field(default_factory=list)
     requests_per_s: list[float] = field(default_factory=list)
     cpu_us: dict[str, list[float]] = field(default_factory=dict)
+    cores: list[float] = field(default_factory=list)
     errors: int = 0
 
 
@@ -111,19 +131,30 @@ def systems(upstream_port: int, folder: Path, gateway: str) -> Iterator[list[Sys
         yield found
 
 
-def measure(system: System, upstream_port: int, streams: int, size: int, seconds: float, seed: int, cell: Cell) -> None:
+def measure(
+    system: System, upstream_port: int, streams: int, size: int, seconds: float, seed: int, cell: Cell, answers: Answers
+) -> None:
     """Run one round of one system."""
-    arguments = (size, "--stream", "--seed", seed, "--spread", _STREAM_S)
-    load(system.port, streams, _WARM_S, *arguments, headers=_HEADERS)
+    spread_s = answers.stream_s
+    arguments = (size, "--stream", "--seed", seed, "--spread", spread_s, "--shared", answers.shared)
     pids = {name: tree(pid) for name, pid in system.processes.items()}
-    before, spent_s = stats(upstream_port), {name: -cpu_s(each) for name, each in pids.items()}
-    result: dict[str, Any] = load(system.port, streams, seconds, *arguments, headers=_HEADERS)
-    requests = max(1, stats(upstream_port)["requests"] - before["requests"])
-    for name, each in pids.items():
-        cell.cpu_us.setdefault(name, []).append(1e6 * (spent_s[name] + cpu_s(each)) / requests)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(load, system.port, streams, _WARM_S + seconds, *arguments, headers=_HEADERS)
+        while stats(upstream_port)["streams"] < streams and not running.done():
+            time.sleep(_MARGIN_S)
+        began_s, before = time.monotonic(), stats(upstream_port)
+        spent_s = {name: -cpu_s(each) for name, each in pids.items()}
+        time.sleep(seconds - _MARGIN_S)
+        spent_s = {name: spent_s[name] + cpu_s(each) for name, each in pids.items()}
+        requests = max(1, stats(upstream_port)["chunks"] - before["chunks"]) / answers.chunks
+        lasted_s = time.monotonic() - began_s
+        result: dict[str, Any] = running.result()
+    for name, each_s in spent_s.items():
+        cell.cpu_us.setdefault(name, []).append(1e6 * each_s / requests)
+    cell.cores.append(sum(spent_s.values()) / lasted_s)
     cell.ttft_p50_ms.append(result["ttft_ms"].get("p50", float("nan")))
     cell.ttft_p99_ms.append(result["ttft_ms"].get("p99", float("nan")))
-    cell.requests_per_s.append(result["requests_per_s"])
+    cell.requests_per_s.append(requests / lasted_s)
     cell.errors += result["errors"]
 
 
@@ -131,10 +162,11 @@ def print_table(size: int, streams: tuple[int, ...], cells: dict[tuple[int, str]
     """Print the medians for one size of prompts."""
     print(f"\n### Prompts of {size // 1000} KB\n")
     columns = (
-        "streams | system | TTFT added p50 ms | p99 ms | requests/s | CPU us/request | parts | of the relay's | errors"
+        "streams | system | TTFT added p50 ms | p99 ms | requests/s | cores | CPU us/request | parts "
+        "| of the relay's | errors"
     )
     print(f"| {columns} |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     median = statistics.median
     for number in streams:
         alone = cells[number, ALONE]
@@ -147,10 +179,10 @@ def print_table(size: int, streams: tuple[int, ...], cells: dict[tuple[int, str]
             parts = {part: median(values) for part, values in cell.cpu_us.items()}
             relay = cells.get((number, name.replace("picker", "relay")))
             times = f"{sum(parts.values()) / median(relay.cpu_us['relay']):.1f}" if relay and len(parts) > 1 else ""
+            cpu_us = f"{sum(parts.values()):.0f} | {', '.join(f'{part} {us:.0f}' for part, us in parts.items())}"
             print(
-                f"| {number} | {name} | {added[0]:.1f} | {added[1]:.1f} | {median(cell.requests_per_s):.0f} "
-                f"| {sum(parts.values()):.0f} | {', '.join(f'{part} {us:.0f}' for part, us in parts.items())} "
-                f"| {times} | {cell.errors} |"
+                f"| {number} | {name} | {added[0]:.1f} | {added[1]:.1f} | {median(cell.requests_per_s):.1f} "
+                f"| {median(cell.cores):.2f} | {cpu_us} | {times} | {cell.errors} |"
             )
 
 
@@ -162,12 +194,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of one system in one round")
     parser.add_argument("--streams", type=int, action="append", help="may be repeated")
     parser.add_argument("--size", type=int, action="append", help="bytes of a prompt; may be repeated")
+    parser.add_argument("--chunks", type=int, default=20, help="of an answer")
+    parser.add_argument("--interval", type=float, default=0.02, help="seconds between chunks")
+    parser.add_argument("--shared", type=float, default=0.0, help="share of a prompt that is the same in all")
     parser.add_argument("--only", action="append", help="part of a system's name; may be repeated")
     arguments = parser.parse_args()
     streams, sizes = tuple(arguments.streams or STREAMS), tuple(arguments.size or SIZES)
+    answers = Answers(arguments.chunks, arguments.interval, arguments.shared)
+    engine = {"FIRST_S": str(_FIRST_S), "INTERVAL_S": str(answers.interval_s), "CHUNKS": str(answers.chunks)}
     with tempfile.TemporaryDirectory(prefix="picker-") as name:
         folder, upstream_port = Path(name), free_port()
-        with upstream(upstream_port, folder, _ENGINE), systems(upstream_port, folder, arguments.gateway) as started:
+        with upstream(upstream_port, folder, engine), systems(upstream_port, folder, arguments.gateway) as started:
             parts = [ALONE, *(arguments.only or [""])]
             chosen = [each for each in started if any(part in each.name for part in parts)]
             for size in sizes:
@@ -176,7 +213,7 @@ def main() -> None:
                     for number in streams:
                         for system in chosen:
                             cell = cells.setdefault((number, system.name), Cell())
-                            measure(system, upstream_port, number, size, arguments.seconds, seed, cell)
+                            measure(system, upstream_port, number, size, arguments.seconds, seed, cell, answers)
                 print_table(size, streams, cells)
                 sys.stdout.flush()
 

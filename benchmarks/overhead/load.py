@@ -1,7 +1,7 @@
 """Closed-loop load: each connection sends one request after another, with bodies that all differ.
 
 Run as `python -m benchmarks.overhead.load PORT CONNECTIONS SECONDS BODY_BYTES [--stream] [--header NAME:VALUE]
-[--seed N] [--spread SECONDS]`; prints one line of JSON.
+[--seed N] [--spread SECONDS] [--shared SHARE]`; prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -27,10 +27,15 @@ _HEAD = (
 )
 
 
-def chat_body(size: int, number: int, *, stream: bool) -> bytes:
-    """Return the `number`th chat request of about `size` bytes: eight words per line, all lines different."""
+def chat_body(size: int, number: int, *, stream: bool, shared: float = 0.0) -> bytes:
+    """Return the `number`th chat request of about `size` bytes: eight words per line, all lines different.
+
+    A share `shared` of them, at the beginning, is the same for all numbers.
+    """
+    same = round(shared * (size // 8))
     words = " ".join(
-        f"word{(index + 31 * number) * 7919 % 9973}{'' if index % 8 else chr(10)}" for index in range(size // 8)
+        f"word{(index + 31 * number * (index >= same)) * 7919 % 9973}{'' if index % 8 else chr(10)}"
+        for index in range(size // 8)
     )
     document = {
         "model": "m",
@@ -139,10 +144,12 @@ def main() -> None:
     parser.add_argument("--header", action="append", default=[])
     parser.add_argument("--spread", type=float, default=0.0, help="seconds over which connections are opened")
     parser.add_argument("--seed", type=int, default=0, help="other bodies for each")
+    parser.add_argument("--shared", type=float, default=0.0, help="share of a body that is the same in all")
     arguments = parser.parse_args()
     headers = "".join(f"{header}\r\n" for header in arguments.header)
     numbers = range(_BODIES * arguments.seed, _BODIES * (arguments.seed + 1))
-    bodies = [chat_body(arguments.body_bytes, number, stream=arguments.stream) for number in numbers]
+    options = {"stream": arguments.stream, "shared": arguments.shared}
+    bodies = [chat_body(arguments.body_bytes, number, **options) for number in numbers]
     requests = cycle(_HEAD.format(headers=headers, length=len(body)).encode() + body for body in bodies)
     running = run(arguments.port, arguments.connections, arguments.seconds, requests, arguments.spread)
     result = uvloop.run(running)
