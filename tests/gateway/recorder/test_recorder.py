@@ -416,21 +416,6 @@ def test_records_built_on_the_event_loop_equal_those_of_the_thread(tmp_path: Pat
         assert {"prompt_hashes", "output_hashes", "hashing"} <= json.loads(line).keys()
 
 
-def test_all_hashes_of_a_recorder_have_the_same_salt(tmp_path: Path, started: Callable[..., Recorder]) -> None:
-    recorder = started(text="hashes")
-    for number, prompt in enumerate(("two words", "two words" * 1000)):
-        request = finished(recorder, number)
-        routed = RoutedRequest(request.ended.routed.model, request.ended.routed.features, prompt=Prompt([prompt]))
-        request = Finished(request.notes, changed(request.ended, routed=routed))
-        del request.notes.chunks[:]
-        request.answer("two words")
-        request.record(recorder)
-    recorder.stop()
-    short, long = records(tmp_path)
-    assert short.hashing == long.hashing
-    assert list(short.output_hashes) == list(long.output_hashes)
-
-
 # In a gateway
 
 

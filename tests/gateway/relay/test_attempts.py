@@ -191,14 +191,6 @@ def test_a_request_is_sent_unchanged_with_the_headers_of_the_client() -> None:
     assert relay.in_flight() == [0, 0, 0, 0]
 
 
-def test_tokens_are_counted_for_the_key() -> None:
-    relay = Relay("a")
-    relay.send()
-    relay.answer("a")
-    assert relay.count("gateway_key_tokens_total", key="team") == 10
-    assert relay.count("gateway_requests_total", outcome="ok") == 1
-
-
 def test_the_limit_of_a_key_comes_before_the_parsing_of_the_body() -> None:
     relay = Relay("a", client=Client("team", requests_per_minute=1))
     _, first = relay.send(b"no JSON")

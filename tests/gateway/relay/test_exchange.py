@@ -16,7 +16,7 @@ import pytest
 from backends.backend import State
 from backends.drafter_limit import Beyond, DrafterLimit
 from tests.gateway.conftest import MODEL, Running, Start
-from tests.support.faults import answer_broken_json, answer_garbage, answer_html, reset_connection
+from tests.support.faults import answer_broken_json, answer_garbage, answer_html
 from tests.support.upstream import Wire, delta, well
 from tests.support.waiting import stays
 
@@ -105,16 +105,6 @@ async def test_a_client_that_leaves_cancels_the_upstream_request(gateway_of: Sta
         assert 'gateway_requests_total{backend="a",method="baseline",model="m",outcome="cancelled"} 1.0' in page
 
 
-async def answer_half(wire: Wire) -> None:
-    await wire.send(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 90\r\n\r\n{"id": "x')
-    wire.reset()
-
-
-async def stream_nothing(wire: Wire) -> None:
-    await wire.begin_stream()
-    await wire.end_stream()
-
-
 async def stream_error_first(wire: Wire) -> None:
     await wire.begin_stream()
     await wire.chunk(b'data: {"error": {"message": "busy", "type": "Service Unavailable", "code": 503}}\n\n')
@@ -124,23 +114,6 @@ async def stream_error_first(wire: Wire) -> None:
 
 async def answer_500(wire: Wire) -> None:
     await wire.json({"error": {"message": "boom", "code": 500}}, 500)
-
-
-async def answer_503(wire: Wire) -> None:
-    await wire.json({"error": {"message": "busy", "code": 503}}, 503)
-
-
-FAULTS = [
-    reset_connection,
-    answer_garbage,
-    answer_html,
-    answer_broken_json,
-    answer_half,
-    stream_nothing,
-    stream_error_first,
-    answer_500,
-    answer_503,
-]
 
 
 async def test_a_dead_backend_gets_no_requests_until_it_is_back(gateway_of: Start) -> None:
@@ -154,72 +127,6 @@ async def test_a_dead_backend_gets_no_requests_until_it_is_back(gateway_of: Star
         await running.until_up("a")
         again = {(await running.chat()).headers["x-gateway-backend"] for _ in range(6)}
         assert again == {"a", "b"}
-
-
-@pytest.mark.slow
-async def test_a_backend_that_answers_garbage_is_ejected_for_a_while(gateway_of: Start) -> None:
-    async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
-        running.upstreams["a"].behaviour = answer_garbage
-        for number in range(3):
-            assert running.backend("a").state is State.UP
-            assert (await running.chat(f"request {number}")).headers["x-gateway-backend"] == "b"
-        assert running.backend("a").state is State.EJECTED
-        running.upstreams["a"].behaviour = well
-        await running.until(lambda: running.backend("a").state is State.RECOVERING)
-        proof = await running.chat()
-        assert (proof.headers["x-gateway-backend"], proof.headers["x-gateway-reason"]) == ("a", "trial")
-        await running.until_up("a")
-        assert (await running.chat()).headers["x-gateway-reason"] == "configured"
-
-
-async def break_mid_stream(wire: Wire) -> None:
-    await wire.begin_stream()
-    await wire.chunk(delta("one"))
-    await wire.chunk(delta("two")[:25])
-    wire.reset()
-
-
-async def end_early(wire: Wire) -> None:
-    await wire.begin_stream()
-    await wire.chunk(delta("one"))
-    await wire.end_stream()
-
-
-@pytest.mark.slow
-async def test_streams_of_other_backends_are_not_affected(gateway_of: Start) -> None:
-    async with gateway_of() as running:
-
-        async def long(wire: Wire) -> None:
-            await wire.begin_stream()
-            for number in range(20):
-                await wire.chunk(delta(str(number)))
-                await asyncio.sleep(0.02)
-            await wire.chunk(b"data: [DONE]\n\n")
-            await wire.end_stream()
-
-        running.upstreams["b"].behaviour = long
-        running.upstreams["a"].behaviour = break_mid_stream
-        streams = await asyncio.gather(*(running.chat(stream=True) for _ in range(8)))
-        from_b = [stream for stream in streams if stream.headers["x-gateway-backend"] == "b"]
-        assert from_b
-        for stream in from_b:
-            assert stream.content.count(b"\n\n") == 21
-            assert b"error" not in stream.content
-
-
-async def test_connections_closed_by_the_backend_cost_no_request(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
-        running.upstreams["a"].close_after_answer = True  # without `connection: close`
-        statuses = [(await running.chat()).status_code for _ in range(50)]
-        assert statuses == [200] * 50
-
-
-async def test_connections_are_reused(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}, health={"interval_s": 60.0}) as running:
-        before = running.upstreams["a"].connections
-        for _ in range(20):
-            await running.chat()
-        assert running.upstreams["a"].connections == before + 1
 
 
 async def until_unchanged(value: Callable[[], int], for_s: float) -> None:
@@ -276,23 +183,6 @@ async def test_head_requests_and_other_paths_are_relayed(gateway_of: Start) -> N
         for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS"):
             response = await running.client.request(method, "/any/path?of=%2Fvllm")
             assert response.json() == {"path": "/any/path?of=%2Fvllm", "method": method}
-
-
-async def test_requests_that_may_have_an_effect_are_sent_once(gateway_of: Start) -> None:
-    used: set[asyncio.StreamWriter] = set()
-
-    async def close_what_is_reused(wire: Wire) -> None:
-        if wire.writer in used:  # the request was read whole, and may have had its effect
-            wire.reset()
-        used.add(wire.writer)
-        await wire.json({})
-
-    async with gateway_of({"a": "baseline"}, paths=["/*"]) as running:
-        running.upstreams["a"].behaviour = close_what_is_reused
-        for _ in range(3):
-            response = await running.client.post("/v1/load_lora_adapter", json={"model": MODEL})
-            assert response.status_code == 200
-        assert len(running.upstreams["a"].seen) == 3
 
 
 async def test_errors_of_the_messages_api_have_a_request_id_before_routing_too(gateway_of: Start) -> None:

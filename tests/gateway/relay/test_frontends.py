@@ -8,7 +8,6 @@ import json
 import pytest
 
 from tests.gateway.conftest import MODEL, Running, Start
-from tests.support.upstream import Wire, delta
 
 BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}).encode()
 
@@ -68,23 +67,6 @@ async def test_a_request_without_a_key_gets_401_before_its_body(gateway_of: Star
         raw.close()
 
 
-async def test_a_chunked_request_body(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
-        raw = await Raw.to(running)
-        raw.writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n")
-        for start in range(0, len(BODY), 10):
-            piece = BODY[start : start + 10]
-            raw.writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-            await running.until_read()
-        raw.writer.write(b"0\r\n\r\n")
-        assert (await raw.answer())[0] == 200
-        seen = running.upstreams["a"].seen[0]
-        assert seen.body == BODY
-        assert seen.header("transfer-encoding") is None
-        assert seen.header("content-length") == str(len(BODY))
-        raw.close()
-
-
 async def test_a_large_body(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         text = "x" * 3_000_000
@@ -108,50 +90,6 @@ async def test_http_1_0_and_connection_close(gateway_of: Start, stream: bool) ->
             everything = await raw.reader.read()
         assert everything.startswith(b"HTTP/1.1 200 OK\r\n")
         raw.close()
-
-
-async def test_an_absolute_url(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
-        raw = await Raw.to(running)
-        raw.writer.write(post().replace(b"POST /v1", b"POST http://h/v1"))
-        assert (await raw.answer())[0] == 200
-        assert running.upstreams["a"].seen[0].target == "/v1/chat/completions"
-        raw.close()
-
-
-async def test_a_client_that_leaves_cancels_the_running_request(gateway_of: Start) -> None:
-    async def slow(wire: Wire) -> None:
-        await wire.begin_stream()
-        await wire.chunk(delta("one"))
-        await wire.until_closed()
-
-    async with gateway_of({"a": "baseline"}) as running:
-        running.upstreams["a"].behaviour = slow
-        raw = await Raw.to(running)
-        body = json.dumps({"model": MODEL, "messages": [], "stream": True}).encode()
-        raw.writer.write(post(body))
-        await raw.reader.readuntil(b"one")
-        raw.close()
-        await running.until(lambda: running.upstreams["a"].aborted == 1)
-
-
-@pytest.mark.slow
-async def test_a_pipelining_client_that_leaves_cancels_all_its_requests(gateway_of: Start) -> None:
-    async def slow(wire: Wire) -> None:
-        await wire.begin_stream()
-        await wire.chunk(delta("one"))
-        await wire.until_closed()
-
-    async with gateway_of({"a": "baseline"}) as running:
-        upstream = running.upstreams["a"]
-        upstream.behaviour = slow
-        raw = await Raw.to(running)
-        body = json.dumps({"model": MODEL, "messages": [], "stream": True}).encode()
-        raw.writer.write(post(body) + post(body) + post(body))
-        await raw.reader.readuntil(b"one")
-        raw.close()
-        await running.until(lambda: upstream.aborted == len(upstream.seen) > 0)
-        await running.until(lambda: not running.gateway.relay.exchanges)
 
 
 async def test_own_and_relayed_paths_share_a_connection(gateway_of: Start) -> None:
