@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from gateway.cli.policy import DEFAULT_URL, Admin, AdminKey, Url
+from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url
 
 
 def advise(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "") -> None:

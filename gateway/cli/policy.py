@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
 import typer
 
-DEFAULT_URL = "http://127.0.0.1:8080"
-_TIMEOUT_S = 60.0
+from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,46 +15,7 @@ app = typer.Typer(
     help="Distil and pin the rules of a running gateway. Exits 1 if the gateway refuses.",
 )
 
-Url = Annotated[str, typer.Option(help="The gateway's address.", envvar="GATEWAY_URL")]
-AdminKey = Annotated[
-    str, typer.Option(help="admin.key of its pool file, or the key printed at start.", envvar="GATEWAY_ADMIN_KEY")
-]
 Model = Annotated[str | None, typer.Option(help="The model.  [default: the only one with a learned policy]")]
-
-
-@dataclass(frozen=True, slots=True)
-class Admin:
-    """The `/admin` endpoints of a running gateway."""
-
-    url: str
-    key: str
-    model: str | None
-
-    def get(self, path: str, **query: object) -> Any:
-        """Return the answer to a `GET`; exits 1 with a message where there is none."""
-        parameters = {name: value for name, value in {"model": self.model, **query}.items() if value is not None}
-        return self._request("GET", f"{path}?{urlencode(parameters)}" if parameters else path, None)
-
-    def post(self, path: str, **fields: object) -> Any:
-        """Return the answer to a `POST`."""
-        return self._request("POST", path, {"model": self.model, **fields})
-
-    def _request(self, method: str, path: str, json: object) -> Any:
-        import httpx
-
-        url = self.url.rstrip("/") + path
-        headers = {"authorization": f"Bearer {self.key}"}
-        try:
-            response = httpx.request(method, url, json=json, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
-            answer = response.json()
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _failure(f"{self.url} cannot be reached: {error}") from None
-        except ValueError:
-            raise _failure(f"{url} answered {response.status_code}, but not as a gateway") from None
-        if response.status_code != httpx.codes.OK:
-            details = answer.get("error", {}) if isinstance(answer, dict) else {}
-            raise _failure(str(details.get("message") or f"{url} answered {response.status_code}"))
-        return answer
 
 
 @app.command()
@@ -75,7 +33,7 @@ def show(
         return
     models = Admin(url, admin_key, None).get("/admin/policy")["models"]
     if model is not None and model not in models:
-        raise _failure(f"There is no model {model}; there are: {', '.join(models)}.")
+        raise failure(f"There is no model {model}; there are: {', '.join(models)}.")
     for name, description in models.items():
         if model in (None, name):
             typer.echo("\n".join(_lines(name, description)))
@@ -143,8 +101,3 @@ def _lines(name: str, description: dict[str, Any]) -> list[str]:
 
 def _when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _failure(message: str) -> typer.Exit:
-    typer.echo(message, err=True)
-    return typer.Exit(1)

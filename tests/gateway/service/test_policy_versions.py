@@ -143,7 +143,7 @@ async def test_impossible_commands_fail_with_a_message(state: Any) -> None:
         assert "There is no model x" in await failure_of(running, "distill", "--model", "x")
         wrong_key = await command(running, "show", key="wrong")
         assert wrong_key.exit_code == 1
-        assert "needs an admin key" in wrong_key.stderr
+        assert "this key is not accepted" in wrong_key.stderr
         unreachable = await asyncio.to_thread(
             CliRunner().invoke, app, ["policy", "show", "--url", "http://127.0.0.1:9"]
         )

@@ -1,0 +1,70 @@
+"""The `/admin` endpoints of a running gateway, for the commands that ask and steer one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import typer
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+_TIMEOUT_S = 60.0
+_KEY_HELP = (
+    "give admin.key of its pool file, or the key that it printed at start, with --admin-key or GATEWAY_ADMIN_KEY"
+)
+
+Url = Annotated[str, typer.Option(help="The gateway's address.", envvar="GATEWAY_URL")]
+AdminKey = Annotated[
+    str, typer.Option(help="admin.key of its pool file, or the key printed at start.", envvar="GATEWAY_ADMIN_KEY")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """The `/admin` endpoints of a running gateway; `model` goes with each question."""
+
+    url: str
+    key: str
+    model: str | None = None
+
+    def get(self, path: str, **query: object) -> Any:
+        """Return the answer to a `GET`; exits 1 with a message where there is none."""
+        return self._request("GET", path, {"model": self.model, **query})
+
+    def post(self, path: str, **fields: object) -> Any:
+        """Return the answer to a `POST`."""
+        return self._request("POST", path, {}, json={"model": self.model, **fields})
+
+    def send(self, path: str, body: bytes = b"", **query: object) -> Any:
+        """Return the answer to a `POST` of any body."""
+        return self._request("POST", path, query, content=body)
+
+    def _request(self, method: str, path: str, query: dict[str, object], **body: Any) -> Any:
+        import httpx
+
+        parameters = urlencode({name: value for name, value in query.items() if value is not None})
+        url = f"{self.url.rstrip('/')}{path}{'?' if parameters else ''}{parameters}"
+        headers = {b"authorization": f"Bearer {self.key}".encode()} if self.key else {}
+        try:
+            response = httpx.request(method, url, headers=headers, timeout=_TIMEOUT_S, trust_env=False, **body)
+            answer = response.json()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            hint = ". Does a gateway run there? --url names another." if isinstance(error, httpx.ConnectError) else ""
+            raise failure(f"{self.url} cannot be reached: {error}{hint}") from None
+        except ValueError:
+            raise failure(f"{url} answered {response.status_code}, but not as a gateway") from None
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            raise failure(f"{self.url}: {'this key is not accepted' if self.key else 'a key is needed'}; {_KEY_HELP}")
+        if response.status_code != httpx.codes.OK:
+            said = answer.get("error", {}).get("message") if isinstance(answer, dict) else None
+            unknown = f"{self.url} does not know {path}: it is no gateway, or older than this command"
+            is_unknown = response.status_code == httpx.codes.NOT_FOUND
+            raise failure(str(said or (unknown if is_unknown else f"{url} answered {response.status_code}")))
+        return answer
+
+
+def failure(message: str) -> typer.Exit:
+    """Print a message on standard error; return what ends the command."""
+    typer.echo(message, err=True)
+    return typer.Exit(1)
