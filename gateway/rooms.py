@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from backends import background
 from gateway.relay.observers import Follower
@@ -41,9 +41,12 @@ class Room:
         The gateway process; its attributes change with its settings.
     keep_prompt_bytes
         Size of the largest body whose prompt is to be kept until the exchange has ended.
+    page
+        Path of a page for browsers, which is told at the start; empty for none.
     """
 
     keep_prompt_bytes: int = 0
+    page: ClassVar[str] = ""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway

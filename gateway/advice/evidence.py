@@ -69,6 +69,7 @@ class Kind:
 
     tokens: float  # output tokens of these requests, as a weight
     tokens_per_step: Mapping[str, float]  # expected tokens per step on each backend
+    sent: Mapping[str, float] = field(default_factory=dict)  # share of them that each backend answered
 
 
 @dataclass(frozen=True, slots=True)

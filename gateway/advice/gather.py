@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -12,13 +13,13 @@ from backends.draft_schedule import effective_k
 from backends.speculation import Method
 from gateway.advice.draft_length import MAX_K
 from gateway.advice.evidence import BackendEvidence, Kind, ModelEvidence, Positions, Steps
-from policies.learned.models.acceptance import ACCEPTANCE, ARM, arm_of
+from policies.learned.models.acceptance import ACCEPTANCE, ARM, BACKEND, arm_of
 from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.length import LENGTH
 from policies.learned.models.prior import StepCost, expected_step
 from policies.learned.models.step_time import STEPS, TERMS, of_backends
 from policies.learned.policy import Learned
-from policies.statistics import Sums
+from policies.statistics import Key, Sums
 
 _MOST_KINDS: Final = 2000
 _WEIGHT: Final = 2
@@ -81,10 +82,14 @@ def _steps(sums: Sums | None, cost: StepCost) -> Steps | None:
 def _kinds(policy: Learned, fitted: FittedModels, candidates: Sequence[Candidate]) -> tuple[Kind, ...]:
     buckets = policy.statistics.buckets(LENGTH)
     largest = sorted(buckets.items(), key=lambda item: -item[1][0])[:_MOST_KINDS]
+    sent: defaultdict[Key, dict[str, float]] = defaultdict(dict)
+    for key, sums in policy.statistics.buckets(ACCEPTANCE).items():
+        sent[key[BACKEND + 1 :]][key[BACKEND]] = sums[0]
     return tuple(
         Kind(
             sums[0] * math.exp(sums[1] / sums[0]),
             {each.name: fitted.acceptance.tokens_per_step(arm_of(each), each.name, key) for each in candidates},
+            {each.name: sent[key].get(each.name, 0.0) / sums[0] for each in candidates},
         )
         for key, sums in largest
         if sums[0] > 0

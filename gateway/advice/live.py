@@ -17,6 +17,7 @@ from backends.draft_schedule import Speculation
 from gateway.advice.advise import advise
 from gateway.advice.evidence import BackendEvidence, Contradiction, ModelEvidence
 from gateway.advice.gather import add_learned, positions_of
+from gateway.advice.losing_method import measured_baseline, of_speculation
 from gateway.rooms import Room
 from policies.build import learned_of
 
@@ -44,7 +45,7 @@ class AdviceRoom(Room):
 
         @app.get("/admin/advice", tags=["admin"])
         async def advice() -> dict[str, Any]:
-            """Return what to change in each model's backends: the gain, its interval, the evidence, and the lines."""
+            """Return what speculation gains, and what to change in each model's backends, with the evidence."""
             async with self._lock:
                 if time.monotonic() - self._kept_at_s >= KEPT_S:
                     contexts = await asyncio.to_thread(lambda: contexts_of(self.gateway.metrics.samples()))
@@ -87,8 +88,12 @@ class AdviceRoom(Room):
         if learned is not None:
             members = list(self.gateway.pool.of(evidence.name))
             evidence = add_learned(evidence, learned, members, self._calibrations(evidence.name))
+        speculation, baseline = of_speculation(evidence), measured_baseline(evidence)
         return {
             "learns": learned is not None,
+            # What all speculation saves, by comparison with a measured baseline or with that of the calibration.
+            "speculation": None if speculation is None else asdict(speculation),
+            "baseline": None if baseline is None else baseline.name,
             "answers": {each.name: round(each.steps.answers) if each.steps else 0 for each in evidence.backends},
             "findings": [asdict(finding) for finding in advise(evidence)],
         }

@@ -6,13 +6,14 @@ of the whole pool tells (`gateway plan`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from backends.speculation import Method
 from gateway.advice.evidence import BackendEvidence, ModelEvidence, Steps
-from gateway.advice.finding import Finding, Gain, gain_of, lines
+from gateway.advice.finding import MIN_ANSWERS, Finding, Gain, gain_of, lines
 from gateway.advice.relative_time import OF, Floats, cost_row, relative_time
 from policies.learned.models.step_time import NOISE, seconds
 
@@ -36,7 +37,7 @@ def losing_method(model: ModelEvidence) -> list[Finding]:
             continue
         if min(backend.answers, steps.answers) < _MIN_ANSWERS or not model.kinds:
             continue
-        baseline = next((other for other in model.backends if _is_measured_baseline(other)), None)
+        baseline = measured_baseline(model)
         if baseline is None and backend.baseline_cost is None:
             continue
         gain, share = _gain(model, backend, steps, baseline)
@@ -45,8 +46,37 @@ def losing_method(model: ModelEvidence) -> list[Finding]:
     return findings
 
 
-def _is_measured_baseline(backend: BackendEvidence) -> bool:
-    return backend.method is Method.BASELINE and backend.steps is not None and backend.steps.answers >= _MIN_ANSWERS
+def of_speculation(model: ModelEvidence) -> Gain | None:
+    """Return what speculation saves in a pool, were each backend a baseline with the same requests; None: too early.
+
+    The errors of all backends are taken to go the same way: those of the baseline do.
+    """
+    baseline, answers, present_s, without_s = measured_baseline(model), 0.0, 0.0, np.zeros(3)
+    for backend in model.backends:
+        kinds = tuple(replace(each, tokens=each.tokens * each.sent.get(backend.name, 0.0)) for each in model.kinds)
+        spent_s = sum(kind.tokens / kind.tokens_per_step[backend.name] for kind in kinds)
+        if backend.steps is None or backend.is_silent or backend.contradiction is not None or not spent_s:
+            continue
+        gain = Gain(0.0, 0.0, 0.0, OF)
+        if backend.method is not Method.BASELINE:
+            gain, _ = _gain(replace(model, kinds=kinds), backend, backend.steps, baseline)
+            answers += backend.steps.answers
+        spent_s *= backend.steps.seconds
+        present_s += spent_s
+        without_s += spent_s * (1.0 - np.array((gain.share, gain.low, gain.high)))
+    if answers < MIN_ANSWERS:
+        return None
+    share, high, low = (float(saved) for saved in 1.0 - present_s / without_s)
+    return Gain(share, low, high, OF)
+
+
+def measured_baseline(model: ModelEvidence) -> BackendEvidence | None:
+    """Return the first baseline of a pool whose steps were measured."""
+    return next((each for each in model.backends if each.method is Method.BASELINE and _is_measured(each)), None)
+
+
+def _is_measured(backend: BackendEvidence) -> bool:
+    return backend.steps is not None and backend.steps.answers >= _MIN_ANSWERS
 
 
 def _gain(

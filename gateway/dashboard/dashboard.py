@@ -7,10 +7,11 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import orjson
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
 
 from backends import background
 from backends.backend import Backend
@@ -21,6 +22,7 @@ from gateway.dashboard.recent import POINT_S, RATE_WINDOW_S, WINDOW_S, Document,
 from gateway.dashboard.static_files import PageFiles
 from gateway.dashboard.views import backend_view, model_view, point_of
 from gateway.dialects.errors import GatewayError
+from gateway.http.paths import ADMIN_DOCS
 from gateway.relay.observers import Follower
 from gateway.rooms import Room, join
 
@@ -42,6 +44,8 @@ class Dashboard(Room):
     second for all open pages together, and not at all without one.
     """
 
+    page: ClassVar[str] = "/dashboard"
+
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         self._started_s = time.time()
@@ -58,14 +62,25 @@ class Dashboard(Room):
         self._snapshot = b""
 
     def add_routes(self, app: FastAPI) -> None:
-        """Add the page, which holds no data, and what it asks for below `/admin/dashboard`."""
+        """Add the pages, which hold no data, and what the dashboard asks for below `/admin/dashboard`."""
         files = PageFiles()
         app.mount("/dashboard/static", files)
 
-        @app.get("/dashboard", include_in_schema=False)
+        @app.get(self.page, include_in_schema=False)
         async def page(request: Request) -> Response:
             """Return the page."""
             return await files.get_response("index.html", request.scope)
+
+        @app.get("/", include_in_schema=False)
+        async def home() -> Response:
+            """Lead a browser to the page, also behind a proxy that serves the gateway below a path."""
+            return RedirectResponse("dashboard")
+
+        @app.get(ADMIN_DOCS, include_in_schema=False)
+        async def docs(request: Request) -> Response:
+            """Return the page that shows the OpenAPI document of `/admin`."""
+            self._check()
+            return await files.get_response("docs.html", request.scope)
 
         @app.get("/admin/dashboard/history", tags=["dashboard"])
         async def history() -> Response:

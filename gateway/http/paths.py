@@ -19,6 +19,8 @@ _ENDPOINTS: Final = {
 _OWN = frozenset({"/health", "/readyz", "/metrics", "/v1/models", "/admin", "/dashboard"})
 _PLAIN = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,=:@-]+)+")
 _MODEL = "/v1/models/"
+ADMIN_DOCS: Final = "/admin/docs"
+"""A page about `/admin`, which holds no data."""
 
 DEFAULT_PATHS = (
     "/v1/chat/completions",

@@ -10,7 +10,16 @@ from typing import Final
 from gateway.dialects.errors import GatewayError
 from gateway.http.cors import Cors, is_preflight
 from gateway.http.headers import Header, lines_for_backend, positive_number
-from gateway.http.paths import canonical_path, endpoint_of, is_admin, is_for_clients, is_own, own_root, relayed_target
+from gateway.http.paths import (
+    ADMIN_DOCS,
+    canonical_path,
+    endpoint_of,
+    is_admin,
+    is_for_clients,
+    is_own,
+    own_root,
+    relayed_target,
+)
 from gateway.routing.keys import UNAUTHENTICATED, Client, Keyring
 from policies.features.request import Endpoint
 
@@ -145,7 +154,7 @@ class Access:
         """Check a request; return its parsed head if it is to be relayed, None if the gateway answers it itself."""
         by_name, path = dict(headers), canonical_path(target)
         is_question = self.cors is not None and self.is_preflight(method, path, by_name)
-        if is_own(path) or is_question:
+        if is_own(path) or is_question or (path == "/" and self._leads_to_page(method, by_name)):
             self.check_own(method, path, by_name)
             if is_question and self.cors is not None:
                 self.cors.preflight(by_name)
@@ -172,11 +181,18 @@ class Access:
             self.cors is not None and is_preflight(method, headers) and is_for_clients(path) and not has_body(headers)
         )
 
+    def _leads_to_page(self, method: str, headers: Mapping[bytes, bytes]) -> bool:
+        """Return whether a request for `/` is a browser's, which is led to the dashboard unless `paths` open `/`."""
+        is_taken = "/dashboard" in self._closed or "/" in self._exact or "/".startswith(self._beginnings)
+        return method == "GET" and b"text/html" in headers.get(b"accept", b"") and not is_taken
+
     def check_own(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Check a request that the gateway answers itself."""
         if own_root(path) in self._closed:
             raise _nothing_here()
-        is_public = self._public is not None and method in _SAFE and path.startswith(self._public)
+        is_public = method in _SAFE and (
+            path == ADMIN_DOCS or (self._public is not None and path.startswith(self._public))
+        )
         if is_admin(path) and not is_public:
             self.keyring.check_admin(headers, writes=method not in _SAFE and path not in _READING_POSTS)
         elif has_body(headers):

@@ -91,7 +91,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        openapi_url=None,
+        openapi_url="/admin/openapi.json",
         redirect_slashes=False,
     )
     app.include_router(admin_router(gateway))

@@ -11,6 +11,7 @@ from backends.backend import Backend
 from backends.draft_schedule import draft_tokens
 from backends.speculation import MODELLESS, Method, serve_config
 from gateway.config.settings import BackendSettings, DiscoverSettings, PoolSettings
+from gateway.rooms import rooms
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -77,6 +78,9 @@ def start_lines(settings: PoolSettings, addresses: Sequence[str], generated_admi
     url = f"http://{address}"
     lines = [f"Listening at {url}  (OpenAI base_url: {url}/v1)"]
     picker = [] if settings.picker is None else [f"Endpoint picker at grpc://{others.pop()}  (Envoy: ext_proc)"]
+    if settings.dashboard.enabled:
+        key = f"#key={generated_admin_key}" if generated_admin_key else ""
+        lines += [f"Dashboard at http://{[address, *others][-1]}{room.page}{key}" for room in rooms() if room.page]
     lines += [*(f"/admin is at http://{other} only." for other in others), *picker]
     simulated = [b for model in settings.models.values() for b in model.backends.values() if b.simulate is not None]
     if simulated:

@@ -38,6 +38,7 @@ class GroupBelief:
     # Geometric mean of those observed, as they would have been at the maximum k; None without any.
     observed_tokens_per_step: float | None
     requests: float  # requests of the group observed on its method and k, shadow drafts included, discounted by age
+    sent: float  # those of them that it answered itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +100,21 @@ def present_step_s(model: BackendModel, requests: int) -> float:
 
 
 class _Observed:
-    """The observations of a group: by bucket, and by arm."""
+    """The observations of a group: by bucket, by arm, and by the backend that answered."""
 
     def __init__(self) -> None:
         self.requests = 0.0
         self.keys: defaultdict[Key, float] = defaultdict(float)
         self.counts: defaultdict[str, float] = defaultdict(float)
         self.logs: defaultdict[str, float] = defaultdict(float)
+        self.sent: defaultdict[str, float] = defaultdict(float)
 
-    def add(self, arm: str, key: Key, sums: Sums) -> None:
+    def add(self, arm: str, backend: str, key: Key, sums: Sums) -> None:
         self.requests += sums[0]
         self.keys[key] += sums[0]
         self.counts[arm] += sums[0]
         self.logs[arm] += sums[1]
+        self.sent[backend] += sums[0]
 
 
 def _grouped(buckets: Mapping[Key, Sums]) -> dict[Key, _Observed]:
@@ -124,7 +127,7 @@ def _grouped(buckets: Mapping[Key, Sums]) -> dict[Key, _Observed]:
         group = _group(key)
         if totals[group] < _LEAST_REQUESTS:
             group = group[0], "", group[2]
-        groups[group].add(key[ARM], key[BACKEND + 1 :], sums)
+        groups[group].add(key[ARM], key[BACKEND], key[BACKEND + 1 :], sums)
     return groups
 
 
@@ -153,6 +156,7 @@ def _of_backend(model: BackendModel, group: _Observed, reference: StepCost, batc
         math.exp(log_tokens / weights),
         math.exp(group.logs[model.arm] / count) if count else None,
         count,
+        group.sent[model.name],
     )
 
 

@@ -4,11 +4,12 @@ import { byId, setText } from "./dom.js";
 import { ask } from "./feed.js";
 
 const NAME = "gateway-admin-key";
+const IS_KEY = /^[\x21-\x7e]+$/;
 let key = "";
 
 /** Takes the key that this tab has, or that stands behind the `#` of the address, which is then removed from there. */
 export function restoreKey() {
-  const given = new URLSearchParams(location.hash.slice(1)).get("key");
+  const given = new URLSearchParams(location.hash.slice(1)).get("key")?.trim();
   if (given) {
     history.replaceState(null, "", location.pathname + location.search);
     keepKey(given);
@@ -28,7 +29,13 @@ export function hasKey() {
 }
 
 export function headers() {
-  return key === "" ? {} : { authorization: `Bearer ${key}` };
+  return key === "" ? {} : { authorization: `Bearer ${IS_KEY.test(key) ? key : "not-a-key"}` }; // a browser sends no other
+}
+
+/** Returns what to say of an error: of a refused key, that it is not accepted. */
+export function notAccepted({ status, message }) {
+  if (status === 401) return hasKey() ? "This key is not accepted." : "This page needs an admin key.";
+  return status === 403 ? `This key is not accepted. ${message}` : message;
 }
 
 /** Asks for a key in a dialog; `onKey` is called once there is one. */
@@ -40,7 +47,7 @@ export function askForKey(message, onKey) {
   byId("sign-in-form").onsubmit = (event) => {
     event.preventDefault();
     const given = input.value.trim();
-    if (!/^[\x21-\x7e]+$/.test(given)) {
+    if (!IS_KEY.test(given)) {
       setText(byId("sign-in-error"), "A key has no spaces, and only ASCII characters.");
       return;
     }

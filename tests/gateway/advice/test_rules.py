@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from backends.draft_schedule import DraftSchedule, Speculation
@@ -12,6 +13,7 @@ from backends.speculation import Method
 from benchmarks.routing.advice import CASES, Case, advised, measure, play
 from gateway.advice.advise import advise
 from gateway.advice.evidence import BackendEvidence, Contradiction, Kind, ModelEvidence
+from gateway.advice.losing_method import of_speculation
 
 BUSY = tuple(Minute(100, number % 7, number % 5) for number in range(30))
 
@@ -36,6 +38,30 @@ def test_the_advised_k_is_within_one_of_the_best_and_gains_what_was_stated() -> 
     assert max(gains, key=gains.__getitem__) == k
     assert finding.gain is not None
     assert finding.gain.low <= gains[k] <= finding.gain.high
+
+
+PLAIN = (Method.BASELINE, 0)
+MIXED = (PLAIN, (Method.NGRAM, 5), (Method.SUFFIX, 24), (Method.EAGLE3, 3), (Method.DRAFT_MODEL, 5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        case_of("eagle3, k = 10, code at 0"),
+        case_of("eagle3, k = 10, chat at 1"),  # it costs more than it gives
+        Case("five methods", MIXED, "code", 0.0, 20.0, requests=900),
+    ],
+    ids=lambda case: case.name,
+)
+def test_what_speculation_gains_is_what_the_same_requests_lose_without_it(case: Case) -> None:
+    played = play(case, case.members, seed=0)
+    without = play(case, [PLAIN] * len(case.members), 0, played.replica)
+    gain = of_speculation(played.evidence)
+    assert gain is not None
+    assert gain.low <= 1.0 - np.nanmean(played.tpot_s) / np.nanmean(without.tpot_s) <= gain.high
+    early = [replace(each, steps=each.steps and replace(each.steps, answers=9.0)) for each in played.evidence.backends]
+    assert of_speculation(replace(played.evidence, backends=tuple(early))) is None
 
 
 def test_a_method_whose_drafts_are_refused_loses_against_the_baseline_beside_it() -> None:

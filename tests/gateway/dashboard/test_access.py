@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gateway.dialects.errors import GatewayError
@@ -44,13 +46,13 @@ async def test_a_public_dashboard_is_read_without_a_key(gateway_of: Start) -> No
 
 async def test_a_disabled_dashboard_is_not_there(gateway_of: Start) -> None:
     async with gateway_of(dashboard={"enabled": False, "public": True}) as running:
-        for path in ("/dashboard", "/dashboard/static/index.html", *READS):
+        for path in ("/dashboard", "/dashboard/static/index.html", "/admin/docs", *READS):
             assert (await running.client.get(path, headers=ADMIN)).status_code == 404
 
 
 async def test_it_is_at_the_admin_address_if_there_is_one(gateway_of: Start) -> None:
     async with gateway_of(admin={"listen": "127.0.0.1:0"}, dashboard={"public": True}) as running:
-        for path in ("/dashboard", "/dashboard/static/index.html", *READS):
+        for path in ("/dashboard", "/dashboard/static/index.html", "/admin/docs", *READS):
             response = await running.client.get(path, headers=ADMIN)
             assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
         admin = running.gateway.admin_access
@@ -61,9 +63,44 @@ async def test_it_is_at_the_admin_address_if_there_is_one(gateway_of: Start) -> 
             admin.check_own("POST", SNAPSHOT, {})
 
 
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "method", "headers", "expected"),
+    [
+        ({}, "GET", BROWSER, 307),
+        ({}, "GET", {"accept": "*/*"}, 404),
+        ({}, "POST", BROWSER, 404),
+        ({"keys": KEYS}, "GET", BROWSER, 307),
+        ({"keys": KEYS}, "GET", {"accept": "application/json"}, 401),
+        ({"dashboard": {"enabled": False}}, "GET", BROWSER, 404),
+        ({"admin": {"listen": "127.0.0.1:0"}}, "GET", BROWSER, 404),
+        ({"paths": ["/"]}, "GET", BROWSER, 200),
+        ({"paths": ["/*"]}, "GET", BROWSER, 200),
+    ],
+)
+async def test_the_root_leads_browsers_to_the_page_and_is_for_others_what_it_was(
+    gateway_of: Start, settings: dict[str, Any], method: str, headers: dict[str, str], expected: int
+) -> None:
+    async with gateway_of(**settings) as running:
+        response = await running.client.request(method, "/", headers=headers, follow_redirects=False)
+        assert response.status_code == expected
+        if expected == 307:
+            assert response.headers["location"] == "dashboard"  # relative: also behind a proxy that adds a path
+
+
+async def test_the_page_about_admin_needs_no_key_and_holds_no_data(gateway_of: Start) -> None:
+    async with gateway_of(keys=KEYS) as running:
+        assert await statuses(running, "/admin/docs") == [200] * 6
+        assert (await running.client.post("/admin/docs")).status_code == 401
+        shown = (await running.client.get("/admin/openapi.json", headers=ADMIN)).json()["paths"]
+        assert {"/admin/pool", "/admin/drain", "/admin/advice", "/v1/models"} <= shown.keys()
+
+
 async def test_the_page_may_load_nothing_from_elsewhere_and_nothing_inline(gateway_of: Start) -> None:
     async with gateway_of() as running:
-        for path in ("/dashboard", "/dashboard/static/index.html"):
+        for path in ("/dashboard", "/dashboard/static/index.html", "/admin/docs"):
             response = await running.client.get(path)
             assert response.status_code == 200
             assert response.headers["content-type"] == "text/html; charset=utf-8"

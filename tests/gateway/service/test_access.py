@@ -111,6 +111,7 @@ SCOPES = [
     ("GET", "/admin/pool", "read"),
     ("GET", "/admin/config", "read"),
     ("GET", "/admin/policy", "read"),
+    ("GET", "/admin/openapi.json", "read"),
     ("POST", "/admin/explain", "read"),
     ("POST", "/admin/drain", "write"),
     ("POST", "/admin/resume", "write"),

@@ -58,12 +58,26 @@ def test_an_open_gateway_and_a_generated_admin_key_are_announced() -> None:
     assert sum(line.startswith("1 replica is simulated: ") for line in lines) == 1
     assert "Open: no keys are set, so anyone who can reach this address can use it." in lines
     assert "Admin key of this run: generated-key" in lines
+    assert f"Dashboard at {URL}/dashboard#key=generated-key" in lines
 
 
 def test_configured_keys_are_not_printed() -> None:
     lines = start_lines(pool(keys=["secret-1"], admin={"key": "secret-2"}), [ADDRESS])
     assert not any("secret" in line or line.startswith("Open:") or "Admin" in line for line in lines)
     assert "Authorization: Bearer YOUR-KEY" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "addresses", "said"),
+    [
+        ({"admin": {"key": "k"}}, [ADDRESS], [f"Dashboard at {URL}/dashboard"]),
+        ({"admin": {"listen": "10.0.0.1:1"}}, [ADDRESS, "10.0.0.1:1"], ["Dashboard at http://10.0.0.1:1/dashboard"]),
+        ({"dashboard": {"enabled": False}}, [ADDRESS], []),
+    ],
+)
+def test_where_the_dashboard_is(settings: dict[str, Any], addresses: list[str], said: list[str]) -> None:
+    lines = start_lines(pool(**settings), addresses)
+    assert [line for line in lines if line.startswith("Dashboard")] == said
 
 
 @pytest.mark.parametrize("keys", [[], ["k"]])
