@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Self
@@ -27,6 +28,25 @@ class Method(StrEnum):
     DFLASH = "dflash"
     DSPARK = "dspark"
     CUSTOM_CLASS = "custom_class"
+
+
+_MEANT = {method.replace("_", ""): method for method in Method} | {
+    "none": Method.BASELINE,
+    "ngramgpu": Method.NGRAM,
+    "draft": Method.DRAFT_MODEL,
+}
+
+
+def method_named(word: str) -> Method | None:
+    """Return the method that a word means, in any spelling and by vLLM's other names for it; None if it means none.
+
+    Examples
+    --------
+    >>> [str(method_named(word)) for word in ("EAGLE-3", "none", "[ngram]", "deepseek_mtp", "ngarm")]
+    ['eagle3', 'baseline', 'ngram', 'mtp', 'None']
+    """
+    plain = re.sub(r"[^a-z0-9]", "", word.lower())
+    return Method.MTP if plain.endswith("mtp") else _MEANT.get(plain)
 
 
 MODELLESS = frozenset({Method.BASELINE, Method.NGRAM, Method.SUFFIX})

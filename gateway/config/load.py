@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -16,6 +16,7 @@ from backends.calibration.files import paths_from
 from backends.files.yaml import Document, Position, read_text, read_yaml
 from backends.validation import Issue, UsageError, issues_of
 from gateway.config.settings import AdminSettings, KeySettings, PoolSettings
+from gateway.config.short_forms import written_out
 
 _MOST_BYTES: Final = 16 << 20
 
@@ -91,7 +92,19 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
 def _located(issues: list[Issue], document: Document) -> list[Problem]:
     # A value that failed to parse was replaced by null, which validation would report a second time.
     broken = {issue.path for _, issue in document.issues}
-    return [_problem(issue, document.position(issue)) for issue in issues if issue.path not in broken]
+    return [
+        _problem(issue, document.position(replace(issue, path=_as_written(issue.path, document.data))))
+        for issue in issues
+        if issue.path not in broken
+    ]
+
+
+def _as_written(path: validation.Path, data: Any) -> validation.Path:
+    """Return a path in the settings as the file has it, whose replicas may be a list."""
+    if len(path) < 4 or path[2] != "backends" or not isinstance(data["models"][path[1]]["backends"], list):
+        return path
+    named = list(written_out(data)["models"][path[1]]["backends"])
+    return (*path[:3], named.index(path[3]), *path[4:])
 
 
 def _problem(issue: Issue, position: Position) -> Problem:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from backends.speculation import SpeculativeConfig
 from gateway.config.settings import PoolSettings, Settings
+from policies.policy import policies
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}  # `${PORT:-8080}` in place of a number
@@ -35,6 +36,10 @@ def pool_schema() -> dict[str, Any]:
             _describe(definition, model)
     keys = schema["properties"]["keys"]
     keys["items"] = {"anyOf": [{"type": "string", "title": "Key"}, keys["items"]]}
+    model = schema["$defs"]["ModelSettings"]["properties"]
+    policy = model["policy"]
+    model["policy"] = {"anyOf": [{"$ref": policy.pop("$ref")}, {"type": "string", "enum": list(policies())}], **policy}
+    schema["$defs"]["BackendSettings"]["required"].remove("method")
     for name in ("BackendSettings", "DiscoverSettings"):
         limit = schema["$defs"][name]["properties"]["drafter_limit"]["anyOf"]
         limit.insert(0, schema["$defs"]["DrafterLimitSettings"]["properties"]["tokens"])

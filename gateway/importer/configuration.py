@@ -13,6 +13,7 @@ import yaml
 from backends.speculation import Method
 from backends.validation import Path, UsageError
 from gateway.config.settings import HealthSettings, ServerSettings
+from gateway.config.short_forms import name_of
 from gateway.config.urls import address
 from gateway.importer.pool_text import Variable
 
@@ -209,17 +210,6 @@ def url_of(text: str) -> str | None:
         return address(re.sub(r"/v1/?$", "", text.strip()))
     except ValueError:
         return None
-
-
-def name_of(text: str) -> str:
-    """Return a valid name of a backend: for an address its host and port.
-
-    Examples
-    --------
-    >>> name_of("http://10.0.0.1:8000"), name_of("a b")
-    ('10.0.0.1:8000', 'a-b')
-    """
-    return re.sub(r"[^A-Za-z0-9._:/-]+", "-", re.sub(r"^[a-z]+://", "", text)).strip("-") or "replica"
 
 
 def _unused(name: str, taken: Mapping[str, Any]) -> str:

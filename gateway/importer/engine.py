@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from backends.speculation import Method
+from backends.speculation import Method, method_named
 from backends.validation import UsageError
 from gateway.importer.configuration import Speculation
 from gateway.importer.flags import Flags
@@ -77,12 +77,8 @@ def speculation(config: dict[str, Any]) -> Speculation:
 
 
 def _method(given: str, draft: str) -> Method | None:
-    if given in {"[ngram]", "ngram_gpu"} or (not given and draft in {"ngram", "[ngram]"}):
-        return Method.NGRAM
-    if given.endswith("_mtp"):
-        return Method.MTP
-    if given:
-        return Method(given) if given in set(Method) else None
+    if given or draft in {"ngram", "[ngram]"}:
+        return method_named(given or draft)
     return next((method for part, method in _BY_MODEL if part in draft), Method.DRAFT_MODEL)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from backends.validation import UsageError
-from gateway.importer.configuration import Configuration, Replica, Router, name_of, url_of
+from gateway.config.short_forms import name_of
+from gateway.importer.configuration import Configuration, Replica, Router, url_of
 from gateway.importer.flags import section
 from gateway.importer.pool_text import Variable
 

@@ -130,7 +130,7 @@ class BackendSettings(Settings):
     Parameters
     ----------
     method
-        How the replica speculates.
+        How the replica speculates; without it as `speculative_config` says, and without that `baseline`.
     url
         Address of a running replica: `http://host:port`, `https://host:port` or `unix:/path/to.sock`.
     serve

@@ -69,6 +69,10 @@ class PolicyReference(Settings):
         return handler(TypeAdapter(reduce(or_, references)).core_schema)
 
 
+def _learned() -> PolicyReference:
+    return PolicyReference.model_validate({"name": "learned"})
+
+
 class ModelSettings(Settings):
     """One model: its replicas, and the policy that chooses among them.
 
@@ -77,7 +81,7 @@ class ModelSettings(Settings):
     aliases
         Further names that clients may use.
     policy
-        Name of the policy, with the policy's own settings beside it.
+        Name of the policy, with the policy's own settings beside it; `learned`, as a word, is short for its name alone.
     default_temperature
         Temperature that the engines take for requests without one. Needed only where the gateway cannot find it out: it
         asks an engine once, by the Responses API.
@@ -97,7 +101,7 @@ class ModelSettings(Settings):
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["backends"]}, {"required": ["discover"]}]})
 
     aliases: list[Name] = []
-    policy: PolicyReference
+    policy: PolicyReference = Field(default_factory=_learned, json_schema_extra={"default": {"name": "learned"}})
     default_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     rescue: bool = False
     ask_usage: bool = True

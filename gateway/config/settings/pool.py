@@ -24,6 +24,7 @@ from gateway.config.settings.recorder import RecorderSettings
 from gateway.config.settings.server import HealthSettings, ServerSettings, TimeoutSettings
 from gateway.config.settings.state import State, StateSettings
 from gateway.config.settings.telemetry import TelemetrySettings
+from gateway.config.short_forms import written_out
 from gateway.http.paths import DEFAULT_PATHS
 
 
@@ -79,12 +80,12 @@ class PoolSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_extension_keys(cls, data: Any) -> Any:
+    def _written_out(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        return {key: value for key, value in data.items() if not str(key).startswith("x-")}
+        return written_out({key: value for key, value in data.items() if not str(key).startswith("x-")})
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield conflicts between models, backends and keys."""
-        yield from pool_issues(data)
+        yield from pool_issues(written_out(data))

@@ -195,6 +195,66 @@ class TestVariables:
         assert pool.server.port == 8080
 
 
+MEANT = """\
+models:
+  llama:
+    policy: {name: learned}
+    backends:
+      10.0.0.1:8000: {method: baseline, url: "http://10.0.0.1:8000"}
+      head: {method: eagle3, url: "http://b", speculative_config: {method: eagle3, num_speculative_tokens: 3}}
+"""
+HEAD = "{name: head, url: 'http://b', speculative_config: {method: eagle3, num_speculative_tokens: 3}}"
+
+
+class TestPlainMeaning:
+    @pytest.mark.parametrize(
+        ("change", "into"),
+        [
+            ("    policy: {name: learned}\n", ""),
+            ("{name: learned}", "learned"),
+            ("{name: learned}", ""),
+            ("{method: baseline, url: ", "{method: none, url: "),
+            ("{method: baseline, url: ", "{url: "),
+            ('{method: baseline, url: "http://10.0.0.1:8000"}', "http://10.0.0.1:8000"),
+            *(("{method: eagle3, url", f"{{method: {word}, url") for word in ("EAGLE3", "Eagle-3", "eagle_3")),
+            ("{method: eagle3, url", "{url"),
+            ("{method: eagle3, num", "{method: EAGLE3, num"),
+            ("{method: eagle3, num_speculative_tokens: 3}", '\'{"method": "eagle3", "num_speculative_tokens": 3}\''),
+            (MEANT[MEANT.index("      10.0.0.1") :], f"      - http://10.0.0.1:8000\n      - {HEAD}\n"),
+        ],
+    )
+    def test_it_is_taken(self, tmp_path: Path, change: str, into: str) -> None:
+        assert change in MEANT
+        assert load(tmp_path, MEANT.replace(change, into)) == load(tmp_path, MEANT)
+
+    @pytest.mark.parametrize(
+        ("backends", "expected"),
+        [
+            (
+                "[http://a, http://b/v1]",
+                "2:45: models.m.backends.b/v1.url: must have no path, not even /v1: the gateway adds it; "
+                "expected http://host:port, https://host:port or unix:/path/to.sock",
+            ),
+            (
+                '[http://a, {name: b, url: "http://A:80"}]',
+                "2:60: models.m.backends.b.url: already the address of m's a; list a replica once; "
+                "use aliases for further model names",
+            ),
+            ("[http://a, {url: }, {url: }]", "2:24: models.m.backends: expected a mapping of `key: value`"),
+            (
+                "{a: {url: 'http://a', speculative_config: '{\"method\"'}}",
+                "2:76: models.m.backends.a.speculative_config: expected a mapping of `key: value`",
+            ),
+            (
+                "{a: {url: 'http://a', speculative_config: {num_speculative_tokens: 5}}}",
+                "2:35: models.m.backends.a.method: missing",
+            ),
+        ],
+    )
+    def test_errors_are_where_they_were_written(self, tmp_path: Path, backends: str, expected: str) -> None:
+        assert problems(tmp_path, f"models:\n  m: {{policy: learned, backends: {backends}}}\n") == [expected]
+
+
 WRONG = """\
 server: {prot: 1, port: x, workers: 0}
 timeouts:
@@ -278,7 +338,6 @@ further model names
 29:37: models.third.policy.bakend: unknown key; did you mean 'backend'?
 30:5: models.third.backends: no replica, and no discover; set one of them
 31:3: models.no spaces: a name is made of letters, digits and . _ : / -
-32:13: models.no spaces.policy: expected a mapping of `key: value`
 36:5: keys[1]: the same key as keys[0]; each entry needs its own key
 37:32: keys[2].models[0]: no such model; did you mean 'llama'?
 38:5: keys[3]: has neither key nor sha256; set one of the two
