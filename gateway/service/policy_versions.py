@@ -46,7 +46,7 @@ class Pin(BaseModel):
     2
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)  # pins of other versions may have more keys
 
     version: int | None = None  # version of the rules that decides; None if the policy itself decides
     rules: str = ""  # text of that version

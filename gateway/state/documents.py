@@ -105,7 +105,7 @@ class Documents:
             before = known.get(name, ())
             history = () if entry is None else _history(name, entry)
             if before and (key in lost or not history or history[-1] in before[:-1]):
-                store.commit({key: "" if entry is None else entry.stamp}, {key: _entry(before)})
+                store.commit({key: "" if entry is None else entry.stamp}, {key: entry_of(before)})
             elif entry is None:  # evicted: without its stamp, those that know it restore it
                 store.commit({key: ""}, {key: None})
             else:
@@ -127,7 +127,7 @@ class Documents:
 
 def put_version(store: Store, document: Document) -> None:
     """Write the next version of a document."""
-    key = _PREFIX + document.name
+    key = name_of(document.name)
     version = 0
     for _ in range(_ATTEMPTS):  # an attempt fails if another process writes between reading and writing
         entry = store.read([key]).get(key)
@@ -136,12 +136,18 @@ def put_version(store: Store, document: Document) -> None:
         if version != document.version - 1:
             break
         stamp = "" if entry is None else entry.stamp
-        if store.commit({key: stamp}, {key: _entry((*history, document)[-VERSIONS_KEPT:])}):
+        if store.commit({key: stamp}, {key: entry_of((*history, document)[-VERSIONS_KEPT:])}):
             return
     raise Conflict(document.name, version)
 
 
-def _entry(history: Sequence[Document]) -> Entry:
+def name_of(document: str) -> str:
+    """Return the name of the entry that has a document."""
+    return _PREFIX + document
+
+
+def entry_of(history: Sequence[Document]) -> Entry:
+    """Return the entry of a document with these versions, oldest first."""
     return Entry(uuid4().hex, orjson.dumps([document[1:] for document in history]))
 
 

@@ -6,6 +6,7 @@ stamp that changes with its content. Only the process itself changes them; they 
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
@@ -17,13 +18,16 @@ from backends.reported import finite
 from gateway.state.store import Entry, StateError, Store
 from policies.statistics import Key, Statistics, Sums, Table
 
+log = logging.getLogger(__name__)
+
 _SKEW_S = 600.0
 """Pages are stored for so long after their end, since clocks of hosts differ."""
 
 _MOST_SUM: Final = 1e24
 """Beyond the largest sum of as many observations as there can be, and such that sums of these are finite."""
 
-_PREFIX = "writer/"
+_KIND, _FORMER_KIND = "writer", "sums"
+"""Of heads. A former one, which is read too, lists its pages first, and then sums that other pages have."""
 _Buckets = dict[Key, Sums]
 _Pages = dict[str, tuple[str, float]]
 """Stamp and end, in seconds since 1970, of each page."""
@@ -47,13 +51,14 @@ class Ledger:
         self._statistics = statistics
         self._tables = {f"{table.name}.{table.width}.{table.epoch_s:g}": table for table in statistics.tables.values()}
         self._names = {table.name: name for name, table in self._tables.items()}
-        self._suffix = f"/{model}"
-        self._head = f"{_PREFIX}{writer}{self._suffix}"
+        self._model = model
+        self._head = head_of(writer, model)
         self._changed: set[str] = set()  # own pages to write
         self._pages: _Pages = {}  # own pages in the store, as in the head
         self._stamp = self._attempt = ""  # of the own head: as stored, and in a commit of unknown outcome
         self._mirrors: dict[str, _Mirror] = {}
         self._known: set[str] = set()  # pages with sums of others
+        self._unread: set[str] = set()  # tables of other versions, by their names in the store
         self._totals: dict[str, _Buckets] = {}  # of others, for `settle`
         self.losses = 0
 
@@ -85,7 +90,7 @@ class Ledger:
             return
         self._attempt = uuid4().hex
         pages = self._pages | {page: (self._attempt, self._end_s(page) + _SKEW_S) for page in changed}
-        changes = {self._page(self._head, page): Entry("", self._encoded(page), pages[page][1]) for page in changed}
+        changes = {page_of(self._head, page): Entry("", self._encoded(page), pages[page][1]) for page in changed}
         last_s = max(end_s for _, end_s in pages.values())
         head = Entry(self._attempt, orjson.dumps(pages), last_s)
         store.commit({}, changes | {self._head: head})
@@ -100,7 +105,7 @@ class Ledger:
         entries = store.read(news) if news else {}
         heads = {name: self._decode_head(entries.get(name)) for name in news}
         wanted = [
-            self._page(name, page)
+            page_of(name, page)
             for name, head in heads.items()
             for page, (stamp, _) in head.items()
             if mirrors[name].pages.get(page, ("",))[0] != stamp
@@ -109,7 +114,7 @@ class Ledger:
         for name, head in heads.items():
             before, pages = mirrors[name].pages, dict[str, tuple[str, bytes]]()
             for page, (stamp, _) in head.items():
-                if (entry := values.get(self._page(name, page))) is not None:
+                if (entry := values.get(page_of(name, page))) is not None:
                     pages[page] = stamp, entry.value
                 elif page in before and before[page][0] == stamp:
                     pages[page] = before[page]
@@ -137,10 +142,8 @@ class Ledger:
 
     def _is_head(self, name: str) -> bool:
         # The name of a writer contains no slash, but that of a model may.
-        return name.startswith(_PREFIX) and name[name.find("/", len(_PREFIX)) :] == self._suffix
-
-    def _page(self, head: str, page: str) -> str:
-        return f"page/{page}/{head}"
+        kind, _, rest = name.partition("/")
+        return kind in {_KIND, _FORMER_KIND} and rest.partition("/")[2] == self._model
 
     def _parse(self, page: str) -> tuple[Table, int]:
         name, _, epoch = page.rpartition(".")
@@ -160,12 +163,28 @@ class Ledger:
         if entry is None:
             return {}
         try:
-            pages = orjson.loads(entry.value)
-            return {
-                page: (str(stamp), float(end_s)) for page, (stamp, end_s) in pages.items() if self._is_current(page)
-            }
-        except (ValueError, TypeError, AttributeError):
+            found = orjson.loads(entry.value)
+            listed = found[0] if isinstance(found, list) else found
+            pages = {page: (str(stamp), float(end_s)) for page, (stamp, end_s) in listed.items()}
+        except (ValueError, TypeError, AttributeError, LookupError):
             raise StateError("foreign", f"not written by the gateway: {entry.value[:50]!r}") from None
+        now_s = self._statistics.clock()
+        tables = {page.rpartition(".")[0] for page, (_, end_s) in pages.items() if end_s > now_s}
+        if unknown := sorted(tables - self._tables.keys() - self._unread):
+            self._unread |= {*unknown}
+            names, own = ", ".join(unknown), ", ".join(self._tables)
+            log.warning("%s: what another version learned as %s is not read; this one has %s", self._model, names, own)
+        return {page: entry for page, entry in pages.items() if self._is_current(page)}
+
+
+def head_of(writer: str, model: str) -> str:
+    """Return the name of the head of a process."""
+    return f"{_KIND}/{writer}/{model}"
+
+
+def page_of(head: str, page: str) -> str:
+    """Return the name of a page of a head."""
+    return f"page/{page}/{head}"
 
 
 def _decode(value: bytes) -> Iterable[tuple[Key, Sums]]:

@@ -12,7 +12,9 @@ from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gateway.state.documents import Document
 from gateway.state.store import Entry, StateError
+from gateway.state.upgrade import entries_of_first, summary
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,7 @@ CREATE TABLE entries (name TEXT PRIMARY KEY, stamp TEXT NOT NULL, end_s REAL NOT
 CREATE INDEX stamps ON entries (name, stamp) WHERE stamp != '';
 CREATE INDEX ends ON entries (end_s) WHERE end_s > 0;
 """
+_ORIGINS = {True: "the copy from before the upgrade", False: "a new file"}
 _KINDS = {
     sqlite3.SQLITE_BUSY: "timeout",
     sqlite3.SQLITE_LOCKED: "timeout",
@@ -38,8 +41,12 @@ _KINDS = {
 }
 
 
-class _OldFormatError(Exception):
-    """Raised for a file that an older version of the gateway has written."""
+_FIRST_DOCUMENTS = "SELECT name, version, text, written_s FROM documents ORDER BY name, version"
+_FIRST_CELLS = "SELECT model, page, end_s, key, sums FROM cells JOIN pages USING (model, page)"
+
+
+class _LaterFormatError(StateError):
+    """Raised for a file that a later version of the gateway has written."""
 
 
 class SqliteStore:
@@ -49,7 +56,7 @@ class SqliteStore:
 
     def __init__(self, path: Path) -> None:
         self.location = str(path)
-        # The file, on a local disk. A corrupt file, or one of an older format, is renamed and replaced by a new one.
+        # The file, on a local disk. A corrupt file is renamed and replaced by a new one.
         self._path = path
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
@@ -122,25 +129,29 @@ class SqliteStore:
                 if self._path.stat().st_ino == self._inode:
                     return self._connection
             self.close()
-        self._connection = open_file(self._path)
+        try:
+            self._connection = open_file(self._path)
+        except _LaterFormatError as error:
+            own = copy_of(self._path, _FORMAT)
+            logger.error("%s; it is left as it is, and %s is used: %s", error, own.name, _ORIGINS[own.exists()])  # noqa: TRY400
+            self._path, self.location = own, str(own)
+            self._connection = open_file(own)
         self._inode = self._path.stat().st_ino
         return self._connection
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """Open the file, or create it; a corrupt file, or one of an older format, is renamed first."""
+    """Open the file, or create it; a corrupt file is renamed first, and one of an earlier format is converted."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # one process at a time opens or renames a file
         try:
             return _open(path)
-        except _OldFormatError:
-            _set_aside(path, "old")
         except sqlite3.DatabaseError as error:
             if not _is_corrupt(error):
                 raise
-            _set_aside(path, "corrupt")
+            _set_aside(path)
         return _open(path)
     finally:
         os.close(folder)
@@ -179,6 +190,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application_id != _APPLICATION_ID and (application_id or tables):
         raise StateError("foreign", f"{path}: not a state file of the gateway")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > _FORMAT:
+        raise _LaterFormatError("foreign", f"{path}: written by a later version of the gateway (format {version})")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")  # a power failure may lose the last seconds, but not the file
     if not tables:
@@ -187,19 +201,48 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             f"PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {_FORMAT}; COMMIT;"
         )
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > _FORMAT:
-        raise StateError("foreign", f"{path}: written by a later version of the gateway (format {version})")
     (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if result != "ok":
         raise _corruption(result)
     if version < _FORMAT:
-        raise _OldFormatError
+        _convert(connection, path, version)
 
 
-def _set_aside(path: Path, why: str) -> None:
-    renamed = path.with_name(f"{path.name}.{why}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
+def copy_of(path: Path, version: int) -> Path:
+    """Return where a file is kept as it was in a format, from which a later version has converted it."""
+    return path.with_name(f"{path.name}.format-{version}")
+
+
+def _convert(connection: sqlite3.Connection, path: Path, version: int) -> None:
+    """Convert a file of the first format, all or nothing, once it has been copied."""
+    kept = copy_of(path, version)
+    kept.unlink(missing_ok=True)  # of an attempt that failed
+    connection.execute("VACUUM INTO ?", (str(kept),))
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        documents = map(Document._make, connection.execute(_FIRST_DOCUMENTS))
+        entries = entries_of_first(documents, connection.execute(_FIRST_CELLS))
+        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            connection.execute(f"DROP TABLE {table}")
+        for statement in _TABLES.strip().splitlines():
+            connection.execute(statement)
+        rows = [(name, entry.stamp, entry.end_s, entry.value) for name, entry in entries.items()]
+        connection.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
+        connection.execute(f"PRAGMA user_version = {_FORMAT}")
+        connection.execute("COMMIT")
+    except (ValueError, sqlite3.OperationalError) as error:
+        if isinstance(error, sqlite3.OperationalError) and _primary_code(error) != sqlite3.SQLITE_ERROR:
+            raise
+        raise _corruption(f"not of format {version}: {error}") from None
+    logger.warning(
+        "%s: converted from format %d to %d: %s; as it was, it is kept as %s",
+        *(path, version, _FORMAT, summary(entries), kept.name),
+    )
+
+
+def _set_aside(path: Path) -> None:
+    renamed = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
     for suffix in ("", "-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).rename(renamed.with_name(renamed.name + suffix))
-    reason = "is corrupt" if why == "corrupt" else "was written by an older version of the gateway"
-    logger.error("%s %s; it was renamed to %s and a new file is created", path, reason, renamed.name)
+    logger.error("%s is corrupt; it was renamed to %s and a new file is created", path, renamed.name)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.state.ledger import page_of
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import Entry, StateError
 from policies.statistics import Table
@@ -51,7 +52,7 @@ def test_sums_that_cannot_be_are_refused(tmp_path: Path, sums: list[object]) -> 
     writer, reader = Member(store, clock), Member(store, clock)
     writer.statistics.add(LENGTH, ("k",), 1.0, 5.0)
     writer.sync()
-    (page,) = (writer.ledger._page(writer.ledger._head, page) for page in writer.ledger._pages)
+    (page,) = (page_of(writer.ledger._head, page) for page in writer.ledger._pages)
     store.commit({}, {page: Entry("", orjson.dumps([[["k"], sums]]), store.read([page])[page].end_s)})
     with pytest.raises(StateError, match="not sums written by the gateway"):
         reader.sync()

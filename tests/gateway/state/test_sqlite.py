@@ -132,30 +132,6 @@ def test_a_file_of_another_program_is_not_changed(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_file_of_a_later_version_is_not_renamed(path: Path, member: Member) -> None:
-    member.store.close()
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 7")
-    connection.close()
-    with pytest.raises(StateError, match="format 7"):
-        member.sync()
-    assert not renamed_files(path)
-
-
-def test_a_file_of_an_older_version_is_renamed(path: Path, member: Member, caplog: pytest.LogCaptureFixture) -> None:
-    member.store.close()
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 1")
-    connection.close()
-    in_step(member)
-    late = Member(SqliteStore(path), member.clock)
-    late.sync()
-    assert late.buckets() == {("k",): (1.0, 5.0)}
-    late.store.close()
-    assert len([*path.parent.glob("state.sqlite.old-*Z")]) == 1
-    assert caplog.text.count("was written by an older version of the gateway; it was renamed to") == 1
-
-
 def test_sums_refused_by_a_full_disk_are_pushed_later(member: Member) -> None:
     assert isinstance(member.store, SqliteStore)
     connection = member.store._opened()

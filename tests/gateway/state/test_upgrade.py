@@ -1,0 +1,170 @@
+"""What earlier versions stored is read, and what later ones stored is left alone.
+
+The files of `tests/data/state` were written by the code of these versions, with a clock that says 2100: two gateways,
+five answers learned, version 2 of the rules pinned.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from gateway.service.policy_versions import Pin, settings_of
+from gateway.state import sqlite
+from gateway.state.documents import Documents
+from gateway.state.redis import RedisStore
+from gateway.state.sqlite import SqliteStore
+from gateway.state.store import StateError, Store
+from policies.learned.models.acceptance import ACCEPTANCE
+from policies.learned.models.length import LENGTH
+from policies.learned.models.step_time import STEPS
+from policies.statistics import Table
+from tests.support.redis_server import RedisServer
+from tests.support.state_member import Clock, Member
+
+EARLIER = Path(__file__).parents[2] / "data" / "state"
+SCHEMAS = sorted(path.stem for path in EARLIER.glob("*.sql"))
+WRITTEN_S = 4102444805.0
+TABLES = ACCEPTANCE, LENGTH, STEPS
+
+
+async def _no_store(_: object) -> None:
+    raise AssertionError
+
+
+def written(schema: str, path: Path) -> SqliteStore:
+    connection = sqlite3.connect(path)
+    connection.executescript((EARLIER / f"{schema}.sql").read_text())
+    connection.close()
+    return SqliteStore(path)
+
+
+def stored(schema: str, redis: RedisServer) -> RedisStore:
+    for key, value in json.loads((EARLIER / f"{schema}.json").read_text()).items():
+        if isinstance(value, dict):
+            redis.client.hset(key, mapping=value)
+        elif isinstance(value, list):
+            redis.client.rpush(key, *value)
+        else:
+            redis.client.set(key, value)
+    return RedisStore(redis.url, "gateway")
+
+
+def learned(member: Member) -> dict[str, float]:
+    """Return the number of observations by table."""
+    return {table.name: sum(sums[0] for sums in member.statistics.buckets(table).values()) for table in TABLES}
+
+
+def member_of(store: Store) -> Member:
+    return Member(store, Clock(WRITTEN_S), "llama", TABLES)
+
+
+def pin_in(store: Store) -> Pin:
+    documents = Documents(_no_store)
+    documents.settle(documents.refresh(store, store.stamps()))
+    assert [each.version for each in documents.history("llama/rules")] == [1, 2]
+    document = documents.get("llama/pin")
+    assert document is not None
+    return Pin.model_validate_json(document.text)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_what_earlier_versions_stored_survives(
+    schema: str, kind: str, tmp_path: Path, redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "state.sqlite"
+    store: Store = written(schema, path) if kind == "sqlite" else stored(schema, redis)
+    for _ in range(2):  # as it begins, and after a restart
+        member = member_of(store)
+        member.sync()
+        pin = pin_in(store)
+        assert learned(member) == {"acceptance": 5.0, "length": 5.0, "steps": 5.0}
+        assert pin.version == 2
+        assert [rule.name for rule in settings_of(pin.rules).rules] == ["code", "rest"]
+        store.close()
+    was_converted = schema == "pages-of-all"
+    message = "converted from format 1 to 2: llama/pin, llama/rules, what was learned of llama"
+    assert caplog.text.count(message) == was_converted
+    if kind == "sqlite":
+        kept = [*tmp_path.glob("state.sqlite.format-1")]
+        assert len(kept) == was_converted
+        for copy in kept:
+            assert sqlite3.connect(copy).execute("SELECT count(*) FROM cells").fetchone() == (7,)
+
+
+def test_tables_of_another_version_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = written(SCHEMAS[0], tmp_path / "state.sqlite")
+    member = Member(store, Clock(WRITTEN_S), "llama", (ACCEPTANCE, Table("steps", 20, 900.0, overflow=lambda key: key)))
+    member.sync()
+    member.sync()
+    assert caplog.messages == [
+        "llama: what another version learned as length.3.1800, steps.16.225 is not read; this one has "
+        "acceptance.3.1800, steps.20.225"
+    ]
+    store.close()
+
+
+def test_a_conversion_that_fails_changes_nothing_and_is_done_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_BUSY_S", 0.1)
+    store = written("pages-of-all", tmp_path / "state.sqlite")
+    other = sqlite3.connect(tmp_path / "state.sqlite", isolation_level=None)  # a gateway that is about to end
+    other.execute("BEGIN IMMEDIATE")
+    member = member_of(store)
+    with pytest.raises(StateError) as caught:
+        member.sync()
+    assert caught.value.kind == "timeout"
+    assert other.execute("SELECT count(*) FROM cells").fetchone() == (7,)
+    other.execute("ROLLBACK")
+    other.close()
+    member.sync()
+    assert learned(member)["length"] == 5.0
+    store.close()
+
+
+def test_a_file_that_is_not_what_its_format_says_is_renamed(tmp_path: Path) -> None:
+    store = written("pins-with-history", tmp_path / "state.sqlite")
+    connection = sqlite3.connect(tmp_path / "state.sqlite")
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    member = member_of(store)
+    member.sync()
+    assert learned(member)["length"] == 0.0
+    assert len([*tmp_path.glob("state.sqlite.corrupt-*Z")]) == 1
+    store.close()
+
+
+@pytest.mark.parametrize("had_copy", [True, False])
+def test_a_file_of_a_later_version_is_left_alone(
+    had_copy: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, own = tmp_path / "state.sqlite", tmp_path / "state.sqlite.format-2"
+    if had_copy:
+        written("pins-with-history", own).close()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE later (x)")
+    connection.execute(f"PRAGMA application_id = {sqlite._APPLICATION_ID}")
+    connection.execute("PRAGMA user_version = 3")
+    connection.close()
+    before = path.read_bytes()
+    store = SqliteStore(path)
+    with caplog.at_level(logging.ERROR):
+        member = member_of(store)
+        member.sync()
+        member.sync()
+    assert learned(member)["length"] == (5.0 if had_copy else 0.0)
+    origin = "the copy from before the upgrade" if had_copy else "a new file"
+    (message,) = caplog.messages
+    assert message == (
+        f"{path}: written by a later version of the gateway (format 3); it is left as it is, and "
+        f"state.sqlite.format-2 is used: {origin}"
+    )
+    assert store.location == str(own)
+    store.close()
+    assert path.read_bytes() == before
