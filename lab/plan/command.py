@@ -85,13 +85,7 @@ def _calibration(options: PlanOptions, pool: ModelSettings | None) -> Calibratio
     name = options.calibration or next(iter(simulated), None)
     if name is None:
         raise UsageError(f"--calibration: name the target model and GPU; there are {', '.join(calibration_names())}")
-    if options.gpu is None:
-        if options.scaled or options.precision:
-            raise UsageError(f"--{'scaled' if options.scaled else 'precision'}: requires --gpu")
-        return load_calibration(name)
-    if not options.scaled:
-        raise UsageError(f"--gpu {options.gpu}: nothing was measured there; --scaled takes {name}'s step times, scaled")
-    return load_calibration(f"{name}@{options.gpu}" + (f":{options.precision}" if options.precision else ""))
+    return load_calibration(name)
 
 
 def _present(pool: ModelSettings | None) -> list[Replica]:

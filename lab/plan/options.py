@@ -20,23 +20,8 @@ class PlanOptions(PacedOptions):
     calibration: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE.yaml",
+            metavar="NAME|FILE.yaml[@GPU]",
             help="Target model and GPU to plan for, such as llama-3.1-8b-h100.  [default: the pool's]",
-        ),
-    ] = None
-    gpu: Annotated[
-        str | None, typer.Option(help="Plan for another GPU, such as B200, by its data sheet; requires --scaled.")
-    ] = None
-    scaled: Annotated[
-        bool,
-        typer.Option(
-            "--scaled", help="Accept step times scaled to --gpu, off by 5% (median); by 27% to a --precision."
-        ),
-    ] = False
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="bf16|fp8|fp4|int4", help="Precision of the weights, with --gpu.  [default: the calibration's]"
         ),
     ] = None
     policy: Annotated[

@@ -123,8 +123,8 @@ def test_a_plan_with_an_slo_on_two_gpus(trace: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_plan_for_another_gpu_is_scaled_and_can_be_tried_out(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.yaml"
-    given = (trace, "--replicas", 1, "--calibration", "llama-3.1-8b-h100", "--gpu", "b200", "--scaled", *FEW)
-    code, printed, _ = run(*given, "--precision", "fp8", "--out", out, "--simulate")
+    given = (trace, "--replicas", 1, "--calibration", "llama-3.1-8b-h100@b200:fp8", *FEW)
+    code, printed, _ = run(*given, "--out", out, "--simulate")
     assert code == 0
     assert "on 1x B200: llama-3.1-8b-h100's, scaled from H100 in bf16" in printed
     (backend,) = load_pool(out).models["meta-llama/Llama-3.1-8B-Instruct"].backends.values()
@@ -155,9 +155,7 @@ def test_the_status_is_1_if_nothing_fits(tmp_path: Path, monkeypatch: pytest.Mon
         (["--calibration", "llama-3.1-8b-h100", "--method", "mtp"], "no acceptance and draft of mtp are published"),
         (["--calibration", "llama-3.1-8b-h100", "--method", "eagle=x"], "write k as eagle=2,3,5"),
         (["--calibration", "llama-3.1-8b-h100", "--policy", "rondom"], "did you mean 'random'?"),
-        (["--calibration", "llama-3.1-8b-h100", "--gpu", "B200"], "--gpu B200: nothing was measured there; --scaled"),
-        (["--calibration", "llama-3.1-8b-h100", "--scaled"], "--scaled: requires --gpu"),
-        (["--calibration", "llama-3.1-8b-h100", "--gpu", "B2", "--scaled"], "no data sheet of a GPU 'B2'; known: A10"),
+        (["--calibration", "llama-3.1-8b-h100@B2"], "no data sheet of a GPU 'B2'; known: A10"),
     ],
 )
 def test_wrong_input_is_reported_and_exits_2(trace: Path, options: list[str], message: str) -> None:
