@@ -160,19 +160,6 @@ def test_the_queue_is_bounded_in_bytes() -> None:
     assert users(relay) == "-4"
 
 
-def test_a_client_that_leaves_gives_up_its_place_at_once() -> None:
-    relay = queued("a", waiting=1)
-    ask(relay, "-")
-    exchange, _ = ask(relay, "1")
-    exchange.client_gone()
-    assert waiting(relay) == 0
-    ask(relay, "2")
-    drain(relay)
-    assert users(relay) == "-2"
-    assert relay.count("gateway_requests_total", outcome="cancelled") == 1
-    assert relay.in_flight() == [0] * 4
-
-
 async def test_a_deadline_ends_a_wait() -> None:
     relay = queued("a")
     ask(relay, "-")
@@ -210,35 +197,6 @@ def test_requests_wait_for_the_only_backend_to_come_back() -> None:
     assert users(relay) == "2"
     relay.answer("a")
     assert reply.status == 200
-
-
-def test_a_backend_that_hangs_holds_up_only_what_it_has() -> None:
-    relay = queued("a", "b", bound=2, waiting=100)
-    hung = [ask(relay, "h")[1] for _ in range(4)]  # two for each
-    drain(relay, "b")
-    for _ in range(50):
-        _, reply = ask(relay, "o")
-        relay.answer("b")
-        assert reply.status == 200
-    burst = [ask(relay, "o")[1] for _ in range(50)]
-    assert waiting(relay) == 48
-    drain(relay, "b", answered=52)
-    assert {reply.status for reply in burst} == {200}
-    assert [reply.status for reply in hung].count(0) == 2
-    assert (users(relay, "a"), waiting(relay)) == ("hh", 0)
-
-
-def test_requests_that_only_a_full_backend_can_serve_hold_up_no_others() -> None:
-    relay = queued("a", "b", waiting=3)
-    headers: list[Header] = [(b"x-gateway-backend", b"a")]
-    named = [relay.send(body_of(number), headers=headers)[1] for number in range(4)]  # the queue is full of them
-    for _ in range(9):
-        _, reply = ask(relay, "o")
-        relay.answer("b")
-        assert reply.status == 200
-    assert [reply.status for reply in named] == [0] * 4
-    drain(relay)
-    assert {reply.status for reply in named} == {200}
 
 
 @pytest.mark.parametrize("seed", range(8))
