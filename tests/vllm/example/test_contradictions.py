@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.paths import ROOT
 from tests.support.waiting import eventually_blocking
 from tests.vllm.conftest import ADMIN_KEY, Served, serve
 from tests.vllm.requests import to
 
 pytestmark = pytest.mark.vllm
 
-POOL = ""
 TRUE = ("plain", "lookup", "head")
 SAID = {
     "plain": {"method": "eagle3", "speculative_config": {"model": "x", "num_speculative_tokens": 3}},
@@ -30,17 +28,6 @@ FOUND = {
     "lookup": "the pool file says baseline, but its engine speculates, with k 5",
     "head": "the pool file says ngram with k 9, but its engine drafts with k 3",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def pool(request: pytest.FixtureRequest, installed: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Write a pool of three of the replicas of the example."""
-    pool = yaml.safe_load((ROOT / "config/pool.vllm-cpu.yaml").read_text())
-    tiny = pool["models"]["tiny"]
-    tiny["backends"] = {name: tiny["backends"][name] for name in TRUE}
-    path = tmp_path_factory.mktemp("true") / "pool.yaml"
-    path.write_text(yaml.safe_dump(pool))
-    request.module.POOL = str(path)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +53,7 @@ def test_a_pool_file_that_is_right_is_not_contradicted(served: Served) -> None:
         "plain": ("baseline", {}, {"method": "baseline", "num_speculative_tokens": 0}),
         "lookup": ("ngram", {}, {"method": "ngram", "num_speculative_tokens": 5}),
         "head": ("eagle", {}, {"method": "eagle", "num_speculative_tokens": 3}),
+        "draft": ("draft_model", {}, {"method": "draft_model", "num_speculative_tokens": 4}),
     }
 
 

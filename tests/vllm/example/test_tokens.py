@@ -12,8 +12,6 @@ import pytest
 from tests.support.waiting import eventually_blocking
 from tests.vllm.conftest import Served
 
-POOL = "config/pool.vllm-cpu.yaml"
-PREDICTS = False
 BACKENDS = ("plain", "lookup", "head", "draft")
 STREAMS, TOKENS = 15, 100
 _CHANGES = re.compile(rb'"id":"[^"]*"|"created":\d+|"(?:content|text)":"(?:[^"\\]|\\.)*"')

@@ -18,7 +18,6 @@ from tests.vllm.requests import MESSAGES, check_acceptance, check_stream, check_
 
 pytestmark = pytest.mark.vllm
 
-POOL = "config/pool.vllm-cpu.yaml"
 METHODS = {"plain": "baseline", "lookup": "ngram", "head": "eagle", "draft": "draft_model"}
 SPECULATING = [name for name in METHODS if name != "plain"]
 ABORT_S = 5.0  # time for a busy machine; the work itself takes longer
