@@ -29,14 +29,6 @@ def test_usage_of_a_chat_answer() -> None:
     assert (read.queue_s, read.generation_s) == (0.0015, 0.5)
 
 
-def test_usage_of_responses_and_messages() -> None:
-    usage = {"input_tokens": 7, "output_tokens": 9}
-    for document in ({"usage": usage}, {"type": "response.completed", "response": {"usage": usage}}):
-        read = read_usage(document)
-        assert read is not None
-        assert (read.prompt_tokens, read.output_tokens) == (7, 9)
-
-
 @pytest.mark.parametrize(
     ("output", "accepted", "drafting", "expected"),
     [

@@ -63,11 +63,6 @@ def test_the_workload_is_sent_as_a_header() -> None:
     assert [requests(number).headers for number in range(3)] == [[(b"x-gateway-workload", b"code")], [], []]
 
 
-@pytest.mark.parametrize("endpoint", ["embeddings", "other"])
-def test_requests_that_generate_no_text_have_no_api(endpoint: str) -> None:
-    assert api_of(TraceRecord(endpoint=endpoint, prompt="a")) is None
-
-
 def test_the_scale_inverts_the_engine_s_token_counts() -> None:
     scale = TokenScale.through((32, 11 + 40), (256, 11 + 320))
     assert (scale.fixed, scale.per_word) == (pytest.approx(11), pytest.approx(1.25))

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from gateway.cli.app import app
 from gateway.recorder.hashes import TextHasher
 from lab.trace import FORMATS, WRITTEN_FORMATS, TraceRecord, read_trace, write_trace
-from lab.trace.summary import mean_acceptance_length
 from tests.support.paths import DATA, DOCS
 
 AZURE = DATA / "AzureLLMInferenceTrace_code.csv"
@@ -86,13 +85,6 @@ def test_show_summarizes_a_trace(trace: Path, tmp_path: Path) -> None:
     assert document["acceptance"][1]["mean"] == pytest.approx(10 / 7)
     assert document["prefix_blocks"] == 400
     assert document["prefix_reuse"] == pytest.approx(0.5, abs=0.02)
-
-
-def test_the_mean_acceptance_length_is_over_the_steps_of_the_output() -> None:
-    assert mean_acceptance_length([1, 3, 9, 9, 2, 1]) == 2.0
-    assert mean_acceptance_length([2, 9, 5]) == 1.5  # the last step emits more tokens than remain
-    assert mean_acceptance_length(2.5) == 2.5
-    assert mean_acceptance_length([]) is None
 
 
 def test_show_reports_broken_lines(tmp_path: Path) -> None:

@@ -20,21 +20,11 @@ from policies.learned.policy import Learned, LearnedSettings
 from policies.learned.settings import Exploration
 from policies.policy import Outcome
 from policies.rules.policy import Thresholds, ThresholdSettings
+from tests.policies.distill.drawn_pool import pool, request
 
 CODE = {"baseline": 1.0, "ngram": 4.0, "suffix": 4.6, "eagle3": 1.9}
 LEVELS = (1.0, 6.0)
 CHAT = {"baseline": 1.0, "ngram": 1.2, "suffix": 1.5, "eagle3": 2.7}
-
-
-def pool() -> list[Backend]:
-    drafted = {"baseline": 0, "ngram": 5, "suffix": 24, "eagle3": 3}
-    return [
-        Backend(name, "m", Method(name), "http://127.0.0.1:9", num_speculative_tokens=k) for name, k in drafted.items()
-    ]
-
-
-def request(**features: object) -> RequestFeatures:
-    return RequestFeatures("m", Endpoint.CHAT, **features)  # type: ignore[arg-type]
 
 
 def train(policy: Learned, requests: int = 500) -> None:

@@ -10,13 +10,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from backends.backend import Backend
-from backends.speculation import Method
 from policies.balancing.least_loaded import LeastLoaded
 from policies.distill.fluid import FluidBackend, Job, Kind, fluid_pool, play
 from policies.distill.fluid_choice import FluidChoice, SituationLog
 from policies.distill.traffic import LikelyTraffic, representative
-from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.cost import cost_of
 from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.keys import key_of
@@ -26,17 +23,7 @@ from policies.learned.predict import Predictor
 from policies.learned.settings import Objective
 from policies.load import LoadMeter
 from policies.load_policy import LoadSettings
-
-
-def pool() -> list[Backend]:
-    drafted = {"baseline": 0, "ngram": 5, "suffix": 24, "eagle3": 3}
-    return [
-        Backend(name, "m", Method(name), "http://127.0.0.1:9", num_speculative_tokens=k) for name, k in drafted.items()
-    ]
-
-
-def request(**features: object) -> RequestFeatures:
-    return RequestFeatures("m", Endpoint.CHAT, **features)  # type: ignore[arg-type]
+from tests.policies.distill.drawn_pool import pool, request
 
 
 def test_time_in_the_fluid_pool_follows_the_step_costs() -> None:

@@ -8,27 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.backend import Backend
-from backends.speculation import Method
 from policies.distill.columns import columns_of, row_of
 from policies.distill.fluid_choice import Floats, Situations
 from policies.distill.support import RuleList
 from policies.distill.tree import Group, _name, grow, unique_names
 from policies.distill.weights import fit_weights
-from policies.features.request import Endpoint, RequestFeatures
+from policies.features.request import RequestFeatures
 from policies.learned.models.keys import LIMITS, Key, key_of
 from policies.rules.policy import Thresholds, ThresholdSettings
+from tests.policies.distill.drawn_pool import pool, request
 
 METHODS = ("baseline", "ngram", "suffix", "eagle3")
 TARGETS = {method: [index] for index, method in enumerate(METHODS)}
-
-
-def pool() -> list[Backend]:
-    return [Backend(name, "m", Method(name), "http://127.0.0.1:9") for name in METHODS]
-
-
-def request(**features: object) -> RequestFeatures:
-    return RequestFeatures("m", Endpoint.CHAT, **features)  # type: ignore[arg-type]
 
 
 def situations(
