@@ -264,11 +264,8 @@ def _value(page: str, name: str) -> float:
 @pytest.mark.parametrize(
     ("api", "asks", "reports"),
     [
-        (CHAT, True, False),
         (CHAT, False, False),
         (CHAT, False, True),
-        (COMPLETIONS, False, False),
-        (RESPONSES, False, False),
         (MESSAGES, False, False),
     ],
 )
