@@ -16,7 +16,7 @@ import uvloop
 from backends.validation import UsageError
 from lab.live.endpoints import LiveEndpoint, endpoints_of, inspect_endpoint
 from lab.live.session import Load, Outcome, Session
-from lab.options.slo import slo_bounds
+from lab.options.shared import slo_bounds
 from lab.replay.comparison import Traits, intervals, ratios, reference_of
 from lab.replay.figures import figures_tables
 from lab.replay.options import ReplayOptions

@@ -15,7 +15,7 @@ from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings
 from gateway.service.default_temperature import VLLM_DEFAULT, assumed_temperature
 from lab.options.policy import policy_reference
-from lab.options.slo import slo_bounds
+from lab.options.shared import slo_bounds
 from lab.plan.mixes import USUAL
 from lab.plan.options import PlanOptions
 from lab.plan.output import helm_values, pool_file

@@ -6,8 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from itertools import combinations_with_replacement
 from typing import Any
+
+import yaml
 
 from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED
 from backends.calibration.calibration import Calibration
@@ -30,20 +33,8 @@ USUAL: tuple[tuple[Method, tuple[int, ...]], ...] = (
 )
 """Methods and k to try by default; for heads and n-gram drafting, k from 2 to 5 was found to be best."""
 
-_OF_LLAMA_70B = {
-    Method.EAGLE: "yuhuili/EAGLE-LLaMA3-Instruct-70B",
-    Method.DRAFT_MODEL: "meta-llama/Llama-3.2-1B-Instruct",
-}
-DRAFTS: Mapping[str, Mapping[Method, str]] = {
-    "meta-llama/Llama-3.1-8B-Instruct": {
-        Method.EAGLE: "yuhuili/EAGLE-LLaMA3.1-Instruct-8B",
-        Method.EAGLE3: "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
-        Method.DRAFT_MODEL: "meta-llama/Llama-3.2-1B-Instruct",
-    },
-    "meta-llama/Llama-3.1-70B-Instruct": _OF_LLAMA_70B,
-    "meta-llama/Llama-3.3-70B-Instruct": _OF_LLAMA_70B,
-    "Qwen/Qwen3-8B": {Method.EAGLE3: "Tengyunw/qwen3_8b_eagle3", Method.DRAFT_MODEL: "Qwen/Qwen3-0.6B"},
-}
+_PUBLISHED = files("lab.plan").joinpath("published_drafts.yaml")
+DRAFTS: Mapping[str, Mapping[str, str]] = yaml.safe_load(_PUBLISHED.read_text("utf-8"))
 """Published draft models and heads, by target and method."""
 
 _NGRAM_MAX = 4

@@ -16,8 +16,7 @@ from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings
 from gateway.service.default_temperature import assumed_temperature
 from gateway.service.replicas import limit_of
-from lab.options.shared import PacedOptions
-from lab.options.slo import slo_bounds
+from lab.options.shared import PacedOptions, slo_bounds
 from lab.replay.figures import figures_of, figures_tables
 from lab.replay.options import ReplayOptions
 from lab.replay.pace import arrivals

@@ -11,7 +11,7 @@ import yaml
 from backends.validation import UsageError
 from gateway.config.settings import ModelSettings
 from lab.options.policy import policy_reference
-from lab.options.slo import slo_bounds
+from lab.options.shared import slo_bounds
 from lab.parallel import all_cores
 from lab.replay.command import pool_of, requests_of, served_model
 from lab.replay.figures import figures_of, figures_tables
