@@ -144,16 +144,6 @@ class Statistics:
             self._own[page].changed = False
         return changed
 
-    def set_others(self, rows: Iterable[Row]) -> None:
-        """Replace the sums of other gateways, ignoring rows of unknown tables or of the wrong width."""
-        others: dict[tuple[str, int], dict[Key, Sums]] = {}
-        for row in rows:
-            table = self.tables.get(row.table)
-            if table is not None and len(row.sums) == table.width:
-                others.setdefault((row.table, row.epoch), {})[row.key] = row.sums
-        self._others = dict(others)
-        self.observations += 1
-
     def set_others_of(self, table: str, epoch: int, buckets: Mapping[Key, Sums]) -> None:
         """Replace the sums of other gateways in one table and epoch, in a single assignment."""
         if buckets:

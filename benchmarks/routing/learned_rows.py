@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from policies.policy import Policy
 from policies.roles import Clocked, Stateful
-from policies.statistics import Row
+from policies.statistics import Key, Row, Statistics, Sums
 
 
 def learned_rows(policy: Policy) -> list[Row]:
@@ -21,6 +21,15 @@ def learned_rows(policy: Policy) -> list[Row]:
     ]
 
 
+def set_others(statistics: Statistics, rows: Iterable[Row]) -> None:
+    """Set what other gateways have learned."""
+    others: dict[tuple[str, int], dict[Key, Sums]] = {}
+    for row in rows:
+        others.setdefault((row.table, row.epoch), {})[row.key] = row.sums
+    for (table, epoch), buckets in others.items():
+        statistics.set_others_of(table, epoch, buckets)
+
+
 def set_learned(policy: Policy, rows: Sequence[Row], now_s: float) -> None:
     """Set the learned statistics of a policy, as if they had been observed at `now_s`."""
     if not isinstance(policy, Stateful):
@@ -29,4 +38,4 @@ def set_learned(policy: Policy, rows: Sequence[Row], now_s: float) -> None:
     if isinstance(policy, Clocked):
         policy.set_clock(lambda: now_s)
     epochs = {table.name: int(now_s // table.epoch_s) for table in statistics.tables.values()}
-    statistics.set_others(row._replace(epoch=epochs[row.table]) for row in rows if row.table in epochs)
+    set_others(statistics, (row._replace(epoch=epochs[row.table]) for row in rows if row.table in epochs))

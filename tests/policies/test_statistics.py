@@ -55,7 +55,8 @@ def test_old_epochs_are_discounted_and_dropped_with_their_changes() -> None:
 def test_own_and_received_sums_add_up() -> None:
     statistics, _ = _statistics()
     statistics.add(TABLE, ("a",), 1.0, 2.0)
-    statistics.set_others([Row("t", 1000, ("a",), (2.0, 3.0)), Row("t", 996, ("b",), (2.0, 4.0))])
+    statistics.set_others_of("t", 1000, {("a",): (2.0, 3.0)})
+    statistics.set_others_of("t", 996, {("b",): (2.0, 4.0)})
     assert statistics.buckets(TABLE) == {("a",): (3.0, 5.0), ("b",): (1.0, 2.0)}
 
 
@@ -85,7 +86,7 @@ def test_dropped_buckets_are_gone_from_all_epochs_and_count_as_changed() -> None
         for key in ("a", "b"):
             statistics.add_at(at_s, TABLE, (key,), (1.0, 2.0))
     statistics.add(other, ("a",), 1.0)
-    statistics.set_others([Row("t", 1001, ("a",), (3.0, 6.0))])
+    statistics.set_others_of("t", 1001, {("a",): (3.0, 6.0)})
     statistics.take_changed()
     before = statistics.observations
     statistics.drop(TABLE, lambda key: key[0] == "a")

@@ -17,7 +17,6 @@ from policies.learned.models.keys import key_of
 from policies.learned.models.length import LENGTH
 from policies.learned.models.step_time import STEPS
 from policies.learned.policy import Learned, LearnedSettings
-from policies.statistics import Row
 
 STEP_S = 0.012
 PER_STEP = {"liar": 2.4, "honest": 2.4, "baseline": 1.0}
@@ -129,7 +128,7 @@ IMPOSSIBLE = {
 def test_sums_of_others_that_cannot_be_are_bounded(table: Any, key: tuple[str, ...], sums: tuple[float, ...]) -> None:
     pool = Pool()
     statistics = pool.policy.statistics
-    statistics.set_others([Row(table.name, int(statistics.clock() // table.epoch_s), key, sums)])
+    statistics.set_others_of(table.name, int(statistics.clock() // table.epoch_s), {key: sums})
     pool.answer_all(3)
     assert pool.error("honest", "baseline") < 4.0
     assert pool.error("liar") < 4.0

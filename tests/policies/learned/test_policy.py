@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from backends.backend import Backend, EngineChange, EngineLoad
 from backends.speculation import Method
+from benchmarks.routing.learned_rows import set_others
 from policies.balancing.least_loaded import LeastLoaded
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models import step_time
@@ -21,7 +22,6 @@ from policies.learned.settings import Exploration
 from policies.learned.shadow_drafting import ShadowBias
 from policies.load_policy import LoadSettings
 from policies.policy import Decision, GuardrailSettings, Outcome
-from policies.statistics import Row
 from tests.support.simulated import FOUR, calls, fit, play, replicas, slowed
 
 REQUEST = RequestFeatures("m", Endpoint.CHAT, temperature=0.0, workload="chat", template="t", prompt_tokens=300)
@@ -187,7 +187,7 @@ def test_own_and_received_statistics_learn_the_same_as_own_alone() -> None:
     assert len(current) == len(rows)  # all are in the current epoch, so they can be added now
     for row in rows:
         shared.statistics.add(shared.statistics.tables[row.table], row.key, *(0.3 * each for each in row.sums))
-    shared.statistics.set_others(Row(row.table, row.epoch, row.key, tuple(0.7 * s for s in row.sums)) for row in rows)
+    set_others(shared.statistics, (row._replace(sums=tuple(0.7 * s for s in row.sums)) for row in rows))
     for policy in (alone, shared):
         for backend in _pool():
             policy.predictor.of(backend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backends.backend import Backend
 from backends.speculation import Method
+from benchmarks.routing.learned_rows import set_others
 from policies.features.request import Endpoint, RequestFeatures, describe
 from policies.learned.models.keys import REQUESTS, TEMPLATE, Templates
 from policies.learned.models.length import LENGTH
@@ -76,7 +77,7 @@ def test_one_off_prompts_do_not_fill_the_statistics() -> None:
     assert len(counts) == 2
     assert sorted(map(round, counts.values())) == [60 - REQUESTS + 1, 60 + REQUESTS - 1]
     fresh = Learned(LearnedSettings(seed=0))
-    fresh.statistics.set_others(policy.statistics.own())
+    set_others(fresh.statistics, policy.statistics.own())
     fit(fresh)
     request = chat("Tell me.", system="You are helpful.")
     fresh.choose(request, pool)  # takes over the fit

@@ -25,7 +25,7 @@ from policies.learned.models.step_time import (
 from policies.learned.policy import Learned, LearnedSettings
 from policies.load_policy import LoadSettings
 from policies.roles import Stateful
-from policies.statistics import Row, Statistics, Sums
+from policies.statistics import Statistics, Sums
 from tests.support.simulated import calls, fit, play, replicas
 from tests.support.step_time import step_s
 
@@ -124,7 +124,7 @@ def test_own_and_received_sums_fit_like_all_observations_of_one_gateway() -> Non
     halves = [_observe(PRIOR.scaled(1.5), _loads(rng, 50), rng) for _ in range(2)]
     shared, single = (Statistics([STEPS], lambda: 5000.0) for _ in range(2))
     shared.add(STEPS, ("a",), *halves[0])
-    shared.set_others([Row("steps", int(5000.0 // STEPS.epoch_s), ("a",), halves[1])])
+    shared.set_others_of("steps", int(5000.0 // STEPS.epoch_s), {("a",): halves[1]})
     for half in halves:
         single.add(STEPS, ("a",), *half)
     assert fit_steps(shared.buckets(STEPS), {"a": PRIOR})["a"] == pytest.approx(
