@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import ssl
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -75,7 +77,7 @@ class Probe:
                     return ProbeResult(problem)
             return await self._metrics()
         except httpx.ConnectError as error:
-            return ProbeResult(f"refuses connections ({error})", refused=True)
+            return _unconnected(error)
         except httpx.TimeoutException:
             return ProbeResult("does not answer its health check in time", late=True)
         except httpx.HTTPError as error:
@@ -142,7 +144,8 @@ class Probe:
             return "/v1/models did not answer with a list of models"
         if not card:
             names = ", ".join(name[:80] for name in sorted(served)[:_MOST_NAMES]) or "nothing"
-            return f"serves {names}, not {self._model}: start it with --served-model-name {self._model}"
+            hint = f", or call the model {names} in the pool file" if len(served) == 1 else ""
+            return f"serves {names}, not {self._model}: start it with --served-model-name {self._model}{hint}"
         if not is_short:
             return f"/v1/models says more than {_MOST_CARD_BYTES} bytes of {self._model}"
         self.model_card = card
@@ -152,3 +155,15 @@ class Probe:
                 _, body = await get(self._client, "/version", _MOST_VERSION_BYTES)
                 self.version = str(orjson.loads(body)["version"])
         return None
+
+
+def _unconnected(error: httpx.ConnectError) -> ProbeResult:
+    """Return why there is no connection; also for a name that does not resolve, or a certificate."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, socket.gaierror | ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, socket.gaierror):
+        return ProbeResult(f"has an address that does not resolve: {error.request.url.host} ({cause.strerror})")
+    if cause is not None:
+        return ProbeResult(f"cannot be connected to by TLS ({error})")
+    return ProbeResult(f"refuses connections ({error})", refused=True)

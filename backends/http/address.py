@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -68,6 +69,8 @@ async def connect(
                 )
     except TimeoutError:
         return UpstreamError("connect", f"accepted no connection within {timeout_s:g} s")
+    except socket.gaierror as cause:
+        return UpstreamError("connect", f"has an address that does not resolve ({cause.strerror})")
     except OSError as cause:
         if cause.errno in _EXHAUSTED:
             return UpstreamError("exhausted", f"could not be reached: the gateway is out of resources ({cause})")

@@ -28,17 +28,15 @@ def check(
     path: Path = config or context.obj
     settings = read_pool(path)
 
-    from rich.console import Console
-
     from gateway.rooms import rooms
-    from gateway.service.banner import limit_lines, pool_table
+    from gateway.service.banner import limit_lines, pool_lines
     from gateway.service.replicas import configured
     from gateway.service.stores import describe
 
     for room in rooms():
         if problem := room.problem(settings):
             raise UsageError(f"{path}: {problem}")
-    Console().print(pool_table(settings))
+    typer.echo("\n".join(pool_lines(settings)))
     typer.echo(describe(settings.state))
     backends, warnings = configured(settings), list[str]()
     if engines and (running := [each for each in backends if not each.launched]):

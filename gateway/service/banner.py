@@ -1,48 +1,56 @@
-"""Output at startup: the pool as a table, and how to send a request."""
+"""Output at startup: the pool, and how to send a request."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from backends.backend import Backend
 from backends.draft_schedule import draft_tokens
 from backends.speculation import MODELLESS, Method, serve_config
-from gateway.config.settings import BackendSettings, DiscoverSettings, PoolSettings
+from gateway.config.settings import BackendSettings, DiscoverSettings, ModelSettings, PoolSettings
 from gateway.rooms import rooms
 
-if TYPE_CHECKING:
-    from rich.table import Table
 
-
-def pool_table(settings: PoolSettings) -> Table:
-    """Return a table of the replicas: model, name, method, most tokens drafted per step (k), location and weight."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("model", "backend", "method"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("k", justify="right")
-    table.add_column("where", overflow="fold")
-    table.add_column("weight", justify="right")
+def pool_lines(settings: PoolSettings) -> Iterator[str]:
+    """Yield the replicas of each model: name, method, most tokens drafted per step (k), weight and location."""
     for model, model_settings in settings.models.items():
-        rows = []
+        rows = [("backend", "method", "k", "weight", "where")]
         for name, backend in model_settings.backends.items():
             k = draft_tokens(backend.method, serve_config(backend.method, backend.speculative_config))
-            rows.append((name, _method(backend), k, location(backend), backend.weight))
+            rows.append((name, _method(backend), str(k or ""), f"{backend.weight:g}", location(backend)))
         for name, source in model_settings.discover.items():
             method = None if source.inference_pool is not None else source.method
             k = draft_tokens(method, serve_config(method, source.speculative_config)) if method else 0
             found = f"found by {_kind(source)}"
-            rows.append((f"{name}/...", method.value if method else "by label", k, found, source.weight))
-        for number, (name, shown, k, where, weight) in enumerate(rows):
-            cells = (model if number == 0 else "", name, shown, str(k or ""), where, f"{weight:g}")
-            table.add_row(*map(Text, cells))  # Text, because `http://[fd00::1]` looks like markup
-    return table
+            shown = method.value if method else "by label"
+            rows.append((f"{name}/...", shown, str(k or ""), f"{source.weight:g}", found))
+        weighs = any(row[3] != "1" for row in rows[1:])
+        names, methods = (max(len(row[column]) for row in rows) for column in (0, 1))
+        yield f"{model}, by {model_settings.policy.name}:"
+        for (
+            name,
+            shown,
+            tokens,
+            weight,
+            where,
+        ) in rows:  # where it is comes last: it may be longer than a screen is wide
+            yield f"  {name:{names}}  {shown:{methods}} {tokens:>3}  {f'{weight:>6}  ' if weighs else ''}{where}"
+        if note := _alike(model_settings):
+            yield f"  {note}"
+
+
+def _alike(model: ModelSettings) -> str:
+    """Return that `learned` has no methods to choose between, where all replicas speculate alike; else ""."""
+    ways = {(each.method, str(each.speculative_config)) for each in model.backends.values()}
+    if model.policy.name != "learned" or model.discover or len(model.backends) < 2 or len(ways) > 1:
+        return ""
+    (method, _), *_ = ways
+    return (
+        f"All {len(model.backends)} speculate alike ({method}): `learned` balances their load and caches; choosing "
+        "how a request is drafted for needs replicas that differ."
+    )
 
 
 def limit_lines(backends: Sequence[Backend]) -> Iterator[str]:

@@ -30,7 +30,7 @@ from gateway.reload.series import BesideSeries
 from gateway.reload.watch import watch
 from gateway.routing.keys import digest
 from gateway.service.assembly import Gateway, assemble
-from gateway.service.banner import pool_table, start_lines
+from gateway.service.banner import pool_lines, start_lines
 from gateway.service.change import prepare
 from gateway.service.replicas import SIMULATOR, Replicas, plan
 from gateway.service.server import MakeCompanion, Server, listen, raise_open_file_limit
@@ -121,7 +121,7 @@ class _Serving:
     async def run(self) -> int:
         """Start the replicas, serve, and stop the replicas."""
         console = Console(highlight=False, width=None if sys.stdout.isatty() else _PRINTED_WIDTH)
-        console.print(pool_table(self._settings))
+        console.print("\n".join(pool_lines(self._settings)), soft_wrap=True, markup=False)
         request, is_watched = self._reloader.request, lambda: self._settings.server.watch
         tasks = [
             background.start("announcement", self._announce(console)),

@@ -118,7 +118,7 @@ async def test_a_healthy_replica_comes_up_with_its_load_and_metrics() -> None:
         (lambda upstream: setattr(upstream, "health_hangs", True), "does not answer"),
         (
             lambda upstream: setattr(upstream, "model", "other"),
-            "serves other, not m: start it with --served-model-name m",
+            "serves other, not m: start it with --served-model-name m, or call the model other in the pool file",
         ),
         (
             lambda upstream: setattr(upstream, "models", b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n<br>"),

@@ -42,6 +42,30 @@ async def of_50_mb(wire: Wire) -> None:
     wire.upstream.aborted += 1
 
 
+@pytest.mark.parametrize(
+    ("url", "problem", "refused"),
+    [
+        ("http://nosuch.invalid:8000", "has an address that does not resolve: nosuch.invalid (", False),
+        ("http://127.0.0.1:9", "refuses connections (", True),
+        ("http://localhost:9", "refuses connections (", True),
+        ("unix:/nosuch.sock", "refuses connections (", True),
+    ],
+)
+async def test_why_there_is_no_connection(url: str, problem: str, refused: bool) -> None:
+    probe = Probe(Backend("a", "m", Method.BASELINE, url), 5.0)
+    result = await probe.run(admit=True)
+    assert (result.problem or "").startswith(problem)
+    assert result.refused is refused
+    await probe.close()
+
+
+async def test_http_where_tls_is_expected_refuses_nothing() -> None:
+    async with Upstream("a", "m") as upstream:
+        probe = Probe(Backend("a", "m", Method.BASELINE, upstream.url.replace("http:", "https:")), 5.0)
+        assert (await probe.run(admit=True)).problem.startswith("cannot be connected to by TLS (")  # type: ignore[union-attr]
+        await probe.close()
+
+
 @pytest.mark.parametrize("page", [a_bomb, without_an_end, of_50_mb])
 async def test_a_metrics_page_beyond_all_bounds_is_ignored_and_said(page: Behaviour) -> None:
     async with Upstream("a", "m", metrics_behaviour=page) as upstream:

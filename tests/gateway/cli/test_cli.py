@@ -71,10 +71,10 @@ def test_check_prints_the_pool(small: Path) -> None:
     run = gateway("check", "--config", small)
     assert (run.returncode, run.stderr) == (0, "")
     rows = [line.split() for line in run.stdout.splitlines()]
-    assert rows[0] == ["model", "backend", "method", "k", "where", "weight"]
-    assert rows[2:4] == [
-        ["llama", "plain", "baseline", "http://127.0.0.1:9", "1"],
-        ["lookup", "ngram", "5", "http://127.0.0.1:10", "1"],
+    assert rows[1:4] == [
+        ["backend", "method", "k", "where"],
+        ["plain", "baseline", "http://127.0.0.1:9"],
+        ["lookup", "ngram", "5", "http://127.0.0.1:10"],
     ]
     assert [row[:4] for row in rows[4:-1]] == [["State", "is", "kept", "in"]]
     assert run.stdout.splitlines()[-1] == "Compared with the metrics of 0 of 2 engines."

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shlex
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from gateway.config.settings import PoolSettings
-from gateway.service.banner import pool_table, start_lines, try_line
+from gateway.service.banner import pool_lines, start_lines, try_line
 
 ADDRESS = "127.0.0.1:8080"
 URL = f"http://{ADDRESS}"
@@ -39,17 +37,32 @@ PARD = {"model": "pard", "num_speculative_tokens": 8, "parallel_drafting": True}
 
 
 def test_the_table_of_the_pool() -> None:
-    console = Console(file=io.StringIO(), width=120)
-    console.print(pool_table(pool()))
-    assert isinstance(console.file, io.StringIO)
-    assert [" ".join(line.split()) for line in console.file.getvalue().splitlines()[2:]] == [
-        "its-first six baseline http://[fd00::1]:8000 0.5",
-        "own draft_model (parallel) 8 started here ([a]/target) 1",
-        "tree suffix 24 simulated (llama-3.1-8b-h100) 1",
-        "other only baseline unix:/run/it 1",
-        "service/... suffix 24 found by Kubernetes (vllm) 1",
-        "pods/... by label found by InferencePool (llama) 2",
+    assert list(pool_lines(pool())) == [
+        "its-first, by random:",
+        "  backend  method                   k  weight  where",
+        "  six      baseline                       0.5  http://[fd00::1]:8000",
+        "  own      draft_model (parallel)   8       1  started here ([a]/target)",
+        "  tree     suffix                  24       1  simulated (llama-3.1-8b-h100)",
+        "other, by random:",
+        "  backend      method     k  weight  where",
+        "  only         baseline           1  unix:/run/it",
+        "  service/...  suffix    24       1  found by Kubernetes (vllm)",
+        "  pods/...     by label           2  found by InferencePool (llama)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "k", "alike"), [("learned", 5, True), ("learned", 4, False), ("least_loaded", 5, False)]
+)
+def test_replicas_that_are_alike_leave_learned_nothing_to_choose(policy: str, k: int, alike: bool) -> None:
+    backends = {
+        name: {"url": f"http://{name}", "speculative_config": {"method": "ngram", "num_speculative_tokens": each}}
+        for name, each in (("a", 5), ("b", k))
+    }
+    lines = pool_lines(PoolSettings.model_validate({"models": {"m": {"policy": policy, "backends": backends}}}))
+    assert ["All 2 speculate alike (ngram): `learned`" in line for line in lines if line.startswith("  All")] == (
+        [True] if alike else []
+    )
 
 
 def test_an_open_gateway_and_a_generated_admin_key_are_announced() -> None:

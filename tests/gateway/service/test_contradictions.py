@@ -181,7 +181,8 @@ models:
         assert "Compared with the metrics of 1 of 3 engines." in result.stdout
         assert result.stderr.splitlines() == [
             f"warning: {MODEL}/a: the pool file says baseline, but its engine speculates, with k 3",
-            f"warning: {MODEL}/b: serves other, not {MODEL}: start it with --served-model-name {MODEL}",
+            f"warning: {MODEL}/b: serves other, not {MODEL}: start it with --served-model-name {MODEL}, "
+            "or call the model other in the pool file",
         ]
         asked = a.connections
         result = await asyncio.to_thread(CliRunner().invoke, app, ["check", "--no-engines", "--config", str(path)])
