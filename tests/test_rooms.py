@@ -45,7 +45,7 @@ ROOMS = {
     "gateway calibrate": ["lab/calibrate", "lab/cli/calibrate.py"],
     "gateway plan": ["lab/plan", "lab/cli/plan.py"],
     "gateway tune": ["lab/tune", "lab/cli/tune.py"],
-    "demo": ["lab/demo"],
+    "demo": ["lab/demo", "lab/cli/demo.py"],
 }
 """What is deleted with each room: its folder, and the laboratory where that is made for it."""
 

@@ -10,7 +10,13 @@ from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url
 
 
 def advise(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "") -> None:
-    """Recommend changes to a running pool (k, methods, memory), each with its gain and the lines to edit."""
+    """Recommend changes to a running pool: k, methods, memory.
+
+    Each comes with its gain and the lines to edit.
+
+    \b
+    gateway advise --url http://gateway:8080
+    """
     models = Admin(url, admin_key, None).get("/admin/advice")["models"]
     typer.echo("\n\n".join(_text(name, advised) for name, advised in models.items()))
 

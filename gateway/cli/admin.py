@@ -36,7 +36,7 @@ class Admin:
         """Return the answer to a `POST`."""
         return self._request("POST", path, {}, json={"model": self.model, **fields})
 
-    def send(self, path: str, body: bytes = b"", **query: object) -> Any:
+    def send(self, path: str, body: bytes = b"", /, **query: object) -> Any:
         """Return the answer to a `POST` of any body."""
         return self._request("POST", path, query, content=body)
 
@@ -61,7 +61,18 @@ class Admin:
             unknown = f"{self.url} does not know {path}: it is no gateway, or older than this command"
             is_unknown = response.status_code == httpx.codes.NOT_FOUND
             raise failure(str(said or (unknown if is_unknown else f"{url} answered {response.status_code}")))
-        return answer
+        return _Answer(answer, url) if isinstance(answer, dict) else answer
+
+
+class _Answer(dict[str, Any]):
+    """An answer; a field that is not there ends the command, as who answers is no gateway."""
+
+    def __init__(self, fields: dict[str, Any], url: str) -> None:
+        super().__init__(fields)
+        self._url = url
+
+    def __missing__(self, name: str) -> Any:
+        raise failure(f"{self._url} answered without {name!r}: it is no gateway, or of another version")
 
 
 def failure(message: str) -> typer.Exit:

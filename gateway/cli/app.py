@@ -15,9 +15,11 @@ from typing import Annotated
 import typer
 
 from gateway.cli.check import check, schema
+from gateway.cli.explain import explain
 from gateway.cli.extras import is_installed
 from gateway.cli.group import CommandGroup
 from gateway.cli.init import init
+from gateway.cli.operate import drain, reload, resume
 from gateway.cli.picker import picker
 from gateway.cli.policy import app as policy
 from gateway.cli.serve import serve_pool
@@ -27,10 +29,22 @@ _COMMANDS = "speculation_gateway.commands"
 _OF_ROOMS = (
     EntryPoint("advise", "gateway.advice.command:advise", _COMMANDS),
     EntryPoint("import", "gateway.importer.command:app", _COMMANDS),
+    EntryPoint("status", "gateway.dashboard.command:status", _COMMANDS),
 )
+_GROUPS = {
+    "Serve": ("demo", "init", "import", "check", "schema", "picker"),
+    "Operate": ("status", "drain", "resume", "reload", "explain", "policy", "advise"),
+    "Measure and plan": ("bench", "replay", "plan", "tune", "calibrate", "trace"),
+}
+"""The groups of `gateway --help`, each in its order; what another package registers comes after them."""
 
 
-app = typer.Typer(cls=CommandGroup, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    cls=CommandGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 
 
 def main() -> None:
@@ -67,18 +81,29 @@ def serve(
     raise typer.Exit(serve_pool(config, {"host": host, "port": port, "workers": workers}))
 
 
-def _register(name: str, command: Callable[..., None] | typer.Typer) -> None:
-    if isinstance(command, typer.Typer):
-        app.add_typer(command, name=name)
-    else:
-        app.command(name)(command)
+def _register() -> None:
+    """Add all commands, in the order of their groups."""
+    commands: dict[str, Callable[..., None] | typer.Typer] = {
+        "init": init,
+        "check": check,
+        "schema": schema,
+        "picker": picker,
+        "policy": policy,
+        "drain": drain,
+        "resume": resume,
+        "reload": reload,
+        "explain": explain,
+    }
+    for entry in (*_OF_ROOMS, *entry_points(group=_COMMANDS)):
+        if is_installed(entry.module):
+            commands[entry.name] = entry.load()
+    groups = {name: group for group, names in _GROUPS.items() for name in names}
+    for name in (*filter(commands.__contains__, groups), *sorted(commands.keys() - groups.keys())):
+        command, group = commands[name], groups.get(name, "Others")
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=group)
+        else:
+            app.command(name, rich_help_panel=group)(command)
 
 
-_register("init", init)
-_register("check", check)
-_register("schema", schema)
-_register("picker", picker)
-_register("policy", policy)
-for _entry in (*_OF_ROOMS, *sorted(entry_points(group=_COMMANDS), key=lambda entry: entry.name)):
-    if is_installed(_entry.module):
-        _register(_entry.name, _entry.load())
+_register()

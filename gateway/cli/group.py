@@ -26,6 +26,17 @@ class CommandGroup(TyperGroup):
             typer.echo(str(error) if has_prefix else f"{_name(ctx)}: {error}", err=True)
             raise typer.Exit(_WRONG_USAGE) from None
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of subcommands, by group."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            group = command.rich_help_panel if isinstance(command.rich_help_panel, str) else "Commands"
+            groups.setdefault(group, []).append((name, command.get_short_help_str(formatter.width - 16)))
+        for group, rows in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(rows)
+
 
 def _name(ctx: Any) -> str:
     """Return the command as typed: `gateway trace show`."""

@@ -19,7 +19,13 @@ def picker(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Its port; 0 picks a free one.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; overrides the file.")] = None,
 ) -> None:
-    """Serve a pool as an endpoint picker: tell a proxy such as Envoy, over gRPC, which replica each request goes to."""
+    """Serve a pool as an endpoint picker of a proxy such as Envoy.
+
+    It tells the proxy over gRPC which replica each request goes to.
+
+    \b
+    gateway picker --config pool.yaml --listen 0.0.0.0:9002
+    """
     from gateway.config.settings.keys import checked_address
 
     try:

@@ -26,7 +26,14 @@ def show(
     admin_key: AdminKey = "",
     model: Model = None,
 ) -> None:
-    """Show what decides, the versions of the rules and the pin; or print one version."""
+    """Show what decides, the versions of the rules and the pin.
+
+    With a version, print that.
+
+    \b
+    gateway policy show
+    gateway policy show 3 > rules.yaml
+    """
     admin = Admin(url, admin_key, model)
     if version is not None:
         typer.echo(admin.get("/admin/policy/rules", version=version)["text"], nl=False)
@@ -41,7 +48,13 @@ def show(
 
 @app.command()
 def distill(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
-    """Distil rules from the learned policy, store them as the next version, and print them. They decide once pinned."""
+    """Distil rules from the learned policy, store and print them.
+
+    They are the next version, and decide once pinned.
+
+    \b
+    gateway policy distill
+    """
     rules = Admin(url, admin_key, model).post("/admin/policy/distill")
     typer.echo(rules["text"], nl=False)
     typer.echo(
@@ -57,19 +70,35 @@ def pin(
     admin_key: AdminKey = "",
     model: Model = None,
 ) -> None:
-    """Route by a version of the rules, in all gateways of the pool, until the pin is changed."""
+    """Route by a version of the rules, until the pin is changed.
+
+    All gateways of the pool do.
+
+    \b
+    gateway policy pin 3
+    """
     _print_pin(Admin(url, admin_key, model).post("/admin/policy/pin", version=version))
 
 
 @app.command()
 def unpin(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
-    """Route by the learned policy again."""
+    """Route by the learned policy again.
+
+    \b
+    gateway policy unpin
+    """
     _print_pin(Admin(url, admin_key, model).post("/admin/policy/unpin"))
 
 
 @app.command()
 def thaw(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
-    """Resume a policy that its guardrail has frozen, and reset the comparison."""
+    """Resume a policy that its guardrail has frozen.
+
+    The comparison begins anew.
+
+    \b
+    gateway policy thaw
+    """
     answer = Admin(url, admin_key, model).post("/admin/policy/thaw")
     typer.echo(f"{answer['model']}: thawed at {answer['thawed']}")
 

@@ -9,7 +9,14 @@ from lab.options.command import command
 
 @command
 def bench(options: BenchOptions) -> int:
-    """Send a load to endpoints, or to each replica of a pool, at each rate, temperature and k, and compare them."""
+    """Measure endpoints, or each replica of a pool, and compare them.
+
+    Each gets the same load at each rate, temperature and k.
+
+    \b
+    gateway bench --url plain=http://10.0.0.1:8000 --url head=http://10.0.0.2:8000 --rate 4
+    gateway bench --config pool.yaml --rate 2,8 --json bench.json
+    """
     require("lab", "numba", "duckdb")
     from lab.bench.command import run_bench
 

@@ -9,7 +9,13 @@ from lab.options.command import command
 
 @command
 def calibrate(options: CalibrateOptions) -> int:
-    """Make a calibration of your machine from closed loops of `gateway bench --concurrency`, and print its error."""
+    """Make a calibration of your machine, and print its error.
+
+    It is made from closed loops of `gateway bench --concurrency`.
+
+    \b
+    gateway calibrate bench.json --out mine.yaml --hardware "2x RTX-4090"
+    """
     require("lab", "numba")
     from lab.calibrate.command import run_calibrate
 

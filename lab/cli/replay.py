@@ -11,7 +11,14 @@ from lab.replay.options import ReplayOptions
 
 @command
 def replay(options: ReplayOptions) -> int:
-    """Replay a trace on simulated replicas with each policy, or send it to running endpoints, and compare."""
+    """Replay a trace with each policy, or at endpoints, and compare.
+
+    Policies are played on simulated replicas; running endpoints are sent the trace.
+
+    \b
+    gateway replay trace.jsonl.zst --config pool.yaml --policy least_loaded --policy learned --report replay.html
+    gateway replay trace.jsonl.zst --live http://127.0.0.1:8080 --rate 4
+    """
     require("lab", "numba", "duckdb")
     if not options.live:
         if options.ignore_eos:

@@ -51,7 +51,11 @@ def show(
     strict: Strict = False,
     json: JsonFile = None,
 ) -> None:
-    """Summarize a trace: number, lengths, times, kinds and acceptance of its requests."""
+    """Summarize a trace: number, lengths, times, kinds, acceptance.
+
+    \b
+    gateway trace show trace.jsonl.zst
+    """
     with _broken_lines() as broken:
         from lab.trace import trace_files
         from lab.trace.show import print_summary
@@ -75,7 +79,12 @@ def convert(
     in_order: Annotated[bool, typer.Option("--in-order", help="Sort requests by arrival.")] = False,
     strict: Strict = False,
 ) -> None:
-    """Convert a trace to another format, or merge several files into one."""
+    """Convert a trace to another format, or merge files into one.
+
+    \b
+    gateway trace convert recordings trace.jsonl.zst --in-order
+    gateway trace convert trace.jsonl.zst out.jsonl --to mooncake
+    """
     with _broken_lines() as broken:
         _write(trace, out, _read(trace, trace_format, broken, strict=strict, in_order=in_order), to)
 
@@ -97,7 +106,12 @@ def sample(
     trace_format: TraceFormat = None,
     strict: Strict = False,
 ) -> None:
-    """Take a part of a trace: a share, the first requests, or a window of time."""
+    """Take a part of a trace: a share, a window, the first requests.
+
+    \b
+    gateway trace sample trace.jsonl.zst part.jsonl.zst --start 3600 --end 7200
+    gateway trace sample trace.jsonl.zst part.jsonl.zst --share 0.1 --sessions
+    """
     with _broken_lines() as broken:
         from itertools import islice
 
@@ -122,7 +136,13 @@ def anonymize(
     trace_format: TraceFormat = None,
     strict: Strict = False,
 ) -> None:
-    """Remove from a trace what identifies people: texts, ids, key names, sessions, templates and the date."""
+    """Remove from a trace what identifies people.
+
+    That is texts, ids, key names, sessions, templates and the date.
+
+    \b
+    gateway trace anonymize trace.jsonl.zst out.jsonl.zst --text hashes
+    """
     with _broken_lines() as broken:
         from lab.trace.anonymize import Anonymizer
         from lab.trace.edits import first_arrival

@@ -9,7 +9,13 @@ from lab.tune.options import TuneOptions
 
 @command
 def tune(options: TuneOptions) -> int:
-    """Search for better numbers in the rules by replaying the first part of a trace, and validate them on the rest."""
+    """Search for better numbers in the rules by replaying a trace.
+
+    The search plays its first part; what it finds is validated on the rest.
+
+    \b
+    gateway tune trace.jsonl.zst --config pool.yaml --out rules.yaml
+    """
     require("lab", "numba", "optuna")
     from lab.tune.command import run_tune
 

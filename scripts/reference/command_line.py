@@ -27,6 +27,7 @@ def command_line_page() -> str:
     text = done.stdout
     text = text.removeprefix("# `gateway`\n")
     text = re.sub(r"^\* `--help`: .*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\x08\n((?:.+\n)+)", r"```sh\n\1```\n", text)  # the examples
     text = re.sub(r"\*\*(Options|Arguments)\*\*:\n\n", "", text)
     text = re.sub(r"\*\*Commands\*\*:\n\n(?:\*.*\n)+\n?", "", text)  # each has a section, with the whole of its text
     text = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ .* \[OPTIONS\]\n```\n", "", text)  # what the heading says

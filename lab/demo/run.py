@@ -1,18 +1,15 @@
-"""The demo's command: `scripts/demo`, or `python -m lab.demo`."""
+"""The demo: its phases, from the start of the gateway to the end."""
 
 from __future__ import annotations
 
 import os
-import sys
 import webbrowser
 from itertools import count
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Annotated
 
 import httpx
-import typer
 
 from lab.demo.process import running_gateway
 from lab.demo.requests import CHAT, EDITS, MODEL, Kind
@@ -27,13 +24,7 @@ _MAX_TOKENS = 180
 _INTERRUPTED = 130
 
 
-def main(
-    port: Annotated[int, typer.Option(help="Port of the gateway; 0 takes a free one.")] = 0,
-    rate: Annotated[float, typer.Option(help="Requests per second.", min=0.1)] = 14.0,
-    phase_s: Annotated[float, typer.Option(help="Seconds until the load changes.", min=1)] = 60.0,
-    phases: Annotated[int | None, typer.Option(help="Number of phases; without it, until Ctrl-C.", min=1)] = None,
-    browse: Annotated[bool, typer.Option(help="Open the page in a browser, if there is a screen.")] = True,
-) -> None:
+def run_demo(port: int, rate: float, phase_s: float, phases: int | None, *, browse: bool) -> None:
     """Run a gateway with simulated replicas under chat that turns into code edits and back, and show its page."""
     print("Starting a gateway with five simulated replicas ...", flush=True)
     with TemporaryDirectory(prefix="gateway-demo-") as name, running_gateway(port, Path(name)) as gateway:
@@ -74,11 +65,3 @@ def _distil(client: httpx.Client) -> str:
     rules = answer.json()
     gain = f"expected time to finish over least_loaded {-rules['rules_gain']:+.0%}"
     return f"rules, version {rules['version']}: {rules['leaves']} rules, {gain}"
-
-
-if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(1) from None

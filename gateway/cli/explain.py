@@ -1,0 +1,95 @@
+"""`gateway explain`: which replica would take a request, and why."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from textwrap import wrap
+from typing import Annotated, Any
+
+import typer
+
+from backends.validation import UsageError
+from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
+from gateway.cli.columns import columns, terminal_columns
+
+_MOST_BYTES = 64 << 20
+_PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/responses"}
+
+
+def explain(
+    request: Annotated[str, typer.Argument(metavar="PROMPT|FILE", help="A prompt, a JSON file of a request, or -.")],
+    *,
+    model: Annotated[str | None, typer.Option(help="Model of a prompt, for a pool with several.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Temperature of a prompt.")] = None,
+    path: Annotated[str | None, typer.Option(help="Path of the request.  [default: by its fields]")] = None,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = "",
+) -> None:
+    """Say which replica would take a request and why; nothing is sent.
+
+    \b
+    gateway explain "Say hello." --temperature 0
+    gateway explain request.json
+    """
+    import orjson
+
+    admin = Admin(url, admin_key)
+    is_file = request == "-" or Path(request).suffix == ".json"
+    if is_file:
+        body = _read(request)
+    else:
+        asked = {"model": model or _only_model(admin), "messages": [{"role": "user", "content": request}]}
+        body = orjson.dumps(asked | ({} if temperature is None else {"temperature": temperature}))
+    try:
+        fields = orjson.loads(body)
+    except ValueError as error:
+        raise UsageError(f"{request} is not JSON: {error}") from None
+    given = fields if isinstance(fields, dict) else {}  # the gateway says what is wrong of anything else
+    known = next((path for field, path in _PATHS.items() if field in given), "/v1/chat/completions")
+    typer.echo("\n".join(_lines(admin.send("/admin/explain", body, path=path or known))))
+
+
+def _read(name: str) -> bytes:
+    try:
+        with sys.stdin.buffer if name == "-" else Path(name).open("rb") as file:
+            body = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from None
+    if len(body) > _MOST_BYTES:
+        raise UsageError(f"{name} has more than {_MOST_BYTES >> 20} MiB")
+    return body
+
+
+def _only_model(admin: Admin) -> str:
+    models = list(admin.get("/admin/pool")["models"])
+    if len(models) != 1:
+        raise failure(f"Name the model with --model: {', '.join(models)}")
+    return str(models[0])
+
+
+def _lines(answer: dict[str, Any]) -> list[str]:
+    asked, choice = answer["features"], answer["choice"]
+    temperature = "" if asked["temperature"] is None else f", temperature {asked['temperature']:g}"
+    read = f"Read as {asked['endpoint']} for {asked['model']}: about {asked['prompt_tokens']:,} prompt tokens"
+    scored = [each for each in answer["candidates"] if each["score"] is not None]
+    ranked = sorted(scored, key=lambda each: float(each["score"]))
+    others = [each for each in answer["candidates"] if each["score"] is None]
+    if choice is None:
+        said = f"No replica would take this request: {answer['problem']}"
+    else:
+        chance = "" if choice["propensity"] >= 1 else f", with probability {choice['propensity']:.2f}"
+        said = f"{choice['backend']} would take this request: {choice['policy']}, {choice['reason']}{chance}."
+        if choice["policy"] == "learned" and len(ranked) > 1 and ranked[0]["backend"] == choice["backend"]:
+            first, second = (float(each["score"]) for each in ranked[:2])
+            said += f" It costs {first:.3f} s; the next, {ranked[1]['backend']}, {second - first:.3f} s more."
+    unit = "cost, s" if choice and choice["policy"] == "learned" else "score"
+    rows = [["replica", "method", "state", "in flight", unit]]
+    for each in (*ranked, *others):
+        score = "-" if each["score"] is None else f"{each['score']:.3f}"
+        rows.append([each["backend"], each["method"], each["state"], f"{each['in_flight']}", score])
+    heading, *lines = columns(rows, left=3)
+    width = terminal_columns()
+    for number, each in enumerate((*ranked, *others)):
+        lines[number] += "".join(f"\n    {line}" for line in wrap(each["note"], width - 4))
+    return [said, f"{read}{temperature}.", "", heading, *lines]

@@ -1,0 +1,89 @@
+"""`gateway drain`, `resume` and `reload`: what an operator changes of a running gateway."""
+
+from __future__ import annotations
+
+import time
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
+
+_POLL_S = 0.5
+
+Replica = Annotated[str, typer.Argument(metavar="NAME", help="The replica: NAME, or MODEL/NAME.")]
+
+
+def drain(
+    name: Replica,
+    *,
+    wait: Annotated[bool, typer.Option("--wait", help="Return once no request is in flight there.")] = False,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = "",
+) -> None:
+    """Send no more requests to a replica; those in flight finish.
+
+    \b
+    gateway drain head
+    gateway drain llama-3.1-8b/head --wait && systemctl restart vllm-head
+    """
+    admin = Admin(url, admin_key)
+    model, backend, backends = _find(admin, name)
+    answer = admin.post("/admin/drain", model=model, backend=backend)
+    typer.echo(
+        f"{model}/{backend} is {answer['state']}; {answer['in_flight']} requests in flight there finish. "
+        f"`gateway resume {backend}` sends it requests again."
+    )
+    if not any(each["state"] == "up" for other, each in backends.items() if other != backend):
+        typer.echo(f"warning: no other replica of {model} is up: its requests are refused", err=True)
+    while wait and (each := admin.get("/admin/pool")["models"][model]["backends"].get(backend)):
+        if not each["in_flight"] + each["others"]:
+            break
+        time.sleep(_POLL_S)
+
+
+def resume(name: Replica, *, url: Url = DEFAULT_URL, admin_key: AdminKey = "") -> None:
+    """Send requests to a drained replica again.
+
+    \b
+    gateway resume head
+    """
+    admin = Admin(url, admin_key)
+    model, backend, _ = _find(admin, name)
+    state = admin.post("/admin/resume", model=model, backend=backend)["state"]
+    typer.echo(f"{model}/{backend} is {state}{'' if state == 'up' else ', until its engine has answered'}")
+
+
+def reload(
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the file, and say what would change.")] = False,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = "",
+) -> None:
+    """Read the pool file again; say what changed or is refused.
+
+    It is applied as a whole or not at all, and requests in flight are not disturbed. Exits 1 if it is refused.
+
+    \b
+    gateway reload --dry-run
+    gateway reload
+    """
+    changes = Admin(url, admin_key).send("/admin/reload", dry_run=dry_run)["changes"]
+    typer.echo("\n".join([*changes, f"{len(changes)} changes{', not made' if dry_run and changes else ''}"]))
+
+
+def _find(admin: Admin, name: str) -> tuple[str, str, dict[str, Any]]:
+    """Return model and name of a replica, and the model's replicas; without one, exit 1 with the nearest name."""
+    models = admin.get("/admin/pool")["models"]
+    known = [(model, backend) for model, each in models.items() for backend in each["backends"]]
+    found = [pair for pair in known if name in (pair[1], "/".join(pair))]
+    if len(found) == 1:
+        [(model, backend)] = found
+        return model, backend, models[model]["backends"]
+    names = ["/".join(pair) for pair in found or known]
+    if found:
+        raise failure(f"Several models have a replica {name}; name one of: {', '.join(names)}")
+    near = get_close_matches(name, [*names, *(backend for _, backend in known)], 1, 0.5)
+    did_you_mean = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(names)}"
+    raise failure(f"There is no replica {name}{did_you_mean}")
