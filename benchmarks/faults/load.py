@@ -30,6 +30,7 @@ PATIENCE_S = 60.0
 _SLOW_PAUSE_S = 0.02
 _SLOW_BUFFER_BYTES = 1 << 16
 _READ_BYTES = 1 << 16
+_FILLING = "please go on " * 10
 numbers = count(1)
 """Numbers of requests, each used once in a process."""
 
@@ -44,12 +45,15 @@ class Ask:
         Seconds from the end of the request until the client leaves; infinite if it stays.
     is_slow
         Whether the client reads slowly.
+    turns
+        Messages of a chat after the first; each makes the prompt a longer prefix to remember.
     """
 
     work: Work
     prompt_bytes: int = 0
     leaves_after_s: float = float("inf")
     is_slow: bool = False
+    turns: int = 0
 
     @property
     def path(self) -> str:
@@ -61,7 +65,10 @@ class Ask:
         work = self.work
         text = work.prompt(self.prompt_bytes)
         body: dict[str, Any] = {"model": MODEL, "max_tokens": work.tokens, "temperature": 0.0}
-        body |= {"messages": [{"role": "user", "content": text}]} if work.is_chat else {"prompt": text}
+        turns = [
+            {"role": "user", "content": f"{work.request_id}, turn {turn}: {_FILLING}"} for turn in range(self.turns)
+        ]
+        body |= {"messages": [{"role": "user", "content": text}, *turns]} if work.is_chat else {"prompt": text}
         return body | ({"stream": True} if work.is_stream else {})
 
 

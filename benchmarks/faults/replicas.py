@@ -90,6 +90,11 @@ class Replicas:
         """Return the number of requests that run."""
         return sum([(await replica.counts())["running"] for replica in self.each])
 
+    def times(self, event: str, request_id: str) -> dict[str, float]:
+        """Return when each replica that had a request began or ended it, by host, in monotonic time."""
+        lines = [(replica.host, line.split()) for replica in self.each for line in _lines(replica.log)]
+        return {host: float(at_s) for host, (what, which, at_s) in lines if (what, which) == (event, request_id)}
+
     def journal(self) -> Journal:
         """Return what all have done."""
         return Journal([line for replica in self.each for line in _lines(replica.log)])

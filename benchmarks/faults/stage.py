@@ -20,7 +20,7 @@ from benchmarks.faults.asking import Work
 from benchmarks.faults.load import ANSWERED, Ask, Load, numbers
 from benchmarks.faults.replicas import Replicas
 from benchmarks.faults.systems import Site, System
-from benchmarks.overhead.process import rss_mb, tree
+from benchmarks.overhead.process import pss_mb, rss_mb, tree
 
 _START_S, _STOP_S, _ORPHAN_S, _POLL_S = 90.0, 40.0, 5.0, 0.05
 _DISK_MIB = 8
@@ -205,6 +205,10 @@ class Stage:
     def rss_mb(self) -> float:
         """Return the resident memory of the system."""
         return rss_mb(self.pids)
+
+    def pss_mb(self) -> float:
+        """Return the memory of the system, what several processes share divided among them."""
+        return pss_mb(self.pids)
 
     def open_files(self) -> int:
         """Return the number of files that the system has open."""

@@ -60,6 +60,17 @@ def rss_mb(pids: list[int]) -> float:
     return total
 
 
+def pss_mb(pids: list[int]) -> float:
+    """Return the memory of processes in megabytes, what several share divided among them."""
+    total = 0.0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) / 1024
+    return total
+
+
 def most_files() -> int:
     """Return the largest number of files that a process may open here."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
