@@ -23,8 +23,8 @@ _SYSTEM = "gateway, Redis"
 _NOT_HERE = {"system-kill", "system-restart", "replica-removed", "clock-jumps"}
 """Faults after which the gateway, or a replica's series, count from zero; one that it must have been started for."""
 _MINUTE_S, _IDLE_S, _SAMPLE_S = 60.0, 60.0, 10.0
-_SLOPE_S, _BLOCKS, _T_975 = 2400.0, 8, 2.447
-"""Length of the end over which growth of memory is judged; its parts; Student's t for a line through their means."""
+_START_S, _SLOPE_S, _BLOCKS, _T_975 = 600.0, 2400.0, 8, 2.447
+"""What is left out at the start; length of the end over which growth of memory is judged; its parts; Student's t."""
 _GROWTH_MB_PER_H, _MORE_FILES = 3.0, 50
 _FILLING_TURNS, _FILLING_REQUESTS, _FILLING_AT_ONCE = 30, 700, 16
 """What fills the 20,000 prefixes that `learned` remembers of each replica, for which the load takes an hour."""
@@ -170,15 +170,15 @@ async def _fill(stage: Stage) -> None:
 
 
 def growth(samples: Sequence[Sample]) -> tuple[float, float] | None:
-    """Return megabytes (PSS) per hour over the last 40 minutes, and half of the 95% interval; None of too few samples.
+    """Return megabytes (PSS) per hour over the last 40 minutes, and half of the 95% interval; None of less than 50.
 
     Memory grows in steps of arenas, so samples beside one another are not independent: a line goes through means of an
     eighth of the time each.
     """
+    if not samples or samples[-1].seconds < _START_S + _SLOPE_S - _SAMPLE_S:
+        return None
     last = [each for each in samples if each.seconds > samples[-1].seconds - _SLOPE_S]
     size = len(last) // _BLOCKS
-    if size < 2:
-        return None
     parts = [last[index * size : (index + 1) * size] for index in range(_BLOCKS)]
     hours = [statistics.fmean(each.seconds for each in part) / 3600.0 for part in parts]
     mb = [statistics.fmean(each.pss_mb for each in part) for part in parts]
@@ -280,7 +280,8 @@ def summary(run: Soak) -> str:
         f"| processes left behind | {run.orphans} |",
         f"| problems | {'; '.join(run.problems) or 'none'} |",
     ]
-    return "\n".join([*lines, "", f"Verdict: {'NOT WELL' if run.problems else 'well'}."])
+    well = "well" if growth(run.samples) is not None else "well, but too short to judge the memory"
+    return "\n".join([*lines, "", f"Verdict: {'NOT WELL' if run.problems else well}."])
 
 
 def _shown(found: tuple[float, float] | None) -> str:
