@@ -33,6 +33,8 @@ CHECKED_ONLY = {
     "gateway calibrate": "needs measurements; tests/lab/calibrate runs it",
     "gateway tune": "searches for a minute; tests/lab/tune runs it",
     "gateway plan": "simulates for a minute; tests/lab/plan runs it",
+    "gateway demo": "plays for minutes, until it is stopped; tests/lab/demo runs it",
+    "gateway status --watch": "goes on until it is stopped; `gateway status` runs here",
     "gateway advise": "needs some minutes of traffic",
     "gateway import": "needs the configuration of another program; its own tests run it",
     "gateway init": "writes config/pool.yaml, which is there; its own tests run it",
@@ -65,7 +67,8 @@ WORDS = {
 FOLDERS = "backends|benchmarks|config|deploy|docs|gateway|lab|policies|scripts|tests"
 PATHS = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]*\w")
 PROGRAMS = {"cat", "curl", "export", "grep", "jq", "gateway"}
-SUBCOMMANDS = {"check", "schema", "policy", "trace", "replay"}
+VERBS = {"status", "drain", "resume", "reload", "explain"}
+SUBCOMMANDS = {"check", "schema", "policy", "trace", "replay"} | VERBS
 INCOMPLETE = {"BadOptionUsage", "BadParameter", "MissingParameter", "NoArgsIsHelpError"}
 STEPS = steps()
 
@@ -89,6 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
     shutil.copytree(ROOT / "config", folder / "config")
     shutil.copy(ROOT / "config/pool.yaml", folder / "my-pool.yaml")
+    (folder / "request.json").write_text('{"messages": [{"role": "user", "content": "Hello"}]}')
     code, mooncake = (
         f"tests/data/{name}" for name in ("AzureLLMInferenceTrace_code.csv", "mooncake_synthetic_trace.jsonl")
     )
