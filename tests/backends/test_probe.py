@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gzip
 import json
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from backends.backend import Backend
 from backends.probe import Probe
@@ -60,9 +63,16 @@ async def test_why_there_is_no_connection(url: str, problem: str, refused: bool)
 
 
 async def test_http_where_tls_is_expected_refuses_nothing() -> None:
-    async with Upstream("a", "m") as upstream:
-        probe = Probe(Backend("a", "m", Method.BASELINE, upstream.url.replace("http:", "https:")), 5.0)
-        assert (await probe.run(admit=True)).problem.startswith("cannot be connected to by TLS (")  # type: ignore[union-attr]
+    """Uvicorn, vLLM's server, answers a handshake at once, for it is no request."""
+    config = uvicorn.Config(lambda: None, log_config=None, lifespan="off", ws="none")
+    config.load()
+    protocol = functools.partial(config.http_protocol_class, config, ServerState(), {})  # type: ignore[call-arg]
+    async with await asyncio.get_running_loop().create_server(protocol, "127.0.0.1") as server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        probe = Probe(Backend("a", "m", Method.BASELINE, url), 5.0)
+        result = await probe.run(admit=True)
+        assert (result.problem or "").startswith("cannot be connected to by TLS (")
+        assert not result.refused
         await probe.close()
 
 
