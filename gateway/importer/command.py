@@ -72,7 +72,7 @@ def vllm_router(words: Words = None, *, output: Output = None, model: Model = No
 
 
 def _write(source: str, read: Callable[[], Configuration], output: Path | None) -> None:
-    from gateway.importer.pool_text import check_text, pool_text, variables
+    from gateway.config.pool_text import check_text, pool_text, variables
 
     if output is not None and output.exists():
         raise UsageError(f"{output} exists already: choose another --output, or remove it")

@@ -12,10 +12,10 @@ import yaml
 
 from backends.speculation import Method
 from backends.validation import Path, UsageError
+from gateway.config.pool_text import Variable
 from gateway.config.settings import HealthSettings, ServerSettings
 from gateway.config.short_forms import name_of
 from gateway.config.urls import address
-from gateway.importer.pool_text import Variable
 
 _UNKNOWN = "how it speculates is not known: set method and speculative_config if it does"
 _ORDER = ("server", "timeouts", "health", "models", "keys", "cors")

@@ -7,9 +7,9 @@ from typing import Any
 
 from backends.speculation import Method, method_named
 from backends.validation import UsageError
+from gateway.config.pool_text import Variable
 from gateway.importer.configuration import Speculation
 from gateway.importer.flags import Flags
-from gateway.importer.pool_text import Variable
 
 K_VARIABLE = "NUM_SPECULATIVE_TOKENS"
 """Stands for k where vLLM reads it from the checkpoint."""

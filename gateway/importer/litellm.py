@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from backends.validation import UsageError
+from gateway.config.pool_text import Variable
 from gateway.config.short_forms import name_of
 from gateway.importer.configuration import Configuration, Replica, Router, url_of
 from gateway.importer.flags import section
-from gateway.importer.pool_text import Variable
 
 _ENGINES = frozenset(
     {"openai", "text-completion-openai", "hosted_vllm", "custom_openai", "openai_like", "vllm", "litellm_proxy"}

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from backends.validation import UsageError
+from gateway.config.pool_text import Variable
 from gateway.config.short_forms import name_of
 from gateway.importer.configuration import Configuration, Replica, Router
 from gateway.importer.engine import K_VARIABLE, speculation_of
 from gateway.importer.flags import Flags, flags_of, read_mapping, section
-from gateway.importer.pool_text import Variable
 
 COMMANDS = ("vllm-router", "vllm_router")
 

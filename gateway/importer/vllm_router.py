@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from backends.validation import UsageError
+from gateway.config.pool_text import Variable
 from gateway.importer.configuration import Configuration, Router
 from gateway.importer.flags import Flags
-from gateway.importer.pool_text import Variable
 
 COMMANDS = ("vllm-router", "vllm_router")
 """Words that tell its command line."""
