@@ -14,7 +14,7 @@ _HEAD = """\
 Every command, argument and option, as `gateway COMMAND --help` prints them. `scripts/docs` makes this page.
 
 A command that is used wrongly says what would be right and exits with status 2. These need
-`pip install 'speculation-gateway[lab]'`: {lab}.
+the extra `[lab]` ([install](../../deploy/README.md#install)): {lab}.
 
 ## `gateway`
 """
