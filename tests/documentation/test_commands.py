@@ -199,6 +199,6 @@ def test_bodies_for_admin_are_declared_as_json() -> None:
     """Curl says that a body is a form, and `/admin` refuses that; `explain` takes the body of any request."""
     calls = [call for page in PAGES for call in page.read_text("utf-8").split("curl ")[1:]]
     shown = [one for call in calls if "/admin/" in (one := re.split(r"`|\n[${]", call)[0])]
-    assert len(shown) >= 4
+    assert len(shown) >= 3
     for call in shown:
         assert " -d " not in call or "/admin/explain" in call or "application/json" in call, call

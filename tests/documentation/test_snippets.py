@@ -18,7 +18,16 @@ from tests.support.deploy_tools import run
 from tests.support.documentation import Block, blocks
 from tests.support.paths import ROOT
 
-NOT_OF_A_POOL = {"apiVersion", "apiGroups", "rules", "services", "scrape_configs", "groups", "static_resources"}
+NOT_OF_A_POOL = {
+    "apiVersion",
+    "apiGroups",
+    "rules",
+    "services",
+    "scrape_configs",
+    "groups",
+    "static_resources",
+    "model_list",
+}
 """First keys of YAML that other programs read."""
 NAMES = {"prompt_ids": list(range(100)), "output_ids": list(range(50))}
 """What the programs take for given."""

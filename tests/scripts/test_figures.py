@@ -82,14 +82,6 @@ def test_the_same_figure_is_not_typed_twice() -> None:
         assert re.findall(r"(?<![\w.-])\d+\.\d+(?![\w.]|<!--)", row) == [], row
 
 
-def test_an_answer_of_the_gateway_is_the_same_on_both_pages() -> None:
-    notes = [
-        [line for line in (ROOT / page).read_text("utf-8").splitlines() if line.startswith('"note":')]
-        for page in ("README.md", "docs/start.md")
-    ]
-    assert notes[0] == notes[1] != []
-
-
 def test_the_error_of_the_simulator_that_plans_state_is_the_measured_one() -> None:
     figures = read_figures(ROOT)
     for name, words in (("tokens", "{}% in the median"), ("tokens.most", "{}% at most"), ("crossing", "factor of {}")):
