@@ -23,8 +23,9 @@ def options(arguments: list[str]) -> set[str]:
 def help_of(program: str, arguments: list[str]) -> str:
     """Return the help of a program and of the subcommands used; nothing if a plugin that has them is not installed."""
     call, texts = [program], []
+    all_of_curl = ["all"] if program == "curl" else []  # without it the text has the commonest options only
     for word in [*takewhile(re.compile("[a-z][a-z-]*$").match, arguments), "--help"]:
-        done = subprocess.run([*call, "--help"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run([*call, "--help", *all_of_curl], capture_output=True, text=True, timeout=30, check=False)
         if done.returncode or done.stdout in texts:
             return ""
         texts.append(done.stdout)
