@@ -46,6 +46,7 @@ CHECKED_ONLY = {
     "pip": "needs a package index",
     "python3 -m venv": "the same",
     "docker": "needs a container engine",
+    "gh": "needs a release",
     "helm": "needs a cluster",
     "kubectl": "needs a cluster",
     "install": "writes outside the checkout",
