@@ -31,7 +31,7 @@ from backends.health import (
     Unreachable,
     judge,
 )
-from backends.probe import Probe, ProbeResult
+from backends.probe import Probe, ProbeResult, misnamed
 from backends.recovery import Recovery
 from backends.watch import Watch
 
@@ -94,6 +94,7 @@ class Pool:
         # Called with a replica whose `difference` is new, another one or gone.
         self.on_difference: Callable[[Backend], None] | None = None
         self._is_started = False
+        self._misnamed: set[str] = set()  # models that no engine serves, as was said
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -260,6 +261,11 @@ class Pool:
         """Take in the result of a probe."""
         backend, now_s = watch.backend, time.monotonic()
         backend.set_engine(watch.probe.context_tokens, watch.probe.version)
+        watch.serves = result.serves
+        wrong = misnamed(backend.model, [self.watch(each).serves for each in self.of(backend.model)])
+        if wrong and backend.model not in self._misnamed:
+            logger.warning("%s: %s", backend.model, wrong)
+        (self._misnamed.add if wrong else self._misnamed.discard)(backend.model)
         if self.on_implausible is not None:
             for what in result.ignored:
                 self.on_implausible(backend, what)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +20,6 @@ from backends.reported import MOST_CONTEXT_TOKENS, finite, whole
 _MOST_HEALTH_BYTES: Final = 1 << 16
 _MOST_VERSION_BYTES: Final = 1 << 10
 _MOST_MODELS_BYTES: Final = 1 << 20
-_MOST_ANSWER_BYTES: Final = 1 << 20
 _MOST_CARD_BYTES: Final = 1 << 14
 _MOST_NAMES: Final = 5
 _HOTTEST: Final = 100.0
@@ -39,16 +39,17 @@ class ProbeResult:
     refused: bool = False  # whether nothing listens at the address, which needs no second probe to confirm
     late: bool = False  # whether it did not answer in time
     engine: EngineMetrics | None = None  # the replica's metrics; None if it has no such page
+    serves: tuple[str, ...] = ()  # what it serves in place of its model
     # What it reported that cannot be, which was ignored: fields of `EngineMetrics`, or `metrics` for a page that was
     # not read to its end.
     ignored: tuple[str, ...] = ()
 
 
 class Probe:
-    """The HTTP health probe of one replica."""
+    """The HTTP health probe of one replica; of a backend whose model is "", it takes the first that is served."""
 
     def __init__(self, backend: Backend, timeout_s: float) -> None:
-        self._model = backend.model
+        self.model = backend.model
         self._asks_version = backend.asks_version and backend.said_limit is not None
         headers = PLAIN | ({"authorization": f"Bearer {backend.api_key}"} if backend.api_key else {})
         base, uds = backend.url, None
@@ -64,6 +65,7 @@ class Probe:
         self.model_card: dict[str, object] | None = None
         self.context_tokens = 0  # tokens of the longest context, by that entry; 0 if it does not say
         self.version = ""  # of its vLLM, if that is asked for; empty if it does not say
+        self.served: tuple[str, ...] = ()  # names of its models, without adapters, as last read
 
     async def run(self, *, admit: bool) -> ProbeResult:
         """Probe the replica."""
@@ -74,7 +76,7 @@ class Probe:
             if admit or status == 404 or self.model_card is None:
                 problem = await self._check_model()
                 if problem is not None:
-                    return ProbeResult(problem)
+                    return ProbeResult(problem, serves=() if self.model in self.served else self.served)
             return await self._metrics()
         except httpx.ConnectError as error:
             return _unconnected(error)
@@ -92,14 +94,23 @@ class Probe:
 
         The Responses API repeats the sampling parameters that a request was given. Nothing is stored at the engine.
         """
-        body = {"model": self._model, "input": "Hi", "max_output_tokens": 1, "store": False}
-        try:
-            async with self._client.stream("POST", "/v1/responses", json=body) as answer:
-                text = b"".join([part async for part in parts_of(answer, _MOST_ANSWER_BYTES)])
-            document = orjson.loads(text) if answer.status_code == httpx.codes.OK else None
-        except (httpx.HTTPError, orjson.JSONDecodeError):
-            return None
+        body = {"model": self.model, "input": "Hi", "max_output_tokens": 1, "store": False}
+        document = as_json(await self.request("POST", "/v1/responses", body))
         return finite(document.get("temperature"), _HOTTEST) if isinstance(document, dict) else None
+
+    async def request(self, method: str, path: str, body: object = None, most_bytes: int = 1 << 20) -> bytes:
+        """Return the answer to a request, if its status is 200; else nothing."""
+        try:
+            async with self._client.stream(method, path, json=body) as answer:
+                text = b"".join([part async for part in parts_of(answer, most_bytes)])
+        except httpx.HTTPError:
+            return b""
+        return text if answer.status_code == httpx.codes.OK else b""
+
+    async def ask_version(self) -> None:
+        """Ask for the version of vLLM."""
+        document = as_json(await self.request("GET", "/version", most_bytes=_MOST_VERSION_BYTES))
+        self.version = str(document.get("version") or "") if isinstance(document, dict) else ""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -134,27 +145,56 @@ class Probe:
         if status in {401, 403}:
             return f"/v1/models answered {status}: set the backend's api_key"
         if status != 200:
-            return f"/v1/models answered {status}"
+            return f"/v1/models answered {status}" + (": is this an engine?" if status == 404 else "")
         try:
             cards: list[dict[str, Any]] = orjson.loads(body)["data"]
             served = {str(card["id"]): card for card in cards}
-            card = served.get(self._model, {})
+            self.served = tuple(name for name, card in served.items() if not card.get("parent"))
+            self.model = self.model or next(iter(served), "")
+            card = served.get(self.model, {})
             is_short = len(orjson.dumps(card)) <= _MOST_CARD_BYTES
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             return "/v1/models did not answer with a list of models"
+        if not served:
+            return "serves no model"
         if not card:
             names = ", ".join(name[:80] for name in sorted(served)[:_MOST_NAMES]) or "nothing"
             hint = f", or call the model {names} in the pool file" if len(served) == 1 else ""
-            return f"serves {names}, not {self._model}: start it with --served-model-name {self._model}{hint}"
+            return f"serves {names}, not {self.model}: start it with --served-model-name {self.model}{hint}"
         if not is_short:
-            return f"/v1/models says more than {_MOST_CARD_BYTES} bytes of {self._model}"
+            return f"/v1/models says more than {_MOST_CARD_BYTES} bytes of {self.model}"
         self.model_card = card
         self.context_tokens = whole(card.get("max_model_len"), MOST_CONTEXT_TOKENS) or 0
         if self._asks_version:
-            with contextlib.suppress(httpx.HTTPError, UnboundedError, ValueError, KeyError, TypeError):
-                _, body = await get(self._client, "/version", _MOST_VERSION_BYTES)
-                self.version = str(orjson.loads(body)["version"])
+            await self.ask_version()
         return None
+
+
+def as_json(text: bytes) -> Any:
+    """Return a document; None for what is none."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def misnamed(model: str, serves: Sequence[tuple[str, ...]]) -> str:
+    """Return what is wrong with the name of a model that none of its engines serves, where all serve the same; else "".
+
+    Examples
+    --------
+    >>> misnamed("llama", [("meta/llama",)] * 3)[:50]
+    'none of 3 engines serves llama, all serve meta/lla'
+    >>> misnamed("llama", [("meta/llama",), ()])
+    ''
+    """
+    if len(serves) < 2 or not serves[0] or set(serves) != {serves[0]}:
+        return ""
+    names = ", ".join(name[:80] for name in serves[0][:_MOST_NAMES])
+    return (
+        f"none of {len(serves)} engines serves {model}, all serve {names}: call the model {serves[0][0][:80]} in the "
+        f"pool file, or start them with --served-model-name {model}"
+    )
 
 
 def _unconnected(error: httpx.ConnectError) -> ProbeResult:

@@ -37,6 +37,7 @@ class Watch:
         self.rules = rules
         self.health = Health(backend.state, backend.state_reason)
         self.engine: EngineMetrics | None = None  # its last metrics page; None if none was read
+        self.serves: tuple[str, ...] = ()  # what it serves in place of its model, as last probed
         self.occupancy = Occupancy()
         self.wake = asyncio.Event()  # set to have it probed now
         self.probed = asyncio.Event()  # set once it has been

@@ -20,10 +20,18 @@ def check(
     engines: Annotated[
         bool, typer.Option(help="Ask the engines that run whether they are what the file says, for at most 10 s.")
     ] = True,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Ask them for all of it, with a request for four tokens to each.")
+    ] = False,
 ) -> None:
     """Check a pool file and print its pool, without serving it. Exits 2 if there are errors.
 
-    What an engine does otherwise than the file says is a warning, which changes no exit status.
+    What an engine does otherwise than the file says is a warning. With --probe each engine has a line, one that does
+    not answer is a warning too, and the command exits 1 if there are any.
+
+    \b
+    gateway check
+    gateway check --probe --config own.yaml
     """
     path: Path = config or context.obj
     settings = read_pool(path)
@@ -39,15 +47,24 @@ def check(
     typer.echo("\n".join(pool_lines(settings)))
     typer.echo(describe(settings.state))
     backends, warnings = configured(settings), list[str]()
-    if engines and (running := [each for each in backends if not each.launched]):
-        from gateway.cli.engines import compare
+    running = [each for each in backends if not each.launched]
+    if (engines or probe) and running:
+        from gateway.cli.engines import ask, differences, table
+        from gateway.config.load import located
 
-        summary, warnings = compare(running)
-        typer.echo(summary)
+        asked = ask(running, fully=probe)
+        compared = sum(each.result.engine is not None for each in asked)
+        lines = table(asked) if probe else [f"Compared with the metrics of {compared} of {len(asked)} engines."]
+        typer.echo("\n".join(lines))
+        aliases = {name: model.aliases for name, model in settings.models.items()}
+        if issues := list(differences(asked, aliases, fully=probe)):
+            warnings = located(path, issues)
     for line in limit_lines(backends):
         typer.echo(line)
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
+    if probe and warnings:
+        raise typer.Exit(1)
 
 
 def schema() -> None:

@@ -1,30 +1,122 @@
-"""`gateway init`: writes a pool file to begin from."""
+"""`gateway init`: writes a pool file to begin from, of engines that run or of simulated replicas."""
 
 from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from backends.validation import UsageError
 
+if TYPE_CHECKING:
+    from gateway.cli.engines import Engine
+
 _FOR_EDITORS = "# yaml-language-server: $schema=pool.schema.json\n#\n"
+_HEAD = "Written by `gateway init` of what the engines said. A line like this one is to be read, or to be acted on."
 
 
 def init(
     context: typer.Context,
+    urls: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[URL]...", help="Engines that run, as http://10.0.0.1:8000.", show_default=False),
+    ] = None,
+    *,
     config: Annotated[Path | None, typer.Option(help="The pool file.  [default: config/pool.yaml]")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="VLLM_API_KEY", help="Key of the engines, which the file refers to.")
+    ] = None,
 ) -> None:
-    """Write a pool file of simulated replicas to begin from. Exits 2 if the file exists."""
+    """Write a pool file of engines that run; without any, one of simulated replicas.
+
+    Each engine is asked for its model and how it speculates, and answers one request for four tokens. Exits 2 if no
+    engine answers, or the file exists.
+
+    \b
+    gateway init
+    gateway init http://10.0.0.1:8000 http://10.0.0.2:8000
+    """
     path: Path = config or context.obj
-    text = files("gateway.config").joinpath("pool.yaml").read_text("utf-8").removeprefix(_FOR_EDITORS)
+    if path.exists():
+        raise UsageError(f"cannot write {path}: it exists; give another name with --config")
+    if urls:
+        text, summary = _of_engines(urls, api_key)
+    else:
+        text = files("gateway.config").joinpath("pool.yaml").read_text("utf-8").removeprefix(_FOR_EDITORS)
+        summary = "five simulated replicas"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        reason = "it exists" if path.exists() else f"{error.filename}: {error.strerror}"
+        reason = f"{error.filename}: {error.strerror}"
         raise UsageError(f"cannot write {path}: {reason}; give another name with --config") from None
-    typer.echo(f"Wrote {path}: five simulated replicas. Serve them with `gateway --config {path}`.")
+    typer.echo(f"Wrote {path}: {summary}. Serve them with `gateway --config {path}`.")
+
+
+def _of_engines(urls: list[str], api_key: str | None) -> tuple[str, str]:
+    """Return the pool file of some engines, and what it has."""
+    from backends.backend import Backend
+    from backends.speculation import Method
+    from gateway.cli.engines import ask, table
+    from gateway.config.pool_text import check_text, pool_text
+    from gateway.config.short_forms import name_of
+
+    addresses = dict.fromkeys(map(_address, urls))
+    engines = ask([Backend(name_of(u), "", Method.BASELINE, u, api_key=api_key) for u in addresses], fully=True)
+    typer.echo("\n".join(table(engines)))
+    silent = [each for each in engines if each.result.problem is not None]
+    hint = "" if api_key else "; engines with a key need --api-key or VLLM_API_KEY"
+    if len(silent) == len(engines):
+        raise UsageError(f"none of these can be used{hint}")
+    settings, notes = _pool([each for each in engines if each not in silent], has_key=api_key is not None)
+    models = settings["models"]
+    place = ("models", *models, "backends") if len(models) == 1 else ("models",)
+    for each in silent:
+        notes.append((place, f"Left out: {each.result.problem}. If this is an engine:"))
+        notes.append((place, f"  {each.backend.name}: {{url: {each.backend.url}}}"))
+    text = pool_text(settings, notes, [_HEAD])
+    check_text(text, {})
+    if silent:
+        typer.echo(f"Left out, as comments: {', '.join(each.backend.url for each in silent)}{hint}", err=True)
+    if api_key is not None:
+        typer.echo("Set VLLM_API_KEY before you serve it: the key of the engines, which clients need too.", err=True)
+    return text, ", ".join(f"{len(model['backends'])} x {name}" for name, model in models.items())
+
+
+def _pool(engines: list[Engine], *, has_key: bool) -> tuple[dict[str, Any], list[tuple[tuple[str | int, ...], str]]]:
+    """Return the settings of a pool of engines that answered, and notes at their places."""
+    from gateway.cli.engines import unlike
+    from gateway.config.pool_text import Variable
+
+    key = {"api_key": Variable.of("VLLM_API_KEY")} if has_key else {}
+    members: dict[str, list[Engine]] = {}
+    for engine in engines:
+        members.setdefault(next((name for name in members if name in engine.names), engine.names[0]), []).append(engine)
+    models, notes = dict[str, Any](), list[tuple[tuple[str | int, ...], str]]()
+    for name, served in members.items():
+        aliases = [each for each in served[0].names if each != name and all(each in other.names for other in served)]
+        backends = {each.backend.name: {"url": each.backend.url, **key, **each.speculation()} for each in served}
+        models[name] = ({"aliases": aliases} if aliases else {}) | {"policy": {"name": "learned"}, "backends": backends}
+        notes += [(("models", name), unlike(served))] if unlike(served) else []
+        for each in served:
+            said = f"vLLM {each.version}" if each.version else "an engine that does not say its version"
+            said += f", {each.context_tokens:,} tokens of context" if each.context_tokens else ""
+            said += {None: "", 0: ", no prefix cache"}.get(each.metrics.prefix_caching, ", prefix cache")
+            notes += [(("models", name, "backends", each.backend.name), text) for text in (said, *each.notes())]
+    settings: dict[str, Any] = {"server": {"host": "127.0.0.1", "port": 8080}}
+    if has_key:
+        settings["keys"] = [{"name": "engines", "key": Variable.of("VLLM_API_KEY")}]
+    return settings | {"models": models}, notes
+
+
+def _address(text: str) -> str:
+    from gateway.config.urls import address
+
+    url = text if text.startswith("unix:") or "://" in text else f"http://{text}"
+    try:
+        return address(url.rstrip("/").removesuffix("/v1"))
+    except ValueError as error:
+        raise UsageError(f"{text}: {error}") from None

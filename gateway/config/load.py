@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -87,6 +87,12 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
     if problems or settings is None:
         raise ConfigError(path, problems)
     return settings
+
+
+def located(path: Path, issues: Iterable[Issue]) -> list[str]:
+    """Return issues of a pool file that can be read, each as a line with its place in the file."""
+    document = read_yaml(read_text(path, _MOST_BYTES), os.environ)
+    return str(ConfigError(path, _located(list(issues), document))).splitlines()
 
 
 def _located(issues: list[Issue], document: Document) -> list[Problem]:

@@ -65,6 +65,12 @@ class Wire:
             await self.reader.read(1)
         self.upstream.aborted += 1
 
+    async def json_event(self, document: Any) -> None:
+        """Answer with a stream of one event, and its end."""
+        await self.begin_stream()
+        await self.chunk(b"data: " + json.dumps(document).encode() + b"\n\ndata: [DONE]\n\n")
+        await self.end_stream()
+
     def reset(self) -> None:
         self.writer.transport.abort()
 

@@ -180,9 +180,10 @@ models:
         assert result.exit_code == 0, result.output
         assert "Compared with the metrics of 1 of 3 engines." in result.stdout
         assert result.stderr.splitlines() == [
-            f"warning: {MODEL}/a: the pool file says baseline, but its engine speculates, with k 3",
-            f"warning: {MODEL}/b: serves other, not {MODEL}: start it with --served-model-name {MODEL}, "
-            "or call the model other in the pool file",
+            f"warning: {path}:6:19: models.{MODEL}.backends.a.method: the pool file says baseline, but its engine "
+            "speculates, with k 3",
+            f"warning: {path}:7:31: models.{MODEL}.backends.b.url: serves other, not {MODEL}: start it with "
+            f"--served-model-name {MODEL}, or call the model other in the pool file",
         ]
         asked = a.connections
         result = await asyncio.to_thread(CliRunner().invoke, app, ["check", "--no-engines", "--config", str(path)])

@@ -1,0 +1,146 @@
+"""What `gateway init` and `gateway check --probe` say of engines that run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.app import app
+from gateway.config.load import load_pool
+from tests.support.upstream import Upstream, Wire, answer
+
+IDLE = b"vllm:num_requests_running 0\nvllm:kv_cache_usage_perc 0\n"
+CACHE = b'vllm:cache_config_info{enable_prefix_caching="%b"} 1\n'
+DRAFTS = b"vllm:spec_decode_num_drafts_total 30\nvllm:inter_token_latency_seconds_count 100\n" + b"".join(
+    b'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="%d"} 9\n' % position for position in range(5)
+)
+NGRAM = {"method": "ngram", "model": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "revision": None}
+MODEL = "meta/llama"
+
+
+def engine(metrics: bytes = IDLE, model: str = MODEL, config: object = None) -> Upstream:
+    """Return an engine whose streams end with usage; with acceptance if it tells how it speculates."""
+
+    async def behave(wire: Wire) -> None:
+        match wire.seen.target:
+            case "/version":
+                await wire.json({"version": "0.32.0"})
+            case "/server_info?config_format=json":
+                known = {"vllm_config": {"speculative_config": config}}
+                await wire.json(known if config else {"detail": "Not Found"}, 200 if config else 404)
+            case "/v1/completions":
+                assert (wire.seen.json["model"], wire.seen.json["max_tokens"]) == (model, 4)
+                counts = {"speculative_decoding": {"num_accepted_draft_tokens": 0}} if config else {}
+                await wire.json_event({**answer("x"), "metrics": counts})
+
+    return Upstream("engine", model, behave, metrics=metrics)
+
+
+async def run(*words: str, **environ: str) -> tuple[int, list[str], list[str]]:
+    result = await asyncio.to_thread(CliRunner().invoke, app, words, env={"VLLM_API_KEY": "", **environ})
+    return result.exit_code, result.stdout.splitlines(), result.stderr.splitlines()
+
+
+async def test_init_writes_what_the_engines_say(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    async with (
+        engine(IDLE + CACHE % b"True") as plain,
+        engine(IDLE + CACHE % b"False" + DRAFTS, config=NGRAM) as told,
+        engine(IDLE + DRAFTS) as untold,
+        engine(model="other") as other,
+    ):
+        engines, dead = (plain, told, untold, other), "http://127.0.0.1:9"
+        urls = (plain.url.removeprefix("http://"), told.url + "/v1", untold.url, other.url, other.url, dead)
+        status, out, err = await run("init", *urls, "--config", str(path), VLLM_API_KEY="secret")
+        ports = [each.url.rpartition("/")[2] for each in engines]
+        assert [each.seen[0].header("authorization") for each in engines] == ["Bearer secret"] * 4
+    assert status == 0, err
+    assert [line.split() for line in out[1:6]] == [
+        [ports[0], "0.32.0", "none", "2,048", "yes", "yes", "-"],
+        [ports[1], "0.32.0", "ngram,", "k", "5", "2,048", "no", "yes", "yes"],
+        [ports[2], "0.32.0", "unnamed,", "k", "5", "2,048", "?", "yes", "no"],
+        [ports[3], "0.32.0", "none", "2,048", "?", "yes", "-"],
+        ["127.0.0.1:9", "refuses", "connections", "(All", "connection", "attempts", "failed)"],
+    ]
+    assert f"Wrote {path}: 3 x {MODEL}, 1 x other." in out[6]
+    assert err[0].startswith(f"Left out, as comments: {dead}")
+    text = path.read_text()
+    assert "secret" not in text
+    assert "drafts in 30% of its steps" in " ".join(line.strip(" #") for line in text.splitlines())
+    assert "#   127.0.0.1:9: {url: http://127.0.0.1:9}" in text
+    pool = load_pool(path, {"VLLM_API_KEY": "secret"})
+    replicas = pool.models[MODEL].backends
+    assert [(name, each.method.value, each.url) for name, each in replicas.items()] == [
+        (ports[0], "baseline", plain.url),
+        (ports[1], "ngram", told.url),
+        (ports[2], "custom_class", untold.url),
+    ]
+    config = replicas[ports[1]].speculative_config
+    assert config is not None
+    assert config.model_dump(exclude_unset=True) == {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
+    assert [key.name for key in pool.keys] == ["engines"]
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("http://h/x", "http://h/x: must have no path"), ("http://127.0.0.1:9", "none of these can be used; engines wi")],
+)
+async def test_init_writes_nothing_of_no_engine(tmp_path: Path, url: str, said: str) -> None:
+    status, _, err = await run("init", url, "--config", str(tmp_path / "a/pool.yaml"))
+    assert (status, err[-1][: len(said) + 14]) == (2, f"gateway init: {said}")
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_probe_says_each_difference_at_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    async with engine(IDLE + DRAFTS, config=NGRAM) as told, engine(IDLE, "x") as x, engine(IDLE, "x") as too:
+        path.write_text(
+            f"""\
+models:
+  {MODEL}:
+    aliases: [llama]
+    backends:
+      plain: {told.url}
+      gone:
+        url: http://127.0.0.1:9
+  y:
+    backends: [{x.url}, {too.url}]
+"""
+        )
+        status, out, err = await run("check", "--probe", "--config", str(path))
+        assert (await run("check", "--config", str(path)))[0] == 0
+        path.write_text(
+            f"""\
+models:
+  {MODEL}:
+    backends:
+      lookup:
+        url: {told.url}
+        speculative_config: {{method: ngram, num_speculative_tokens: 5, prompt_lookup_max: 3}}
+"""
+        )
+        _, _, later = await run("check", "--probe", "--config", str(path))
+        path.write_text(path.read_text().replace("max: 3", "max: 4"))
+        assert (await run("check", "--probe", "--config", str(path)))[::2] == (0, [])
+    assert status == 1
+    assert [line.split()[:2] for line in out if line.startswith(("plain", "gone"))] == [
+        ["plain", "0.32.0"],
+        ["gone", "refuses"],
+    ]
+    at = f"models.{MODEL}.backends"
+    assert err == [
+        f"warning: {path}:3:15: models.{MODEL}.aliases[0]: not served by plain; "
+        f"start it with --served-model-name {MODEL} llama",
+        f"warning: {path}:5:7: {at}.plain.method: the pool file says baseline, but its engine speculates, with k 5",
+        f"warning: {path}:7:14: {at}.gone.url: refuses connections (All connection attempts failed)",
+        f"warning: {path}:8:3: models.y: none of 2 engines serves y, all serve x: call the model x in the pool file, "
+        "or start them with --served-model-name y",
+    ]
+    assert later == [
+        f"warning: {path}:6:91: {at}.lookup.speculative_config.prompt_lookup_max: the pool file says 3, "
+        "but its engine 4"
+    ]
