@@ -2,6 +2,8 @@
 
 The pages are plain Markdown that reads as well on a forge. Sphinx's source folder is the root of the repository, so
 links to files beside `docs` work in both places. The navigation is made from the links of the pages in `_CONTENTS`.
+What readers search for beyond the words of headings stands below the heading that answers, as
+`<!-- search: 429, rate limit -->`.
 """
 
 import re
@@ -37,6 +39,7 @@ pygments_dark_style = "github-dark"
 _CONTENTS = ("docs/index", "docs/decisions/README", "docs/examples/README")
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _FILE_NAME = re.compile(r"\[[\w./-]+\.md\](?=\()")
+_SEARCHED = re.compile(r"^<!-- search: (.*) -->$", re.MULTILINE)
 _LINK = re.compile(r"^(?:- |\| )?\[([^\]]+)\]\(([^)#:]+)\.md\)", re.MULTILINE)
 
 
@@ -54,10 +57,13 @@ def _add_contents(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def _adapt(app: Sphinx, name: str, source: list[str]) -> None:
-    """Have links show the title of a page in place of its file name, and leave README out of the navigation."""
+    """Have links show titles of pages, and searches find what readers look for; leave README out of the navigation."""
     source[0] = _FILE_NAME.sub("[]", source[0])
+    source[0] = _SEARCHED.sub(lambda found: f"```{{index}} ! {found[1].replace(', ', ', ! ')}\n```", source[0])
     if name == "README":  # the front page on a forge: here for its links, which are checked
-        source[0] = f"---\norphan: true\n---\n{source[0]}"
+        source[0] = f"---\norphan: true\nno-search: true\n---\n{source[0]}"
+    elif name == "CHANGELOG" or name.startswith("docs/decisions/"):  # they tell of the past
+        source[0] = f"---\nno-search: true\n---\n{source[0]}"
 
 
 def setup(app: Sphinx) -> None:
