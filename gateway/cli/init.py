@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gateway.cli.engines import Engine
 
 _FOR_EDITORS = "# yaml-language-server: $schema=pool.schema.json\n#\n"
+Place: TypeAlias = tuple[str | int, ...]
 _HEAD = "Written by `gateway init` of what the engines said. A line like this one is to be read, or to be acted on."
 
 
@@ -61,7 +62,7 @@ def _of_engines(urls: list[str], api_key: str | None) -> tuple[str, str]:
     from backends.backend import Backend
     from backends.speculation import Method
     from gateway.cli.engines import ask, table
-    from gateway.config.pool_text import check_text, pool_text
+    from gateway.config.pool_text import Variable, check_text, pool_text
     from gateway.config.short_forms import name_of
 
     addresses = dict.fromkeys(map(_address, urls))
@@ -71,45 +72,44 @@ def _of_engines(urls: list[str], api_key: str | None) -> tuple[str, str]:
     hint = "" if api_key else "; engines with a key need --api-key or VLLM_API_KEY"
     if len(silent) == len(engines):
         raise UsageError(f"none of these can be used{hint}")
-    settings, notes = _pool([each for each in engines if each not in silent], has_key=api_key is not None)
-    models = settings["models"]
+    key = Variable.of("VLLM_API_KEY") if api_key else None
+    models, notes = _models([each for each in engines if each not in silent], {"api_key": key} if key else {})
     place = ("models", *models, "backends") if len(models) == 1 else ("models",)
     for each in silent:
         notes.append((place, f"Left out: {each.result.problem}. If this is an engine:"))
         notes.append((place, f"  {each.backend.name}: {{url: {each.backend.url}}}"))
-    text = pool_text(settings, notes, [_HEAD])
+    settings = {"server": {"host": "127.0.0.1", "port": 8080}, "keys": [{"name": "engines", "key": key}]}
+    text = pool_text(
+        {name: settings[name] for name in settings if key or name != "keys"} | {"models": models}, notes, [_HEAD]
+    )
     check_text(text, {})
     if silent:
         typer.echo(f"Left out, as comments: {', '.join(each.backend.url for each in silent)}{hint}", err=True)
-    if api_key is not None:
+    if key:
         typer.echo("Set VLLM_API_KEY before you serve it: the key of the engines, which clients need too.", err=True)
     return text, ", ".join(f"{len(model['backends'])} x {name}" for name, model in models.items())
 
 
-def _pool(engines: list[Engine], *, has_key: bool) -> tuple[dict[str, Any], list[tuple[tuple[str | int, ...], str]]]:
-    """Return the settings of a pool of engines that answered, and notes at their places."""
+def _models(engines: list[Engine], key: dict[str, str]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
+    """Return the models of engines that answered, and notes at their places."""
     from gateway.cli.engines import unlike
-    from gateway.config.pool_text import Variable
 
-    key = {"api_key": Variable.of("VLLM_API_KEY")} if has_key else {}
     members: dict[str, list[Engine]] = {}
+    models, notes = dict[str, Any](), list[tuple[Place, str]]()
     for engine in engines:
-        members.setdefault(next((name for name in members if name in engine.names), engine.names[0]), []).append(engine)
-    models, notes = dict[str, Any](), list[tuple[tuple[str | int, ...], str]]()
+        names = engine.said.served
+        members.setdefault(next((name for name in members if name in names), names[0]), []).append(engine)
     for name, served in members.items():
-        aliases = [each for each in served[0].names if each != name and all(each in other.names for other in served)]
-        backends = {each.backend.name: {"url": each.backend.url, **key, **each.speculation()} for each in served}
-        models[name] = ({"aliases": aliases} if aliases else {}) | {"policy": {"name": "learned"}, "backends": backends}
+        common = set.intersection(*(set(each.said.served) for each in served)) - {name}
+        models[name] = {"aliases": sorted(common)} if common else {}
+        models[name] |= {"policy": {"name": "learned"}, "backends": {}}
         notes += [(("models", name), unlike(served))] if unlike(served) else []
         for each in served:
-            said = f"vLLM {each.version}" if each.version else "an engine that does not say its version"
-            said += f", {each.context_tokens:,} tokens of context" if each.context_tokens else ""
-            said += {None: "", 0: ", no prefix cache"}.get(each.metrics.prefix_caching, ", prefix cache")
-            notes += [(("models", name, "backends", each.backend.name), text) for text in (said, *each.notes())]
-    settings: dict[str, Any] = {"server": {"host": "127.0.0.1", "port": 8080}}
-    if has_key:
-        settings["keys"] = [{"name": "engines", "key": Variable.of("VLLM_API_KEY")}]
-    return settings | {"models": models}, notes
+            how = {"method": str(each.method or "custom_class"), "speculative_config": each.config()}
+            settings = {"url": each.backend.url, **key, **how}
+            models[name]["backends"][each.backend.name] = {k: value for k, value in settings.items() if value}
+            notes += [(("models", name, "backends", each.backend.name), note) for note in each.notes()]
+    return models, notes
 
 
 def _address(text: str) -> str:

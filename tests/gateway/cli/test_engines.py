@@ -64,7 +64,7 @@ async def test_init_writes_what_the_engines_say(tmp_path: Path) -> None:
         [ports[1], "0.32.0", "ngram,", "k", "5", "2,048", "no", "yes", "yes"],
         [ports[2], "0.32.0", "unnamed,", "k", "5", "2,048", "?", "yes", "no"],
         [ports[3], "0.32.0", "none", "2,048", "?", "yes", "-"],
-        ["127.0.0.1:9", "refuses", "connections", "(All", "connection", "attempts", "failed)"],
+        ["127.0.0.1:9:", "refuses", "connections", "(All", "connection", "attempts", "failed)"],
     ]
     assert f"Wrote {path}: 3 x {MODEL}, 1 x other." in out[6]
     assert err[0].startswith(f"Left out, as comments: {dead}")
@@ -129,7 +129,7 @@ models:
     assert status == 1
     assert [line.split()[:2] for line in out if line.startswith(("plain", "gone"))] == [
         ["plain", "0.32.0"],
-        ["gone", "refuses"],
+        ["gone:", "refuses"],
     ]
     at = f"models.{MODEL}.backends"
     assert err == [
