@@ -35,6 +35,7 @@ class _Page:
         self._root: Node = schema
         self._examples = read_examples()
         self._headings: dict[str, str] = {}
+        self._of_policies: dict[tuple[str, ...], str] = {}  # rows, and the title of the first policy that has them
         self._name_sections(schema, "")
 
     def text(self) -> str:
@@ -77,8 +78,15 @@ class _Page:
             for key, child in definition["properties"].items()
             if "const" not in child
         ]
-        text = _linked(_first_sentence(self._about(name, definition)))
-        return f"\n## {title}\n\n{text}\n\n" + table(["key", "takes", "default", "meaning"], rows)
+        text = f"\n## {title}\n\n{_linked(_first_sentence(self._about(name, definition)))}\n"
+        if name.endswith("Reference"):
+            known = [row for row in rows if tuple(row) in self._of_policies]
+            rows = [row for row in rows if row not in known]
+            if known:
+                first = self._of_policies[tuple(known[0])]
+                text += f"Also {', '.join(row[0] for row in known)}, as {first.rpartition(' ')[2]} above.\n"
+            self._of_policies |= {tuple(row): title for row in rows}
+        return text + ("\n" + table(["key", "takes", "default", "meaning"], rows) if rows else "")
 
     def _example(self, name: str, key: str, child: Node) -> str:
         """Return the example of a key, if what it takes does not say enough.
