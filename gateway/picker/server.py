@@ -67,8 +67,9 @@ class PickerServer:
 
     async def start(self, opened: socket.socket) -> None:
         """Accept calls at the address of a bound socket, with TLS if the settings say so."""
+        settings = self._gateway.settings.server
         server = self._server = grpc.aio.server(
-            options=[*_OPTIONS, ("grpc.so_reuseport", self._gateway.settings.server.workers > 1)],
+            options=[*_OPTIONS, ("grpc.so_reuseport", settings.workers > 1 or settings.reuse_port)],
             maximum_concurrent_rpcs=_MOST_CALLS,
         )
         methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {

@@ -14,6 +14,7 @@ _HIDDEN = frozenset({"key", "sha256", "env", "api_key", "hash_salt", "redis"})
 _RESTART = (
     "server.host",
     "server.port",
+    "server.reuse_port",
     "server.workers",
     "admin.listen",
     "picker.listen",

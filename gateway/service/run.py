@@ -23,8 +23,9 @@ from backends import background
 from backends.http.address import host_and_port
 from backends.launch.supervisor import Launcher, LaunchError
 from gateway.config.settings import PoolSettings
-from gateway.config.settings.keys import address_of
 from gateway.discovery.discovery import Discovery
+from gateway.listening.listener import ListenError, is_listening, open_sockets
+from gateway.listening.systemd import ServiceManager
 from gateway.reload.reloader import Reloader, ReloadError
 from gateway.reload.series import BesideSeries
 from gateway.reload.watch import watch
@@ -33,7 +34,7 @@ from gateway.service.assembly import Gateway, assemble
 from gateway.service.banner import pool_lines, start_lines
 from gateway.service.change import prepare
 from gateway.service.replicas import SIMULATOR, Replicas, plan
-from gateway.service.server import MakeCompanion, Server, listen, raise_open_file_limit
+from gateway.service.server import MakeCompanion, Server, raise_open_file_limit
 from gateway.service.stores import PEERS, write_launched
 from gateway.service.worker import Assignment, Current
 from gateway.service.workers import Workers
@@ -57,25 +58,18 @@ def serve(
 ) -> int:
     """Serve a pool until SIGTERM or SIGINT; `run_dir` is removed at the end."""
     configure_logging(logging.INFO, settings.telemetry.log_format)
+    manager = ServiceManager()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop runs
     if settings.server.workers > 1:
         resource_tracker.ensure_running()  # a process that inherits this
     raise_open_file_limit()
-    server, admin = settings.server, settings.admin
-    sockets: list[socket.socket] = []
-    picker = settings.picker
-    wanted = [(server.host, server.port, "--host and --port")]
-    wanted += [] if admin.listen is None else [(*address_of(admin.listen), "admin.listen")]
-    wanted += [] if picker is None else [(*address_of(picker.listen), "--listen")]
     with contextlib.ExitStack() as stack:
-        for host, port, options in wanted:
-            try:
-                sockets.append(stack.enter_context(listen(host, port, shared=server.workers > 1)))
-            except OSError as error:
-                print(f"{config_path}: cannot listen on {host} port {port}: {error.strerror}", file=sys.stderr)
-                print(f"Choose another with {options}, or stop the program that listens there.", file=sys.stderr)
-                return 1
-        serving = _Serving(settings, plan(settings, run_dir), sockets, run_dir, config_path, load, companion)
+        try:
+            sockets = [stack.enter_context(each) for each in open_sockets(settings, manager.sockets)]
+        except ListenError as error:
+            print(f"{config_path}: {error}", file=sys.stderr)
+            return 1
+        serving = _Serving(settings, plan(settings, run_dir), manager, sockets, run_dir, config_path, load, companion)
         status = uvloop.run(serving.run())
     if serving.keep_logs:
         print(f"The logs of the replicas are in {run_dir}", file=sys.stderr)
@@ -91,6 +85,7 @@ class _Serving:
         self,
         settings: PoolSettings,
         replicas: Replicas,
+        manager: ServiceManager,
         sockets: list[socket.socket],
         run_dir: Path,
         config_path: Path,
@@ -108,6 +103,7 @@ class _Serving:
         self._found_others = asyncio.Event()
         self._discovery = Discovery(self._found_others.set, self._series.count_discovery)
         self._replicas = replicas
+        self._manager = manager
         self._sockets = sockets
         self._addresses: list[tuple[str, int]] = [opened.getsockname()[:2] for opened in sockets]
         self._run_dir = run_dir
@@ -125,6 +121,7 @@ class _Serving:
         request, is_watched = self._reloader.request, lambda: self._settings.server.watch
         tasks = [
             background.start("announcement", self._announce(console)),
+            background.keep_running("tick", self._manager.keep_alive, of="the watchdog"),
             background.keep_running("reloads", self._reloader.run),
             background.keep_running(
                 "pool file", partial(watch, self._config_path, is_watched, lambda: request("file"))
@@ -154,11 +151,19 @@ class _Serving:
         )
         gateway.reload = partial(self._reloader.reload, "admin")
         server = Server(gateway, self._companion, has_process=True, on_started=self._started.set)
-        loop = asyncio.get_running_loop()
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signal_number, server.drain)
+        self._end_by(server.drain)
         await server.serve_at(*self._sockets)
         return 0 if server.started else 1
+
+    def _end_by(self, end: Callable[[], None]) -> None:
+        """End at a signal."""
+
+        def ended() -> None:
+            self._manager.say("STOPPING=1")
+            end()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, ended)
 
     async def _apply(self, settings: PoolSettings) -> None:
         """Put other settings into effect, or raise."""
@@ -198,14 +203,13 @@ class _Serving:
         background.on_failure.append(self._series.count_failure)
         (self._run_dir / PEERS).mkdir()
         current = Current(0, self._settings, self._replicas.backends, self._admin_digest)
+        places = [opened if is_listening(opened) else opened.getsockname()[:2] for opened in self._sockets]
         self._workers = Workers(
-            Assignment(0, current, self._addresses, self._run_dir, self._companion),
+            Assignment(0, current, places, self._run_dir, self._companion),
             reload=partial(self._reloader.reload, "admin"),
             on_started=self._started.set,
         )
-        loop = asyncio.get_running_loop()
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signal_number, self._workers.stop)
+        self._end_by(self._workers.stop)
         flushing = background.keep_running("tick", self._flush, of="metrics")
         try:
             return await self._workers.run()
@@ -226,6 +230,7 @@ class _Serving:
             while loop.time() < end_s and not self._simulator_is_ready():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await self._started.wait()
+        self._manager.say("READY=1")
         addresses = [host_and_port(*each) for each in self._addresses]
         lines = start_lines(self._settings, addresses, self._generated_admin_key)
         console.print("\n".join(lines), soft_wrap=True, markup=False)

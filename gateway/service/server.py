@@ -11,7 +11,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol
 
 from starlette.types import ASGIApp
 
@@ -20,13 +20,13 @@ from backends.background import Seldom
 from gateway.config.settings.server import ServerSettings
 from gateway.http.connection import ServerConnection
 from gateway.http.server import HttpServer, ServerLimits
+from gateway.listening.listener import Listener
 from gateway.relay.frontend import HttpFrontend
 from gateway.service.app import OwnPaths, create_app
 from gateway.service.assembly import Gateway
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 2048
 _GC_THRESHOLD = 20_000  # more objects than a thousand requests in flight hold
 _KEEP_ALIVE_S = 75  # longer than the idle time of clients' pools, so that the client closes first
 _OTHER_FILES = 64  # what a process opens besides connections of clients and to backends
@@ -90,11 +90,12 @@ class Server:
         """Serve until `drain`: clients at one address, `/admin` and the companion at others if there are such."""
         sockets = list(others)
         async with self.app.router.lifespan_context(self.app):
-            listening = await _listen(self._clients, clients)
+            listening = Listener(self._clients, clients)
+            await listening.start()
             if self._companion is not None:
                 await self._companion.start(sockets.pop())
             if sockets:
-                await _listen(self._operators, sockets.pop())
+                await Listener(self._operators, sockets.pop()).start()
             watching = background.keep_running("open files", _watch_open_files)
             if self._has_process:
                 tune_garbage_collector()
@@ -103,7 +104,7 @@ class Server:
                 self._on_started()
             await self.is_draining.wait()
             watching.cancel()
-            listening.close()
+            await listening.close(is_shared=self._gateway.settings.server.reuse_port)
             await self._wait_for_ends()
 
     async def _wait_for_ends(self) -> None:
@@ -140,12 +141,6 @@ class Server:
         if self._companion is not None:
             self._companion.drain()
         asyncio.get_running_loop().call_later(self._gateway.settings.server.drain_s, self._gateway.relay.stop)
-
-
-async def _listen(server: HttpServer, opened: socket.socket) -> asyncio.Server:
-    # The protocol does not inherit from `asyncio.Protocol`, so that mypyc can compile it.
-    connect = cast("Callable[[], asyncio.Protocol]", lambda: ServerConnection(server))
-    return await asyncio.get_running_loop().create_server(connect, sock=opened, backlog=_BACKLOG)
 
 
 def server_limits(settings: ServerSettings) -> ServerLimits:
@@ -200,24 +195,3 @@ def tune_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, 20, 20)
-
-
-def listen(host: str, port: int, *, shared: bool, checked: bool = False) -> socket.socket:
-    """Return a bound socket to serve on."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, family=0, type=socket.SOCK_STREAM)[0]
-    if shared and port and not checked:
-        with socket.socket(
-            family, kind, protocol
-        ) as probe:  # SO_REUSEPORT would silently share a port with another program
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    opened = socket.socket(family, kind, protocol)
-    try:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        opened.bind(address)
-    except OSError:
-        opened.close()
-        raise
-    return opened

@@ -20,10 +20,11 @@ import uvloop
 from backends import background
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
+from gateway.listening.listener import listen
 from gateway.reload.reloader import Outcome, ReloadError
 from gateway.service.assembly import Gateway, assemble
 from gateway.service.change import prepare
-from gateway.service.server import MakeCompanion, Server, listen
+from gateway.service.server import MakeCompanion, Server
 from gateway.telemetry.log_format import configure_logging
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class Assignment:
 
     worker: int  # from 0
     current: Current
-    addresses: Sequence[tuple[str, int]]  # hosts and ports that all workers listen on
+    places: Sequence[socket.socket | tuple[str, int]]  # where all workers listen: what was passed, or hosts and ports
     run_dir: Path
     companion: MakeCompanion | None
 
@@ -156,18 +157,18 @@ class Worker:
         self._link.send(self._alive)
 
 
-def work(assignment: Assignment, opened: socket.socket) -> None:
+def work(assignment: Assignment, link: socket.socket) -> None:
     """Run a worker process; the target of `multiprocessing.Process`."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent reloads
     level = logging.INFO if assignment.worker == 0 else logging.ERROR  # all would log the same about the pool
     configure_logging(level, assignment.current.settings.telemetry.log_format, assignment.worker)
-    sys.exit(uvloop.run(_work(assignment, opened)))
+    sys.exit(uvloop.run(_work(assignment, link)))
 
 
-async def _work(assignment: Assignment, opened: socket.socket) -> int:
+async def _work(assignment: Assignment, link: socket.socket) -> int:
     current = assignment.current
     gateway = assemble(current.settings, current.backends, current.admin_digest, run_dir=assignment.run_dir)
-    worker = Worker(gateway, current.number, await Link.over(opened))
+    worker = Worker(gateway, current.number, await Link.over(link))
     tasks: list[asyncio.Task[None]] = []
 
     async def follow() -> None:
@@ -182,8 +183,11 @@ async def _work(assignment: Assignment, opened: socket.socket) -> int:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C also reaches the parent, which terminates the workers
+    sockets: list[socket.socket] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(listen(*address, shared=True, checked=True)) for address in assignment.addresses]
+        for place in assignment.places:
+            opened = place if isinstance(place, socket.socket) else listen(*place, shared=True, checked=True)
+            sockets.append(stack.enter_context(opened))
         await server.serve_at(*sockets)
     for task in tasks:
         task.cancel()

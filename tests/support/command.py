@@ -110,17 +110,23 @@ def gateway_command(
     env: dict[str, str] | None = None,
     subcommand: str = "",
     cwd: Path = ROOT,
+    launch: tuple[str, ...] = ("-m", "gateway"),
+    passed: tuple[int, ...] = (),
 ) -> Iterator[Command]:
-    """Run `gateway [SUBCOMMAND] --config CONFIG` on a free port, and check at the end that no process is left."""
+    """Run `gateway [SUBCOMMAND] --config CONFIG` on a free port, and check at the end that no process is left.
+
+    `launch` are the arguments of Python that become the gateway, and `passed` the descriptors that it inherits.
+    """
     log, words = tmp_path / "gateway.log", [subcommand] if subcommand else []
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", *words, "--config", str(config), "--port", "0", *arguments],
+            [sys.executable, *launch, *words, "--config", str(config), "--port", "0", *arguments],
             cwd=cwd,
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            pass_fds=passed,
             env={**os.environ, "GATEWAY_ADMIN_KEY": ADMIN_KEY, **(env or {})},
         )
     command = Command(process, log)

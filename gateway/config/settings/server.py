@@ -24,6 +24,9 @@ class ServerSettings(Settings):
         Port to listen on; 0 picks a free one.
     workers
         Number of worker processes, all listening on the same port.
+    reuse_port
+        Whether another gateway of this user may listen on the same port, so that a new version takes over: start it
+        with the same pool file, and end the old one once it listens.
     drain_s
         Seconds that requests in flight may still run after SIGTERM.
     max_body_mib
@@ -56,6 +59,7 @@ class ServerSettings(Settings):
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     workers: Count = 1
+    reuse_port: bool = False
     drain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     max_body_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
     max_body_values: Count = 1_500_000

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from gateway.config.settings import PoolSettings
+from gateway.listening.listener import listen
 from gateway.routing.keys import digest
 from gateway.service import workers
 from gateway.service.replicas import plan
-from gateway.service.server import listen
 from gateway.service.worker import Assignment, Current
 from gateway.service.workers import Workers
 from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready

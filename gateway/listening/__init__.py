@@ -1,0 +1,1 @@
+"""Where the gateway listens, what it shows there, and what it tells who started it."""

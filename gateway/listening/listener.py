@@ -1,0 +1,138 @@
+"""Where a gateway process listens: at sockets that it opens, or that were passed to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import socket
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from backends.validation import UsageError
+from gateway.config.settings import PoolSettings
+from gateway.config.settings.keys import address_of
+from gateway.http.connection import ServerConnection
+from gateway.http.server import HttpServer
+
+
+class ListenError(Exception):
+    """An address cannot be listened at."""
+
+
+_BACKLOG = 2048
+_HANDSHAKE_S = 0.25
+"""What a client may take from its first packet to its next."""
+_LAST_S = 5.0
+_POLL_S = 0.01
+_SO_ATTACH_FILTER = 26
+# Classic BPF: the flags of the TCP header; drop what has SYN and not ACK, pass all else.
+_NO_SYN = ((0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
+_TCP_INFO_WAITING = 24
+"""Where `struct tcp_info` of a listening socket says how many connections wait to be accepted."""
+
+
+class Listener:
+    """Accepts the connections of an HTTP server at a socket."""
+
+    def __init__(self, server: HttpServer, opened: socket.socket) -> None:
+        self._server = server
+        self._opened = opened
+        self._is_own = not is_listening(opened)
+        self._accepting: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Accept connections."""
+        loop = asyncio.get_running_loop()
+        # The protocol does not inherit from `asyncio.Protocol`, so that mypyc can compile it.
+        connect = cast("Callable[[], asyncio.Protocol]", lambda: ServerConnection(self._server))
+        self._accepting = await loop.create_server(connect, sock=self._opened, backlog=_BACKLOG)
+
+    async def close(self, *, is_shared: bool) -> None:
+        """Accept nothing more; where other processes listen at the same port, lose no connection that is on its way."""
+        if is_shared and self._is_own:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_S):
+                    await _accept_last(self._opened)
+        if self._accepting is not None:
+            self._accepting.close()
+
+
+async def _accept_last(opened: socket.socket) -> None:
+    """Wait until all connections that have begun are accepted.
+
+    The kernel has chosen this socket for them, and resets them when it is closed. Packets that begin another are
+    dropped meanwhile: their clients send them again a second later, and another socket of the port gets them.
+    """
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in _NO_SYN))
+    with contextlib.suppress(OSError):
+        program = struct.pack("HL", len(_NO_SYN), ctypes.addressof(code))
+        opened.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+    await asyncio.sleep(_HANDSHAKE_S)
+    while _waiting(opened):  # noqa: ASYNC110 -- the kernel has no event for it
+        await asyncio.sleep(_POLL_S)
+
+
+def _waiting(opened: socket.socket) -> int:
+    """Return how many connections wait to be accepted."""
+    info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_WAITING + 4)
+    return int.from_bytes(info[_TCP_INFO_WAITING:], sys.byteorder)
+
+
+def is_listening(opened: socket.socket) -> bool:
+    """Return whether a socket listens already, as one that was passed does."""
+    return bool(opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def open_sockets(settings: PoolSettings, passed: Mapping[str, socket.socket]) -> list[socket.socket]:
+    """Return a socket for each address of the settings, in their order: one that was passed, or is bound here.
+
+    Raises
+    ------
+    ListenError
+        If that is not possible at one of them.
+    """
+    server, admin, picker = settings.server, settings.admin, settings.picker
+    wanted = {"clients": (server.host, server.port, "--host and --port")}
+    if admin.listen is not None:
+        wanted["admin"] = (*address_of(admin.listen), "admin.listen")
+    elif "admin" in passed:
+        raise UsageError("LISTEN_FDS: a socket was passed for admin, but admin.listen is not set")
+    if picker is not None:
+        wanted["picker"] = (*address_of(picker.listen), "--listen")
+    opened: list[socket.socket] = []
+    for name, (host, port, options) in wanted.items():
+        try:
+            shares = server.reuse_port or server.workers > 1
+            opened.append(passed.get(name) or listen(host, port, shared=shares, checked=server.reuse_port))
+        except OSError as error:
+            for each in opened:
+                each.close()
+            raise ListenError(
+                f"cannot listen on {host} port {port}: {error.strerror}\nChoose another with {options}, or stop the "
+                "program that listens there; of two gateways with server.reuse_port, the second takes over."
+            ) from None
+    return opened
+
+
+def listen(host: str, port: int, *, shared: bool, checked: bool = False) -> socket.socket:
+    """Return a bound socket to serve on."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, family=0, type=socket.SOCK_STREAM)[0]
+    if shared and port and not checked:
+        with socket.socket(
+            family, kind, protocol
+        ) as probe:  # SO_REUSEPORT would silently share a port with another program
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    opened = socket.socket(family, kind, protocol)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        opened.bind(address)
+    except OSError:
+        opened.close()
+        raise
+    return opened
