@@ -78,7 +78,7 @@ def run_bench(options: BenchOptions) -> int:
         raise UsageError(str(error)) from error
     runs = _compared(sweep, options.baseline)
     document = _document(options, runs, sweep.not_measured, interrupted=session.stopped)
-    print_runs(runs, sweep.not_measured)
+    print_runs(runs, sweep.not_measured, stopped=session.stopped)
     if options.json_file is not None:
         options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     if session.stopped:

@@ -11,8 +11,9 @@ import numpy as np
 from backends.engine_metrics import EngineMetrics
 from lab.bench.targets import Target
 from lab.live.session import Outcome
+from lab.replay.comparison import of_parts
 from lab.replay.simulate import Replayed
-from lab.statistics import Interval, of_units, summary
+from lab.statistics import Interval, summary
 
 
 class Condition(NamedTuple):
@@ -24,7 +25,6 @@ class Condition(NamedTuple):
 
 
 EACH = ("sent_s", "prompt_tokens", "output_tokens", "steps", "ttft_s", "e2e_s")
-_PARTS = 8  # of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,29 +108,5 @@ class Run:
         """Return the run with its speedup over one of the baseline; itself without one, or if it is that."""
         if baseline is None or baseline is self:
             return self
-        e2e, tpot = (_ratio(baseline.result, self.result, metric) for metric in ("e2e_s", "tpot_s"))
+        e2e, tpot = (of_parts(baseline.result, self.result, metric) for metric in ("e2e_s", "tpot_s"))
         return replace(self, speedup=Speedup(baseline.target.name, e2e, tpot))
-
-
-def _ratio(baseline: Replayed, own: Replayed, metric: str) -> Interval | None:
-    """Return the mean of a time under the baseline over that of a run.
-
-    Requests share batches, so the units of the interval are up to eight parts of the runs one after another, each at
-    least as long as the longest request. Runs that are too short for two parts have none.
-    """
-    _, theirs, mine = np.intersect1d(baseline.number, own.number, assume_unique=True, return_indices=True)
-    up, down = getattr(baseline, metric)[theirs], getattr(own, metric)[mine]
-    known = ~(np.isnan(up) | np.isnan(down))
-    up, down = up[known], down[known]
-    if not (up.sum() > 0 and down.sum() > 0):
-        return None
-    parts = max(1, min(_PARTS, _longest_fit(own), _longest_fit(baseline)))
-    part_of = np.arange(len(up)) * parts // len(up)
-    starts = np.flatnonzero(np.diff(part_of, prepend=-1))
-    return of_units([np.add.reduceat(up, starts)], [np.add.reduceat(down, starts)])
-
-
-def _longest_fit(result: Replayed) -> int:
-    """Return how many times the longest request fits into a run."""
-    span_s = (result.arrived_s + result.e2e_s).max() - result.arrived_s.min()
-    return int(span_s / result.e2e_s.max())

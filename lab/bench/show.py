@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.text import Text
 
 from lab.bench.run import Condition, Run, Speedup
+from lab.replay.comparison import in_pairs, verdict
 from lab.replay.figures import figures_tables
 from lab.report.terminal import table_console, text_table
 from lab.statistics import Interval
@@ -14,9 +15,12 @@ from lab.statistics import Interval
 _SHOWN_POSITIONS = 8
 
 
-def print_runs(runs: Sequence[Run], not_measured: Mapping[str, str]) -> None:
+def print_runs(runs: Sequence[Run], not_measured: Mapping[str, str], *, stopped: bool) -> None:
     """Print tables for each condition, and remarks."""
     console = table_console()
+    for line in verdicts(runs, stopped=stopped):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print()
     for condition in dict.fromkeys(run.condition for run in runs):
         alike = [run for run in runs if run.condition == condition]
         console.print(Text(title_of(condition), style="bold"))
@@ -29,6 +33,16 @@ def print_runs(runs: Sequence[Run], not_measured: Mapping[str, str]) -> None:
         console.print(table, "")
     for line in remarks(runs, not_measured):
         console.print(line, markup=False, soft_wrap=True)
+
+
+def verdicts(runs: Sequence[Run], *, stopped: bool) -> Iterator[str]:
+    """Yield who won under each condition."""
+    if stopped:
+        yield "Stopped early: nobody won."
+        return
+    for condition in dict.fromkeys(run.condition for run in runs):
+        played = {run.target.name: run.result for run in runs if run.condition == condition}
+        yield f"{title_of(condition)}: {verdict(played, in_pairs(played))}"
 
 
 def title_of(condition: Condition) -> str:

@@ -17,7 +17,7 @@ from backends.validation import UsageError
 from lab.live.endpoints import LiveEndpoint, endpoints_of, inspect_endpoint
 from lab.live.session import Load, Outcome, Session
 from lab.options.shared import slo_bounds
-from lab.replay.comparison import Traits, intervals, ratios, reference_of
+from lab.replay.comparison import Traits, of_runs, verdict
 from lab.replay.figures import figures_tables
 from lab.replay.options import ReplayOptions
 from lab.replay.pace import paced
@@ -55,11 +55,13 @@ def run_live(options: ReplayOptions) -> int:
         "interrupted": session.stopped,
         "policies": figures,
     }
+    rows = _rows(outcomes)
+    document["verdict"] = "Stopped early: nobody won." if session.stopped else verdict(rows.played, rows.compared)
     _print(document, outcomes, slo, load.left_out)
     if options.json_file is not None:
         options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     if options.report is not None:
-        options.report.write_text(replay_page(document, _rows(outcomes)), encoding="utf-8")
+        options.report.write_text(replay_page(document, rows), encoding="utf-8")
     if session.stopped:
         return _INTERRUPTED
     return 0 if all(one["requests"] for one in figures.values()) else _FAILED
@@ -88,16 +90,13 @@ def _rows(outcomes: Sequence[Outcome]) -> Rows:
         np.array([unknown if record.temperature is None else record.temperature for record in trace]),
         np.array([record.prompt_tokens for record in trace], np.int64),
     )
-    return Rows(
-        played,
-        traits,
-        intervals(ratios(served, reference_of(list(served)), traits), ()) if len(served) > 1 else {},
-    )
+    return Rows(played, traits, of_runs(served, traits))
 
 
 def _print(document: dict[str, Any], outcomes: Sequence[Outcome], slo: Mapping[str, float], left_out: int) -> None:
     console = table_console()
     stopped = ", stopped: unfinished requests are not included" if document["interrupted"] else ""
+    console.print(document["verdict"], markup=False, soft_wrap=True)
     console.print(f"{document['requests']:,} requests for {document['model']}{stopped}", end="\n\n", markup=False)
     for table in figures_tables(document["policies"], slo, "endpoint"):
         console.print(table, "")

@@ -17,11 +17,12 @@ from gateway.config.settings import ModelSettings
 from gateway.service.default_temperature import assumed_temperature
 from gateway.service.replicas import limit_of
 from lab.options.shared import PacedOptions, slo_bounds
+from lab.replay.comparison import verdict
 from lab.replay.figures import figures_of, figures_tables
 from lab.replay.options import ReplayOptions
 from lab.replay.pace import arrivals
 from lab.replay.page import Rows, replay_page
-from lab.replay.play import PolicyRunner, chosen_policies, compare, play_all
+from lab.replay.play import ORACLE, PolicyRunner, chosen_policies, compare, play_all
 from lab.replay.simulate import ReplicaSpec
 from lab.replay.table import RequestTable, request_table
 from lab.report.terminal import table_console
@@ -41,7 +42,9 @@ def run_replay(options: ReplayOptions) -> int:
             runner = PolicyRunner(tuple(pool), requests, options.policies, served, seed, options.warmup)
             played = play_all(runner, policies)
             traits = requests.traits
-            compared = compare(runner, played) if options.report is not None else {}
+            compared = compare(runner, played, always=options.report is not None)
+        deciders = {title: one for title, one in played.items() if title != ORACLE}
+        unhelped = min(one.errors for one in played.values())
         backends = [replica.name for replica in pool]
         first = next(iter(played.values()))
         document: dict[str, Any] = {
@@ -51,6 +54,7 @@ def run_replay(options: ReplayOptions) -> int:
             "warmup": options.warmup,
             "seed": seed,
             "slo": slo,
+            "verdict": verdict(deciders, compared, unhelped),
             "policies": {title: figures_of(one, backends, slo) for title, one in played.items()},
         }
         if options.json_file is not None:
@@ -60,6 +64,7 @@ def run_replay(options: ReplayOptions) -> int:
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     console = table_console()
+    console.print(document["verdict"], markup=False, soft_wrap=True)
     console.print(f"{document['requests']:,} requests on simulated replicas", end="\n\n")
     for table in figures_tables(document["policies"], slo, "policy"):
         console.print(table, "")

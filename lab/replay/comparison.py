@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 import numpy.typing as npt
 
 from lab.replay.simulate import Replayed
 from lab.report.distributions import METRICS
-from lab.statistics import Floats, Interval, of_replications
+from lab.report.winner import winner
+from lab.statistics import Floats, Interval, of_replications, of_units
 
 Numbers = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]
@@ -19,6 +22,7 @@ _PREFERRED = ("least_loaded", "round_robin", "random")
 _FEW = 30
 """Requests that a part needs."""
 _MOST_WORKLOADS = 8
+_PARTS = 8  # of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +67,21 @@ class Part:
 
 
 Key = tuple[str, ...]
-"""A time and a policy, or a part (`Part.key`) and a policy."""
+"""A time and a policy, a part (`Part.key`) and a policy, or `e2e_s` and a pair of policies."""
 
 
 def ratios(played: Mapping[str, Replayed], reference: str, traits: Traits) -> dict[Key, float]:
-    """Return `ratio` of every policy but the reference, by time, and for the time to finish also by part."""
+    """Return `ratio` of every policy but the reference, by time; of the time to finish also by part and in pairs."""
     others = [name for name in played if name != reference]
     found = {(metric, name): ratio(played[name], played[reference], metric) for metric in METRICS for name in others}
-    of_parts = {
+    by_part = {
         (*part.key, name): ratio(played[name], played[reference], "e2e_s", part.inside)
         for part in parts(played[reference], traits)
         for name in others
     }
-    return {key: value for key, value in (found | of_parts).items() if value}
+    mean_s = {reference: 1.0} | {name: value for name in others if (value := found["e2e_s", name])}
+    pairs = {("e2e_s", one, other): mean_s[one] / mean_s[other] for one, other in permutations(mean_s, 2)}
+    return {key: value for key, value in (found | by_part | pairs).items() if value}
 
 
 def intervals(ratios_: Mapping[Key, float], replications: Sequence[Mapping[Key, float]]) -> dict[Key, Interval]:
@@ -83,6 +89,56 @@ def intervals(ratios_: Mapping[Key, float], replications: Sequence[Mapping[Key, 
     return {
         key: of_replications(value, [one[key] for one in replications if key in one]) for key, value in ratios_.items()
     }
+
+
+def of_runs(played: Mapping[str, Replayed], traits: Traits) -> dict[Key, Interval]:
+    """Return the ratios of runs on engines, with the intervals that parts of the runs give."""
+    if len(played) < 2:
+        return {}
+    reference = reference_of(list(played))
+    found: dict[Key, Interval | None] = {**intervals(ratios(played, reference, traits), ())}
+    found |= {(time, name): of_parts(one, played[reference], time) for time in METRICS for name, one in played.items()}
+    return {key: value for key, value in (found | in_pairs(played)).items() if value is not None}
+
+
+def in_pairs(played: Mapping[str, Replayed]) -> dict[Key, Interval | None]:
+    """Return the ratios of the time to finish of all pairs of runs on engines."""
+    return {("e2e_s", a, b): of_parts(played[a], played[b], "e2e_s") for a, b in permutations(played, 2)}
+
+
+def of_parts(one: Replayed, other: Replayed, metric: str) -> Interval | None:
+    """Return the mean of a time in one run on engines over that in another, on the requests that both served.
+
+    Requests share batches, so the units of the interval are up to eight parts of the runs one after another, each at
+    least as long as the longest request. Runs that are too short for two parts have none.
+    """
+    _, mine, theirs = np.intersect1d(one.number, other.number, assume_unique=True, return_indices=True)
+    up, down = getattr(one, metric)[mine], getattr(other, metric)[theirs]
+    known = ~(np.isnan(up) | np.isnan(down))
+    up, down = up[known], down[known]
+    if not (up.sum() > 0 and down.sum() > 0):
+        return None
+    parts = max(1, min(_PARTS, _longest_fit(one), _longest_fit(other)))
+    part_of = np.arange(len(up)) * parts // len(up)
+    starts = np.flatnonzero(np.diff(part_of, prepend=-1))
+    return of_units([np.add.reduceat(up, starts)], [np.add.reduceat(down, starts)])
+
+
+def _longest_fit(result: Replayed) -> int:
+    """Return how many times the longest request fits into a run."""
+    span_s = (result.arrived_s + result.e2e_s).max() - result.arrived_s.min()
+    return int(span_s / result.e2e_s.max())
+
+
+def verdict(played: Mapping[str, Replayed], compared: Mapping[Key, Interval | None], errors: int = 0) -> str:
+    """Return who won; more than so many errors are failures, those that none of them could help."""
+    failed = {
+        name: f"failed {one.errors:,} of {one.errors + len(one.e2e_s):,} requests"
+        for name, one in played.items()
+        if one.errors > errors or not len(one.e2e_s)
+    }
+    mean_s = {name: float(one.e2e_s.mean()) if len(one.e2e_s) else math.nan for name, one in played.items()}
+    return winner(mean_s, {(a, b): compared.get(("e2e_s", a, b)) for a, b in permutations(played, 2)}, failed)
 
 
 def parts(reference: Replayed, traits: Traits) -> list[Part]:

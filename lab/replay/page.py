@@ -38,6 +38,7 @@ def replay_page(document: Mapping[str, Any], rows: Rows) -> str:
         )
     drawn = _Page(document, rows, names_of)
     facts = [
+        document["verdict"],
         f"gateway replay of {trace}: {document['requests']:,} requests, {where}",
         f"after a warm-up of {document['warmup']:,} requests; seed {document['seed']}",
     ]
@@ -94,6 +95,8 @@ class _Page:
                 "There are no intervals: requests of one run share queues, so their spread does not say what another "
                 "run would give."
             )
+        if self._names_of == "endpoint":
+            return "The 95% intervals come from parts of each run; they say nothing of what differs between whole runs."
         return (
             "The 95% intervals come from replays of other traffic like this, drawn from the trace in blocks: they say "
             "what another such trace would give, with other draws."

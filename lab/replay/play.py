@@ -18,6 +18,7 @@ from policies.roles import Stateful
 
 ORACLE = "oracle"
 _MIN_PARALLEL_REQUESTS = 100_000  # over all policies; fewer are simulated before other processes would have started
+_FEW_REQUESTS = 100_000  # over all policies and replications; they are replayed for intervals without being asked to
 
 
 def chosen_policies(given: Sequence[str], served: ModelSettings, seed: int) -> dict[str, Policy | None]:
@@ -81,14 +82,15 @@ def play_all(runner: PolicyRunner, chosen: Mapping[str, Policy | None]) -> dict[
     return {title: played[title] for title in chosen}
 
 
-def compare(runner: PolicyRunner, played: Mapping[str, Replayed]) -> dict[Key, Interval]:
-    """Return the ratios of policies to a reference with their intervals, as of `lab.replay.comparison.intervals`."""
+def compare(runner: PolicyRunner, played: Mapping[str, Replayed], *, always: bool) -> dict[Key, Interval]:
+    """Return the ratios of policies to a reference; their intervals always, or if they take little time."""
     served = {title: one for title, one in played.items() if len(one.e2e_s)}
     if len(served) < 2:
         return {}
     reference = reference_of(list(served))
     others = ReplicationRunner(runner, tuple(served), reference)
-    found = _run(others, range(1, REPLICATIONS + 1), REPLICATIONS * len(served) * len(runner.requests))
+    count = REPLICATIONS * len(served) * len(runner.requests)
+    found = _run(others, range(1, REPLICATIONS + 1), count) if always or count <= _FEW_REQUESTS else []
     return intervals(ratios(served, reference, runner.requests.traits), found)
 
 

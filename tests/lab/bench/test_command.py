@@ -67,6 +67,8 @@ async def test_endpoints_are_measured_at_each_rate_and_temperature_and_compared(
         assert run["itl_s"]["mean"] > 0
         assert (run["speedup"] is None) == (run["target"] == "baseline")
         assert run["speedup"] is None or run["speedup"]["baseline"] == "baseline"
+    assert out.count("e2e, s") == 4
+    assert len(re.findall(r"^[12]00 requests/s, temperature 0(\.5)?: ", out, re.MULTILINE)) == 4  # who won
     assert "secret-key" not in out + err + (tmp_path / "r.json").read_text()
 
 

@@ -130,6 +130,7 @@ async def test_failures_of_an_endpoint_are_reported_and_its_answers_are_kept(tmp
     assert status == 0
     row = next(line.split() for line in printed.splitlines() if line.startswith("mine"))
     assert row[:3] == ["mine", "8", "12"]
+    assert printed.startswith("Nobody won. mine failed 12 of 20 requests and cannot win.\n")
     assert "failed, connect: refused the connection" in printed
     assert " failed: connect</li>" in page.read_text()
 
@@ -159,6 +160,7 @@ async def test_ctrl_c_prints_the_finished_requests(tmp_path: Path) -> None:
         status, printed, error = await ended(process)
     assert status == 130
     assert "Traceback" not in error
+    assert printed.startswith("Stopped early: nobody won.\n")
     assert "stopped: unfinished requests are not included" in printed
     document = orjson.loads(out.read_bytes())
     assert document["interrupted"]

@@ -73,7 +73,7 @@ def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) ->
         "--json", out, "--report", report,
     )  # fmt: skip
     assert code == 0
-    assert printed.startswith("35 requests on simulated replicas\n")
+    assert printed.startswith("thresholds is alone: nobody to compare.\n35 requests on simulated replicas\n")
     document = orjson.loads(out.read_bytes())
     assert list(document["policies"]) == ["thresholds", "oracle"]
     for one in document["policies"].values():
@@ -86,6 +86,7 @@ def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) ->
         assert set(one["shares"]) == {"plain", "tree", "head"}
         assert sum(one["shares"].values()) == pytest.approx(1.0)
     page = ReportPage(report.read_text("utf-8"))
+    assert "thresholds is alone" in page.text  # the oracle does not compete
     assert page.headings == ["Against thresholds", "Distributions", "Requests and choices"]
     counts, times = page.tables["Requests"], page.tables["Time to finish, seconds"]
     assert counts[0] == [
