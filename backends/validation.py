@@ -157,6 +157,8 @@ def _issue_of(details: ErrorDetails, model: type[BaseModel]) -> Issue:
     if kind in {"enum", "literal_error"}:
         return _choice_issue(path, details["input"], context["expected"])
     hint = "put it in quotes" if kind == "string_type" and isinstance(details["input"], int | float) else ""
+    if kind in {"model_type", "dict_type"} and isinstance(details["input"], str) and "{" in details["input"]:
+        hint = "as text it must be JSON alone: double quotes, no flag before it"
     return Issue(path, _message(kind, context, details["msg"]), hint)
 
 
@@ -177,5 +179,5 @@ def _choice_issue(path: Path, value: object, expected: str) -> Issue:
     choices = [part.strip(" '") for part in expected.replace(" or ", ", ").split(",")]
     if not isinstance(value, str):
         return Issue(path, "expected a word", f"one of {', '.join(choices)}")
-    close = difflib.get_close_matches(value, choices, n=1)
+    close = difflib.get_close_matches(value.lower(), choices, n=1)
     return Issue(path, f"unknown '{value}'", _suggestion(close[0]) if close else f"one of {', '.join(choices)}")

@@ -22,7 +22,7 @@ def init(
     context: typer.Context,
     urls: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[URL]...", help="Engines that run, as http://10.0.0.1:8000.", show_default=False),
+        typer.Argument(metavar="URL", help="Engines that run, as http://10.0.0.1:8000.", show_default=False),
     ] = None,
     *,
     config: Annotated[Path | None, typer.Option(help="The pool file.  [default: config/pool.yaml]")] = None,

@@ -53,14 +53,15 @@ def _model(model: Any) -> Any:
 
 
 def _named(backends: list[Any]) -> Any:
-    """Return a list of replicas by name; the list itself if one has neither a name nor an address, or two the same."""
+    """Return a list of replicas by name; the list itself if two have the same name."""
     named: dict[str, Any] = {}
     for each in backends:
         settings = {"url": each} if isinstance(each, str) else each
         if not isinstance(settings, Mapping):
             return backends
         own = {key: value for key, value in settings.items() if key != "name"}
-        named[str(settings.get("name") or name_of(str(own.get("url") or "")))] = own
+        name = name_of(str(own.get("url") or ""))
+        named[str(settings.get("name") or (f"{name}-{len(named) + 1}" if name in named else name))] = own
     return named if len(named) == len(backends) else backends
 
 

@@ -72,6 +72,20 @@ async def test_a_replica_that_refuses_from_the_start_is_logged_once_unless_the_g
         await pool.stop()
 
 
+async def test_a_model_that_all_engines_call_otherwise_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    def serve_other(upstream: Upstream) -> None:
+        upstream.model = "other"
+
+    async with running_pool(serve_other, others=2) as (pool, _, _):
+        await eventually(lambda: all("serves other, not m" in each.state_reason for each in pool))
+        said = (
+            "m: none of 3 engines serves m, all serve other: call the model other in the pool file, or start them with "
+            "--served-model-name m"
+        )
+        await eventually(lambda: said in caplog.messages)
+        await stays(lambda: caplog.messages.count(said) == 1, 0.2)
+
+
 async def test_waiting_for_the_first_probes_ends_at_its_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections but never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

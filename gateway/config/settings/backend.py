@@ -22,13 +22,15 @@ from gateway.config.urls import address
 
 def issues_of_method(data: Mapping[str, Any], *, served: bool) -> Iterator[Issue]:
     """Yield what is wrong with `speculative_config` and `drafter_limit` for the `method` beside them."""
-    config = data.get("speculative_config")
-    if data.get("method") in MODELLESS and data.get("drafter_limit") is not None:
-        what = f"{data['method']} has no draft model, so its drafts have no limit"
+    config, method = data.get("speculative_config"), data.get("method")
+    if not isinstance(method, str):
+        return  # an error of its own
+    if method in MODELLESS and data.get("drafter_limit") is not None:
+        what = f"{method} has no draft model, so its drafts have no limit"
         yield Issue(("drafter_limit",), what, "remove it", at_key=True)
-    if data.get("method") in set(Method) and (config is None or isinstance(config, Mapping | SpeculativeConfig)):
+    if method in set(Method) and (config is None or isinstance(config, Mapping | SpeculativeConfig)):
         raw = config.model_dump(exclude_unset=True) if isinstance(config, SpeculativeConfig) else config
-        for issue in method_issues(Method(data["method"]), raw, served=served):
+        for issue in method_issues(Method(method), raw, served=served):
             yield issue.below("speculative_config")
 
 

@@ -240,14 +240,31 @@ class TestPlainMeaning:
                 "2:60: models.m.backends.b.url: already the address of m's a; list a replica once; "
                 "use aliases for further model names",
             ),
-            ("[http://a, {url: }, {url: }]", "2:24: models.m.backends: expected a mapping of `key: value`"),
+            (
+                "[http://a, http://a]",
+                "2:45: models.m.backends.a-2.url: already the address of m's a; list a replica once; "
+                "use aliases for further model names",
+            ),
+            (
+                "[{name: a, url: 'http://a'}, {name: a, url: 'http://b'}]",
+                "2:24: models.m.backends: expected a mapping of `key: value`",
+            ),
             (
                 "{a: {url: 'http://a', speculative_config: '{\"method\"'}}",
-                "2:76: models.m.backends.a.speculative_config: expected a mapping of `key: value`",
+                "2:76: models.m.backends.a.speculative_config: expected a mapping of `key: value`; "
+                "as text it must be JSON alone: double quotes, no flag before it",
             ),
             (
                 "{a: {url: 'http://a', speculative_config: {num_speculative_tokens: 5}}}",
                 "2:35: models.m.backends.a.method: missing",
+            ),
+            (
+                "{a: {url: 'http://a', method: EAGEL3}}",
+                "2:64: models.m.backends.a.method: unknown 'EAGEL3'; did you mean 'eagle3'?",
+            ),
+            (
+                "{a: {url: 'http://a', method: [ngram]}}",
+                f"2:56: models.m.backends.a.method: expected a word; one of {', '.join(Method)}",
             ),
         ],
     )
