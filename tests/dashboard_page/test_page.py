@@ -34,7 +34,7 @@ def test_a_wrong_key_is_refused_and_the_right_one_opens_the_page(watched: Watche
     assert violations(page) == []
     page.keyboard.type("wrong")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).not_to_be_empty()
+    expect(page.get_by_role("alert")).to_have_text("This key is not accepted.")
     expect(page.locator("main")).to_be_hidden()
     page.get_by_label("Key", exact=True).fill(ADMIN_KEY)
     page.keyboard.press("Enter")
@@ -47,6 +47,11 @@ def test_a_wrong_key_is_refused_and_the_right_one_opens_the_page(watched: Watche
 
 def test_figures_follow_the_traffic(page: Page) -> None:
     assert "key" not in page.url
+    expect(page.locator("#well-verdict")).to_have_text("Yes: all 3 replicas are up.")
+    expect(page.locator("#gain-verdict")).to_contain_text("plain balancing")
+    expect(page.locator("#speculation-verdict")).to_contain_text("no speculation")
+    expect(page.locator("#takes-verdict")).to_contain_text("%")
+    expect(page.locator("#change-verdict")).to_have_text("Nothing, as far as was measured.")
     head = page.locator("#pool-table tbody tr", has_text="head")
     expect(head).to_contain_text("up")
     expect(head).to_contain_text(re.compile(r"\d+(\.\d)?%"))
@@ -74,10 +79,10 @@ def test_a_version_is_shown_pinned_and_unpinned_by_keyboard(page: Page) -> None:
     page.get_by_role("dialog", name="Pin version 1?").wait_for()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_be_hidden()
-    expect(page.locator("#figures")).to_contain_text("no rules are pinned")
+    expect(page.locator("#takes")).to_contain_text("learned decides.")
     page.get_by_role("button", name="Pin version 1").press("Enter")
     page.get_by_role("button", name="Pin", exact=True).press("Enter")
-    expect(page.locator("#figures")).to_contain_text("rules, version 1")
+    expect(page.locator("#takes")).to_contain_text("rules, version 1 decides, in place of learned")
     expect(page.locator("#done")).to_have_text("Version 1 decides.")
     page.get_by_role("button", name="Unpin").press("Enter")
     page.get_by_role("dialog").get_by_role("button", name="Unpin").press("Enter")
@@ -122,7 +127,8 @@ def test_text_of_others_is_never_parsed(watched: Watched, served: Served) -> Non
     document = poisoned(snapshot)
     gain = {"share": 0.1, "low": 0.05, "high": 0.2, "of": evil}
     finding = {"backend": evil, "title": evil, "gain": gain, "evidence": evil, "change": evil}
-    advice = {"models": {document["models"][0]["name"]: {"findings": [finding]}}}
+    advised = {"learns": True, "speculation": gain, "baseline": evil, "findings": [finding]}
+    advice = {"models": {document["models"][0]["name"]: advised}}
     history = {"format": document["format"], "series": [], "at_s": [], "backends": []}
     watched.allowed = ("404",)  # no rules of a model of that name
     page = watched.page
@@ -131,7 +137,9 @@ def test_text_of_others_is_never_parsed(watched: Watched, served: Served) -> Non
     page.route("**/admin/advice", lambda route: route.fulfill(json=advice))
     page.goto(f"{served.url}/dashboard#key={ADMIN_KEY}")
     expect(page.locator("#pool-table")).to_contain_text(f"tree{evil}")
-    expect(page.locator("#advice")).to_contain_text(evil)
+    expect(page.locator("#change-verdict")).to_contain_text(evil)
+    page.get_by_text("How, and why").press("Enter")
+    expect(page.locator("#change-list pre")).to_have_text(evil)
     assert page.locator("main img").count() == 0
     assert page.title() == "Speculation gateway"
 

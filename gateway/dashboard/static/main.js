@@ -1,18 +1,18 @@
 // The dashboard: takes the live data, and shows the chosen model.
 
+import { showAnswers } from "./answers.js";
 import { showBeliefs } from "./beliefs.js";
 import { Charts } from "./charts.js";
 import { DecisionsPanel } from "./decisions.js";
 import { byId, follow, h, setAttribute, setHidden, setText } from "./dom.js";
 import { Feed } from "./feed.js";
-import { showAdvice, showFigures } from "./figures.js";
 import { age, date } from "./format.js";
 import { showLatency } from "./latency.js";
 import { marksOf } from "./methods.js";
 import { Past } from "./past.js";
 import { showPool } from "./pool.js";
 import { RulesPanel } from "./rules.js";
-import { askForKey, get, hasKey, headers, keepKey, restoreKey } from "./session.js";
+import { askForKey, get, hasKey, headers, keepKey, notAccepted, restoreKey } from "./session.js";
 
 const FORMAT = 2;
 const STALE_S = 5;
@@ -88,8 +88,7 @@ function render(withCharts) {
   showModels(models, model);
   setHidden(byId("main"), false);
   const panels = [
-    () => showFigures(model),
-    () => showAdvice(advice[model.name]?.findings ?? []),
+    () => showAnswers(model, advice[model.name], process),
     () => showPool(model, marks),
     () => showLatency(model, marks, process),
     () => showBeliefs(model, marks),
@@ -136,7 +135,7 @@ function refused(status, message) {
   setHidden(byId("forget"), true);
   setText(byId("live-text"), "Not connected");
   if (status === 401 || status === 403) {
-    askForKey(hasKey() ? message : "", () => feed.open());
+    askForKey(hasKey() ? notAccepted({ status, message }) : "", () => feed.open());
   } else {
     setHidden(byId("notice"), false);
     setText(byId("notice-text"), message);

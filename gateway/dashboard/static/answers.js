@@ -1,0 +1,184 @@
+// The first screen: four questions about a model, answered in words.
+
+import { byId, follow, h, setAttribute, setHidden, setStyle, setText } from "./dom.js";
+import { age, duration, fixed, number, percent, times, words } from "./format.js";
+
+const MOST_NAMED = 3;
+const LOWEST = Math.log2(0.25); // the ends of the scale of the gain
+const HIGHEST = Math.log2(2);
+const RULES = {
+  least_loaded: "Each request goes to the replica with the fewest in flight.",
+  round_robin: "Each replica gets requests in turn.",
+  random: "Each request goes to a replica drawn at random.",
+  power_of_two: "Each request goes to the less loaded of two replicas drawn at random.",
+  thresholds: "Each request goes where the first matching rule says.",
+  static: "Requests go where the pool file says.",
+};
+const REASONS = {
+  least_delay: "to the least expected delay",
+  explore: "to learn",
+  control: "to compare with least_loaded",
+  fewest_in_flight: "to the fewest in flight",
+};
+
+/** Shows the answers; `advised` is what `admin/advice` says of the model, undefined where it was not told. */
+export function showAnswers(model, advised, process) {
+  showWell(model, process);
+  showGain(model, advised);
+  showTakes(model);
+  showChange(advised);
+}
+
+function answer(id, text, className = "") {
+  setText(byId(`${id}-verdict`), text);
+  setAttribute(byId(`${id}-verdict`), "class", `verdict ${className}`);
+}
+
+function say(id, texts) {
+  const items = texts.filter(Boolean).map((text, index) => ({ text, index }));
+  follow(byId(id), items, ({ index }) => index, () => h("li"), (item, { text }) => setText(item, text));
+}
+
+/** Returns the first of some things, and how many others there are. */
+function first(items, textOf) {
+  const rest = items.length - MOST_NAMED;
+  return [...items.slice(0, MOST_NAMED).map(textOf), rest > 0 ? `and ${rest} other${rest > 1 ? "s" : ""}` : ""];
+}
+
+/** Returns what is wrong with a replica; empty where it is well. */
+export function trouble(backend) {
+  const { state, reason, outlier, silence, contradiction, difference } = backend;
+  const why = [outlier, contradiction, difference, silence, reason].filter(Boolean).join("; ");
+  return state === "up" ? why : why ? `${state}: ${why}` : state;
+}
+
+function showWell(model, process) {
+  const { backends } = model;
+  const up = backends.filter((backend) => backend.state === "up").length;
+  const wrong = backends.filter(trouble);
+  const sum = (value) => backends.reduce((total, backend) => total + (value(backend) ?? 0), 0);
+  const failed = sum((backend) => backend.failed);
+  const waiting = sum((backend) => backend.engine?.waiting) + model.waiting;
+  if (up === 0) answer("well", "No: no replica is up.", "bad");
+  else if (wrong.length > 0) answer("well", `Not all of it: ${up} of ${backends.length} replicas are up, ${wrong.length} need${wrong.length > 1 ? "" : "s"} a look.`, "warn");
+  else if (model.gain?.frozen) answer("well", `All ${backends.length} replicas are up, but ${model.policy} is frozen: it was worse.`, "warn");
+  else answer("well", backends.length > 1 ? `Yes: all ${backends.length} replicas are up.` : "Yes: its replica is up.", "good");
+  const measured = backends.filter((backend) => backend.ttft !== null);
+  const worst = measured.toSorted((one, other) => other.ttft.p95_s - one.ttft.p95_s)[0];
+  say("well-list", [
+    ...first(wrong, (backend) => `${backend.name}: ${trouble(backend)}`),
+    `${failed === 0 ? "No" : number(failed)} request${failed === 1 ? "" : "s"} failed in the last ${age(process.window_s)}.`,
+    `${number(sum((each) => each.requests_per_s))} requests and ${number(sum((each) => each.output_tokens_per_s))} output tokens per second; ${number(sum((each) => each.in_flight))} in flight, ${number(waiting)} waiting.`,
+    worst ? `Slowest first token: ${duration(worst.ttft.p95_s)} at ${worst.name} (95th percentile).` : "",
+  ]);
+}
+
+/** Returns what the comparison with least_loaded says: the verdict, its class, and what it rests on. */
+function overBalancing(gain) {
+  if (gain === null || gain.share === 0) return ["Not compared with plain balancing.", "", "Set guardrail.share for a comparison with least_loaded."];
+  if (gain.needed_block_s !== null) {
+    return ["Over plain balancing: not known.", "", `Requests take too long to compare: set guardrail.block_s to ${Math.ceil(gain.needed_block_s)} or more.`];
+  }
+  if (gain.ratio === null) return ["Over plain balancing: not known yet.", "", `least_loaded has not decided for long enough: it does in ${percent(gain.share)} of the time.`];
+  const rests = `${fixed(gain.ratio)} times the time of least_loaded (${percent(gain.confidence)} interval ${fixed(gain.low)} to ${fixed(gain.high)}), from ${gain.control_blocks} blocks of time under it.`;
+  if (gain.low <= 1 && gain.high >= 1) return ["Over plain balancing: no difference is certain yet.", "", rests];
+  const change = percent(Math.abs(1 - gain.ratio));
+  return gain.ratio < 1 ? [`${change} less time than plain balancing.`, "good", rests] : [`${change} more time than plain balancing.`, "bad", rests];
+}
+
+/** Returns the same of the comparison with no speculation at all. */
+function overNone(advised) {
+  const title = "Over no speculation";
+  if (advised === undefined) return [`${title}: not shown.`, "", "It needs an admin key, and is asked for once a minute."];
+  if (!advised.learns) return [`${title}: not known.`, "", "The policy learns no step times."];
+  const gain = advised.speculation;
+  if (gain === null) return [`${title}: not known yet.`, "", "Too few answers have been measured."];
+  const than = advised.baseline ? `the steps of ${advised.baseline}` : "a baseline of the calibration, as none was measured";
+  const rests = `Estimated from ${than}: ${percent(gain.share)} of the ${gain.of} saved (95% interval ${percent(gain.low)} to ${percent(gain.high)}).`;
+  if (gain.low <= 0 && gain.high >= 0) return [`${title}: no difference is certain.`, "", rests];
+  const change = percent(Math.abs(gain.share));
+  return gain.share > 0 ? [`${change} less time than without speculation.`, "good", rests] : [`${change} more time than without speculation.`, "bad", rests];
+}
+
+function showGain(model, advised) {
+  const [verdict, className, rests] = overBalancing(model.gain);
+  answer("gain", verdict, className);
+  setText(byId("gain-rests"), rests);
+  byId("gain-interval").replaceChildren(...(model.gain?.ratio ? [interval(model.gain)] : []));
+  const [over, overClass, overRests] = overNone(advised);
+  answer("speculation", over, overClass);
+  setText(byId("speculation-rests"), overRests);
+}
+
+const place = (ratio) => (100 * (Math.min(HIGHEST, Math.max(LOWEST, Math.log2(ratio))) - LOWEST)) / (HIGHEST - LOWEST);
+
+function interval(gain) {
+  const ticks = [0.25, 0.5, 1, 2].map((tick) => {
+    const mark = h("span", { class: tick === 1 ? "tick one" : "tick" }, String(tick));
+    setStyle(mark, "--at", `${place(tick)}%`);
+    return mark;
+  });
+  const range = h("span", { class: "range" });
+  const dot = h("span", { class: "dot" });
+  setStyle(range, "--from", `${place(gain.low)}%`);
+  setStyle(range, "--to", `${place(gain.high)}%`);
+  setStyle(dot, "--at", `${place(gain.ratio)}%`);
+  return h("div", { class: "interval", "aria-hidden": "true" }, ...ticks, range, dot);
+}
+
+function showTakes(model) {
+  const takers = model.backends.filter((each) => each.share > 0).toSorted((one, other) => other.share - one.share);
+  const shares = takers.slice(0, MOST_NAMED).map((each) => `${each.name} ${percent(each.share)}`);
+  const rest = takers.slice(MOST_NAMED);
+  if (rest.length > 0) shares.push(`${rest.length} other${rest.length > 1 ? "s" : ""} ${percent(rest.reduce((sum, each) => sum + each.share, 0))}`);
+  answer("takes", shares.length > 0 ? `${shares.join(", ")}.` : "No requests in the last minute.");
+  const groups = (model.belief?.groups ?? []).toSorted((one, other) => other.requests - one.requests);
+  const over = model.belief?.baseline ?? "a baseline";
+  const instead = model.decides === model.policy ? "" : `, in place of ${model.policy}`;
+  const learns = groups.length > 0;
+  say("takes-list", [
+    `${model.decides} decides${instead}. ${RULES[model.decides] ?? (learns ? "What it found to be fastest, before load:" : "")}`,
+    ...(model.decides in RULES ? [] : groups.slice(0, MOST_NAMED).map((group) => fastest(group, over))),
+    tally(model.decisions),
+  ]);
+}
+
+function fastest(group, over) {
+  const best = group.backends.reduce((one, other) => (one.speedup >= other.speedup ? one : other));
+  const template = group.template ? `, template ${group.template}` : "";
+  const how = best.backend === over ? "nothing is faster" : `${times(best.speedup)} the tokens per second of ${over}`;
+  return `${group.workload || "Not declared"} at temperature ${group.temperature}${template}: ${best.backend}, ${how}.`;
+}
+
+/** Returns how many of the last decisions had which reason. */
+function tally(decisions) {
+  const counts = new Map();
+  for (const { reason } of decisions) counts.set(reason, (counts.get(reason) ?? 0) + 1);
+  const parts = [...counts].toSorted((one, other) => other[1] - one[1]).map(([reason, many]) => `${many} ${REASONS[reason] ?? words(reason)}`);
+  return parts.length > 0 ? `Of the last ${decisions.length} decisions seen: ${parts.join(", ")}.` : "";
+}
+
+function showChange(advised) {
+  const findings = advised?.findings ?? [];
+  if (advised === undefined) answer("change", "Not shown: advice needs an admin key.");
+  else if (findings.length === 0) answer("change", advised.learns ? "Nothing, as far as was measured." : "Not known: the policy learns no step times.");
+  else answer("change", `${titleOf(findings[0])}.${findings[0].gain ? ` Saves about ${percent(findings[0].gain.share)} of the ${findings[0].gain.of}.` : ""}`, "warn");
+  setText(byId("change-rests"), findings.length > 1 ? `The first of ${findings.length}: make it, and measure again before the next.` : "");
+  setHidden(byId("change-how"), findings.length === 0);
+  follow(byId("change-list"), findings.slice(0, 1), (finding) => JSON.stringify(finding), adviceItem, () => {});
+}
+
+function titleOf({ backend, title }) {
+  return backend ? `${backend}: ${title}` : title;
+}
+
+function adviceItem({ backend, gain, evidence, change }) {
+  const worth = gain && `Calculated from what was measured: saves ${percent(gain.share)} (95% interval ${percent(gain.low)} to ${percent(gain.high)}) of the ${gain.of}.`;
+  return h(
+    "div",
+    {},
+    worth ? h("p", {}, worth) : null,
+    h("p", { class: "soft" }, evidence),
+    h("pre", { tabindex: "0", role: "region", "aria-label": `Change for ${backend || "the pool"}` }, change),
+  );
+}
