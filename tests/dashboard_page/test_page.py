@@ -68,6 +68,10 @@ def test_figures_follow_the_traffic(page: Page) -> None:
     page.get_by_label("Model").select_option("other")
     expect(page.locator("#pool-table tbody tr")).to_have_count(1)
     expect(page.locator("#rules-about")).to_contain_text("least_loaded")
+    page.get_by_label("5 min", exact=True).check()
+    page.reload()
+    expect(page.get_by_label("5 min", exact=True)).to_be_checked()
+    expect(page.get_by_label("Model")).to_have_value("other")
 
 
 def test_a_version_is_shown_pinned_and_unpinned_by_keyboard(page: Page) -> None:
@@ -87,6 +91,17 @@ def test_a_version_is_shown_pinned_and_unpinned_by_keyboard(page: Page) -> None:
     page.get_by_role("button", name="Unpin").press("Enter")
     page.get_by_role("dialog").get_by_role("button", name="Unpin").press("Enter")
     expect(page.locator("#rules-about")).to_contain_text("No version is pinned")
+
+
+def test_a_backend_is_drained_and_resumed_from_the_page(page: Page) -> None:
+    row = page.locator("#pool-table tbody tr", has_text="head")
+    row.get_by_role("button", name="Drain head").press("Enter")
+    page.get_by_role("dialog", name="Drain head?").get_by_role("button", name="Drain", exact=True).press("Enter")
+    expect(page.locator("#done")).to_contain_text("head is draining")
+    expect(page.locator("#well-verdict")).to_contain_text("2 of 3 replicas are up")
+    row.get_by_role("button", name="Resume head").press("Enter")
+    page.get_by_role("dialog").get_by_role("button", name="Resume", exact=True).press("Enter")
+    expect(row.get_by_role("button", name="Drain head")).to_be_visible()
 
 
 def test_no_rule_of_wcag_is_broken_in_light_in_the_dark_and_on_a_phone(page: Page) -> None:

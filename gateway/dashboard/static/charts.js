@@ -1,12 +1,14 @@
 // Charts over time, each with the same figures as a table.
 
 /* global uPlot */
+import { keep, shown } from "./address.js";
 import { byId, follow, h, setAttribute, setHidden, setText } from "./dom.js";
 import { clock, duration, fixed, number, percent } from "./format.js";
 import { header, named, swatch } from "./methods.js";
 
 const HEIGHT_PX = 168;
 const RANGES = [5, 15, 30]; // minutes
+const USUAL = 15;
 const LEAST_SHOWN = 2; // minutes, where the past is shorter than the range
 const CHARTS = [
   { title: "Share of requests", series: "requests_per_s", format: percent, stacked: true },
@@ -22,7 +24,7 @@ const colorOf = (name) => getComputedStyle(document.documentElement).getProperty
 export class Charts {
   constructor(past) {
     this.past = past;
-    this.minutes = 15;
+    this.minutes = RANGES.find((minutes) => String(minutes) === shown("minutes")) ?? USUAL;
     this.hiddenBackends = new Set();
     this.asTables = false;
     this.model = null;
@@ -74,6 +76,7 @@ export class Charts {
     const input = h("input", { type: "radio", name: "range", value: minutes, checked: minutes === this.minutes });
     input.addEventListener("change", () => {
       this.minutes = minutes;
+      keep("minutes", String(minutes), String(USUAL));
       this.draw();
     });
     return h("label", {}, input, ` ${minutes} min`);

@@ -1,5 +1,6 @@
 // The dashboard: takes the live data, and shows the chosen model.
 
+import { keep, shown } from "./address.js";
 import { showAnswers } from "./answers.js";
 import { showBeliefs } from "./beliefs.js";
 import { Charts } from "./charts.js";
@@ -12,7 +13,7 @@ import { marksOf } from "./methods.js";
 import { Past } from "./past.js";
 import { showPool } from "./pool.js";
 import { RulesPanel } from "./rules.js";
-import { askForKey, get, hasKey, headers, keepKey, notAccepted, restoreKey } from "./session.js";
+import { askForKey, confirmed, get, hasKey, headers, keepKey, notAccepted, post, restoreKey } from "./session.js";
 
 const FORMAT = 2;
 const STALE_S = 5;
@@ -23,7 +24,7 @@ const ADVICE_MS = 60_000;
 const past = new Past();
 const charts = new Charts(past);
 const decisions = new DecisionsPanel();
-const rules = new RulesPanel(announce, (message) => askForKey(message, () => feed.open()));
+const rules = new RulesPanel(act);
 const feed = new Feed("admin/dashboard", headers, {
   history: takeHistory,
   snapshot: takeSnapshot,
@@ -36,7 +37,7 @@ let advice = {}; // findings by model
 let takenMs = 0; // when the snapshot came, by performance.now()
 let connection = "connecting";
 let nextAttemptMs = 0;
-let chosenModel = new URLSearchParams(location.search).get("model") ?? "";
+let chosenModel = shown("model");
 let charted = ""; // the model that the charts show; empty where its past has been replaced
 let hiddenTimer = 0;
 let doneTimer = 0;
@@ -46,6 +47,17 @@ function announce(text) {
   setText(byId("done"), text);
   clearTimeout(doneTimer);
   doneTimer = setTimeout(() => setText(byId("done"), ""), DONE_MS);
+}
+
+/** Asks a question, unless it is null; then changes something, and says what came of it, `done(answer)`. */
+async function act(question, path, body, done) {
+  if (question !== null && !(await confirmed(...question))) return;
+  try {
+    announce(done(await post(path, body)));
+  } catch (error) {
+    if (error.status === 401 || error.status === 403) askForKey("This needs a key that may change the pool.", () => feed.open());
+    else announce(`Not done: ${error.message}`);
+  }
 }
 
 function isKnown(data) {
@@ -89,7 +101,7 @@ function render(withCharts) {
   setHidden(byId("main"), false);
   const panels = [
     () => showAnswers(model, advice[model.name], process),
-    () => showPool(model, marks),
+    () => showPool(model, marks, act),
     () => showLatency(model, marks, process),
     () => showBeliefs(model, marks),
     () => rules.show(model, snapshot.at_s),
@@ -158,7 +170,7 @@ function tick() {
 
 byId("model").addEventListener("change", (event) => {
   chosenModel = event.target.value;
-  history.replaceState(null, "", `?${new URLSearchParams({ model: chosenModel })}`); // a link to this page shows it again
+  keep("model", chosenModel);
   render(true);
 });
 byId("retry").addEventListener("click", () => feed.open());

@@ -21,7 +21,11 @@ const COLUMNS = [
 const MOST_POSITIONS = 16;
 const STATE_CLASS = { up: "good", starting: "warn", recovering: "warn", draining: "warn", down: "bad", ejected: "bad" };
 
-export function showPool(model, marks) {
+let shownModel = null;
+
+/** Shows the backends; `act` is that of the page: it asks, changes something, and says what came of it. */
+export function showPool(model, marks, act) {
+  shownModel = model;
   const body = bodyOf(byId("pool-table"), "Backends of the model", COLUMNS);
   const busiest = Math.max(1, ...model.backends.map((backend) => backend.in_flight));
   setText(byId("pool-about"), "Rates and shares are those of the last minute.");
@@ -29,18 +33,34 @@ export function showPool(model, marks) {
     body,
     model.backends,
     (backend) => `${backend.name}\n${backend.method}\n${backend.k}\n${backend.drafter_limit?.tokens}`,
-    (backend) => createRow(backend, marks.get(backend.name)),
+    (backend) => createRow(backend, marks.get(backend.name), () => drain(backend.name, act)),
     (row, backend) => update(row, backend, marks.get(backend.name), busiest),
   );
 }
 
-function createRow(backend, mark) {
+/** Drains a backend of the model shown, or resumes it. */
+function drain(name, act) {
+  const { name: model, backends } = shownModel;
+  const backend = backends.find((each) => each.name === name);
+  const reference = { model, backend: name };
+  if (backend.state === "draining") {
+    const done = ({ state }) => `${name} is ${state}${state === "up" ? "." : ", until its engine has answered."}`;
+    act([`Resume ${name}?`, "It gets requests again.", "Resume"], "admin/resume", reference, done);
+    return;
+  }
+  const isLast = !backends.some((each) => each !== backend && each.state === "up");
+  const text = `It gets no more requests; those in flight finish.${isLast ? ` No other replica of ${model} is up: its requests are then refused.` : ""}`;
+  const done = (answer) => `${name} is ${answer.state}; requests in flight there: ${answer.in_flight}.`;
+  act([`Drain ${name}?`, text, "Drain"], "admin/drain", reference, done);
+}
+
+function createRow(backend, mark, onDrain) {
   const limit = backend.drafter_limit;
   const most = limit ? `, to ${number(limit.tokens)} tokens` : "";
   const detail = `${words(backend.method)}${backend.k ? `, k ${backend.k}` : ""}${most}`;
   const flight = cell("In flight", h("span"), bar());
   const share = cell("Share", h("span"), bar());
-  const state = cell("State", h("span", { class: "state" }), h("small"));
+  const state = cell("State", h("span", { class: "state" }), h("small"), h("button", { type: "button", class: "quiet", on: { click: onDrain } }));
   const step = cell("Step", h("span"), h("small"));
   const positions = cell("Acceptance by position", h("span", { class: "positions", role: "img" }));
   return h(
@@ -66,10 +86,13 @@ function update(row, backend, mark, busiest) {
   const outlier = backend.outlier !== null;
   const silent = backend.silence !== null;
   const contradicted = backend.contradiction !== null;
-  const [stateText, why] = state.children;
+  const [stateText, why, button] = state.children;
   setText(stateText, backend.state !== "up" ? backend.state : outlier ? "outlier" : silent ? "silent drafter" : contradicted ? "not as said" : "up");
   setAttribute(stateText, "class", `state ${outlier || silent || contradicted ? "bad" : (STATE_CLASS[backend.state] ?? "warn")}`);
   setText(why, [backend.outlier, backend.contradiction, backend.difference, backend.silence, backend.reason, backend.failed ? `${backend.failed} failed` : ""].filter(Boolean).join("; "));
+  const action = backend.state === "draining" ? "Resume" : "Drain";
+  setText(button, action);
+  setAttribute(button, "aria-label", `${action} ${backend.name}`);
   setText(flight.firstChild, number(backend.in_flight));
   setBar(flight.lastChild, backend.in_flight / busiest, mark.color);
   setCell(waiting, number(backend.engine?.waiting));

@@ -3,15 +3,14 @@
 import { byId, follow, h, setAttribute, setHidden, setText } from "./dom.js";
 import { age, date, percent } from "./format.js";
 import { header } from "./methods.js";
-import { confirmed, get, post } from "./session.js";
+import { get } from "./session.js";
 
 const RETRY_MS = 10_000;
 
 export class RulesPanel {
-  /** `say(text)` announces what was done; `needKey(message)` asks for a key that may change something. */
-  constructor(say, needKey) {
-    this.say = say;
-    this.needKey = needKey;
+  /** `act` is that of the page: it asks, changes something, and says what came of it. */
+  constructor(act) {
+    this.act = act;
     this.model = null;
     this.chosen = null; // version shown; null follows the newest
     this.shown = "";
@@ -105,44 +104,29 @@ export class RulesPanel {
     const rules = this.model.rules;
     if (version === rules.pinned) return;
     const instead = rules.pinned === null ? `\`${this.model.policy}\`` : `version ${rules.pinned}`;
-    await this.#change(
-      `Pin version ${version}?`,
-      `It then decides in all gateways in place of ${instead}, without guardrail and outlier ejection. The policy goes on learning.`,
-      "Pin",
-      "pin",
-      { version },
-      `Version ${version} decides.`,
-    );
+    const text = `It then decides in all gateways in place of ${instead}, without guardrail and outlier ejection. The policy goes on learning.`;
+    await this.#change([`Pin version ${version}?`, text, "Pin"], "pin", { version }, () => `Version ${version} decides.`);
   }
 
   async #unpin() {
     const text = `\`${this.model.policy}\` then decides again in all gateways.`;
-    await this.#change("Unpin the rules?", text, "Unpin", "unpin", {}, "The policy decides.");
+    await this.#change(["Unpin the rules?", text, "Unpin"], "unpin", {}, () => "The policy decides.");
   }
 
   async #thaw() {
     const text = "The policy decides again, and the comparison with least_loaded starts over.";
-    await this.#change("Thaw the policy?", text, "Thaw", "thaw", {}, "The policy decides again.");
+    await this.#change(["Thaw the policy?", text, "Thaw"], "thaw", {}, () => "The policy decides again.");
   }
 
   async #distill() {
     const done = (made) => `Version ${made.version}: ${made.leaves} rules, ${percent(made.kept_share)} of the learned gain kept.`;
-    await this.#change(null, "", "", "distill", {}, done);
+    await this.#change(null, "distill", {}, done);
   }
 
-  /** Asks, unless there is no title; then changes something, and announces what came of it. */
-  async #change(title, text, action, path, body, done) {
-    const button = document.activeElement;
-    if (this.busy || button?.getAttribute("aria-disabled") === "true") return;
-    if (title !== null && !(await confirmed(title, text, action))) return;
+  async #change(question, path, body, done) {
+    if (this.busy || document.activeElement?.getAttribute("aria-disabled") === "true") return;
     this.#setBusy(true);
-    try {
-      const answer = await post(`admin/policy/${path}`, { model: this.model.name, ...body });
-      this.say(typeof done === "function" ? done(answer) : done);
-    } catch (error) {
-      if (error.status === 401 || error.status === 403) this.needKey("This needs a key that may change the pool.");
-      else this.say(`Not done: ${error.message}`);
-    }
+    await this.act(question, `admin/policy/${path}`, { model: this.model.name, ...body }, done);
     this.#setBusy(false);
   }
 
