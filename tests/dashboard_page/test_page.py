@@ -59,7 +59,7 @@ def test_figures_follow_the_traffic(page: Page) -> None:
     measured.filter(has_text=re.compile(r"[1-9]")).wait_for()
     before = measured.inner_text()
     expect(measured).not_to_have_text(before)
-    chart = page.get_by_role("img", name=re.compile("Share of requests.*head"))
+    chart = page.get_by_role("img", name=re.compile("TTFT, 95th percentile.*head"))
     said = str(chart.get_attribute("aria-label"))
     assert chart.locator("canvas").count() == 1
     expect(chart).not_to_have_attribute("aria-label", said)  # there was a new point
