@@ -3,6 +3,7 @@
 Each system stands before four replicas (`benchmarks.faults.engine`), real processes on loopback, under a steady mixed
 load (`benchmarks.faults.load`) that checks every answer word by word. One replica of four, or the system itself, has a
 fault for some seconds. `python -m benchmarks.faults soak` mixes the faults for an hour (`benchmarks.faults.soak`).
+`python -m benchmarks.faults takeover` has new gateways take over from old ones (`benchmarks.faults.takeover`).
 Peers that are not installed are skipped; `benchmarks/overhead/run` says how to install them.
 """
 
@@ -23,6 +24,7 @@ from benchmarks.faults.soak import soak
 from benchmarks.faults.stage import NotStartedError, Stage
 from benchmarks.faults.systems import SYSTEMS, System
 from benchmarks.faults.table import own_table, peers_table
+from benchmarks.faults.takeover import line, takeover
 from benchmarks.overhead.process import raise_open_file_limit
 
 _RATE_PER_S, _FAULT_S = 25.0, 6.0
@@ -31,12 +33,15 @@ _RATE_PER_S, _FAULT_S = 25.0, 6.0
 def main() -> None:
     """Inject the faults, and print what was lost; exits with 1 if the gateway lost a request without a word."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=["faults", "soak"], default="faults")
+    parser.add_argument("what", nargs="?", choices=["faults", "soak", "takeover"], default="faults")
     parser.add_argument("--only", action="append", help="part of a system's name; may be repeated")
     parser.add_argument("--fault", action="append", choices=sorted(INJECTIONS), help="may be repeated")
     parser.add_argument("--seconds", type=float, help="length of a fault (6) or of the soak (3600)")
     parser.add_argument("--rate", type=float, default=_RATE_PER_S, help="requests per second")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--times", type=int, default=20, help="takeovers")
+    parser.add_argument("--passed", action="store_true", help="a takeover by a passed socket, not by reuse_port")
+    parser.add_argument("--workers", type=int, default=1, help="workers of each gateway of a takeover")
     parser.add_argument("--json", type=Path, help="file to write all results to")
     arguments = parser.parse_args()
     # Peers that look for their latest prices or report their use must not: only loopback is used.
@@ -45,6 +50,12 @@ def main() -> None:
     if arguments.what == "soak":
         seconds = arguments.seconds or 3600.0
         sys.exit(asyncio.run(soak(seconds, arguments.rate, arguments.seed, arguments.fault, arguments.json)))
+    if arguments.what == "takeover":
+        found = asyncio.run(
+            takeover(arguments.times, arguments.rate, passes=arguments.passed, workers=arguments.workers)
+        )
+        print(line(found))
+        sys.exit(bool(found.refused or found.lost))
     results = asyncio.run(_run(arguments))
     print(f"\n{peers_table(results)}\n\n{own_table(results)}")
     sys.exit(any(each.system.startswith("gateway") and (each.silent or not each.is_alive) for each in results))

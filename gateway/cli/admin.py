@@ -41,16 +41,28 @@ class Admin:
         return self._request("POST", path, query, content=body)
 
     def _request(self, method: str, path: str, query: dict[str, object], **body: Any) -> Any:
+        import ssl
+
         import httpx
 
         parameters = urlencode({name: value for name, value in query.items() if value is not None})
         url = f"{self.url.rstrip('/')}{path}{'?' if parameters else ''}{parameters}"
         headers = {b"authorization": f"Bearer {self.key}".encode()} if self.key else {}
         try:
-            response = httpx.request(method, url, headers=headers, timeout=_TIMEOUT_S, trust_env=False, **body)
+            response = httpx.request(
+                method,
+                url,
+                headers=headers,
+                timeout=_TIMEOUT_S,
+                trust_env=False,
+                verify=ssl.create_default_context(),
+                **body,
+            )
             answer = response.json()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             hint = ". Does a gateway run there? --url names another." if isinstance(error, httpx.ConnectError) else ""
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                hint = ". SSL_CERT_FILE names a file with the authority that signed it, or with the certificate itself."
             raise failure(f"{self.url} cannot be reached: {error}{hint}") from None
         except ValueError:
             raise failure(f"{url} answered {response.status_code}, but not as a gateway") from None

@@ -31,10 +31,12 @@ def serve_pool(config: Path, server: Mapping[str, Any], picker: Mapping[str, Any
         require("otel", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
     if picker is not None:
         require("picker", "grpc_health", "google.protobuf")
-        if settings.picker is not None and settings.picker.tls is not None:
-            from gateway.picker.tls import Certificate
 
-            Certificate(settings.picker.tls)  # tells of its files now
+    for section, of in (("server", settings.server), ("picker", settings.picker)):
+        if of is not None and of.tls is not None:
+            from gateway.listening.certificate import Certificate
+
+            Certificate(of.tls, f"{section}.tls")  # tells of its files now
 
     run_dir = Path(tempfile.mkdtemp(prefix="gateway-"))
     if settings.server.workers > 1:  # read by prometheus_client when it is imported

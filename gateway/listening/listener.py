@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import logging
 import socket
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import cast
 
+from backends import background
+from backends.background import Seldom
 from backends.validation import UsageError
 from gateway.config.settings import PoolSettings
 from gateway.config.settings.keys import address_of
 from gateway.http.connection import ServerConnection
 from gateway.http.server import HttpServer
+from gateway.listening.certificate import Certificate
+
+log = logging.getLogger(__name__)
 
 
 class ListenError(Exception):
@@ -23,6 +29,16 @@ class ListenError(Exception):
 
 
 _BACKLOG = 2048
+_FULL_PAUSE_S = 0.5
+_HANDSHAKE_SHARE = 8
+"""Of the connections that there may be, one of so many may be beginning TLS."""
+_TLS_S, _TLS_CLOSE_S = 10.0, 2.0
+_LETTERS = [bytes([letter]) for letter in b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"]  # with which a request begins in clear text
+_MOST_HEAD = 1 << 16
+_NOT_TLS = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: 97\r\nconnection: close\r\n\r\n"
+    b'{"error": {"message": "This address speaks TLS: use https://.", "type": "invalid_request_error"}}'
+)
 _HANDSHAKE_S = 0.25
 """What a client may take from its first packet to its next."""
 _LAST_S = 5.0
@@ -37,18 +53,29 @@ _TCP_INFO_WAITING = 24
 class Listener:
     """Accepts the connections of an HTTP server at a socket."""
 
-    def __init__(self, server: HttpServer, opened: socket.socket) -> None:
+    def __init__(self, server: HttpServer, opened: socket.socket, certificate: Certificate | None = None) -> None:
         self._server = server
         self._opened = opened
+        self._certificate = certificate  # for TLS
+        # The connections that have not said all that TLS begins with; the first is the oldest.
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        self._logged = Seldom()
         self._is_own = not is_listening(opened)
         self._accepting: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Accept connections."""
+        if self._certificate is not None:
+            self._opened.setblocking(False)
+            self._opened.listen(_BACKLOG)
+            self._accept_tls()
+            return
         loop = asyncio.get_running_loop()
+        self._accepting = await loop.create_server(self._connect, sock=self._opened, backlog=_BACKLOG)
+
+    def _connect(self) -> asyncio.Protocol:
         # The protocol does not inherit from `asyncio.Protocol`, so that mypyc can compile it.
-        connect = cast("Callable[[], asyncio.Protocol]", lambda: ServerConnection(self._server))
-        self._accepting = await loop.create_server(connect, sock=self._opened, backlog=_BACKLOG)
+        return cast("asyncio.Protocol", ServerConnection(self._server))
 
     async def close(self, *, is_shared: bool) -> None:
         """Accept nothing more; where other processes listen at the same port, lose no connection that is on its way."""
@@ -58,6 +85,68 @@ class Listener:
                     await _accept_last(self._opened)
         if self._accepting is not None:
             self._accepting.close()
+        elif self._opened.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._opened)
+            self._opened.close()
+        if self._handshakes:
+            await asyncio.wait(self._handshakes, timeout=_LAST_S)
+
+    def _accept_tls(self) -> None:
+        if self._opened.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(self._opened, self._accept_one)
+
+    def _accept_one(self) -> None:
+        """Accept a connection, and begin its handshake; in the place of the oldest one if there are many."""
+        loop = asyncio.get_running_loop()
+        try:
+            accepted, _ = self._opened.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # another process was faster, or its client has gone
+            return
+        except OSError:  # no more files can be opened, which is logged where that is watched
+            loop.remove_reader(self._opened)
+            loop.call_later(_FULL_PAUSE_S, self._accept_tls)
+            return
+        if len(self._handshakes) >= max(1, self._server.limits.connections // _HANDSHAKE_SHARE):
+            next(iter(self._handshakes)).cancel()
+        task = background.start("connections", self._begin_tls(accepted))
+        self._handshakes[task] = None
+        task.add_done_callback(self._handshakes.pop)
+
+    async def _begin_tls(self, accepted: socket.socket) -> None:
+        """Have a connection speak TLS; it is closed if it does not in time, or says something else."""
+        assert self._certificate is not None
+        loop = asyncio.get_running_loop()
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        is_taken = False
+        try:
+            async with asyncio.timeout(_TLS_S):
+                if await _first_byte(accepted) in _LETTERS:
+                    accepted.recv(_MOST_HEAD)  # what is unread would break off the answer
+                    accepted.send(_NOT_TLS)
+                    return
+                self._certificate.renew()
+                await loop.connect_accepted_socket(
+                    self._connect, accepted, ssl=self._certificate.context, ssl_shutdown_timeout=_TLS_CLOSE_S
+                )
+                is_taken = True
+        except OSError as error:  # those of ssl are some, and the timeout
+            if self._logged.may_say():
+                log.info("a TLS connection did not begin (%s); logged once a minute", error or "too slow")
+        finally:
+            if not is_taken:
+                accepted.close()
+
+
+async def _first_byte(accepted: socket.socket) -> bytes:
+    """Return the first byte that a client sends, which stays to be read."""
+    loop, has_come = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(accepted, has_come.set)
+    try:
+        await has_come.wait()
+    finally:
+        loop.remove_reader(accepted)
+    return accepted.recv(1, socket.MSG_PEEK)
 
 
 async def _accept_last(opened: socket.socket) -> None:

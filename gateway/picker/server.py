@@ -18,10 +18,11 @@ from starlette.types import ASGIApp
 
 from backends import background
 from backends.http.address import host_and_port
+from gateway.listening.certificate import Certificate
 from gateway.picker.call import Call
 from gateway.picker.destinations import Destinations
 from gateway.picker.stream import Picking
-from gateway.picker.tls import Certificate
+from gateway.picker.tls import credentials
 
 if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
@@ -93,7 +94,7 @@ class PickerServer:
         if settings is None or settings.tls is None:
             server.add_insecure_port(address)
         else:
-            server.add_secure_port(address, Certificate(settings.tls).credentials())
+            server.add_secure_port(address, credentials(Certificate(settings.tls, "picker.tls")))
 
     async def _process(self, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         await Call(self._picking, context).serve()

@@ -47,10 +47,17 @@ class HttpFrontend:
     """What the gateway's HTTP server serves."""
 
     def __init__(
-        self, current: Current, app: ASGIApp, tasks: set[asyncio.Task[None]], *, is_admin: bool = False
+        self,
+        current: Current,
+        app: ASGIApp,
+        tasks: set[asyncio.Task[None]],
+        *,
+        is_admin: bool = False,
+        scheme: str = "http",
     ) -> None:
         self._current = current
         self._is_admin = is_admin  # whether the admin address is served, not that of the clients
+        self._scheme = scheme
         self._app = app  # ASGI application for the gateway's own paths
         self._tasks = tasks  # set to keep the running tasks of `app` in
 
@@ -69,7 +76,7 @@ class HttpFrontend:
         request = reply.request
         headers: RequestHeaders | None = request.notes
         if headers is None:
-            call = _AppCall(reply, body)
+            call = _AppCall(reply, body, self._scheme)
             task = background.start("own paths", call.run(self._app))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -92,7 +99,8 @@ class HttpFrontend:
 class _AppCall:
     """A call of an ASGI application; it is the source of the answer."""
 
-    def __init__(self, reply: HttpReply, body: bytes) -> None:
+    def __init__(self, reply: HttpReply, body: bytes, scheme: str) -> None:
+        self._scheme = scheme
         self._reply = reply
         self._body: bytes | None = body
         self._gone = asyncio.Event()
@@ -110,7 +118,7 @@ class _AppCall:
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": "1.1" if request.is_http_1_1 else "1.0",
             "method": request.method,
-            "scheme": "http",
+            "scheme": self._scheme,
             "raw_path": path,
             "query_string": query,
             "root_path": "",

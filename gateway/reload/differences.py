@@ -15,6 +15,7 @@ _RESTART = (
     "server.host",
     "server.port",
     "server.reuse_port",
+    "server.tls",
     "server.workers",
     "admin.listen",
     "picker.listen",

@@ -83,13 +83,14 @@ def _kind(source: DiscoverSettings) -> str:
 def start_lines(settings: PoolSettings, addresses: Sequence[str], generated_admin_key: str | None = None) -> list[str]:
     """Return the lines printed once the gateway listens: for clients, and at addresses for `/admin` and the picker."""
     address, *others = addresses
-    url = f"http://{address}"
+    scheme = settings.server.scheme
+    url = f"{scheme}://{address}"
     lines = [f"Listening at {url}  (OpenAI base_url: {url}/v1)"]
     picker = [] if settings.picker is None else [f"Endpoint picker at grpc://{others.pop()}  (Envoy: ext_proc)"]
     if settings.dashboard.enabled:
         key = f"#key={generated_admin_key}" if generated_admin_key else ""
-        lines += [f"Dashboard at http://{[address, *others][-1]}{room.page}{key}" for room in rooms() if room.page]
-    lines += [*(f"/admin is at http://{other} only." for other in others), *picker]
+        lines += [f"Dashboard at {scheme}://{[address, *others][-1]}{room.page}{key}" for room in rooms() if room.page]
+    lines += [*(f"/admin is at {scheme}://{other} only." for other in others), *picker]
     simulated = [b for model in settings.models.values() for b in model.backends.values() if b.simulate is not None]
     if simulated:
         what = "replica is" if len(simulated) == 1 else "replicas are"

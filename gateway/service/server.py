@@ -20,6 +20,7 @@ from backends.background import Seldom
 from gateway.config.settings.server import ServerSettings
 from gateway.http.connection import ServerConnection
 from gateway.http.server import HttpServer, ServerLimits
+from gateway.listening.certificate import Certificate
 from gateway.listening.listener import Listener
 from gateway.relay.frontend import HttpFrontend
 from gateway.service.app import OwnPaths, create_app
@@ -72,11 +73,15 @@ class Server:
         self._has_process = has_process
         self._on_started = on_started  # called once connections are accepted
         self._must_end = False  # whether nothing in flight is waited for any more
-        limits = server_limits(gateway.settings.server)
+        settings = gateway.settings.server
+        self._certificate = None if settings.tls is None else Certificate(settings.tls, "server.tls")
+        limits = server_limits(settings)
         self._own = OwnPaths(self.app, gateway)
-        self._clients = HttpServer(HttpFrontend(gateway, self._own, self.tasks), limits, writes=gateway.relay.writes)
+        frontend = HttpFrontend(gateway, self._own, self.tasks, scheme=settings.scheme)
+        self._clients = HttpServer(frontend, limits, writes=gateway.relay.writes)
         own = OwnPaths(self.app, gateway, is_admin=True)
-        self._operators = HttpServer(HttpFrontend(gateway, own, self.tasks, is_admin=True), limits)
+        frontend = HttpFrontend(gateway, own, self.tasks, is_admin=True, scheme=settings.scheme)
+        self._operators = HttpServer(frontend, limits)
         self._companion = None if companion is None else companion(gateway, self._own)
         gateway.on_change.append(self._follow)
 
@@ -90,12 +95,14 @@ class Server:
         """Serve until `drain`: clients at one address, `/admin` and the companion at others if there are such."""
         sockets = list(others)
         async with self.app.router.lifespan_context(self.app):
-            listening = Listener(self._clients, clients)
+            listening = Listener(self._clients, clients, self._certificate)
             await listening.start()
+            operators: Listener | None = None
             if self._companion is not None:
                 await self._companion.start(sockets.pop())
             if sockets:
-                await Listener(self._operators, sockets.pop()).start()
+                operators = Listener(self._operators, sockets.pop(), self._certificate)
+                await operators.start()
             watching = background.keep_running("open files", _watch_open_files)
             if self._has_process:
                 tune_garbage_collector()
@@ -106,6 +113,8 @@ class Server:
             watching.cancel()
             await listening.close(is_shared=self._gateway.settings.server.reuse_port)
             await self._wait_for_ends()
+            if operators is not None:
+                await operators.close(is_shared=False)
 
     async def _wait_for_ends(self) -> None:
         """Wait for what is in flight, which `drain` ends after a time; operators are not waited for."""

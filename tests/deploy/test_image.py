@@ -72,7 +72,7 @@ def test_ports_and_paths_are_consistent() -> None:
     assert command[0] == "gateway"
     assert options == {"--config": "/etc/gateway/pool.yaml", "--host": "0.0.0.0", "--port": only("EXPOSE")}
     assert ("COPY", f"config/pool.yaml {options['--config']}") in instructions()
-    assert f", {only('EXPOSE')}," in only("HEALTHCHECK")
+    assert f":{only('EXPOSE')}'" in only("HEALTHCHECK")
 
 
 async def health_check(port: int) -> int:

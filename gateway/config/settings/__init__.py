@@ -10,11 +10,11 @@ from gateway.config.settings.dashboard import DashboardSettings
 from gateway.config.settings.discover import DiscoverSettings, InferencePoolSettings, KubernetesSettings
 from gateway.config.settings.keys import AdminSettings, KeySettings, SloSettings
 from gateway.config.settings.model import ModelSettings, PolicyReference
-from gateway.config.settings.picker import PickerSettings, PickerTlsSettings
+from gateway.config.settings.picker import PickerSettings
 from gateway.config.settings.pool import PoolSettings
 from gateway.config.settings.queue import QueueSettings
 from gateway.config.settings.recorder import RecorderSettings
-from gateway.config.settings.server import HealthSettings, ServerSettings, TimeoutSettings
+from gateway.config.settings.server import HealthSettings, ServerSettings, TimeoutSettings, TlsSettings
 from gateway.config.settings.state import StateSettings
 from gateway.config.settings.telemetry import OtlpSettings, TelemetrySettings
 
@@ -31,7 +31,6 @@ __all__ = [
     "ModelSettings",
     "OtlpSettings",
     "PickerSettings",
-    "PickerTlsSettings",
     "PolicyReference",
     "PoolSettings",
     "QueueSettings",
@@ -44,4 +43,5 @@ __all__ = [
     "StateSettings",
     "TelemetrySettings",
     "TimeoutSettings",
+    "TlsSettings",
 ]

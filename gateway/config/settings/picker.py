@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from gateway.config.settings.base import Settings
 from gateway.config.settings.keys import checked_address
-
-
-class PickerTlsSettings(Settings):
-    """The certificate that the picker shows to the proxy.
-
-    Parameters
-    ----------
-    certificate
-        File with the chain of certificates, in PEM.
-    key
-        File with the private key, in PEM.
-    """
-
-    certificate: Path
-    key: Path
+from gateway.config.settings.server import TlsSettings
 
 
 class PickerSettings(Settings):
@@ -48,6 +33,6 @@ class PickerSettings(Settings):
     """
 
     listen: Annotated[str, AfterValidator(checked_address)] = "127.0.0.1:9002"
-    tls: PickerTlsSettings | None = None
+    tls: TlsSettings | None = None
     fallbacks: Annotated[int, Field(ge=0, le=16)] = 2
     answers: Annotated[float, Field(ge=0, le=1)] = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
@@ -11,6 +12,21 @@ from pydantic import (
 
 from backends.validation import Issue
 from gateway.config.settings.base import Count, Seconds, Settings
+
+
+class TlsSettings(Settings):
+    """A certificate that is shown to who connects.
+
+    Parameters
+    ----------
+    certificate
+        File with the chain of certificates, in PEM.
+    key
+        File with the private key, in PEM.
+    """
+
+    certificate: Path
+    key: Path
 
 
 class ServerSettings(Settings):
@@ -27,6 +43,8 @@ class ServerSettings(Settings):
     reuse_port
         Whether another gateway of this user may listen on the same port, so that a new version takes over: start it
         with the same pool file, and end the old one once it listens.
+    tls
+        TLS, for clients and at `admin.listen`; null is clear text. Files that are replaced are read again.
     drain_s
         Seconds that requests in flight may still run after SIGTERM.
     max_body_mib
@@ -60,6 +78,7 @@ class ServerSettings(Settings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     workers: Count = 1
     reuse_port: bool = False
+    tls: TlsSettings | None = None
     drain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     max_body_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
     max_body_values: Count = 1_500_000
@@ -69,6 +88,11 @@ class ServerSettings(Settings):
     max_unfinished_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 256.0
     max_in_flight: Count | None = None
     watch: bool = False
+
+    @property
+    def scheme(self) -> str:
+        """What the URLs of the gateway begin with."""
+        return "http" if self.tls is None else "https"
 
     @property
     def max_body_bytes(self) -> int:

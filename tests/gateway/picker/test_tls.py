@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import grpc
@@ -13,8 +10,9 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from backends.validation import UsageError
-from gateway.config.settings import PickerTlsSettings
-from gateway.picker.tls import Certificate
+from gateway.config.settings import TlsSettings
+from gateway.listening.certificate import Certificate
+from tests.support.certificates import copied, make_pair, replace
 from tests.support.command import gateway_command, until
 from tests.support.upstream import upstreams_in_thread
 
@@ -27,63 +25,47 @@ picker:
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[PickerTlsSettings]:
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[TlsSettings]:
     folder = tmp_path_factory.mktemp("tls")
-    made = []
-    for number in range(2):
-        settings = PickerTlsSettings(certificate=folder / f"{number}.crt", key=folder / f"{number}.key")
-        command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=localhost"
-        names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-        files = ["-keyout", str(settings.key), "-out", str(settings.certificate)]
-        subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
-        made.append(settings)
-    return made
+    return [make_pair(folder / str(number)) for number in range(2)]
 
 
 @pytest.fixture
-def used(pairs: list[PickerTlsSettings], tmp_path: Path) -> PickerTlsSettings:
+def used(pairs: list[TlsSettings], tmp_path: Path) -> TlsSettings:
     """A copy of the first pair, whose files may be replaced."""
-    used = PickerTlsSettings(certificate=tmp_path / "tls.crt", key=tmp_path / "tls.key")
-    replace(used.certificate, pairs[0].certificate)
-    replace(used.key, pairs[0].key)
-    return used
+    return copied(pairs[0], tmp_path)
 
 
-def replace(file: Path, by: Path) -> None:
-    """Replace a file as a whole, as kubelets do."""
-    os.replace(shutil.copy(by, file.with_suffix(".new")), file)
-
-
-def test_files_that_cannot_be_used_are_named(pairs: list[PickerTlsSettings], tmp_path: Path) -> None:
-    mixed = PickerTlsSettings(certificate=pairs[0].certificate, key=pairs[1].key)
-    missing = PickerTlsSettings(certificate=tmp_path / "none.crt", key=pairs[0].key)
+def test_files_that_cannot_be_used_are_named(pairs: list[TlsSettings], tmp_path: Path) -> None:
+    mixed = TlsSettings(certificate=pairs[0].certificate, key=pairs[1].key)
+    missing = TlsSettings(certificate=tmp_path / "none.crt", key=pairs[0].key)
     for settings in (mixed, missing):
         with pytest.raises(UsageError, match=f"{settings.certificate} and {settings.key} cannot be used"):
-            Certificate(settings)
+            Certificate(settings, "picker.tls")
 
 
 def test_half_of_a_new_pair_changes_nothing(
-    pairs: list[PickerTlsSettings], used: PickerTlsSettings, caplog: pytest.LogCaptureFixture
+    pairs: list[TlsSettings], used: TlsSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "gateway.picker.tls")
-    certificate = Certificate(used)
-    assert certificate.renewed() is None
+    caplog.set_level(logging.INFO, "gateway.listening.certificate")
+    certificate = Certificate(used, "picker.tls")
+    assert not certificate.renew()
     assert not caplog.messages
     replace(used.certificate, pairs[1].certificate)
-    assert certificate.renewed() is None
-    assert certificate.renewed() is None
+    assert not certificate.renew()
+    assert not certificate.renew()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     replace(used.key, pairs[1].key)
-    assert certificate.renewed() is not None
+    assert certificate.renew()
     assert caplog.messages[-1] == f"picker.tls: {used.certificate} has been read again"
-    assert certificate.renewed() is None
+    assert not certificate.renew()
 
 
 @pytest.mark.slow
 def test_a_renewed_certificate_is_shown_without_a_restart(
-    pairs: list[PickerTlsSettings], used: PickerTlsSettings, tmp_path: Path
+    pairs: list[TlsSettings], used: TlsSettings, tmp_path: Path
 ) -> None:
-    def serves(trusted: PickerTlsSettings) -> bool:
+    def serves(trusted: TlsSettings) -> bool:
         credentials = grpc.ssl_channel_credentials(trusted.certificate.read_bytes())
         with grpc.secure_channel(command.picker, credentials, [("grpc.use_local_subchannel_pool", 1)]) as channel:
             check = channel.unary_unary(

@@ -138,6 +138,6 @@ capabilities:
 {{- if and $picker.enabled (not $picker.tls.existingSecret) -}}
 grpc: {port: 9002, service: {{ index . 2 }}}
 {{- else -}}
-httpGet: {path: {{ index . 1 }}, port: http}
+httpGet: {path: {{ index . 1 }}, port: http{{ with ((index . 0).Values.pool.server | default dict).tls }}, scheme: HTTPS{{ end }}}
 {{- end -}}
 {{- end -}}

@@ -1,0 +1,126 @@
+"""TLS at the gateway's own addresses: served, renewed, and hostile or clumsy clients."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.config.settings import TlsSettings
+from tests.support.certificates import copied, make_pair, replace
+from tests.support.command import gateway_command, until
+from tests.support.upstream import upstreams_in_thread
+from tests.support.waiting import TIMEOUT_S
+
+POOL = """
+server: {{tls: {{certificate: "{tls.certificate}", key: "{tls.key}"}}, max_connections: 32, workers: {workers}}}
+health: {{interval_s: 0.2}}
+models:
+  m: {{policy: {{name: round_robin}}, backends: {{a: {{method: baseline, url: "{url}"}}}}}}
+admin: {{listen: "127.0.0.1:0"}}
+"""
+
+
+class Served:
+    """A gateway that speaks TLS."""
+
+    def __init__(self, port: int, trusted: TlsSettings) -> None:
+        self.port = port
+        self.context = ssl.create_default_context(cafile=str(trusted.certificate))
+
+    def asks(self, method: str = "GET", path: str = "/health", body: Any = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT_S, context=self.context)
+        with contextlib.closing(connection):
+            connection.request(method, path, None if body is None else json.dumps(body))
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[TlsSettings]:
+    folder = tmp_path_factory.mktemp("tls")
+    return [make_pair(folder / str(number)) for number in range(2)]
+
+
+@contextlib.contextmanager
+def served(tls: TlsSettings, folder: Path, workers: int = 1) -> Iterator[tuple[int, int]]:
+    with upstreams_in_thread("a", "m") as (upstream,):
+        pool = folder / "pool.yaml"
+        pool.write_text(POOL.format(url=upstream.url, tls=tls, workers=workers))
+        with gateway_command(pool, folder) as command:
+            assert command.url.startswith("https://")
+            assert command.admin_url.startswith("https://")
+            assert "curl -N https://" in command.printed()
+            yield int(command.url.rpartition(":")[2]), int(command.admin_url.rpartition(":")[2])
+            assert command.end() == 0
+            assert "Traceback" not in command.printed()
+
+
+@pytest.mark.slow
+def test_a_renewed_certificate_is_shown_while_connections_stay(pairs: list[TlsSettings], tmp_path: Path) -> None:
+    used = copied(pairs[0], tmp_path)
+    with served(used, tmp_path) as (port, admin_port):
+        before, after = Served(port, pairs[0]), Served(port, pairs[1])
+        chat = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+        until(lambda: before.asks("POST", "/v1/chat/completions", chat)[0] == 200)
+        assert before.asks("POST", "/v1/chat/completions", chat)[1].endswith(b"data: [DONE]\n\n")
+        assert Served(admin_port, pairs[0]).asks(path="/readyz")[0] == 200
+        kept = http.client.HTTPSConnection("127.0.0.1", port, timeout=TIMEOUT_S, context=before.context)
+        for _ in range(2):
+            kept.request("GET", "/health")
+            answer = kept.getresponse()
+            assert (answer.status, answer.read()) == (200, b"")
+            replace(used.certificate, pairs[1].certificate)  # without its key: the one before is shown
+            assert before.asks()[0] == 200
+        replace(used.key, pairs[1].key)
+        assert after.asks()[0] == 200
+        with pytest.raises(ssl.SSLCertVerificationError):
+            before.asks()
+        kept.request("GET", "/health")
+        assert kept.getresponse().status == 200
+        kept.close()
+
+
+@pytest.mark.slow
+def test_clients_that_do_not_begin_tls_keep_nobody_out(pairs: list[TlsSettings], tmp_path: Path) -> None:
+    with served(pairs[0], tmp_path) as (port, _), contextlib.ExitStack() as stack:
+        clear = httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+        assert (clear.status_code, clear.json()["error"]["message"]) == (
+            400,
+            "This address speaks TLS: use https://.",
+        )
+        gone = socket.create_connection(("127.0.0.1", port))
+        gone.close()
+        opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(100)]
+        for number, each in enumerate(opened):
+            each.settimeout(TIMEOUT_S)
+            with contextlib.suppress(ConnectionError):  # some are closed already
+                each.sendall([b"", b"\x16\x03\x01\x02\x00", b"\x00" * 64][number % 3])
+        assert Served(port, pairs[0]).asks()[0] == 200
+        for each in opened[:3]:  # the oldest have made room
+            with contextlib.suppress(ConnectionError):
+                while each.recv(100):
+                    pass
+
+
+@pytest.mark.slow
+def test_workers_speak_tls(pairs: list[TlsSettings], tmp_path: Path) -> None:
+    with served(pairs[0], tmp_path, workers=2) as (port, _):
+        assert {Served(port, pairs[0]).asks()[0] for _ in range(4)} == {200}
+
+
+def test_files_that_cannot_be_used_are_named_before_anything_starts(tmp_path: Path) -> None:
+    pool = tmp_path / "pool.yaml"
+    missing = TlsSettings(certificate=tmp_path / "none.crt", key=tmp_path / "none.key")
+    pool.write_text(POOL.format(url="http://127.0.0.1:9", tls=missing, workers=1))
+    with gateway_command(pool, tmp_path) as command:
+        assert command.process.wait(TIMEOUT_S) == 2
+        assert f"server.tls: {missing.certificate} and {missing.key} cannot be used" in command.printed()
