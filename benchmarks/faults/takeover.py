@@ -150,10 +150,10 @@ async def _take_over(gateways: _Gateways, load: Load, found: Takeovers) -> None:
     open_streams = len(load.pending)
     await gateways.until_ended()
     ended_s = time.monotonic()
-    failed = sum(load.tally.failures().values())
     print(
         f"takeover {found.times}: the new one listens after {listening_s - began_s:.1f} s; {open_streams} streams "
-        f"open, the old one ended {ended_s - listening_s:.1f} s later; {load.sent} sent, {failed} failed",
+        f"open, the old one ended {ended_s - listening_s:.1f} s later; {load.sent} sent, "
+        f"failed {load.tally.examples() or 0}",
         flush=True,
     )
 

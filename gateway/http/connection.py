@@ -23,7 +23,7 @@ _MAX_WAITING_BYTES: Final = 2**16
 _MAX_IN_A_ROW: Final = 16
 """Requests of a connection that are answered at once before others have their turn."""
 _LINGER_S = 2.0
-_BEGIN_S = 1.0
+_BEGIN_S = 5.0
 """Seconds that a connection has to begin, or to complete a head, while the server is being stopped."""
 
 

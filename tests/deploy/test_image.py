@@ -79,7 +79,7 @@ async def health_check(port: int) -> int:
     """Run the health check of the image against a local port, and return its exit status."""
     python, *arguments = json.loads(only("HEALTHCHECK").partition("CMD ")[2])
     assert python == "python"
-    arguments = [argument.replace(f", {only('EXPOSE')},", f", {port},") for argument in arguments]
+    arguments = [argument.replace(f":{only('EXPOSE')}'", f":{port}'") for argument in arguments]
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, stderr=asyncio.subprocess.DEVNULL, env={"http_proxy": "http://127.0.0.1:9"}
     )
