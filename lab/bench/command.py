@@ -17,7 +17,7 @@ from backends.launch.supervisor import LaunchError
 from backends.validation import UsageError
 from lab.bench.options import BenchOptions
 from lab.bench.run import Acceptance, Condition, Run
-from lab.bench.show import print_runs
+from lab.bench.show import show_runs
 from lab.bench.targets import Target, running, targets_of
 from lab.live.endpoints import engine_counters, inspect_endpoint
 from lab.live.session import Load, Session
@@ -78,7 +78,7 @@ def run_bench(options: BenchOptions) -> int:
         raise UsageError(str(error)) from error
     runs = _compared(sweep, options.baseline)
     document = _document(options, runs, sweep.not_measured, interrupted=session.stopped)
-    print_runs(runs, sweep.not_measured, stopped=session.stopped)
+    show_runs(runs, sweep.not_measured, options.report, stopped=session.stopped)
     if options.json_file is not None:
         options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     if session.stopped:

@@ -8,13 +8,14 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import yaml
+from rich.table import Table
 
 from backends.calibration.calibration import Calibration, Kind, load_calibration
 from backends.validation import UsageError
 from lab.calibrate.fit import fitted
 from lab.calibrate.loops import Loop, played, read_loops
 from lab.calibrate.options import CalibrateOptions
-from lab.report.terminal import table_console, text_table
+from lab.report.terminal import report, text_table
 
 _HEAD = """\
 # Made by `gateway calibrate` of {files}.
@@ -31,14 +32,14 @@ def run_calibrate(options: CalibrateOptions) -> int:
     try:
         like = load_calibration(options.like)
         like = like.model_copy(update={"hardware": options.hardware, "target": options.target or like.target})
-        errors = _held_out(loops, like)
+        errors, tables = _held_out(loops, like)
         document = fitted(loops, like)
     except ValueError as error:
         raise UsageError(str(error)) from error
     document["step"]["source"] += f"; {errors}"
     text = yaml.safe_dump(document, sort_keys=False, width=120)
     options.out.write_text(_HEAD.format(files=", ".join(options.measured), errors=errors) + text, encoding="utf-8")
-    print(f"{errors}\n{options.out} is fitted to all.")
+    report("gateway calibrate", [errors, f"{options.out} is fitted to all.", "", *tables], options.report)
     return 0
 
 
@@ -49,11 +50,11 @@ def _file(given: str) -> tuple[Path, Kind]:
     return (Path(path), Kind(kind)) if named else (Path(given), Kind.CHAT)
 
 
-def _held_out(loops: Sequence[Loop], like: Calibration) -> str:
-    """Print how well a fit to every second concurrency predicts the others, and return it in words."""
+def _held_out(loops: Sequence[Loop], like: Calibration) -> tuple[str, list[Table]]:
+    """Return how well a fit to every second concurrency predicts the others, in words and as a table."""
     levels = sorted({loop.concurrency for loop in loops})
     if len(levels) < 2:
-        return "Its error is not known: none of one concurrency can be held out."
+        return "Its error is not known: none of one concurrency can be held out.", []
     headings = [heading for name in ("tpot, ms", "ttft, ms") for heading in (name, "simulated", "error")]
     table = text_table(["held out", "at once", *headings], left=1)
     errors = []
@@ -67,10 +68,9 @@ def _held_out(loops: Sequence[Loop], like: Calibration) -> str:
             figures = zip(pairs, errors[-1], strict=True)
             cells = [f"{1e3 * real:.2f} {1e3 * ours:.2f} {error:+.1%}" for (real, ours), error in figures]
             table.add_row(loop.method.value, f"{loop.concurrency}", *" ".join(cells).split())
-    table_console().print(table, "")
     tpot, ttft = np.abs(np.array(errors)).T
     fit, others = (", ".join(map(str, levels[start::2])) for start in (0, 1))
     return (
         f"Fitted to {fit} at once, the TPOT at {others} is off by {np.median(tpot):.1%} in the median and by at most "
         f"{tpot.max():.1%}, the TTFT by {np.median(ttft):.1%}."
-    )
+    ), [table]

@@ -57,7 +57,7 @@ def run_plan(options: PlanOptions) -> int:
         planned = plan_windows(traffic.windows, how)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    show(planned, objective, str(traffic))
+    show(planned, objective, str(traffic), options.report)
     if options.json_file is not None:
         described = orjson.dumps(document(planned, objective), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         options.json_file.write_bytes(described)

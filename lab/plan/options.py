@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lab.options.shared import JsonFile, PacedOptions, writable
+from lab.options.shared import JsonFile, PacedOptions, ReportFile, writable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,7 @@ class PlanOptions(PacedOptions):
     budget: Annotated[int, typer.Option(min=1, help="Approximate number of mixes to try.")] = 200
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes.  [default: one per core]")] = None
     json_file: JsonFile = None
+    report: ReportFile = None
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", callback=writable, help="Pool file to write the plan to.")
     ] = None

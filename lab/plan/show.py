@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -13,34 +14,23 @@ from lab.plan.output import serve_commands
 from lab.plan.planning import Planned
 from lab.plan.result import Objective, Plan
 from lab.plan.words import LEFT_OUT, schedules, shown, to_change, verdict
-from lab.report.terminal import table_console, text_table
+from lab.report.terminal import report, text_table
 
 
-def show(planned: Planned, objective: Objective, sampled: str) -> None:
-    """Print a plan."""
+def show(planned: Planned, objective: Objective, sampled: str, path: Path | None) -> None:
+    """Show a plan."""
     plan = planned.plan
     known = planned.calibration
     scaled = f": {known.step.source}; how far that is off: docs/plan.md" if "@" in known.name else ""
-    print(f"{sampled}\n\n{known.target} on {machine_of(known)}{scaled}")
-    if plan is None:
-        print("Nothing fits:")
-    else:
-        print(verdict(plan, objective))
-        print(f"\nBest of {plan.tried:,} mixes tried, routed by {planned.policy['name']}:")
-        table_console().print(_mixes(plan, objective))
-        print(LEFT_OUT)
-        if (changed := to_change(plan)) is not None:
-            print(changed)
-        for line in schedules(plan):
-            print(line)
-    print("\nMemory:")
-    for kind in planned.kinds:
-        if not kind.schedule:
-            print(f"  {kind.title}: {kind.fit.reason}")
+    parts: list[str | Table] = ["Nothing fits." if plan is None else verdict(plan, objective), ""]
+    parts += [sampled, "", f"{known.target} on {machine_of(known)}{scaled}"]
     if plan is not None:
-        print("\nTo start them:")
-        for line in serve_commands(planned):
-            print("  " + line)
+        parts.append(f"Best of {plan.tried:,} mixes tried, routed by {planned.policy['name']}:")
+        parts += [_mixes(plan, objective), LEFT_OUT, *filter(None, [to_change(plan)]), *schedules(plan)]
+    parts += ["", "Memory:", *(f"  {kind.title}: {kind.fit.reason}" for kind in planned.kinds if not kind.schedule)]
+    if plan is not None:
+        parts += ["", "To start them:", *(f"  {line}" for line in serve_commands(planned))]
+    report("gateway plan", parts, path)
 
 
 def _mixes(plan: Plan, objective: Objective) -> Table:

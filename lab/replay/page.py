@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lab.replay.comparison import Key, Traits, parts, reference_of
 from lab.replay.simulate import Replayed
-from lab.report.distributions import METRICS, distribution
+from lab.report.distributions import METRICS, Looks, distribution
 from lab.report.page import figures, legend, listed, page, section, table
 from lab.statistics import Interval
 
@@ -52,18 +52,16 @@ class _Page:
         self._figures: Mapping[str, Mapping[str, Any]] = document["policies"]
         self._rows, self._names_of = rows, names_of
         self._played = {name: one for name, one in rows.played.items() if len(one.e2e_s)}
-        self._colors = {name: f"var(--s{index % _SERIES + 1})" for index, name in enumerate(rows.played)}
-        self._dashes = {name: index for index, name in enumerate(rows.played)}
+        self._looks = looks(rows.played)
         self._reference = reference_of(list(self._played)) if len(self._played) > 1 else None
 
     def sections(self) -> Iterator[str]:
         """Yield the HTML of each."""
         if len(self._rows.played) > 1:
-            entries = [(name, color, self._dashes[name]) for name, color in self._colors.items()]
-            yield legend(entries, f"Colour of each {self._names_of}")
+            yield legend(self._looks, f"Colour of each {self._names_of}")
         yield self._side_by_side()
         if self._played:
-            yield section("Distributions", figures(*(self._distribution(metric) for metric in METRICS)))
+            yield section("Distributions", distributions(self._played, self._names_of, self._looks))
             yield self._parts()
         yield self._totals()
         yield section("Notes", listed(self._notes()))
@@ -101,10 +99,6 @@ class _Page:
             "The 95% intervals come from replays of other traffic like this, drawn from the trace in blocks: they say "
             "what another such trace would give, with other draws."
         )
-
-    def _distribution(self, metric: str) -> str:
-        values = {name: getattr(one, metric) for name, one in self._played.items()}
-        return distribution(metric, values, self._colors, self._dashes, self._names_of)
 
     def _parts(self) -> str:
         if self._reference is None:
@@ -144,6 +138,21 @@ class _Page:
             for kind, count in one.get("failures", {}).items():
                 yield f"{name}: {count:,} failed: {kind}"
             yield from (f"{name}: {line}" for line in one.get("notes", ()))
+
+
+def looks(names: Iterable[str]) -> Looks:
+    """Return name, colour and dash pattern of each line."""
+    return [(name, f"var(--s{index % _SERIES + 1})", index) for index, name in enumerate(names)]
+
+
+def distributions(played: Mapping[str, Replayed], names_of: str, lines: Looks) -> str:
+    """Return a figure for each time."""
+    return figures(
+        *(
+            distribution(metric, {name: getattr(one, metric) for name, one in played.items()}, lines, names_of)
+            for metric in METRICS
+        )
+    )
 
 
 def shown(ratio: Interval | None) -> str:

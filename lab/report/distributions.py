@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,6 +16,9 @@ METRICS = {
     "tpot_s": ("Time per output token", "milliseconds", 1e3),
 }
 """Title, unit and factor from seconds, by the name of a time."""
+
+Looks = Sequence[tuple[str, str, int]]
+"""Name, colour and dash pattern of lines."""
 
 SHARES = (*range(1, 100), 99.5, 99.9)
 """Percentages of a distribution that are drawn; the outermost requests would stretch the axis."""
@@ -55,15 +58,13 @@ def summary_cells(values: Floats, factor: float = 1.0) -> list[str]:
     return ["-" if value is None else f"{factor * value:.3f}" for value in summary(values).values()]
 
 
-def distribution(
-    metric: str, values: Mapping[str, Floats], colors: Mapping[str, str], dashes: Mapping[str, int], names_of: str
-) -> str:
+def distribution(metric: str, values: Mapping[str, Floats], looks: Looks, names_of: str) -> str:
     """Return the distributions of a time as a figure with their statistics in a table; empty without values."""
     title, unit, factor = METRICS[metric]
     lines = [
-        Line(name, colors[name], [(factor * value, share) for value, share in points], dashes[name])
-        for name, own in values.items()
-        if (points := ecdf(own))
+        Line(name, color, [(factor * value, share) for value, share in points], dash)
+        for name, color, dash in looks
+        if name in values and (points := ecdf(values[name]))
     ]
     if not lines:
         return ""

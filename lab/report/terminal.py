@@ -1,12 +1,17 @@
-"""Tables on the terminal."""
+"""What a command found: lines and tables on the terminal, and on a page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import accumulate
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from lab.report.page import page, table
 
 
 def table_console() -> Console:
@@ -21,3 +26,31 @@ def text_table(headings: Sequence[str], left: int) -> Table:
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index < left else "right", no_wrap=index != left - 1)
     return table
+
+
+def report(title: str, parts: Sequence[str | Table], path: Path | None = None, drawn: str = "") -> None:
+    """Print lines and tables, and write them to a page with what is drawn; the first line says what was found."""
+    console = table_console()
+    for part in parts:
+        if isinstance(part, Table):
+            console.print(part, "")
+        else:
+            console.print(part, markup=False, soft_wrap=True)
+    if path is not None:
+        head = next(iter(parts))
+        path.write_text(page(title, title, [str(head)], ["<section>", *_html(parts[1:]), "</section>", drawn]), "utf-8")
+
+
+def _html(parts: Sequence[str | Table]) -> Iterator[str]:
+    for part in parts:
+        if isinstance(part, str):
+            yield f"<p>{escape(part)}</p>" if part else ""
+            continue
+        first, *others = ([str(cell) for cell in column.cells] for column in part.columns)
+        headings = [str(column.header) for column in part.columns]
+        yield table(headings[0], headings, zip(accumulate(first, _or_last), *others, strict=True))
+
+
+def _or_last(last: str, name: str) -> str:
+    """Return a name that the terminal leaves out where it is that of the row above."""
+    return name or last

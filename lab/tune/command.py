@@ -15,7 +15,7 @@ from lab.options.shared import slo_bounds
 from lab.parallel import all_cores
 from lab.replay.command import pool_of, requests_of, served_model
 from lab.replay.figures import figures_of, figures_tables
-from lab.report.terminal import table_console
+from lab.report.terminal import report
 from lab.statistics import REPLICATIONS, of_replications
 from lab.tune.knobs import Goal, Scoring
 from lab.tune.options import TuneOptions
@@ -61,8 +61,10 @@ def run_tune(options: TuneOptions) -> int:
         scores = {name: scoring([one]) for name, one in played.items()}
         better = scores["tuned"] < scores["present"]
         pairs = list(zip(replayed[::2], replayed[1::2], strict=True))
-        lines = [*_search_lines(result, windows, cut, len(requests)), *_result_lines(goal, scores, pairs)]
-        options.out.write_text(_rules_file(result.settings if better else present, lines), encoding="utf-8")
+        found, searched = _result_lines(goal, scores, pairs), _search_lines(result, windows, cut, len(requests))
+        options.out.write_text(
+            _rules_file(result.settings if better else present, [*searched, *found]), encoding="utf-8"
+        )
         backends = [one.name for one in pool]
         figures = {name: {"score": scores[name], **figures_of(one, backends, slo)} for name, one in played.items()}
         if options.json_file is not None:
@@ -77,7 +79,11 @@ def run_tune(options: TuneOptions) -> int:
             options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
-    _print(figures, slo, lines)
+    report(
+        "gateway tune",
+        [*found, "", *searched, "Held-out requests", *figures_tables(figures, slo, "rules")],
+        options.report,
+    )
     return 0
 
 
@@ -123,7 +129,7 @@ def _search_lines(result: SearchResult, windows: Sequence[Window], cut: int, req
 def _result_lines(goal: Goal, scores: Mapping[str, float], replayed: Sequence[tuple[float, float]]) -> list[str]:
     """Return lines that describe the result, for the terminal and the file."""
     tuned, present, load = (scores[name] for name in ("tuned", "present", "least_loaded"))
-    lines = [f"There, {_WHAT[goal]}: tuned {tuned:.4g}, present {present:.4g}, least_loaded {load:.4g}."]
+    lines = [f"Held out, {_WHAT[goal]}: tuned {tuned:.4g}, present {present:.4g}, least_loaded {load:.4g}."]
     if tuned >= present:
         return [*lines, "No gain: these are the present rules, unchanged."]
     if min(tuned, *(score for pair in replayed for score in pair)) > 0:
@@ -152,12 +158,3 @@ def _rules_file(settings: ThresholdSettings, comments: list[str]) -> str:
 def _inline(value: Any) -> str:
     text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
     return text.removesuffix("...\n").strip()
-
-
-def _print(figures: Mapping[str, Mapping[str, Any]], slo: Mapping[str, float], lines: list[str]) -> None:
-    console = table_console()
-    console.print("Held-out requests")
-    for table in figures_tables(figures, slo, "rules"):
-        console.print(table, "")
-    for line in lines:
-        console.print(line, soft_wrap=True)

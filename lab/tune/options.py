@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lab.options.shared import CalibrationOfAll, JsonFile, PacedOptions, PoolModel, Slo, writable
+from lab.options.shared import CalibrationOfAll, JsonFile, PacedOptions, PoolModel, ReportFile, Slo, writable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +40,4 @@ class TuneOptions(PacedOptions):
     seed: Annotated[int, typer.Option(help="Seed of the search and the simulation.")] = 0
     calibration: CalibrationOfAll = None
     json_file: JsonFile = None
+    report: ReportFile = None

@@ -19,6 +19,7 @@ from lab.bench.command import SCHEMA
 from lab.bench.run import EACH
 from lab.calibrate.fit import fitted
 from lab.calibrate.loops import Loop, played
+from tests.support.report import ReportPage
 
 TRUE, LIKE = "llama-3.1-8b-h100", "llama-3.1-8b-l40s"
 DRAFTS = {Method.BASELINE: (0, 1.0, 0.0), Method.NGRAM: (5, 1.2, 0.5), Method.EAGLE3: (3, 2.2, 3.0)}
@@ -80,10 +81,12 @@ def test_a_machine_is_found_again_by_one_unlike_it(tmp_path: Path) -> None:
     loops = [loop(method, concurrency) for method in DRAFTS for concurrency in (1, 8, 32, 64)]
     measured, out = tmp_path / "bench.json", tmp_path / "mine.yaml"
     measured.write_text(json.dumps(document(loops)))
-    status, printed, error = run(f"code={measured}", "--out", out, "--hardware", "2x mine", "--like", LIKE)
+    given = (f"code={measured}", "--out", out, "--hardware", "2x mine", "--like", LIKE)
+    status, printed, error = run(*given, "--report", tmp_path / "c.html")
     assert (status, error) == (0, "")
     assert "Fitted to 1, 32 at once, the TPOT at 8, 64 is off by " in printed
-    assert printed.splitlines()[-2].removeprefix("# ") in out.read_text()
+    assert printed.splitlines()[0] in out.read_text()
+    assert printed.splitlines()[0] in ReportPage((tmp_path / "c.html").read_text()).text
     mine = load_calibration(str(out))
     for one in loops:
         ours, theirs = played(one, str(out)), played(one, LIKE)
