@@ -13,7 +13,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.overhead.endurance import open_streams, soak, workers
+from benchmarks.overhead.endurance import open_streams, workers
 from benchmarks.overhead.measure import LOADS, Cell, Load, measure
 from benchmarks.overhead.systems import POOLS, systems
 
@@ -41,7 +41,6 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, help="seconds per round, instead of the load's own")
     parser.add_argument("--streams", type=int, default=10_000, help="open streams to hold; 0 to skip")
-    parser.add_argument("--soak", type=int, default=1_000_000, help="requests of the soak test; 0 to skip")
     parser.add_argument("--workers", type=int, default=3, help="rounds that compare two workers with one; 0 to skip")
     arguments = parser.parse_args()
     parts = arguments.only or [""]
@@ -69,8 +68,6 @@ def main() -> None:
             print("\n" + open_streams(pool, arguments.streams, folder), flush=True)
         if arguments.workers:
             print("\n" + workers(pool, arguments.workers, folder), flush=True)
-        if arguments.soak:
-            print("\n" + soak(pool, arguments.soak, folder), flush=True)
 
 
 def _print_table(load: Load, cells: dict[str, Cell]) -> None:

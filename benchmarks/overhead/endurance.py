@@ -1,4 +1,4 @@
-"""Measurements that take longer than a round: many open streams, a soak test, several workers."""
+"""Measurements that take longer than a round: many open streams, several workers."""
 
 from __future__ import annotations
 
@@ -65,32 +65,6 @@ def open_streams(pool: Path, streams: int, folder: Path) -> str:
             held_mb = rss_mb(pids)
     each_kb = (held_mb - idle_mb) * 1024 / max(1, open_now)
     return f"{open_now} open streams in one worker: {held_mb:.0f} MB ({idle_mb:.0f} idle; {each_kb:.1f} KB per stream)"
-
-
-def soak(pool: Path, requests: int, folder: Path) -> str:
-    """Send `requests` requests and report how memory grows after the first tenth, and in the second half."""
-    system = gateway(pool)
-    done, held_mb = [0], []
-    with _started(system, folder, _QUICK, {SYSTEM_CPU}) as (behind, port, pids):
-        before = stats(behind)["requests"]
-        with running(_load_argv(port, 64, system, "2000"), {LOAD_CPU}, folder / "load.log"):
-            while done[-1] < requests:
-                time.sleep(2.0)
-                done.append(stats(behind)["requests"] - before)
-                held_mb.append(rss_mb(pids))
-    samples = list(zip(done[1:], held_mb, strict=True))
-    early, half = (next((count, mb) for count, mb in samples if count >= share * requests) for share in (0.1, 0.5))
-    return (
-        f"{done[-1]} requests: {early[1]:.1f} MB after {early[0]}, {half[1]:.1f} after {half[0]}, "
-        f"{samples[-1][1]:.1f} at the end; per 100,000 further requests {_slope_mb(samples, early[0]):+.2f} MB after "
-        f"the first tenth, {_slope_mb(samples, half[0]):+.2f} MB in the second half"
-    )
-
-
-def _slope_mb(samples: list[tuple[int, float]], min_requests: int) -> float:
-    """Return the growth of memory in MB per 100,000 requests, from `min_requests` on."""
-    late = np.array([sample for sample in samples if sample[0] >= min_requests], dtype=float)
-    return float(np.polyfit(late[:, 0], late[:, 1], 1)[0]) * 1e5 if len(late) > 2 else float("nan")
 
 
 def workers(pool: Path, rounds: int, folder: Path) -> str:
