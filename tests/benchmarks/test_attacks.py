@@ -23,32 +23,24 @@ def test_each_ambiguous_request_has_another_inside(case: object) -> None:
 
 
 @pytest.mark.slow
-def test_bodies_of_small_values_take_neither_time_nor_memory_from_others(tmp_path: Path) -> None:
+def test_nothing_is_smuggled_and_nobody_else_loses_a_request_or_memory(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
-    command = [sys.executable, "-m", "benchmarks.attacks", "--only", "gateway", "--attack", "small-values"]
-    subprocess.run([*command, "--json", results], cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
-    (result,) = json.loads(results.read_text())
-    assert result["lost"] == {}
-    assert result["requests"] > 0
-    assert set(result["answers"]) == {"413"}
-    assert result["rss_peak_mb"] - result["rss_before_mb"] < 2 * 4 * 63
-
-
-@pytest.mark.slow
-def test_nothing_is_smuggled_and_nobody_else_loses_a_request(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    attacks = [part for name in ("framing", "header-value", "half-heads") for part in ("--attack", name)]
+    names = ("small-values", "framing", "header-value", "half-heads")
+    attacks = [part for name in names for part in ("--attack", name)]
     subprocess.run(
         [sys.executable, "-m", "benchmarks.attacks", "--only", "gateway", *attacks, "--hold", "1", "--json", results],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         check=False,  # its status tells, besides, of a wait of more than a second, as on a busy machine
     )
-    framing, header, heads = json.loads(results.read_text())
-    for result in (framing, header, heads):
+    of_attack = {result["attack"]: result for result in json.loads(results.read_text())}
+    for result in of_attack.values():
         assert result["verdict"] in {"survived", "hurt bystanders"}
         assert result["lost"] == {}
         assert result["requests"] > 0
+    values, framing, header, heads = (of_attack[name] for name in names)
+    assert set(values["answers"]) == {"413"}
+    assert values["rss_peak_mb"] - values["rss_before_mb"] < 2 * 4 * 63
     assert framing["smuggled"] == 0
     assert framing["answers"] == {"400": len(CASES)}
     assert header["answers"] == {"431": 1}

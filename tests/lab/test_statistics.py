@@ -78,11 +78,10 @@ def hits(intervals: list[Interval], truth: float) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("load", [0.95, 1.1])
-def test_replications_cover_where_requests_queue_and_neighbouring_requests_do_not(load: float) -> None:
+def test_replications_cover_where_requests_queue_and_neighbouring_requests_do_not() -> None:
     values, found, of_blocks = [], [], []
     for seed in range(1, TRACES + 1):
-        requests = table(traffic(seed, load * PER_S))
+        requests = table(traffic(seed, 0.95 * PER_S))
         values.append(lost(requests, seed))
         others = [lost(requests.resampled(number), seed + number) for number in range(1, REPLICATIONS + 1)]
         found.append(of_replications(values[-1], others))
