@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -22,30 +23,7 @@ _MODEL = "/v1/models/"
 ADMIN_DOCS: Final = "/admin/docs"
 """A page about `/admin`, which holds no data."""
 
-DEFAULT_PATHS = (
-    "/v1/chat/completions",
-    "/v1/chat/completions/batch",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/responses/*",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/embeddings",
-    "/v2/embed",
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
-    "/tokenize",
-    "/detokenize",
-    "/pooling",
-    "/classify",
-    "/score",
-    "/v1/score",
-    "/rerank",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/generative_scoring",
-    "/version",
-)
+DEFAULT_PATHS = tuple(files("gateway.http").joinpath("default_paths.txt").read_text("utf-8").split())
 """The documented interface of vLLM, without what it offers for development and for operating an engine."""
 
 _DEFAULTS = {path.encode(): path for path in DEFAULT_PATHS if not path.endswith("*")}
