@@ -93,8 +93,16 @@ def test_a_version_is_shown_pinned_and_unpinned_by_keyboard(page: Page) -> None:
     expect(page.locator("#rules-about")).to_contain_text("No version is pinned")
 
 
-def test_a_backend_is_drained_and_resumed_from_the_page(page: Page) -> None:
-    row = page.locator("#pool-table tbody tr", has_text="head")
+def test_backends_are_sorted_grouped_drained_and_resumed_by_keyboard(page: Page) -> None:
+    names = page.locator("#pool-table tbody th")
+    page.get_by_role("button", name="Backend", exact=True).press("Enter")
+    expect(names).to_have_text([re.compile("^head"), re.compile("^plain"), re.compile("^tree")])
+    page.get_by_role("button", name="Group by method").press("Enter")
+    expect(names).to_have_count(6)
+    expect(names.first).to_contain_text("eagle3: 1 backend,")
+    page.reload()
+    expect(names).to_have_count(6)
+    row = page.locator("#pool-table tbody tr", has=page.get_by_role("button", name=re.compile("head$")))
     row.get_by_role("button", name="Drain head").press("Enter")
     page.get_by_role("dialog", name="Drain head?").get_by_role("button", name="Drain", exact=True).press("Enter")
     expect(page.locator("#done")).to_contain_text("head is draining")
@@ -116,7 +124,7 @@ def test_no_rule_of_wcag_is_broken_in_light_in_the_dark_and_on_a_phone(page: Pag
 
 def test_everything_can_be_reached_by_tab_and_shows_its_focus(page: Page) -> None:
     reached = set()
-    for _ in range(80):
+    for _ in range(110):
         page.keyboard.press("Tab")
         seen = page.evaluate(
             "() => { const e = document.activeElement, s = getComputedStyle(e);"

@@ -4,6 +4,7 @@ import { byId, follow, h, setAttribute, setHidden, setStyle, setText } from "./d
 import { age, duration, fixed, number, percent, times, words } from "./format.js";
 
 const MOST_NAMED = 3;
+const MOST_CHARACTERS = 26; // of a name in a headline; the pool below has all of it
 const LOWEST = Math.log2(0.25); // the ends of the scale of the gain
 const HIGHEST = Math.log2(2);
 const RULES = {
@@ -126,9 +127,11 @@ function interval(gain) {
   return h("div", { class: "interval", "aria-hidden": "true" }, ...ticks, range, dot);
 }
 
+const short = (name) => (name.length > MOST_CHARACTERS ? `${name.slice(0, MOST_CHARACTERS - 1)}…` : name);
+
 function showTakes(model) {
   const takers = model.backends.filter((each) => each.share > 0).toSorted((one, other) => other.share - one.share);
-  const shares = takers.slice(0, MOST_NAMED).map((each) => `${each.name} ${percent(each.share)}`);
+  const shares = takers.slice(0, MOST_NAMED).map((each) => `${short(each.name)} ${percent(each.share)}`);
   const rest = takers.slice(MOST_NAMED);
   if (rest.length > 0) shares.push(`${rest.length} other${rest.length > 1 ? "s" : ""} ${percent(rest.reduce((sum, each) => sum + each.share, 0))}`);
   answer("takes", shares.length > 0 ? `${shares.join(", ")}.` : "No requests in the last minute.");

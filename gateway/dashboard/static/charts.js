@@ -87,7 +87,7 @@ export class Charts {
       if (!this.hiddenBackends.delete(name)) this.hiddenBackends.add(name);
       this.show(this.model, this.marks);
     };
-    return h("button", { type: "button", "aria-pressed": "true", on: { click: toggle } }, swatch(this.marks.get(name)), name);
+    return h("button", { type: "button", "aria-pressed": "true", on: { click: toggle } }, swatch(this.marks.get(name)), h("span", { class: "cut", title: name }, name));
   }
 }
 
@@ -96,10 +96,10 @@ class TimeChart {
     this.spec = spec;
     this.plot = null;
     this.drawn = "";
-    this.readout = h("span", { class: "readout", "aria-hidden": "true" });
+    this.readout = h("p", { class: "readout", "aria-hidden": "true" });
     this.canvas = h("div", { class: "canvas", role: "img" });
     this.table = h("table", { hidden: true });
-    this.figure = h("figure", { class: "card" }, h("figcaption", {}, spec.title, this.readout), this.canvas, this.table);
+    this.figure = h("figure", { class: "card" }, h("figcaption", {}, spec.title), this.canvas, this.readout, this.table);
   }
 
   forget() {
@@ -166,12 +166,11 @@ class TimeChart {
 
   #read(plot) {
     const index = plot.cursor.idx;
-    if (index === null || index === undefined || plot.cursor.left < 0) {
-      setText(this.readout, "");
-      return;
-    }
-    const texts = this.names.map((name, row) => `${name} ${this.spec.format(this.values[row][index])}`);
-    setText(this.readout, `${clock(plot.data[0][index])}  ${texts.join("  ")}`);
+    const isOver = index !== null && index !== undefined && plot.cursor.left >= 0;
+    const texts = isOver ? this.names.map((name, row) => [name, this.spec.format(this.values[row][index])]) : [];
+    if (isOver) texts.unshift(["", clock(plot.data[0][index])]);
+    this.readout.replaceChildren(...texts.map(([name, text]) => h("span", {}, name ? h("b", {}, name) : null, ` ${text}`)));
+    this.readout.style.minHeight = `${Math.max(parseFloat(this.readout.style.minHeight) || 0, this.readout.offsetHeight)}px`; // so that the page stands still
   }
 
   #tabulate(names, values, marks) {
