@@ -65,10 +65,21 @@ def production_stack(
 @app.command("vllm-router", context_settings=_ANY_FLAGS)
 def vllm_router(words: Words = None, *, output: Output = None, model: Model = None, service: Service = None) -> None:
     """Import the flags of vllm-router, or a script that starts it."""
-    from gateway.importer import vllm_router as source
-    from gateway.importer.flags import flags_of
+    _worker_router("vllm-router", words, output, model, service)
 
-    _write("vllm-router", lambda: source.read(flags_of(words or [], source.COMMANDS), model, service), output)
+
+@app.command("sglang-router", context_settings=_ANY_FLAGS)
+def sglang_router(words: Words = None, *, output: Output = None, model: Model = None, service: Service = None) -> None:
+    """Import the flags of sglang-router, SGLang's model gateway, or a script that starts it."""
+    _worker_router("sglang-router", words, output, model, service)
+
+
+def _worker_router(
+    router: str, words: list[str] | None, output: Path | None, model: str | None, service: str | None
+) -> None:
+    from gateway.importer import worker_router as source
+
+    _write(router, lambda: source.read(router, words or [], model, service), output)
 
 
 def _write(source: str, read: Callable[[], Configuration], output: Path | None) -> None:

@@ -19,6 +19,8 @@ from gateway.config.urls import address
 
 _UNKNOWN = "how it speculates is not known: set method and speculative_config if it does"
 _ORDER = ("server", "timeouts", "health", "models", "keys", "cors")
+NAME = re.compile(r"[A-Za-z0-9._:/-]+")
+MAY_LIST = "the gateway's account must list and watch EndpointSlices: deploy/helm/speculation-gateway has the role"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,23 @@ class Configuration:
         """Set the key of all replicas, and require it of clients too: without it anyone could use the replicas."""
         for replica in self.replicas:
             replica.api_key = key
-        self.settings["keys"] = [{"name": "engines", "key": key}]
-        self.note("clients need the key of the engines: without keys anyone could use them through the gateway", "keys")
+        if "keys" not in self.settings:
+            self.settings["keys"] = [{"name": "engines", "key": key}]
+            self.note("clients need the engines' key: without keys anyone could use them through the gateway", "keys")
+
+    def require_key(self, guard: str) -> None:
+        """Require a key of clients, as a guard that cannot be kept has let in only some."""
+        self.settings["keys"] = [{"name": "clients", "key": Variable.of("CLIENT_KEY")}]
+        text = f"{guard} decided who may come in, which the gateway cannot ask: it does not start without CLIENT_KEY"
+        self.note(f"{text}, and lets in who has that key; list the keys of your clients here", "keys")
 
     def set_policy(self, flag: str, value: str) -> None:
-        """Set the policy that comes closest to a router's own."""
+        """Set the policy that comes closest to a router's own; the default for one that is not known."""
         if value not in self.router.policies:
-            raise UsageError(f"{flag} {value}: expected one of {', '.join(self.router.policies)}")
+            self.note(
+                f"{flag} {value}: not kept, so the policy is {self.policy}; known are {', '.join(self.router.policies)}"
+            )
+            return
         self.policy, *different = self.router.policies[value]
         self.policy_note = f"was {value}: {different[0]}" if different else ""
 
@@ -119,8 +131,9 @@ class Configuration:
         """Add a replica at an address."""
         url = url_of(text)
         if url is None:
-            raise UsageError(f"{flag}: expected addresses such as http://10.0.0.1:8000")
-        self.replicas.append(Replica(name_of(url), model, {"url": url}))
+            self.note(f"{flag} {text} is left out: expected an address such as http://10.0.0.1:8000")
+        else:
+            self.replicas.append(Replica(name_of(url), model, {"url": url}))
 
     def add_labelled(
         self, model: str | None, service: str | None, selector: str, port: float, namespace: str | None
@@ -133,7 +146,7 @@ class Configuration:
         source.notes.append(
             f"replicas were found by the labels {selector or '(any)'}: make a Service with them as its selector"
             + ("" if service else " and set VLLM_SERVICE to its name (or give --service)")
-            + "; the gateway needs deploy/kubernetes-rbac.yaml"
+            + f"; {MAY_LIST}"
         )
         self.replicas.append(source)
 
@@ -143,6 +156,8 @@ class Configuration:
             raise UsageError(
                 "has no replica that the gateway can use" + "".join(f"\n  {text}" for _, text in self.notes)
             )
+        if "keys" not in self.settings:
+            self.note("there are no keys: anyone who reaches the gateway may use it (docs/security.md)")
         models: dict[str, Any] = {}
         owners: dict[str, str] = {}  # of addresses and aliases: the model
         for replica in self.replicas:
@@ -189,6 +204,9 @@ class Configuration:
 
     def _alias(self, owner: str, alias: str, models: dict[str, Any]) -> None:
         if alias == owner or alias in models[owner]["aliases"]:
+            return
+        if not NAME.fullmatch(alias):
+            self.note(f"{alias}: not kept; a name is made of letters, digits and . _ : / -", "models", owner)
             return
         taken = next((name for name, model in models.items() if alias == name or alias in model["aliases"]), None)
         if taken is not None:

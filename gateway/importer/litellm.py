@@ -9,7 +9,7 @@ from typing import Any
 from backends.validation import UsageError
 from gateway.config.pool_text import Variable
 from gateway.config.short_forms import name_of
-from gateway.importer.configuration import Configuration, Replica, Router, url_of
+from gateway.importer.configuration import NAME, Configuration, Replica, Router, url_of
 from gateway.importer.flags import section
 
 _ENGINES = frozenset(
@@ -19,6 +19,7 @@ _ENGINES = frozenset(
 
 _FROM_ENVIRONMENT = "os.environ/"
 _NO_KEY = frozenset({"", "none", "null", "empty", "dummy", "fake", "fake-key", "no-key", "not-needed"})
+_GUARDS = ("custom_auth", "enable_jwt_auth", "enable_oauth2_auth", "enable_oauth2_proxy_auth")
 _READ = {"model", "api_base", "base_url", "api_key", "custom_llm_provider", "weight", "rpm", "tpm"}
 
 
@@ -34,7 +35,8 @@ def read(config: Mapping[str, Any]) -> Configuration:
     for index, deployment in enumerate(deployments):
         params = deployment.get("litellm_params") if isinstance(deployment, Mapping) else None
         if not isinstance(params, Mapping) or not deployment.get("model_name"):
-            raise UsageError(f"model_list[{index}]: expected model_name and litellm_params")
+            configuration.note(f"model_list[{index}] is left out: expected model_name and litellm_params")
+            continue
         reader.read(str(deployment["model_name"]), params)
     reader.set_weights()
     router = section(config, "router_settings")
@@ -120,7 +122,7 @@ def _engine_name(params: Mapping[str, Any]) -> tuple[str | None, str]:
         text = text.removeprefix(f"{provider}/")
     if provider not in _ENGINES:
         return None, f"{provider or 'no model'} is no provider with OpenAI's API at an address"
-    if not text or "*" in text or text.startswith(_FROM_ENVIRONMENT):
+    if not NAME.fullmatch(text) or text.startswith(_FROM_ENVIRONMENT):
         return None, "its litellm_params.model is no single model"
     return text, ""
 
@@ -150,8 +152,8 @@ def _general_settings(settings: Mapping[str, Any], configuration: Configuration)
             configuration.note("the key is not repeated here: set LITELLM_MASTER_KEY to master_key", "keys")
         configuration.settings["keys"] = [{"name": "master", "key": name, "may_override": True, "admin": "write"}]
         configuration.note("keys that LiteLLM made itself are in its database: list them here too", "keys")
-    else:
-        configuration.note("there was no master_key, and there are no keys here: anyone who reaches it may use it")
+    elif guards := [name for name in _GUARDS if settings.get(name)]:
+        configuration.require_key(f"general_settings.{guards[0]}")
     if (limit := _positive(settings.get("global_max_parallel_requests"))) is not None:
         configuration.put("server", "max_in_flight", limit)
     if (mib := _positive(settings.get("max_request_size_mb"))) is not None:

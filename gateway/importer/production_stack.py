@@ -9,7 +9,7 @@ from typing import Any
 from backends.validation import UsageError
 from gateway.config.pool_text import Variable
 from gateway.config.short_forms import name_of
-from gateway.importer.configuration import Configuration, Replica, Router
+from gateway.importer.configuration import MAY_LIST, Configuration, Replica, Router
 from gateway.importer.engine import K_VARIABLE, speculation_of
 from gateway.importer.flags import Flags, flags_of, read_mapping, section
 
@@ -94,8 +94,7 @@ def _chart(values: Mapping[str, Any], service: str | None, release: str) -> Conf
         configuration.note("routerSpec.replicaCount: several gateways share what they learn through state.redis")
     if any("kubernetes" in replica.where for replica in configuration.replicas):
         configuration.note(
-            f"replicas are found by the services of the release {release} (--release), whatever their number: "
-            "the gateway needs deploy/kubernetes-rbac.yaml"
+            f"replicas are found by the services of the release {release} (--release), whatever number; {MAY_LIST}"
         )
     return configuration
 

@@ -21,6 +21,7 @@ ENVIRON = {
     "QWEN_URL": "https://qwen.example",
     "VLLM_API_KEY": "sk-vllm",
     "VLLM_SERVICE": "engines",
+    "CLIENT_KEY": "sk-client",
     "NUM_SPECULATIVE_TOKENS": "7",
 }
 ROUTER = ("vllm-router", "--model", "llama", "--worker-urls", "http://10.0.0.1:8000", "http://10.0.0.2:8000")
@@ -90,6 +91,25 @@ def test_a_name_of_two_models_of_litellm(tmp_path: Path) -> None:
     assert "c is served by a replica of b" in result.stderr
 
 
+def test_an_entry_of_litellm_that_cannot_be_kept_is_lost_alone(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "model_list:\n"
+        "  - {model_name: claude-*, litellm_params: {model: openai/a, api_base: 'http://h:1'}}\n"
+        "  - {model_name: b}\n"
+        "  - {model_name: c, litellm_params: {model: 'openai/c c', api_base: 'http://h:2'}}\n"
+        "router_settings: {routing_strategy: fastest, model_group_alias: {'d d': a}}\n"
+        "general_settings: {custom_auth: auth.check}\n"
+    )
+    pool, text, notes = imported(tmp_path, "litellm", config)
+    assert {name: (model.aliases, model.policy.name) for name, model in pool.models.items()} == {"a": ([], "learned")}
+    assert [key.name for key in pool.keys] == ["clients"]
+    for lost in ("claude-*: not kept", "model_list[1] is left out", "a deployment of c is left out", "d d: not kept"):
+        assert f"# {lost}" in text
+        assert lost in notes
+    assert "routing_strategy fastest: not kept, so the policy is learned; known are simple-shuffle" in notes
+
+
 def test_the_chart_of_production_stack(tmp_path: Path) -> None:
     arguments = (SAMPLES / "values.yaml", "--release", "prod")
     pool, text, notes = imported(tmp_path, "production-stack", *arguments)
@@ -154,12 +174,45 @@ def test_vllm_router(tmp_path: Path) -> None:
     assert "--retry-max-retries: not kept; the gateway sends a request a second time at most" in notes
 
 
+def test_sglang_router(tmp_path: Path) -> None:
+    script = tmp_path / "start.sh"
+    script.write_text(
+        "python -m sglang_router.launch_router --worker-urls http://10.0.0.1:30000 grpc://10.0.0.2:30000 \\\n"
+        "  --model-path meta-llama/Llama-3.1-8B-Instruct --policy prefix_hash --max-concurrent-requests -1 \\\n"
+        "  --tool-call-parser llama --api-key sk-in-clear --dp-aware --health-failure-threshold 2\n"
+    )
+    pool, text, notes = imported(tmp_path, "sglang-router", script)
+    (model,) = pool.models.values()
+    assert list(pool.models) == ["meta-llama/Llama-3.1-8B-Instruct"]
+    assert [backend.url for backend in model.backends.values()] == ["http://10.0.0.1:30000"]
+    assert (model.policy.name, pool.server.port) == ("learned", 30000)
+    assert [key.digest for key in pool.keys] == [digest("sk-vllm")]
+    assert "sk-in-clear" not in text + notes
+    assert "--worker-urls grpc://10.0.0.2:30000 is left out" in notes
+    assert "--tool-call-parser: not kept; requests are sent on unchanged: give it to the engines" in notes
+    assert "--health-failure-threshold: not kept; a refused connection" in notes
+
+
+def test_who_may_come_in_is_never_left_open_without_a_word(tmp_path: Path) -> None:
+    asked = ("--api-key-validation-urls", "https://auth.example/validate")
+    pool, text, notes = imported(tmp_path, *ROUTER, *asked, "--api-key", "sk-in-clear")
+    assert [key.digest for key in pool.keys] == [digest("sk-client")]  # not the engines' key
+    assert "--api-key-validation-urls decided who may come in" in text
+    without = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "pool.yaml")])
+    assert without.exit_code == 2
+    assert "CLIENT_KEY" in without.output
+    (tmp_path / "open").mkdir()
+    pool, text, notes = imported(tmp_path / "open", *ROUTER, "--policy", "best")
+    assert pool.keys == []
+    assert "there are no keys: anyone who reaches the gateway may use it" in notes
+    assert "--policy best: not kept, so the policy is learned; known are random, round_robin" in notes
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("vllm-router", "--policy", "random"), "neither --worker-urls nor --service-discovery"),
         (("vllm-router", "--vllm-pd-disaggregation", "--prefill", "http://a:1"), "prefill and decode workers only"),
-        ((*ROUTER, "--policy", "best"), "--policy best: expected one of random, round_robin"),
         ((*ROUTER, "--port", "many"), "--port: expected a number"),
         (
             (*ROUTER, "--max-concurrent-requests", "0"),
@@ -184,12 +237,7 @@ def test_bad_input_is_refused_with_what_would_be_right(arguments: tuple[str, ...
     [
         ("model_list: [\n", ":2:1: not YAML"),
         ("- a\n", "expected a mapping"),
-        ("model_list: [{model_name: a}]\n", "model_list[0]: expected model_name and litellm_params"),
-        (
-            "model_list: [{model_name: a, litellm_params: {model: openai/b, api_base: 'http://h'}}]\n"
-            "router_settings: {routing_strategy: fastest}\n",
-            "router_settings.routing_strategy fastest: expected one of simple-shuffle",
-        ),
+        ("model_list: [{model_name: a}]\n", "model_list[0] is left out: expected model_name and litellm_params"),
         (
             "model_list: [{model_name: a, litellm_params: {model: bedrock/b, api_key: sk-x}}]\n",
             "a deployment of a is left out: bedrock is no provider with OpenAI's API at an address",
