@@ -74,6 +74,21 @@ def sglang_router(words: Words = None, *, output: Output = None, model: Model = 
     _worker_router("sglang-router", words, output, model, service)
 
 
+@app.command()
+def nginx(
+    file: Annotated[Path, typer.Argument(help="Configuration of nginx, or what `nginx -T` prints.")],
+    *,
+    output: Output = None,
+    model: Model = None,
+    upstream: Annotated[str | None, typer.Option(help="The upstream of the replicas, if there are several.")] = None,
+) -> None:
+    """Import an upstream block of nginx, and the settings around its proxy_pass."""
+    from gateway.importer import nginx as source
+    from gateway.importer.flags import read_text
+
+    _write(f"nginx {file.name}", lambda: source.read(read_text(file), upstream, model), output)
+
+
 def _worker_router(
     router: str, words: list[str] | None, output: Path | None, model: str | None, service: str | None
 ) -> None:
