@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -18,7 +18,8 @@ _TOKEN = re.compile(
 )
 _DEEPEST = 16
 _GUARDS = {"auth_basic", "auth_request", "auth_jwt", "deny", "ssl_verify_client"}
-_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "k": 2.0**-10, "g": 2.0**10}
+_SECONDS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_MIB = {"": 2.0**-20, "k": 2.0**-10, "m": 1.0, "g": 2.0**10}
 
 
 @dataclass(slots=True)
@@ -105,11 +106,11 @@ def _settings(passes: list[list[_Directive]], configuration: Configuration) -> N
         "proxy_connect_timeout": ("timeouts", "connect_s"),
         "proxy_read_timeout": ("timeouts", "idle_s"),
     }.items():
-        if (seconds := _number(nearest(directive), 1)) > 0:
+        if (seconds := _number(nearest(directive), _SECONDS)) > 0:
             configuration.put(section, key, seconds)
             if key == "idle_s":
                 configuration.put(section, "first_byte_s", seconds)
-    if (mib := _number(nearest("client_max_body_size"), 2.0**-20)) > 0:
+    if (mib := _number(nearest("client_max_body_size"), _MIB)) > 0:
         configuration.set_body_limit(mib)
     every = {id(each): each for path in passes for block in path[:-1] for each in block.within}.values()
     guard = next((each for each in every if each.name in _GUARDS and each.words[:1] != ["off"]), None)
@@ -124,14 +125,10 @@ def _settings(passes: list[list[_Directive]], configuration: Configuration) -> N
             configuration.note(configuration.router.not_kept(name))
 
 
-def _number(words: list[str], unit: float) -> float:
-    """Return seconds of a time, or MiB of a size; `unit` is what a number without a unit is."""
-    match = re.fullmatch(r"(\d+)(ms|[smhkg]?)", words[0].lower()) if words else None
-    if match is None:
-        return 0
-    if unit != 1:
-        return round(int(match[1]) * ({"": unit, "m": 1.0} | {k: _UNITS[k] for k in "kg"}).get(match[2], unit), 3)
-    return int(match[1]) * _UNITS[match[2]]
+def _number(words: list[str], units: Mapping[str, float]) -> float:
+    """Return a time or size in the unit of `units`; 0 if it is not one."""
+    match = re.fullmatch(r"(\d{1,12})([a-z]*)", words[0].lower()) if words else None
+    return int(match[1]) * units.get(match[2], 0) if match else 0
 
 
 def _target(value: str, path: list[_Directive]) -> tuple[str, str]:

@@ -208,6 +208,85 @@ def test_who_may_come_in_is_never_left_open_without_a_word(tmp_path: Path) -> No
     assert "--policy best: not kept, so the policy is learned; known are random, round_robin" in notes
 
 
+NGINX = r"""
+http {
+  include /etc/nginx/conf.d/*.conf;
+  map $http_upgrade $connection { default upgrade; '' close; } # not ours
+  upstream engines {
+    least_conn; keepalive 32;
+    server 10.0.0.1:8000 weight=2 max_fails=3;
+    server vllm.example:8000 backup;
+    server 10.0.0.3:8000 down;
+    server unix:/run/vllm.sock;
+  }
+  upstream page { server 10.0.0.9:80; }
+  server {
+    listen 8443 ssl; client_max_body_size 64m;
+    location / { proxy_pass http://page; }
+    location ~ "^/v1/{0,2}" {
+      proxy_pass http://engines; proxy_read_timeout 10m; proxy_set_header Host "a ${host} \"b\"";
+      auth_basic "the engines"; proxy_set_header Authorization "Bearer sk-in-clear";
+    }
+  }
+}
+"""
+
+
+def test_nginx(tmp_path: Path) -> None:
+    config = tmp_path / "nginx.conf"
+    config.write_text(NGINX)
+    pool, text, notes = imported(tmp_path, "nginx", config, "--model", "llama", "--upstream", "engines")
+    model = pool.models["llama"]
+    assert {backend.url: backend.weight for backend in model.backends.values()} == {
+        "http://10.0.0.1:8000": 2,
+        "http://vllm.example:8000": 1,
+        "unix:/run/vllm.sock": 1,
+    }
+    keys = [backend.api_key and backend.api_key.get_secret_value() for backend in model.backends.values()]
+    assert keys == ["sk-vllm"] * 3
+    assert [key.digest for key in pool.keys] == [digest("sk-client")]
+    assert "sk-in-clear" not in text + notes
+    assert (model.policy.name, pool.server.port, pool.server.max_body_mib) == ("least_loaded", 8443, 64)
+    assert (pool.timeouts.idle_s, pool.timeouts.first_byte_s) == (600, 600)
+    for lost in (
+        "include /etc/nginx",
+        "10.0.0.3:8000 is left out",
+        "backup: not kept",
+        "all addresses of a name",
+        "ssl",
+    ):
+        assert lost in notes
+    assert "auth_basic decided who may come in" in notes
+
+
+def test_names_that_nginx_resolves_are_discovered(tmp_path: Path) -> None:
+    config = tmp_path / "nginx.conf"
+    config.write_text(
+        "http { resolver 10.0.0.2; upstream e { zone e 64k; server vllm.example:8000 resolve; }\n"
+        "server { location / { set $where http://e; proxy_pass $where; } } }\n"
+    )
+    pool, _, _ = imported(tmp_path, "nginx", config, "--model", "m")
+    assert [source.dns for source in pool.models["m"].discover.values()] == ["vllm.example:8000"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (NGINX, "found: page, engines"),
+        ("http {", "ends within a block"),
+        ("a b; }", "line 1: braces or semicolons do not match"),
+        ("a\n'b;", "line 2: a quote without its end"),
+        ("{" * 100, "line 1: expected a directive before {"),
+        ("a {" * 100, "line 1: braces or semicolons do not match"),
+        ("events {}", "found: none"),
+    ],
+)
+def test_bad_files_of_nginx(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "nginx.conf"
+    path.write_text(text)
+    assert message in refused("nginx", path, "--model", "m")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
