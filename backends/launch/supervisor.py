@@ -184,7 +184,7 @@ def check_command(spec: LaunchSpec) -> None:
     """Check that the command of an engine exists."""
     command = spec.argv[0]
     if shutil.which(command, path=spec.env.get("PATH")) is None:
-        install = "pip install 'speculation-gateway[vllm]', or " if command == "vllm" else ""
+        install = "pip install '.[vllm]' in a checkout (deploy/README.md#install), or " if command == "vllm" else ""
         raise LaunchError(f"{spec.name}: command not found: {command!r}; {install}give its path in serve.command")
 
 

@@ -6,8 +6,6 @@ from importlib.util import find_spec
 
 from backends.validation import UsageError
 
-DISTRIBUTION = "speculation-gateway"
-
 
 def require(extra: str, *modules: str) -> None:
     """Raise `UsageError` unless the modules of an extra are installed; they are not imported.
@@ -18,11 +16,13 @@ def require(extra: str, *modules: str) -> None:
     >>> require("lab", "no_such_module")
     Traceback (most recent call last):
         ...
-    backends.validation.UsageError: needs no_such_module: pip install 'speculation-gateway[lab]'
+    backends.validation.UsageError: needs no_such_module: pip install '.[lab]' in a checkout (deploy/README.md#install)
     """
     missing = [module for module in modules if not is_installed(module)]
     if missing:
-        raise UsageError(f"needs {' and '.join(missing)}: pip install '{DISTRIBUTION}[{extra}]'")
+        raise UsageError(
+            f"needs {' and '.join(missing)}: pip install '.[{extra}]' in a checkout (deploy/README.md#install)"
+        )
 
 
 def is_installed(module: str) -> bool:

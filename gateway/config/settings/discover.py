@@ -19,7 +19,9 @@ _Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9
 
 def _needs_dnspython(name: str) -> str:
     if find_spec("dns") is None:
-        raise ValueError("needs the package dnspython: pip install 'speculation-gateway[discovery]'")
+        raise ValueError(
+            "needs the package dnspython: pip install '.[discovery]' in a checkout (deploy/README.md#install)"
+        )
     return name
 
 

@@ -21,7 +21,7 @@ def _known_redis_url(url: SecretStr | None) -> SecretStr | None:
     if url is None:
         return None
     if find_spec("redis") is None:
-        raise ValueError("needs the package redis: pip install 'speculation-gateway[redis]'")
+        raise ValueError("needs the package redis: pip install '.[redis]' in a checkout (deploy/README.md#install)")
     from gateway.state.redis_client import without_credentials
 
     without_credentials(url.get_secret_value())

@@ -181,7 +181,7 @@ async def test_a_port_in_use_by_another_process_is_not_shared(bench: Bench) -> N
     ("command", "hint"),
     [
         ("no-such-command", "give its path in serve.command"),
-        ("vllm", "pip install 'speculation-gateway[vllm]', or give its path in serve.command"),
+        ("vllm", "pip install '.[vllm]' in a checkout (deploy/README.md#install), or give its path in serve.command"),
     ],
 )
 async def test_a_missing_command_is_reported_before_any_engine_starts(bench: Bench, command: str, hint: str) -> None:

@@ -31,7 +31,10 @@ def test_a_command_names_its_extra_before_it_reads_anything(tmp_path: Path, requ
     (module,) = missing
     result = CliRunner().invoke(app, commands[module])
     assert result.exit_code == 2
-    assert f"gateway {commands[module][0]}: needs {module}: pip install 'speculation-gateway[lab]'" in result.stderr
+    assert (
+        f"gateway {commands[module][0]}: needs {module}: pip install '.[lab]' in a checkout (deploy/README.md#install)"
+        in result.stderr
+    )
 
 
 @pytest.mark.parametrize("without", [{"numba"}], indirect=True)
@@ -39,7 +42,9 @@ def test_a_command_names_its_extra_before_it_reads_anything(tmp_path: Path, requ
 def test_simulated_replicas_name_their_extra_before_anything_starts() -> None:
     result = CliRunner().invoke(app, ["--config", "config/pool.yaml"])
     assert result.exit_code == 2
-    assert result.stderr == "gateway: needs numba: pip install 'speculation-gateway[simulator]'\n"
+    assert (
+        result.stderr == "gateway: needs numba: pip install '.[simulator]' in a checkout (deploy/README.md#install)\n"
+    )
 
 
 @pytest.mark.slow
@@ -65,4 +70,7 @@ def test_an_export_names_its_extra_before_anything_starts(tmp_path: Path, monkey
     )
     result = CliRunner().invoke(app, ["--config", str(pool)])
     assert result.exit_code == 2
-    assert result.stderr == "gateway: needs opentelemetry.sdk: pip install 'speculation-gateway[otel]'\n"
+    assert (
+        result.stderr
+        == "gateway: needs opentelemetry.sdk: pip install '.[otel]' in a checkout (deploy/README.md#install)\n"
+    )
