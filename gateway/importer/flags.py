@@ -127,9 +127,10 @@ def command_words(text: str, path: Path, commands: Iterable[str]) -> list[str]:
     if not found:
         raise UsageError(f"{path}: no command {' or '.join(commands)} with flags in it")
     try:
-        return shlex.split(found[0], comments=True)
+        words = shlex.split(found[0], comments=True)
     except ValueError as error:
         raise UsageError(f"{path}: the command cannot be read: {error}") from None
+    return words[:-1] if words[-1:] == ["&"] else words
 
 
 def flags_of(words: Sequence[str], commands: Iterable[str]) -> Flags:

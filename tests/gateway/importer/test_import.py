@@ -179,13 +179,14 @@ def test_sglang_router(tmp_path: Path) -> None:
     script.write_text(
         "python -m sglang_router.launch_router --worker-urls http://10.0.0.1:30000 grpc://10.0.0.2:30000 \\\n"
         "  --model-path meta-llama/Llama-3.1-8B-Instruct --policy prefix_hash --max-concurrent-requests -1 \\\n"
-        "  --tool-call-parser llama --api-key sk-in-clear --dp-aware --health-failure-threshold 2\n"
+        "  --tool-call-parser llama --api-key sk-in-clear --dp-aware --health-failure-threshold 2 \\\n"
+        "  --max-payload-size 1048576 &\n"
     )
     pool, text, notes = imported(tmp_path, "sglang-router", script)
     (model,) = pool.models.values()
     assert list(pool.models) == ["meta-llama/Llama-3.1-8B-Instruct"]
     assert [backend.url for backend in model.backends.values()] == ["http://10.0.0.1:30000"]
-    assert (model.policy.name, pool.server.port) == ("learned", 30000)
+    assert (model.policy.name, pool.server.port, pool.server.max_body_mib) == ("learned", 30000, 1)
     assert [key.digest for key in pool.keys] == [digest("sk-vllm")]
     assert "sk-in-clear" not in text + notes
     assert "--worker-urls grpc://10.0.0.2:30000 is left out" in notes
@@ -257,6 +258,30 @@ def test_nginx(tmp_path: Path) -> None:
     ):
         assert lost in notes
     assert "auth_basic decided who may come in" in notes
+
+
+@pytest.mark.parametrize(
+    ("around", "host", "guard"),
+    [
+        ("listen 127.0.0.1:8080;", "127.0.0.1", None),
+        ("listen [::]:80; auth_basic off;", "::", None),
+        ("listen unix:/run/nginx.sock;", "127.0.0.1", None),
+        ("if ($request_method = OPTIONS) { return 204; }", "0.0.0.0", None),
+        ('if ($http_authorization != "Bearer sk-in-clear") { return 401; }', "0.0.0.0", "if"),
+        ("allow 10.0.0.0/8; deny all;", "0.0.0.0", "deny"),
+    ],
+)
+def test_nginx_is_not_opened_to_more_clients(tmp_path: Path, around: str, host: str, guard: str | None) -> None:
+    config = tmp_path / "nginx.conf"
+    config.write_text(
+        "upstream a { server 10.0.0.1:8000; }\n"
+        f"server {{ {around} location / {{ proxy_pass http://a$request_uri; proxy_read_timeout 1h30m; }} }}\n"
+    )
+    pool, text, notes = imported(tmp_path, "nginx", config, "--model", "m")
+    assert (pool.models["m"].policy.name, pool.server.host, pool.timeouts.idle_s) == ("round_robin", host, 5400)
+    assert [key.name for key in pool.keys] == (["clients"] if guard else [])
+    assert (f"{guard} decided who may come in" in notes) == bool(guard)
+    assert "sk-in-clear" not in text + notes
 
 
 def test_names_that_nginx_resolves_are_discovered(tmp_path: Path) -> None:
