@@ -1,18 +1,17 @@
-"""A trace prepared for replay in little memory: numbers in rows, long fields in a file."""
+"""A trace prepared for replay in little memory: what is sorted and drawn by in rows, the requests in a file."""
 
 from __future__ import annotations
 
 import math
 import mmap
 import pickle
-import struct
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, overload
+from typing import IO, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,37 +20,28 @@ from lab.replay.comparison import Traits
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.sessions import Order
 from lab.statistics import Floats
-from lab.trace import Text, TraceRecord
+from lab.trace import TraceRecord
 from policies.features.request import Endpoint, RequestFeatures
 
 _ROW = np.dtype(
     [
         ("arrived_at", "=f8"),  # NaN if unknown
         ("temperature", "=f8"),
-        ("overlap", "=f8"),
-        ("code_share", "=f8"),
         ("prompt_tokens", "=i8"),
-        ("output_tokens", "=i8"),
-        ("max_tokens", "=i8"),  # -1: none
         ("think_s", "=f8"),  # NaN: does not wait for an answer
-        ("at", "=i8"),  # offset and size of the long fields in the file
+        ("workload", "=i4"),  # index
+        ("session", "=i4"),  # -1: a request of its own
+        ("at", "=i8"),  # offset and size of the request in the file
         ("length", "=i4"),
-        ("turns", "=i4"),
-        ("kind", "=i4"),  # index of the features that many requests share
-        ("template", "=i4"),
-        ("session", "=i4"),
         ("copy", "=i4"),  # 0: as in the trace
     ]
 )
-_PACK = struct.Struct("=4d3qdq6i").pack
 _NAMES = [one.name for one in fields(RequestFeatures)]
-_VALUES = attrgetter(*_NAMES)
-_ROW_FEATURES = (
-    "temperature", "overlap", "code_share", "prompt_tokens", "max_tokens", "turns", "template", "prefix",
-    "prefix_tokens", "qps", "in_flight",
+_FEATURES = attrgetter(*_NAMES)
+_REST = attrgetter(
+    "prompt_tokens", "output_tokens", "acceptance", "text", "prefix_blocks", "session", "think_s"
 )  # fmt: skip
-_ROW_FEATURE_INDICES = [_NAMES.index(name) for name in _ROW_FEATURES]
-_WORKLOAD = _NAMES.index("workload")
+_PREFIX = _NAMES.index("prefix")
 _ROWS_AT_ONCE = 4096
 _BLOCK = 32
 """Requests that are drawn together, so that bursts stay bursts."""
@@ -59,30 +49,18 @@ _BLOCK_BITS = 2**62 - 1
 _OF_COPY = 0x9E3779B97F4A7C15
 """Factor that gives each copy of a session its own bits of block numbers; the golden ratio of 2^64."""
 
-LongFields = tuple[dict[str, Sequence[int] | float], Text | None, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Acceptance, text, the engine's prefix blocks, and `prefix` and `prefix_tokens` of the features."""
-
 
 class RequestTable(Sequence[ReplayRequest]):
     """Requests in order of arrival, each built on access.
 
-    Takes about 100 bytes per request, regardless of texts. It can be pickled for other processes on this machine within
+    Takes about 60 bytes per request, regardless of texts. It can be pickled for other processes on this machine within
     the `request_table` block that created it.
     """
 
-    def __init__(
-        self,
-        rows: npt.NDArray[Any],
-        arrived_s: Floats,
-        kinds: Sequence[tuple[Any, ...]],
-        templates: Sequence[str],
-        sessions: Sequence[str],
-        long: _LongFieldsFile,
-    ) -> None:
+    def __init__(self, rows: npt.NDArray[Any], arrived_s: Floats, workloads: Sequence[str], file: _File) -> None:
         self._rows = rows
         self._arrived_s = arrived_s
-        self._kinds, self._templates, self._sessions, self._long_fields = kinds, templates, sessions, long
-        self._shared = kinds, templates, sessions, long
+        self._shared = self._workloads, self._file = workloads, file
 
     @property
     def arrived_at(self) -> Floats:
@@ -93,12 +71,8 @@ class RequestTable(Sequence[ReplayRequest]):
     @property
     def traits(self) -> Traits:
         """What the requests were like."""
-        workloads = [str(kind[_WORKLOAD]) for kind in self._kinds]
-        return Traits(
-            [workloads[kind] for kind in self._rows["kind"].tolist()],
-            self._rows["temperature"],
-            self._rows["prompt_tokens"],
-        )
+        workloads = [self._workloads[one] for one in self._rows["workload"].tolist()]
+        return Traits(workloads, self._rows["temperature"], self._rows["prompt_tokens"])
 
     @property
     def order(self) -> Order:
@@ -191,22 +165,15 @@ class RequestTable(Sequence[ReplayRequest]):
             yield from map(self._request, self._arrived_s[batch].tolist(), self._rows[batch].tolist())
 
     def _request(self, arrived_s: float, row: tuple[Any, ...]) -> ReplayRequest:
-        _, temperature, overlap, code_share, prompt, output, max_tokens, think_s, at = row[:9]
-        length, turns, kind, template, session, copy = row[9:]
-        acceptance, text, blocks, prefix, prefix_tokens = self._long_fields.read(at, length) if length else _NOTHING
+        *_, at, length, copy = row
+        features, (prompt, output, acceptance, text, blocks, session, think_s) = self._file.read(at, length)
         if copy:
             own = copy * _OF_COPY & _BLOCK_BITS
-            blocks, prefix = tuple([block ^ own for block in blocks]), tuple([block ^ own for block in prefix])
-        values = list(self._kinds[kind])
-        of_row = (
-            temperature, overlap, code_share, prompt, None if max_tokens < 0 else max_tokens, turns,
-            self._templates[template], prefix, prefix_tokens, 0.0, 0,
-        )  # fmt: skip
-        for index, value in zip(_ROW_FEATURE_INDICES, of_row, strict=True):
-            values[index] = value
-        features, think = RequestFeatures(*values), None if math.isnan(think_s) else think_s
-        of = "" if session < 0 else f"{self._sessions[session]}#{copy}" if copy else self._sessions[session]
-        return ReplayRequest(arrived_s, features, prompt or 1, output, acceptance, text, blocks, of, think)
+            features = list(features)
+            blocks, features[_PREFIX] = (tuple([one ^ own for one in each]) for each in (blocks, features[_PREFIX]))
+            session = f"{session}#{copy}" if session else ""
+        known = RequestFeatures(*features)
+        return ReplayRequest(arrived_s, known, prompt, output, acceptance, text, blocks, session, think_s)
 
 
 def _drawn(places: npt.NDArray[np.int64], count: int, reach: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
@@ -222,78 +189,59 @@ def request_table(records: Iterable[TraceRecord], default_temperature: float) ->
     Requests are sorted by arrival, those without a time first; the sort is stable. Until the table is `paced`, all
     requests arrive at time 0.
     """
+    workloads: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="gateway-trace-") as folder:
-        path = Path(folder) / "long"
-        rows = bytearray()
-        kinds: dict[tuple[Any, ...], int] = {}
-        templates: dict[str, int] = {}
-        sessions: dict[str, int] = {}
+        path = Path(folder) / "requests"
         with path.open("wb") as file:
-            end = 0
-            for record in records:
-                if record.endpoint == Endpoint.OTHER:  # takes an engine, but not as inference does
-                    continue
-                request = replay_request(record, 0.0, default_temperature)
-                features = request.features
-                long = _packed_long_fields(request)
-                if long:
-                    file.write(long)
-                kind = list(_VALUES(features))
-                for index in _ROW_FEATURE_INDICES:
-                    kind[index] = None
-                rows += _PACK(
-                    math.nan if record.arrived_at is None else record.arrived_at,
-                    features.temperature,
-                    features.overlap,
-                    features.code_share,
-                    features.prompt_tokens,
-                    request.output_tokens,
-                    -1 if features.max_tokens is None else features.max_tokens,
-                    math.nan if request.think_s is None else request.think_s,
-                    end,
-                    len(long),
-                    features.turns,
-                    kinds.setdefault(tuple(kind), len(kinds)),
-                    templates.setdefault(features.template, len(templates)),
-                    sessions.setdefault(request.session, len(sessions)) if request.session else -1,
-                    0,
-                )
-                end += len(long)
-        table = np.frombuffer(rows, _ROW)
+            table = np.fromiter(_written(records, default_temperature, workloads, file), _ROW)
         times = np.where(np.isnan(table["arrived_at"]), -math.inf, table["arrived_at"])
         if (times[1:] < times[:-1]).any():
             table = table[np.argsort(times, kind="stable")]
-        yield RequestTable(
-            table, np.zeros(len(table)), list(kinds), list(templates), list(sessions), _LongFieldsFile(path)
+        yield RequestTable(table, np.zeros(len(table)), list(workloads), _File(path))
+
+
+def _written(
+    records: Iterable[TraceRecord], default_temperature: float, workloads: dict[str, int], file: IO[bytes]
+) -> Iterator[tuple[Any, ...]]:
+    """Write the requests of records to a file, and yield their rows; new workloads are numbered."""
+    sessions: dict[str, int] = {}
+    at = 0
+    for record in records:
+        if record.endpoint == Endpoint.OTHER:  # takes an engine, but not as inference does
+            continue
+        request = replay_request(record, 0.0, default_temperature)
+        features = request.features
+        packed = pickle.dumps((_FEATURES(features), _REST(request)), pickle.HIGHEST_PROTOCOL)
+        file.write(packed)
+        yield (
+            math.nan if record.arrived_at is None else record.arrived_at,
+            features.temperature,
+            features.prompt_tokens,
+            math.nan if request.think_s is None else request.think_s,
+            workloads.setdefault(features.workload, len(workloads)),
+            sessions.setdefault(request.session, len(sessions)) if request.session else -1,
+            at,
+            len(packed),
+            0,
         )
+        at += len(packed)
 
 
-def _packed_long_fields(request: ReplayRequest) -> bytes:
-    """Return the pickled long fields of a request; empty if it has none."""
-    features = request.features
-    long = (dict(request.acceptance), request.text, request.prefix_blocks, features.prefix, features.prefix_tokens)
-    return b"" if long == _NOTHING else pickle.dumps(long, pickle.HIGHEST_PROTOCOL)
-
-
-class _LongFieldsFile:
-    """The file of fields that are too long for a row."""
+class _File:
+    """The file of the requests."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._mapped: mmap.mmap | None = None
 
-    def read(self, at: int, length: int) -> LongFields:
+    def read(self, at: int, length: int) -> Any:
         if self._mapped is None:
             with self._path.open("rb") as file:
                 self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        long: LongFields = pickle.loads(self._mapped[at : at + length])  # noqa: S301 -- written above, by this process
-        return long
+        return pickle.loads(self._mapped[at : at + length])  # noqa: S301 -- written above, by this process
 
     def __getstate__(self) -> Path:
         return self._path
 
     def __setstate__(self, path: Path) -> None:
         self.__init__(path)  # type: ignore[misc]
-
-
-_NOTHING: LongFields = ({}, None, (), (), ())

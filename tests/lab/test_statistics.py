@@ -40,7 +40,8 @@ def traffic(seed: int, per_s: float) -> list[TraceRecord]:
 
 
 def table(records: list[TraceRecord]) -> RequestTable:
-    with request_table(records, 0.0) as requests:  # without long fields, it outlives its file
+    with request_table(records, 0.0) as requests:
+        assert requests[0]  # once it is open, it outlives its file
         return requests.paced(requests.arrived_at)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lab.replay.request import ReplayRequest, replay_request, under_load
+from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.table import RequestTable, request_table
 from lab.trace import Hashing, TraceRecord, in_arrival_order, read_trace
 from tests.support.paths import DATA
@@ -27,9 +26,8 @@ UNLIKE = [
 
 
 def expected(records: list[TraceRecord]) -> list[ReplayRequest]:
-    """Return the requests without the table and without their recorded load, which a replay does not use."""
-    requests = [replay_request(record, 0.0, 0.7) for record in in_arrival_order(records)]
-    return [replace(one, features=under_load(one.features, 0.0, 0)) for one in requests]
+    """Return the requests without the table."""
+    return [replay_request(record, 0.0, 0.7) for record in in_arrival_order(records)]
 
 
 @pytest.mark.parametrize(
