@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import Final
 
 import numpy as np
@@ -42,11 +42,6 @@ class Interval:
         """Whether it has ends."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
-    @property
-    def relative_half(self) -> float:
-        """Half of its width as a share of the value, on a logarithmic scale."""
-        return math.log(self.high / self.value)
-
     def less_one(self) -> Interval:
         """Return a ratio as a relative difference."""
         return Interval(self.value - 1.0, self.low - 1.0, self.high - 1.0)
@@ -77,19 +72,6 @@ def of_replications(ratio: float, replications: Sequence[float]) -> Interval:
     if len(replications) < 2:
         return Interval(ratio)
     return _around(ratio, stdev(map(math.log, replications)), len(replications))
-
-
-def of_runs(ratios: Sequence[float]) -> Interval:
-    """Return the geometric mean of the ratios of independent runs with its interval, by Student's t on the logarithms.
-
-    Examples
-    --------
-    >>> of_runs([0.9] * 8)
-    Interval(value=0.9, low=0.9, high=0.9)
-    """
-    logs = list(map(math.log, ratios))
-    mean = math.exp(fmean(logs))
-    return Interval(mean) if len(logs) < 2 else _around(mean, stdev(logs) / math.sqrt(len(logs)), len(logs))
 
 
 def of_units(up: Sequence[Floats], down: Sequence[Floats]) -> Interval:

@@ -30,9 +30,9 @@ from benchmarks.routing.learned_rows import learned_rows, set_learned
 from benchmarks.routing.parts import PARTS, without
 from benchmarks.routing.peers import Greedy
 from benchmarks.routing.regressions import Bandit, Model, PerReplica, Seen, bayesian_ridge, boosted_trees
+from benchmarks.routing.runs import of_runs
 from benchmarks.routing.scenes import SCENES, Stage, break_later
 from lab.replay.simulate import replay
-from lab.statistics import of_runs
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
 from policies.learned.policy import LearnedSettings
@@ -125,8 +125,8 @@ def over(of_row: Mapping[str, list[float]], of_learned: Mapping[str, list[float]
     ratios = [of_row[run][which] / of_learned[run][which] for run in of_row if run in of_learned]
     if len(ratios) < 2:
         return math.nan, math.nan
-    one = of_runs(ratios)
-    return one.value - 1.0, one.relative_half
+    value, half = of_runs(ratios)
+    return value - 1.0, half
 
 
 def report(figures: Figures, which: int) -> None:

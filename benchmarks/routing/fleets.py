@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,11 @@ from typing import NamedTuple
 from backends.calibration.batch_schedule import SCHEDULE_KEY
 from backends.calibration.calibration import load_calibration
 from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, Ground, OnGround, Task, bare, drawn, timed
+from benchmarks.routing.runs import of_runs
 from lab.parallel import all_cores
 from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec, replay
-from lab.statistics import of_runs
 
 REFERENCE = {"8B": "b/n/s/e", "70B": "70B"}
 """The pool whose capacity the rates are shares of, by target."""
@@ -123,9 +124,9 @@ def _column(runs: Sequence[Means], rows: Sequence[tuple[str, str]]) -> list[str]
         if row == best:
             entries.append(f"**{seconds[row]:.2f}**")
             continue
-        one = of_runs([means[row] / means[best] for means in runs])
-        half = f" ±{one.relative_half:.1%}" if one.is_known else ""
-        entries.append(f"{seconds[row]:.2f} ({one.value - 1.0:+.1%}{half})")
+        value, half = of_runs([means[row] / means[best] for means in runs])
+        reach = "" if math.isnan(half) else f" ±{half:.1%}"
+        entries.append(f"{seconds[row]:.2f} ({value - 1.0:+.1%}{reach})")
     return entries
 
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.routing.runs import of_runs
 from benchmarks.routing.scenes import SHORT, Run, Stage
 from lab.replay.simulate import replay
-from lab.statistics import of_runs
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
 from policies.learned.policy import Learned, LearnedSettings
@@ -89,7 +89,7 @@ def main() -> None:
             for name in names:
                 ratios = np.array(seconds[name]) / reference
                 short, tail, long = np.exp(np.log(ratios).mean(axis=0))
-                half = of_runs(ratios[:, 0].tolist()).relative_half if given.runs > 1 else math.nan
+                _, half = of_runs(ratios[:, 0].tolist())
                 cells.append(f"{short:.2f} {tail:.2f} {long:.2f} ±{half:.2f}")
             print(f"| {pool} | {share:.1%} | {load:.0%} | {' | '.join(cells)} |", flush=True)
             print(f"\r{len(rows)}", end="", file=sys.stderr, flush=True)

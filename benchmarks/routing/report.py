@@ -8,7 +8,7 @@ from itertools import product
 from statistics import fmean
 
 from benchmarks.routing.ground import LOADS, POOLS, Task
-from lab.statistics import of_runs
+from benchmarks.routing.runs import of_runs
 
 Results = Mapping[Task, Mapping[str, Mapping[str, float]]]
 """Figures by run of arrivals, policy and name."""
@@ -53,8 +53,8 @@ def _over(
             by_seed.setdefault(task.seed, []).append(math.log(ratio))
     if not by_seed:
         return math.nan, math.nan
-    one = of_runs([math.exp(fmean(logs)) for logs in by_seed.values()])
-    return one.value, one.value * one.relative_half if one.is_known else math.nan
+    value, half = of_runs([math.exp(fmean(logs)) for logs in by_seed.values()])
+    return value, value * half
 
 
 def _lost(results: Results) -> list[str]:

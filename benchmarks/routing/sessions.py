@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -28,11 +29,11 @@ from typing import NamedTuple
 
 from backends.backend import Candidate
 from benchmarks.routing.ground import POOLS, REPORTED, TUNING, bare
+from benchmarks.routing.runs import of_runs
 from lab.parallel import all_cores
 from lab.replay.pace import arrivals
 from lab.replay.simulate import ReplicaSpec, replay
 from lab.replay.table import RequestTable, request_table
-from lab.statistics import of_runs
 from lab.trace import TraceRecord, read_trace
 from lab.trace.edits import draw
 from policies.balancing.lmetric import LMetric
@@ -147,12 +148,10 @@ def report(results: dict[Task, dict[str, dict[str, float]]]) -> None:
             ratios[name].append(means[name] / best_s)
         cells = [f"{means[name] / best_s:.3f}" for name in names]
         ttfts = [f"{fmean(run[name]['ttft'] for run in runs):.2f}" for name in names]
-        one = of_runs([run[names[-1]]["mean"] / min(run[name]["mean"] for name in bars or names) for run in runs])
+        _, half = of_runs([run[names[-1]]["mean"] / min(run[name]["mean"] for name in bars or names) for run in runs])
         print(
             "|",
-            " | ".join(
-                [*map(str, cell), f"{best_s:.2f}", *cells, f"{one.relative_half:.3f}" if one.is_known else "", *ttfts]
-            ),
+            " | ".join([*map(str, cell), f"{best_s:.2f}", *cells, "" if math.isnan(half) else f"{half:.3f}", *ttfts]),
             "|",
         )
         if means[names[-1]] > MOST * best_s:
