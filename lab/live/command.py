@@ -22,7 +22,7 @@ from lab.replay.figures import figures_tables
 from lab.replay.options import ReplayOptions
 from lab.replay.pace import paced
 from lab.replay.page import Rows, replay_page
-from lab.report.terminal import table_console
+from lab.report.terminal import report
 
 _FAILED = 1
 _INTERRUPTED = 130
@@ -94,16 +94,13 @@ def _rows(outcomes: Sequence[Outcome]) -> Rows:
 
 
 def _print(document: dict[str, Any], outcomes: Sequence[Outcome], slo: Mapping[str, float], left_out: int) -> None:
-    console = table_console()
     stopped = ", stopped: unfinished requests are not included" if document["interrupted"] else ""
-    console.print(document["verdict"], markup=False, soft_wrap=True)
-    console.print(f"{document['requests']:,} requests for {document['model']}{stopped}", end="\n\n", markup=False)
-    for table in figures_tables(document["policies"], slo, "endpoint"):
-        console.print(table, "")
+    parts = [document["verdict"], f"{document['requests']:,} requests for {document['model']}{stopped}", ""]
+    parts += figures_tables(document["policies"], slo, "endpoint")
     if left_out:
-        console.print(f"{left_out:,} requests of the trace generate no text and are left out.")
-    for outcome in outcomes:
-        name = outcome.endpoint.name
-        lines = [f"{count:,} failed, {kind}: {why}".rstrip(": ") for kind, (count, why) in outcome.failures.items()]
-        for line in lines + document["policies"][name]["notes"]:
-            console.print(f"{name}: {line}", markup=False, soft_wrap=True)
+        parts.append(f"{left_out:,} requests of the trace generate no text and are left out.")
+    for one in outcomes:
+        lines = [f"{count:,} failed, {kind}: {why}".rstrip(": ") for kind, (count, why) in one.failures.items()]
+        lines += document["policies"][one.endpoint.name]["notes"]
+        parts += [f"{one.endpoint.name}: {line}" for line in lines]
+    report("gateway replay", parts)

@@ -25,7 +25,7 @@ from lab.replay.page import Rows, replay_page
 from lab.replay.play import ORACLE, PolicyRunner, chosen_policies, compare, play_all
 from lab.replay.simulate import ReplicaSpec
 from lab.replay.table import RequestTable, request_table
-from lab.report.terminal import table_console
+from lab.report.terminal import report
 from policies.learned.models.prior import DEFAULT_CALIBRATION
 
 
@@ -63,11 +63,8 @@ def run_replay(options: ReplayOptions) -> int:
             options.report.write_text(replay_page(document, Rows(played, traits, compared)), encoding="utf-8")
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
-    console = table_console()
-    console.print(document["verdict"], markup=False, soft_wrap=True)
-    console.print(f"{document['requests']:,} requests on simulated replicas", end="\n\n")
-    for table in figures_tables(document["policies"], slo, "policy"):
-        console.print(table, "")
+    found = [document["verdict"], f"{document['requests']:,} requests on simulated replicas", ""]
+    report("gateway replay", [*found, *figures_tables(document["policies"], slo, "policy")])
     return 0
 
 

@@ -14,12 +14,6 @@ from rich.table import Table
 from lab.report.page import page, table
 
 
-def table_console() -> Console:
-    """Return the console for tables: the terminal, or lines of fixed width if the output is redirected."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=160)
-
-
 def text_table(headings: Sequence[str], left: int) -> Table:
     """Return a table without rows, whose first columns are aligned to the left."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -30,7 +24,9 @@ def text_table(headings: Sequence[str], left: int) -> Table:
 
 def report(title: str, parts: Sequence[str | Table], path: Path | None = None, drawn: str = "") -> None:
     """Print lines and tables, and write them to a page with what is drawn; the first line says what was found."""
-    console = table_console()
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 160
     for part in parts:
         if isinstance(part, Table):
             console.print(part, "")

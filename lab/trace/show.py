@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from lab.report.terminal import table_console, text_table
+from lab.report.terminal import report, text_table
 
 _NAMES = {
     "prompt_tokens": "prompt tokens",
@@ -26,11 +26,7 @@ _MOST_FILES = 5
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """Print what `lab.trace.summary.summarize` returns."""
-    for line in _head(summary):
-        print(line)
-    for table in _tables(summary):
-        print()
-        table_console().print(table)
+    report("gateway trace show", [*_head(summary), "", *_tables(summary)])
 
 
 def _head(summary: Mapping[str, Any]) -> Iterator[str]:
