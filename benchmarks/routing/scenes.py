@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
-from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -143,7 +142,7 @@ class Stage:
             loads[:warmup] = RUSH
         requests = self._timed(scene, mix, _changed(scene, specs, chosen, rng, number), loads, number)
         if scene.kind == "silent":
-            specs = [_silent(spec, requests[warmup].arrived_s) for spec in specs]
+            requests[warmup:] = [thinned(one, 0.0, one.features.temperature) for one in requests[warmup:]]
         slow = [spec.method for spec in specs].index(Method.EAGLE3) if scene.kind == "slow" else None
         return Run(specs, requests, warmup, number, slow)
 
@@ -200,10 +199,6 @@ def _specs(scene: Scene) -> list[ReplicaSpec]:
         config = {**POOLS[scene.pool][1][-1][1], "num_speculative_tokens_per_batch_size": LOW}
         return [replace(one, config=config) if one.method is Method.EAGLE3 else one for one in specs]
     return specs
-
-
-def _silent(spec: ReplicaSpec, from_s: float) -> ReplicaSpec:
-    return replace(spec, silent_s=(from_s, inf)) if spec.method is Method.EAGLE3 else spec
 
 
 def _changed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ import numpy.typing as npt
 from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafter_limit import DrafterLimit
-from backends.drafting.script import Script
 from backends.drafting.suffix import SuffixCache
 from backends.speculation import Method
 from lab.replay.oracle import Oracle
@@ -62,7 +61,6 @@ class ReplicaSpec:
     max_model_len: int | None = None  # None for that of the calibration
     kv_blocks: int | None = None  # the same
     drafter_limit: DrafterLimit | None = None  # the same
-    silent_s: tuple[float, float] = (math.inf, math.inf)  # times between which its drafts are never accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,6 @@ def replay(
     warmup: int = 0,
     remembers: bool = False,
     lookahead_s: float = LOOKAHEAD_S,
-    progress: Callable[[], None] | None = None,
 ) -> Replayed:
     """Replay a trace until all requests have finished."""
     simulation = _Simulation(pool, requests, policy, seed, remembers=remembers)
@@ -100,16 +97,12 @@ def replay(
         for number, request in enumerate(requests):
             simulation.arrive(number, request, request.arrived_s)
             simulation.ends.clear()
-            if progress is not None:
-                progress()
         return simulation.finish(warmup)
     agenda = Agenda(order)
     now_s = agenda.next_s
     while True:
         for at_s, number in agenda.due(now_s):
             simulation.arrive(number, requests[number], at_s)
-            if progress is not None:
-                progress()
         if math.isinf(agenda.next_s) and not agenda.awaited:
             return simulation.finish(warmup)
         now_s = min(agenda.next_s, now_s + lookahead_s) if agenda.awaited else agenda.next_s
@@ -251,12 +244,6 @@ class _Simulation:
 
     def _submit(self, replica: int, request: ReplayRequest) -> int:
         one = self._pool[replica]
-        if one.silent_s[0] <= self._now_s < one.silent_s[1]:
-            output_tokens = request.output_tokens
-            drafted = np.full(output_tokens, self._replicas[replica].parameters.k, np.int32)
-            steps = np.ones(output_tokens, np.int32), drafted
-            script = Script(request.prompt_tokens, output_tokens, *steps, tuple(request.prefix_blocks))
-            return self._fleet.submit_script(replica, script, self._now_s)
         tree = self._trees.get(replica)
         if tree is not None and (warm := request.warm_script(tree)) is not None:
             return self._fleet.submit_script(replica, warm, self._now_s)
