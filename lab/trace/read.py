@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,9 @@ import orjson
 from lab.trace.decode import decode
 from lab.trace.formats.block_hashes import BailianRequests, of_mooncake
 from lab.trace.formats.conversations import read_sharegpt
-from lab.trace.formats.tables import AZURE, BURSTGPT, columns_of, is_table, read_azure, read_burstgpt
+from lab.trace.formats.tables import TABLES, columns_of, read_table
 from lab.trace.formats.weka import is_weka, read_weka
-from lab.trace.lines import (
-    BrokenLine,
-    BrokenLines,
-    Report,
-    TraceError,
-    begins_a_list,
-    numbered_lines,
-    refuse,
-)
+from lab.trace.lines import BrokenLine, BrokenLines, Report, TraceError, begins_a_list, numbered_lines, refuse
 from lab.trace.order import in_arrival_order
 from lab.trace.record import TraceRecord
 
@@ -88,11 +80,10 @@ def detect_format(path: Path) -> str:
     if not lines:
         return "gateway"  # empty, or truncated within the first line because the recorder was killed
     for _, line in lines:
-        columns = columns_of(line[:4096])
-        if is_table(columns, AZURE):
-            return "azure"
-        if is_table(columns, BURSTGPT):
-            return "burstgpt"
+        columns = set(columns_of(line[:4096]))
+        for kind, needed in TABLES.items():
+            if columns.issuperset(needed):
+                return kind
         try:
             document = orjson.loads(line)
         except orjson.JSONDecodeError:
@@ -113,16 +104,14 @@ def _format_of(document: dict[str, Any]) -> str | None:
     return "vllm" if "prompt" in document else None
 
 
-_READERS: dict[str, Callable[[Path, Report], Iterator[TraceRecord]]] = {
-    "azure": read_azure,
-    "burstgpt": read_burstgpt,
-    "sharegpt": read_sharegpt,
-    "weka": read_weka,
-}
+_READERS = {"sharegpt": read_sharegpt, "weka": read_weka}
 
 
 def _read(path: Path, kind: str, report: Report, *, outcomes: bool) -> Iterator[TraceRecord]:
     """Read a file; the keys of `vllm bench serve` datasets are also keys of a record."""
+    if kind in TABLES:
+        yield from read_table(path, kind, report)
+        return
     if reader := _READERS.get(kind):
         yield from reader(path, report)
         return

@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from lab.trace.lines import BrokenLine, Report, TraceError, numbered_lines
 from lab.trace.record import TraceRecord
 from lab.trace.values import read_time
 
-AZURE = {"time": "TIMESTAMP", "prompt": "ContextTokens", "output": "GeneratedTokens"}
-BURSTGPT = {
-    "time": "Timestamp",
-    "prompt": "Request tokens",
-    "output": "Response tokens",
-    "model": "Model",
-    "session": "Session ID",
-    "log": "Log Type",
-    "elapsed": "Elapsed time",
+# The columns that each table has: time, prompt tokens and output tokens.
+TABLES = {
+    "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
 }
-_NEEDED = ("time", "prompt", "output")
-_WORKLOADS = {"code": "code", "conv": "chat"}  # parts of the names of Azure's files
-
-
-class _Row(NamedTuple):
-    number: int  # of the line
-    arrived_at: float
-    prompt_tokens: int
-    output_tokens: int
-    others: Mapping[str, str]  # the other columns that the table has
+_WORKLOADS = {"_code": "code", "_conv": "chat"}  # by parts of the names of Azure's files
 
 
 def columns_of(line: bytes) -> list[str]:
@@ -44,45 +29,40 @@ def columns_of(line: bytes) -> list[str]:
     return [cell.strip() for cell in line.decode("utf-8-sig", "replace").replace('"', "").split(",")]
 
 
-def is_table(columns: list[str], names: Mapping[str, str]) -> bool:
-    """Return whether a table has the required columns among `names`."""
-    return all(names[what] in columns for what in _NEEDED)
+def read_table(path: Path, kind: str, report: Report) -> Iterator[TraceRecord]:
+    """Read a table of this kind.
 
-
-def read_azure(path: Path, report: Report) -> Iterator[TraceRecord]:
-    """Read one of Azure's tables: TIMESTAMP, ContextTokens, GeneratedTokens.
-
-    The workload is `code` or `chat` if the file's name has `_code` or `_conv`.
+    The workload of Azure's is `code` or `chat` if the file's name has `_code` or `_conv`. BurstGPT's is `chat` for
+    conversations by `Log Type`, and unknown for API requests; those without response tokens have failed. Its version 2
+    also has sessions, and how long each request took.
     """
-    workload = next((kind for word, kind in _WORKLOADS.items() if f"_{word}" in path.name.lower()), "")
-    for row in _rows(path, AZURE, report):
+    lines = numbered_lines(path, report)
+    columns, needed = columns_of(next(lines, (0, b""))[1]), TABLES[kind]
+    if not set(needed) <= set(columns):
+        raise TraceError(f"{path}: its first line must name the columns {', '.join(needed)}")
+    of_file = next((workload for part, workload in _WORKLOADS.items() if part in path.name.lower()), "")
+    for number, line in lines:
+        cells = columns_of(line)
+        row = dict(zip(columns, cells, strict=False))
+        is_chat = row.get("Log Type", "").lower().startswith("conversation")
+        try:
+            time, *sizes = (row[name] for name in needed)
+            arrived_at, (prompt, output) = read_time(time), map(int, sizes)
+        except (ValueError, KeyError):
+            prompt = output = -1
+        if prompt < 0 or output < 0:
+            report(BrokenLine(path, number, f"expected a time and two whole numbers: {','.join(cells)[:80]}"))
+            continue
         yield TraceRecord(
-            id=str(row.number),
-            arrived_at=row.arrived_at,
-            workload=workload,
-            prompt_tokens=row.prompt_tokens,
-            output_tokens=row.output_tokens,
-        )
-
-
-def read_burstgpt(path: Path, report: Report) -> Iterator[TraceRecord]:
-    """Read one of BurstGPT's tables. Requests without response tokens have failed.
-
-    Version 2 also has sessions, and how long each request took. The workload is `chat` for conversations by `Log Type`,
-    and unknown for API requests.
-    """
-    for row in _rows(path, BURSTGPT, report):
-        others = row.others
-        yield TraceRecord(
-            id=str(row.number),
-            arrived_at=row.arrived_at,
-            model=others.get("model", ""),
-            session=others.get("session", ""),
-            workload="chat" if others.get("log", "").lower().startswith("conversation") else "",
-            prompt_tokens=row.prompt_tokens,
-            output_tokens=row.output_tokens,
-            error="" if row.output_tokens else "failed",
-            e2e_s=_seconds(others.get("elapsed", "")),
+            id=str(number),
+            arrived_at=arrived_at,
+            model=row.get("Model", ""),
+            session=row.get("Session ID", ""),
+            workload=of_file if kind == "azure" else "chat" if is_chat else "",
+            prompt_tokens=prompt,
+            output_tokens=output,
+            error="failed" if kind == "burstgpt" and not output else "",
+            e2e_s=_seconds(row.get("Elapsed time", "")),
         )
 
 
@@ -93,28 +73,3 @@ def _seconds(text: str) -> float | None:
     except ValueError:
         return None
     return seconds if 0 <= seconds < math.inf else None
-
-
-def _rows(path: Path, names: Mapping[str, str], report: Report) -> Iterator[_Row]:
-    lines = numbered_lines(path, report)
-    columns = columns_of(next(lines, (0, b""))[1])
-    if not is_table(columns, names):
-        raise TraceError(f"{path}: its first line must name the columns {', '.join(names[what] for what in _NEEDED)}")
-    time, prompt, output = (columns.index(names[what]) for what in _NEEDED)
-    others = {what: columns.index(name) for what, name in names.items() if name in columns and what not in _NEEDED}
-    for number, line in lines:
-        cells = columns_of(line)
-        try:
-            row = _Row(
-                number,
-                read_time(cells[time]),
-                int(cells[prompt]),
-                int(cells[output]),
-                {what: cells[at] for what, at in others.items()},
-            )
-        except (ValueError, IndexError):
-            row = None
-        if row is None or row.prompt_tokens < 0 or row.output_tokens < 0:
-            report(BrokenLine(path, number, f"expected a time and two whole numbers: {','.join(cells)[:80]}"))
-        else:
-            yield row
