@@ -17,6 +17,7 @@ from lab.trace.values import (
     read_method,
     read_not_negative,
     read_number,
+    read_object,
     read_share,
     read_string,
     read_text,
@@ -49,8 +50,7 @@ def decode(document: object, number: int, *, outcomes: bool = True) -> TraceReco
     >>> record.id, record.prompt_tokens, record.method, record.output_tokens
     ('7', 12, 'ngram', None)
     """
-    if not isinstance(document, dict):
-        raise ValueError(f"expected an object, not {describe_type(document)}")  # noqa: TRY004 -- invalid data
+    document = read_object(document)
     if isinstance(document.get("prompt"), list):  # the completions API accepts token ids as a prompt
         document = {"prompt_token_ids": document["prompt"]} | document | {"prompt": None}
     version = read_count(document.get("version") or VERSION)
@@ -99,17 +99,13 @@ def encode(record: TraceRecord) -> bytes:
         columns = zip(TraceCandidate._fields, zip(*record.candidates, strict=True), strict=True)
         document["candidates"] = {name: column for name, column in columns if set(column) - {None, ""}}
     if record.spec is not None:
-        document["spec"] = _sparse(asdict(record.spec))
+        document["spec"] = {name: value for name, value in asdict(record.spec).items() if value is not None}
     if record.acceptance:
         document["acceptance"] = {
             method: {"mean_acceptance_length": steps} if isinstance(steps, float | int) else steps
             for method, steps in record.acceptance.items()
         }
     return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _sparse(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in document.items() if value is not None and value != ""}
 
 
 def _prompt_tokens(document: dict[str, Any], values: Mapping[str, Any]) -> int:
@@ -149,10 +145,8 @@ def _messages(value: object) -> list[dict[str, Any]]:
 
 
 def _acceptance(value: object) -> dict[str, list[int] | float]:
-    if not isinstance(value, dict):
-        raise ValueError(f"expected an object, not {describe_type(value)}")  # noqa: TRY004 -- invalid data
     by_method: dict[str, list[int] | float] = {}
-    for method, entry in value.items():
+    for method, entry in read_object(value).items():
         steps = entry.get("mean_acceptance_length") if isinstance(entry, dict) else entry
         if steps is None:
             continue
@@ -170,14 +164,9 @@ def _steps(value: list[Any]) -> list[int]:
 
 
 def _speculation(value: object) -> Speculation:
-    if not isinstance(value, dict):
-        raise ValueError(f"expected an object, not {describe_type(value)}")  # noqa: TRY004 -- invalid data
-    drafted, accepted, drafting_steps = (
-        None if (count := value.get(name)) is None else read_count(count)
-        for name in ("drafted_tokens", "accepted_tokens", "drafting_steps")
-    )
-    per_step = value.get("tokens_per_step")
-    return Speculation(drafted, accepted, drafting_steps, None if per_step is None else read_not_negative(per_step))
+    given = read_object(value)
+    known = {name: read(given[name]) for name, read in _SPECULATION.items() if given.get(name) is not None}
+    return Speculation(**known)
 
 
 def _candidates(value: object) -> tuple[TraceCandidate, ...]:
@@ -200,15 +189,17 @@ def _candidates(value: object) -> tuple[TraceCandidate, ...]:
 
 
 def _hashing(value: object) -> Hashing:
-    if not isinstance(value, dict):
-        raise ValueError(f"expected an object, not {describe_type(value)}")  # noqa: TRY004 -- invalid data
-    return Hashing(
-        read_string(value.get("unit", "token")),
-        max(1, read_count(value.get("ngram", 1))),
-        read_string(value.get("salt", "")),
-    )
+    known = read_object(value)
+    unit, ngram, salt = known.get("unit", "token"), known.get("ngram", 1), known.get("salt", "")
+    return Hashing(read_string(unit), max(1, read_count(ngram)), read_string(salt))
 
 
+_SPECULATION: dict[str, Callable[[object], Any]] = {
+    "drafted_tokens": read_count,
+    "accepted_tokens": read_count,
+    "drafting_steps": read_count,
+    "tokens_per_step": read_not_negative,
+}
 _CANDIDATE: dict[str, Callable[[object], Any]] = {
     "prediction_s": read_number,
     "propensity": read_share,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from datetime import UTC, datetime
+from typing import Any
 
 from backends.speculation import Method
 
@@ -16,11 +17,7 @@ _FRACTION = re.compile(r"(\.\d{6})\d+")  # Azure writes seven digits, one more t
 
 def read_text(value: object) -> str:
     """Return a text; numbers are converted."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | float):
-        return str(value)
-    raise ValueError(f"expected a text, not {describe_type(value)}")
+    return str(value) if isinstance(value, int | float) else read_string(value)
 
 
 def read_string(value: object) -> str:
@@ -28,6 +25,13 @@ def read_string(value: object) -> str:
     if isinstance(value, str):
         return value
     raise ValueError(f"expected a text, not {describe_type(value)}")
+
+
+def read_object(value: object) -> dict[str, Any]:
+    """Return an object."""
+    if isinstance(value, dict):
+        return value
+    raise ValueError(f"expected an object, not {describe_type(value)}")
 
 
 def read_number(value: object) -> float:

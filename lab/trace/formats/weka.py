@@ -14,7 +14,7 @@ import orjson
 
 from lab.trace.lines import MAX_LINE_BYTES, BrokenLine, Report, numbered_lines, open_unpacked, read_errors
 from lab.trace.record import TraceRecord
-from lab.trace.values import describe_type, read_count, read_not_negative, read_number, read_text
+from lab.trace.values import read_count, read_not_negative, read_number, read_object, read_text
 
 _HEAD_BYTES = 1 << 16
 _KEYS = (
@@ -159,9 +159,7 @@ def _think_s(entry: dict[str, Any], record: TraceRecord, last: TraceRecord | Non
 
 
 def _is_subagent(entry: Any, deepest: int) -> bool:
-    if not isinstance(entry, dict):
-        raise ValueError(f"expected an object, not {describe_type(entry)}")  # noqa: TRY004 -- invalid data
-    if entry.get("type") != "subagent":
+    if read_object(entry).get("type") != "subagent":
         return False
     if not isinstance(entry.get("requests"), list) or not deepest:
         raise ValueError(f"a sub-agent needs a list 'requests', and at most {_DEEPEST} others around it")
