@@ -67,8 +67,9 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
     made = Manager(tmp_path)
     hearing = threading.Thread(target=made.hear)
     hearing.start()
-    with made.heard, made.clients, made.admin:
+    with made.heard, made.clients:
         yield made
+        made.admin.close()  # which a test may have replaced
         made.heard.shutdown(socket.SHUT_RDWR)
         hearing.join()
 
