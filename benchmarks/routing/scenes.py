@@ -257,4 +257,4 @@ def break_later(policy: Policy, run: Run) -> None:
 def _step_times() -> list[Any]:
     from backends.simulator.engine.state import REPLICA
 
-    return [name for name in REPLICA.names or () if name.endswith("_s") and name not in ("now_s", "busy_s", "step_s")]
+    return [name for name in REPLICA.names or () if name.endswith("_s") and name not in ("now_s", "step_s")]

@@ -85,7 +85,6 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
             stay += 1
         else:
             blocks.leave(state, replica, request)
-            replica.tokens_in_flight -= request.prompt + request.output
             request.ended_s = replica.now_s
             state.finished[ended] = batch[column]
             ended += 1
@@ -200,7 +199,6 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         drafting += _drafts(replica, request)
         request.steps += 1
         replica.generation_tokens += tokens
-        replica.tokens_in_flight += tokens
         if rest > 1 and request.prefix_blocks and replica.prefix_caching:
             blocks.publish(state, replica, request)
 
@@ -235,7 +233,6 @@ def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR09
         duration_s += replica.draft_adaptive_s
     replica.began_s = replica.now_s
     replica.now_s += duration_s
-    replica.busy_s += duration_s
     replica.steps += 1
     replica.draft_tokens += drafted_tokens
     replica.step_s = duration_s
@@ -312,7 +309,6 @@ def enqueue(replicas: Records, requests: Records, profiles: Records, slot: int, 
         requests[replica.last].following = slot
     replica.last = slot
     replica.waiting += 1
-    replica.tokens_in_flight += request.prompt
 
 
 @compiled
@@ -329,7 +325,6 @@ def cancel(state: State, request_id: int) -> int:
                 replica.running -= 1
                 for later in range(column, replica.running):
                     batch[later] = batch[later + 1]
-                replica.tokens_in_flight -= request.prompt + request.sent
                 return int(slot)
         before, waiting = NONE, replica.first
         while waiting != NONE:
@@ -342,7 +337,6 @@ def cancel(state: State, request_id: int) -> int:
                 if replica.last == waiting:
                     replica.last = before
                 replica.waiting -= 1
-                replica.tokens_in_flight -= request.prompt + request.sent
                 return int(waiting)
             before, waiting = waiting, np.int64(request.following)
     return NONE

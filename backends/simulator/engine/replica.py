@@ -83,16 +83,6 @@ class Replica:
         self._number = 0
 
     @property
-    def tokens_in_flight(self) -> int:
-        """Prompt tokens and emitted tokens of the requests in flight."""
-        return int(self._records[self._number]["tokens_in_flight"])
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds spent in steps."""
-        return float(self._records[self._number]["busy_s"])
-
-    @property
     def steps(self) -> int:
         """Number of steps begun."""
         return int(self._records[self._number]["steps"])

@@ -69,12 +69,10 @@ REPLICA = np.dtype(
         # State.
         ("now_s", np.float64),  # end of the current or last step
         ("began_s", np.float64),  # start of the current or last step
-        ("busy_s", np.float64),
         ("running", np.int64),
         ("waiting", np.int64),
         ("first", np.int64),  # slot at the head of the queue
         ("last", np.int64),  # slot at its tail
-        ("tokens_in_flight", np.int64),
         ("used", np.int64),  # blocks held by requests
         ("remembered", np.int64),  # blocks without a user that hold a reusable prefix
         # The prefix cache: a hash table of `mask + 1` entries starting at `index`, and linked lists of nodes.

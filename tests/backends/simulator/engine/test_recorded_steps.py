@@ -96,7 +96,7 @@ def play(seed: int) -> dict[str, Any]:
         clocks_s += now_s
         if draws.random() < 0.02:
             fleet.cancel(draws.between(0, last))
-    assert replica.in_flight == replica.tokens_in_flight == 0
+    assert replica.in_flight == 0
     totals = dict(zip(list(counters.__dataclass_fields__)[1:], map(int, astuple(counters)[1:]), strict=True))
     return {"seed": seed, "end_s": now_s, "clocks_s": clocks_s, "digest": digest.hexdigest(), **totals}
 
