@@ -205,6 +205,17 @@ class TraceRecord:
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
 
     @property
+    def tokens_per_step(self) -> float | None:
+        """Output tokens per engine step, as reported; None if they were not."""
+        return None if self.spec is None else self.spec.tokens_per_step
+
+    @property
+    def share_cached(self) -> float | None:
+        """Share of the prompt that was found in a prefix cache; None if unknown."""
+        cached = self.cached_tokens
+        return None if cached is None or not self.prompt_tokens else cached / self.prompt_tokens
+
+    @property
     def text(self) -> Text | None:
         """Prompt and output as numbers that proposers can run on; None if the output has neither ids nor hashes.
 

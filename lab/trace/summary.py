@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,26 +25,11 @@ _QUANTILES = (0.5, 0.9, 0.99)
 _MAX_LISTED = 10
 _BATCH = 8192
 
-Value = Callable[[TraceRecord], float | None]
-
-
-def _share_cached(record: TraceRecord) -> float | None:
-    cached = record.cached_tokens
-    return None if cached is None or not record.prompt_tokens else cached / record.prompt_tokens
-
-
-MEASURES: Mapping[str, Value] = {
-    "prompt_tokens": lambda record: record.prompt_tokens,
-    "output_tokens": lambda record: record.output_tokens,
-    "temperature": lambda record: record.temperature,
-    "tokens_per_step": lambda record: None if record.spec is None else record.spec.tokens_per_step,
-    "share_cached": _share_cached,
-    "ttft_s": lambda record: record.ttft_s,
-    "tpot_s": lambda record: record.tpot_s,
-    "e2e_s": lambda record: record.e2e_s,
-    "queue_s": lambda record: record.queue_s,
-}
-_NUMBERS: Mapping[str, Value] = {"arrived_at": lambda record: record.arrived_at, **MEASURES}
+_MEASURES = (
+    "prompt_tokens", "output_tokens", "temperature", "tokens_per_step", "share_cached", "ttft_s", "tpot_s", "e2e_s",
+    "queue_s",
+)  # fmt: skip
+_NUMBERS = ("arrived_at", *_MEASURES)
 _TEXTS = (*GROUPS, "session")
 
 
@@ -88,8 +73,8 @@ def mean_acceptance_length(steps: Sequence[int] | float) -> float | None:
 
 def _columns(records: list[TraceRecord]) -> dict[str, Any]:
     columns: dict[str, Any] = {}
-    for name, value in _NUMBERS.items():
-        columns[name] = np.array([np.nan if (known := value(one)) is None else known for one in records], np.float64)
+    for name in _NUMBERS:
+        columns[name] = np.array([getattr(record, name) for record in records], np.float64)  # None becomes NaN
     for name in _TEXTS:
         columns[name] = _objects([getattr(record, name) for record in records])
     columns["has_text"] = np.array([bool(one.prompt or one.messages or one.output or one.text) for one in records])
@@ -102,9 +87,8 @@ def _steps(records: list[TraceRecord]) -> dict[str, Any]:
         for method, steps in record.acceptance.items():
             if (length := mean_acceptance_length(steps)) is not None:
                 lengths.append((method, length))
-        reported = MEASURES["tokens_per_step"](record)
-        if reported is not None and record.method not in record.acceptance:
-            lengths.append((record.method, reported))
+        if record.tokens_per_step is not None and record.method not in record.acceptance:
+            lengths.append((record.method, record.tokens_per_step))
     return {
         "method": _objects([method for method, _ in lengths]),
         "length": np.array([length for _, length in lengths], np.float64),
@@ -137,7 +121,7 @@ def _summary(connection: duckdb.DuckDBPyConnection, broken_lines: int) -> dict[s
     exact = times["requests"] <= MAX_EXACT_REQUESTS
     quantile = "quantile_cont" if exact else "approx_quantile"
     measures = {}
-    for name in MEASURES:
+    for name in _MEASURES:
         at = ", ".join(f"{quantile}({name}, {q}) as p{100 * q:.0f}" for q in _QUANTILES)
         (row,) = select(
             f"count(*) as requests, avg({name}) as mean, {at}, max({name}) as max from requests where not isnan({name})"
