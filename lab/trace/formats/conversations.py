@@ -13,16 +13,7 @@ from lab.trace.duck import database, rows
 from lab.trace.lines import BrokenLine, Report, TraceError, begins_a_list, compression_of, numbered_lines
 from lab.trace.record import TraceRecord
 
-_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "system": "system",
-}
+_ROLES = {"system": "system"} | dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard"), "assistant")
 _MAX_ENTRY_BYTES = 16 * 2**20
 
 
