@@ -45,15 +45,20 @@ def reference_of(policies: Sequence[str]) -> str:
     return next((name for name in _PREFERRED if name in policies), policies[0])
 
 
+def _both(one: Replayed, other: Replayed, metric: str, inside: Truths | None = None) -> tuple[Floats, Floats]:
+    """Return a time under each of two policies, of the requests that both have served and are `inside` of the other."""
+    _, mine, theirs = np.intersect1d(one.number, other.number, assume_unique=True, return_indices=True)
+    up, down = getattr(one, metric)[mine], getattr(other, metric)[theirs]
+    known = ~(np.isnan(up) | np.isnan(down))
+    known &= True if inside is None else inside[theirs]
+    return up[known], down[known]
+
+
 def ratio(one: Replayed, other: Replayed, metric: str, inside: Truths | None = None) -> float | None:
     """Return the mean of a time under one policy over that under another, on the requests that both have served."""
-    numbers = other.number if inside is None else other.number[inside]
-    _, mine, theirs = np.intersect1d(one.number, numbers, assume_unique=True, return_indices=True)
-    up, down = getattr(one, metric)[mine], getattr(other, metric)
-    down = (down if inside is None else down[inside])[theirs]
-    known = ~(np.isnan(up) | np.isnan(down))
-    total = float(down[known].sum())
-    return float(up[known].sum()) / total if total > 0 else None
+    up, down = _both(one, other, metric, inside)
+    total = float(down.sum())
+    return float(up.sum()) / total if total > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +117,7 @@ def of_parts(one: Replayed, other: Replayed, metric: str) -> Interval | None:
     Requests share batches, so the units of the interval are up to eight parts of the runs one after another, each at
     least as long as the longest request. Runs that are too short for two parts have none.
     """
-    _, mine, theirs = np.intersect1d(one.number, other.number, assume_unique=True, return_indices=True)
-    up, down = getattr(one, metric)[mine], getattr(other, metric)[theirs]
-    known = ~(np.isnan(up) | np.isnan(down))
-    up, down = up[known], down[known]
+    up, down = _both(one, other, metric)
     if not (up.sum() > 0 and down.sum() > 0):
         return None
     parts = max(1, min(_PARTS, _longest_fit(one), _longest_fit(other)))
