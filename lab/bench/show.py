@@ -96,12 +96,7 @@ def _gains(speedup: Speedup | None) -> tuple[str, str]:
 
 
 def _acceptance(run: Run) -> tuple[str, str, str, str]:
-    if run.acceptance is None:
+    if (one := run.acceptance) is None:
         return "", "", "", ""
-    positions = "  ".join(f"{share:.2f}" for share in run.acceptance.by_position[:_SHOWN_POSITIONS])
-    return (
-        f"{run.acceptance.rate:.3f}",
-        f"{run.acceptance.length:.2f}",
-        f"{run.acceptance.tokens_per_step:.2f}",
-        positions,
-    )
+    positions = "  ".join(f"{share:.2f}" for share in one.by_position[:_SHOWN_POSITIONS])
+    return f"{one.rate:.3f}", f"{one.length:.2f}", f"{one.tokens_per_step:.2f}", positions

@@ -40,28 +40,20 @@ def figures_tables(
     figures: Mapping[str, Mapping[str, Any]], slo: Mapping[str, float], names_of: str
 ) -> tuple[Table, Table]:
     """Return a table of counts and shares, and a table of times."""
-    return _counts(figures, slo, names_of), _times(figures, names_of)
-
-
-def _counts(figures: Mapping[str, Mapping[str, Any]], slo: Mapping[str, float], names_of: str) -> Table:
     headings = ["requests", "errors", "tokens/s", *(["SLO kept", "goodput/s"] if slo else [])]
-    table = text_table([names_of, *headings], left=1)
-    table.add_column("share of each backend")
+    counts = text_table([names_of, *headings], left=1)
+    counts.add_column("share of each backend")
     for name, row in figures.items():
         cells = [name, f"{row['requests']:,}", f"{row['errors']:,}", f"{row['output_tokens_per_s']:,.0f}"]
         cells += [_shown(row["slo_kept"], ".1%"), f"{row['goodput']:.2f}"] if slo else []
         cells.append("  ".join(f"{backend} {share:.0%}" for backend, share in row["shares"].items()) or "unknown")
-        table.add_row(*cells)
-    return table
-
-
-def _times(figures: Mapping[str, Mapping[str, Any]], names_of: str) -> Table:
-    table = text_table(["time", names_of, *STATISTICS], left=2)
+        counts.add_row(*cells)
+    all_times = text_table(["time", names_of, *STATISTICS], left=2)
     for name, title, factor in _TIMES:
         for index, (policy, row) in enumerate(figures.items()):
             times = [_shown(None if value is None else factor * value, ".3f") for value in row[name].values()]
-            table.add_row("" if index else title, policy, *times, end_section=index == len(figures) - 1)
-    return table
+            all_times.add_row("" if index else title, policy, *times, end_section=index == len(figures) - 1)
+    return counts, all_times
 
 
 def _shown(value: float | None, form: str) -> str:
