@@ -41,8 +41,16 @@ def losing_method(model: ModelEvidence) -> list[Finding]:
         if baseline is None and backend.baseline_cost is None:
             continue
         gain, share = _gain(model, backend, steps, baseline)
-        if share >= NEARLY_ALL and gain.is_worth_it:
-            findings.append(_finding(model, backend, steps, gain, share, baseline))
+        if share < NEARLY_ALL or not gain.is_worth_it:
+            continue
+        per_step = sum(kind.tokens * kind.tokens_per_step[backend.name] for kind in model.kinds)
+        per_step /= sum(kind.tokens for kind in model.kinds)
+        compared = "a baseline, by the calibration" if baseline is None else f"the baseline {baseline.name}"
+        title = f"{backend.method} loses on {share:.0%} of the output tokens against {compared}"
+        evidence = f"{backend.answers:,.0f} answers with {per_step:.2f} tokens per step, "
+        evidence += f"steps of {1e3 * steps.seconds:.1f} ms at {steps.load[1]:.1f} requests"
+        change = lines(model.name, backend.name, f"method: baseline # {backend.method}", "# without speculative_config")
+        findings.append(Finding("losing_method", model.name, backend.name, title, gain, evidence, change))
     return findings
 
 
@@ -113,26 +121,3 @@ def _gain(
     time = relative_time(steps.load, seconds(steps.cost, steps.load), step_s, np.full(DRAWS, fewer))
     faster = float(np.median(time)) / fewer * own < 1.0
     return gain_of(1.0 - time, OF), float(tokens[faster].sum() / tokens.sum())
-
-
-def _finding(
-    model: ModelEvidence,
-    backend: BackendEvidence,
-    steps: Steps,
-    gain: Gain,
-    share: float,
-    baseline: BackendEvidence | None,
-) -> Finding:
-    per_step = sum(kind.tokens * kind.tokens_per_step[backend.name] for kind in model.kinds)
-    per_step /= sum(kind.tokens for kind in model.kinds)
-    compared = "a baseline, by the calibration" if baseline is None else f"the baseline {baseline.name}"
-    return Finding(
-        "losing_method",
-        model.name,
-        backend.name,
-        f"{backend.method} loses on {share:.0%} of the output tokens against {compared}",
-        gain,
-        f"{backend.answers:,.0f} answers with {per_step:.2f} tokens per step, steps of {1e3 * steps.seconds:.1f} ms at "
-        f"{steps.load[1]:.1f} requests",
-        lines(model.name, backend.name, f"method: baseline # {backend.method}", "# without speculative_config"),
-    )
