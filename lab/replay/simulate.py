@@ -243,24 +243,21 @@ class _Simulation:
         return under_load(request.features, len(self._recent) / _QPS_WINDOW_S, self._in_flight)
 
     def _submit(self, replica: int, request: ReplayRequest) -> int:
-        one = self._pool[replica]
-        tree = self._trees.get(replica)
-        if tree is not None and (warm := request.warm_script(tree)) is not None:
-            return self._fleet.submit_script(replica, warm, self._now_s)
-        kind = request.features.workload or "chat"
-        if one.method is not Method.BASELINE:  # every step of a baseline emits one token, with or without a script
-            known = request.script(one.method, self._replicas[replica].parameters.k, one.config)
-            if known is not None:
-                return self._fleet.submit_script(
-                    replica, known, self._now_s, kind=kind, temperature=request.features.temperature
-                )
+        one, tree, script = self._pool[replica], self._trees.get(replica), None
+        kind, temperature = request.features.workload or "chat", request.features.temperature
+        if tree is not None:
+            script = request.warm_script(tree)
+        if script is None and one.method is not Method.BASELINE:  # every step of a baseline emits one token
+            script = request.script(one.method, self._replicas[replica].parameters.k, one.config)
+        if script is not None:
+            return self._fleet.submit_script(replica, script, self._now_s, kind=kind, temperature=temperature)
         return self._fleet.submit(
             replica,
             request.prompt_tokens,
             request.output_tokens,
             self._now_s,
             kind=kind,
-            temperature=request.features.temperature,
+            temperature=temperature,
             prefix_blocks=request.prefix_blocks,
         )
 
