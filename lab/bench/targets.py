@@ -77,11 +77,8 @@ def _replicas(options: BenchOptions, config: Path, ks: Sequence[int]) -> Iterato
         varies_k = bool(ks) and backend.method is not Method.BASELINE
         key = backend.api_key.get_secret_value() if backend.api_key is not None else None
         for changed in [_with_k(backend, name, k) for k in ks] if varies_k else [backend]:
-            method, k = (
-                changed.method,
-                draft_tokens(changed.method, serve_config(changed.method, changed.speculative_config)),
-            )
-            target = Target(name, method, k, varies_k, changed.simulate is not None)
+            drafted = draft_tokens(changed.method, serve_config(changed.method, changed.speculative_config))
+            target = Target(name, changed.method, drafted, varies_k, changed.simulate is not None)
             if changed.url is not None:
                 yield replace(target, endpoint=LiveEndpoint.of("--config", f"{name}={changed.url}", model, key))
             else:
