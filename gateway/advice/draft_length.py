@@ -45,15 +45,12 @@ def _of_backend(model: str, backend: BackendEvidence) -> Finding | None:
     if best == k or not gains[best].is_worth_it:
         return None
     rates = ", ".join(f"{count / positions.drafts:.0%}" for count in positions.accepted)
-    return Finding(
-        "draft_length",
-        model,
-        backend.name,
-        f"k = {k} is too {'large' if best < k else 'small'}: k = {best} is faster",
-        gains[best],
-        f"{positions.drafts:,} drafts, {backend.answers:,.0f} answers; accepted up to position 1, 2, ...: {rates}",
-        lines(model, backend.name, "speculative_config:", f"  num_speculative_tokens: {best} # {k}"),
+    title = f"k = {k} is too {'large' if best < k else 'small'}: k = {best} is faster"
+    evidence = (
+        f"{positions.drafts:,} drafts, {backend.answers:,.0f} answers; accepted up to position 1, 2, ...: {rates}"
     )
+    change = lines(model, backend.name, "speculative_config:", f"  num_speculative_tokens: {best} # {k}")
+    return Finding("draft_length", model, backend.name, title, gains[best], evidence, change)
 
 
 def gains_by_k(backend: BackendEvidence, positions: Positions) -> dict[int, Gain]:

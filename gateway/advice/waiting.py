@@ -47,29 +47,18 @@ def _gain(backend: BackendEvidence, waited: np.ndarray[tuple[int], np.dtype[np.i
 
 def _for_room(model: str, backend: BackendEvidence, gain: Gain) -> Finding:
     utilization = float(flag_value(backend.flags, "--gpu-memory-utilization") or _DEFAULT_UTILIZATION)
+    set_to = ("--kv-cache-dtype", "fp8")
     if utilization < _MOST_UTILIZATION:
-        flag, value = "--gpu-memory-utilization", f"{_MOST_UTILIZATION:g}"
-    else:
-        flag, value = "--kv-cache-dtype", "fp8"
-    return Finding(
-        "memory",
-        model,
-        backend.name,
-        "its KV cache is too small: requests wait for room in it",
-        gain,
-        f"{len(backend.minutes)} minutes of probes; the gain is at most this, if no request waits any more",
-        flag_change(model, backend.name, backend.flags, flag, value),
-    )
+        set_to = ("--gpu-memory-utilization", f"{_MOST_UTILIZATION:g}")
+    title = "its KV cache is too small: requests wait for room in it"
+    evidence = f"{len(backend.minutes)} minutes of probes; the gain is at most this, if no request waits any more"
+    change = flag_change(model, backend.name, backend.flags, *set_to)
+    return Finding("memory", model, backend.name, title, gain, evidence, change)
 
 
 def _for_a_place(model: str, backend: BackendEvidence, gain: Gain) -> Finding:
-    sequences = int(flag_value(backend.flags, "--max-num-seqs") or _DEFAULT_SEQUENCES)
-    return Finding(
-        "batch_limit",
-        model,
-        backend.name,
-        f"requests wait for one of {sequences} places in its batch, although there is memory for more",
-        gain,
-        f"{len(backend.minutes)} minutes of probes; the gain is at most this, where larger batches cost nothing",
-        flag_change(model, backend.name, backend.flags, "--max-num-seqs", str(2 * sequences)),
-    )
+    places = int(flag_value(backend.flags, "--max-num-seqs") or _DEFAULT_SEQUENCES)
+    title = f"requests wait for one of {places} places in its batch, although there is memory for more"
+    evidence = f"{len(backend.minutes)} minutes of probes; the gain is at most this, where larger batches cost nothing"
+    change = flag_change(model, backend.name, backend.flags, "--max-num-seqs", str(2 * places))
+    return Finding("batch_limit", model, backend.name, title, gain, evidence, change)
