@@ -17,7 +17,7 @@ from policies.policy import Policy
 from policies.roles import Stateful
 
 ORACLE = "oracle"
-_MIN_PARALLEL_REQUESTS = 100_000  # over all policies; fewer are simulated before other processes would have started
+MIN_PARALLEL_REQUESTS = 100_000  # over all policies; fewer are simulated before other processes would have started
 _FEW_REQUESTS = 100_000  # over all policies and replications; they are replayed for intervals without being asked to
 
 
@@ -96,7 +96,7 @@ def compare(runner: PolicyRunner, played: Mapping[str, Replayed], *, always: boo
 
 def _run(work: Callable[[Task], Result], tasks: Sequence[Task], requests: int) -> list[Result]:
     """Run tasks that play so many requests in all."""
-    jobs = 1 if requests <= _MIN_PARALLEL_REQUESTS or len(tasks) == 1 else None
+    jobs = 1 if requests <= MIN_PARALLEL_REQUESTS or len(tasks) == 1 else None
     with all_cores(work, jobs, "replaying") as run_all:
         return run_all(tasks)
 

@@ -1,28 +1,37 @@
-"""Implementation of `gateway tune`."""
+"""Implementation of `gateway tune`: a search on the first part of a trace, validated on the rest."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import orjson
 import yaml
 
+from backends.draft_schedule import draft_tokens
 from backends.validation import UsageError
-from gateway.config.settings import ModelSettings
-from lab.options.policy import policy_reference
+from lab.options.policy import policy_reference, with_seed
 from lab.options.shared import slo_bounds
 from lab.parallel import all_cores
 from lab.replay.command import pool_of, requests_of, served_model
 from lab.replay.figures import figures_of, figures_tables
+from lab.replay.play import MIN_PARALLEL_REQUESTS
+from lab.replay.request import ReplayRequest
+from lab.replay.simulate import Replayed, ReplicaSpec, replay, slo_kept
+from lab.replay.table import RequestTable
 from lab.report.terminal import report
 from lab.statistics import REPLICATIONS, of_replications
-from lab.tune.knobs import Goal, Scoring
-from lab.tune.options import TuneOptions
-from lab.tune.search import RUNGS, Search, SearchResult, Task, Window, WindowRunner, windows_of
+from lab.tune.options import Goal, TuneOptions
+from lab.tune.search import rules_document, search
+from policies.build import build
+from policies.policy import PolicySettings
 from policies.rules.policy import ThresholdSettings
 
-_MIN_PARALLEL_REQUESTS = 100_000  # fewer are simulated before other processes would have started
+_MOST_REQUESTS = 60_000  # for one trial; of a longer part, as many are played
+_STRETCHES = 10  # of consecutive requests, spread evenly over a longer part
 _WHAT = {
     Goal.MEAN: "mean time to finish, s",
     Goal.P99: "p99 of the time to finish, s",
@@ -30,103 +39,110 @@ _WHAT = {
 }
 
 
+class _Task(NamedTuple):
+    policy: str
+    settings: PolicySettings
+    held_out: int | None = None
+    """None for the tuning part, 0 for the rest, 1 or more for other traffic like the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Player:
+    """Plays a task; sent once to each process."""
+
+    pool: Sequence[ReplicaSpec]
+    tuning: Sequence[Sequence[ReplayRequest]]
+    rest: RequestTable
+    seed: int
+
+    def __call__(self, task: _Task) -> list[Replayed]:
+        number, parts = task.held_out or 0, self.tuning
+        if task.held_out is not None:
+            parts = [self.rest.resampled(number) if number else self.rest]
+        settings = with_seed(task.settings, self.seed)
+        return [replay(self.pool, part, build(task.policy, settings), seed=self.seed + number) for part in parts]
+
+
 def run_tune(options: TuneOptions) -> int:
     """Tune with the options of the command line."""
+    goal, slo = options.objective, slo_bounds(options.slo)
+    if goal is Goal.GOODPUT and not slo:
+        raise UsageError("--objective goodput needs bounds: --slo ttft=0.5,tpot=0.02,e2e=10, in seconds")
     try:
-        goal, slo = _goal(options), slo_bounds(options.slo)
         model, served = served_model(options.config, options.model)
-        present = _present(options.policy, served)
-        pool, scoring = pool_of(served, options.calibration), Scoring(goal, slo)
+        given = served.policy.settings
+        present = given if isinstance(given, ThresholdSettings) else ThresholdSettings()
+        pool = pool_of(served, options.calibration)
         with requests_of(options, served, options.seed) as requests:
-            cut = _cut(len(requests), options.part)
-            rest = Window(cut, len(requests))
-            windows = windows_of(cut, options.trials, options.budget)
-            jobs = 1 if options.trials * cut <= _MIN_PARALLEL_REQUESTS else None
-            with all_cores(WindowRunner(pool, requests, options.seed), jobs, "simulating") as play_all:
-                search = Search(play_all, scoring, windows, present, options.budget)
-                result = search.run(options.trials, options.seed)
-                by_load = policy_reference("least_loaded", served).settings
+            cut = round(options.part * len(requests))
+            if not 0 < cut < len(requests):
+                rest = "leaves none for tuning or for validation"
+                raise UsageError(f"the trace has {len(requests)} requests; --part {options.part:g} {rest}")
+            player = _Player(pool, stretches(requests[:cut], pool), requests[cut:], options.seed)
+            jobs = 1 if options.trials * cut <= MIN_PARALLEL_REQUESTS else None
+            with all_cores(player, jobs, "simulating") as play_all:
+                [unserved] = (sum(one.errors for one in parts) for parts in play_all([_Task("thresholds", present)]))
+
+                def score_all(tried: Sequence[ThresholdSettings]) -> list[float]:
+                    played = play_all([_Task("thresholds", one) for one in tried])
+                    errors = [sum(one.errors for one in parts) for parts in played]
+                    return [
+                        math.inf if more > unserved else score(goal, slo, parts)
+                        for more, parts in zip(errors, played, strict=True)
+                    ]
+
+                tuned = search(score_all, present, options.trials, options.seed)
                 compared = {
-                    "tuned": Task("thresholds", result.settings, rest),
-                    "present": Task("thresholds", present, rest),
-                    "least_loaded": Task("least_loaded", by_load, rest),
+                    "tuned": _Task("thresholds", tuned, 0),
+                    "present": _Task("thresholds", present, 0),
+                    "least_loaded": _Task("least_loaded", policy_reference("least_loaded", served).settings, 0),
                 }
                 played = dict(zip(compared, play_all(list(compared.values())), strict=True))
-                others = [
-                    compared[name]._replace(window=rest._replace(replication=number))
-                    for number in range(1, REPLICATIONS + 1)
-                    for name in ("tuned", "present")
-                ]
-                replayed = [scoring([one]) for one in play_all(others)]
-        scores = {name: scoring([one]) for name, one in played.items()}
+                again = [_Task("thresholds", one, 1 + n) for n in range(REPLICATIONS) for one in (tuned, present)]
+                others = [score(goal, slo, one) for one in play_all(again)]
+        scores = {name: score(goal, slo, one) for name, one in played.items()}
         better = scores["tuned"] < scores["present"]
-        pairs = list(zip(replayed[::2], replayed[1::2], strict=True))
-        found, searched = _result_lines(goal, scores, pairs), _search_lines(result, windows, cut, len(requests))
-        options.out.write_text(
-            _rules_file(result.settings if better else present, [*searched, *found]), encoding="utf-8"
+        found = _found(goal, scores, list(zip(others[::2], others[1::2], strict=True)))
+        searched = (
+            f"{options.trials:,} trials on the first {cut:,} requests, validated on the other {len(requests) - cut:,}."
         )
+        options.out.write_text(_rules_file(tuned if better else present, [searched, *found]), encoding="utf-8")
         backends = [one.name for one in pool]
-        figures = {name: {"score": scores[name], **figures_of(one, backends, slo)} for name, one in played.items()}
+        figures = {name: {"score": scores[name], **figures_of(one, backends, slo)} for name, [one] in played.items()}
         if options.json_file is not None:
-            document = {
-                "model": model,
-                "objective": goal.value,
-                "kept_present": not better,
-                "trials": {"asked": result.asked, "on_each_rung": result.trials},
-                "windows": list(map(list, windows)),
-                "held_out": figures,
-            }
+            document = {"model": model, "objective": goal, "kept_present": not better, "held_out": figures}
             options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
-    report(
-        "gateway tune",
-        [*found, "", *searched, "Held-out requests", *figures_tables(figures, slo, "rules")],
-        options.report,
-    )
+    tables = figures_tables(figures, slo, "rules")
+    report("gateway tune", [*found, "", searched, "Held-out requests", *tables], options.report)
     return 0
 
 
-def _goal(options: TuneOptions) -> Goal:
-    if options.objective not in set(Goal):
-        raise UsageError(f"--objective {options.objective}: unknown; the objectives are {', '.join(Goal)}")
-    goal = Goal(options.objective)
-    if goal is Goal.GOODPUT and options.slo is None:
-        raise UsageError("--objective goodput needs bounds: --slo ttft=0.5,tpot=0.02,e2e=10, in seconds")
-    return goal
+def stretches(requests: RequestTable, pool: Sequence[ReplicaSpec]) -> list[list[ReplayRequest]]:
+    """Return the requests that each trial plays, with what drafting does in them."""
+    count = 1 if len(requests) <= _MOST_REQUESTS else _STRETCHES
+    each = min(len(requests), _MOST_REQUESTS) // count
+    starts = np.linspace(0, len(requests) - each, count).astype(int).tolist()
+    stretches = [list(requests[start : start + each]) for start in starts]
+    drafting = [(one.method, draft_tokens(one.method, one.config), one.config) for one in pool]
+    for request in (one for stretch in stretches for one in stretch if one.acceptance or one.text is not None):
+        request.precompute_steps(drafting)
+    return stretches
 
 
-def _present(given: str | None, served: ModelSettings) -> ThresholdSettings:
-    """Return the rules to start from: those given, else the pool's, else the default rules."""
-    settings = policy_reference(given, served).settings
-    if isinstance(settings, ThresholdSettings):
-        return settings
-    if given is not None:
-        raise UsageError(f"--policy {given}: only rules can be tuned, those of `thresholds`")
-    return ThresholdSettings()
+def score(goal: Goal, slo: Mapping[str, float], played: Sequence[Replayed]) -> float:
+    """Return what the search makes small; requests that were not served miss the SLO."""
+    e2e_s = np.concatenate([one.e2e_s for one in played])
+    if not len(e2e_s):
+        return math.inf
+    if goal is Goal.GOODPUT:
+        kept = sum(int(slo_kept(one, slo).sum()) for one in played)
+        return 1.0 - kept / (len(e2e_s) + sum(one.errors for one in played))
+    return float(e2e_s.mean() if goal is Goal.MEAN else np.percentile(e2e_s, 99))
 
 
-def _cut(requests: int, part: float) -> int:
-    """Return the number of requests in the tuning part."""
-    cut = round(part * requests)
-    if not 0 < cut < requests:
-        raise UsageError(f"the trace has {requests} requests; --part {part:g} leaves none for tuning or for validation")
-    return cut
-
-
-def _search_lines(result: SearchResult, windows: Sequence[Window], cut: int, requests: int) -> list[str]:
-    """Return lines that describe the search, for the terminal and the file."""
-    rejected = result.asked - result.trials[0]
-    rejections = [f"{rejected:,} of them could never hold, or left more requests unserved."] if rejected else []
-    searched = f"the first {cut:,} requests, validated on the other {requests - cut:,}."
-    if len(windows) == 1:
-        return [f"{result.asked:,} trials on {searched}", *rejections]
-    each = windows[0].stop - windows[0].start
-    rungs = ", ".join(f"{trials:,} on {count}" for count, trials in zip(RUNGS, result.trials, strict=True))
-    return [f"{result.asked:,} trials on windows of {each:,} requests ({rungs}) of {searched}", *rejections]
-
-
-def _result_lines(goal: Goal, scores: Mapping[str, float], replayed: Sequence[tuple[float, float]]) -> list[str]:
+def _found(goal: Goal, scores: Mapping[str, float], replayed: Sequence[tuple[float, float]]) -> list[str]:
     """Return lines that describe the result, for the terminal and the file."""
     tuned, present, load = (scores[name] for name in ("tuned", "present", "least_loaded"))
     lines = [f"Held out, {_WHAT[goal]}: tuned {tuned:.4g}, present {present:.4g}, least_loaded {load:.4g}."]
@@ -145,16 +161,7 @@ def _result_lines(goal: Goal, scores: Mapping[str, float], replayed: Sequence[tu
 
 def _rules_file(settings: ThresholdSettings, comments: list[str]) -> str:
     """Return a file for `--policy`, whose `policy:` can be copied to a pool file."""
-    lines = ["# Made by `gateway tune` on simulated replicas.", *(f"# {comment}" for comment in comments), "policy:"]
-    lines.append("  name: thresholds")
     others = settings.model_dump(mode="json", exclude={"rules", "spill"}, exclude_defaults=True)
-    lines += [f"  {name}: {_inline(value)}" for name, value in others.items()]
-    lines.append(f"  spill: {_inline(settings.spill.model_dump())}")
-    lines.append("  rules:")
-    lines += [f"    {line}" for rule in settings.rules for line in rule.lines()]
-    return "\n".join(lines) + "\n"
-
-
-def _inline(value: Any) -> str:
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
-    return text.removesuffix("...\n").strip()
+    policy = {"name": "thresholds", **others, **rules_document(settings)}
+    head = "".join(f"# {line}\n" for line in ("Made by `gateway tune` on simulated replicas.", *comments))
+    return head + yaml.safe_dump({"policy": policy}, sort_keys=False, default_flow_style=None, width=10_000)

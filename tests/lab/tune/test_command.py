@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import orjson
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from gateway.cli.app import app
-from lab.trace import TraceRecord, write_trace
+from lab.replay.simulate import Replayed
+from lab.replay.table import request_table
+from lab.trace import TraceRecord, read_trace, write_trace
+from lab.tune.command import score, stretches
+from lab.tune.options import Goal
 from policies.rules.policy import ThresholdSettings
 from tests.support.paths import DATA
 
@@ -86,23 +93,52 @@ def test_the_tuned_rules_are_better_on_the_held_out_part(files: tuple[Path, Path
 
 
 def test_without_a_gain_the_present_rules_are_kept(files: tuple[Path, Path], tmp_path: Path) -> None:
-    pool, trace = files
-    out = tmp_path / "rules.yaml"
-    only = "{name: thresholds, rules: [{name: all, prefer: [eagle3]}], spill: {slack: 500}}"
-    given = (trace, "--config", pool, "--out", out, "--policy", only, "--trials", 3, "--rate", 0.05)
+    _, trace = files
+    pool, out = tmp_path / "pool.yaml", tmp_path / "rules.yaml"
+    rules = "      rules: [{name: all, prefer: [eagle3]}]\n      spill: {slack: 500}\n"
+    pool.write_text("".join(rules if "rules:" in line else line for line in POOL.splitlines(keepends=True)))
+    given = (trace, "--config", pool, "--out", out, "--trials", 3, "--rate", 0.05)
     code, printed, _ = run("tune", *given, "--objective", "goodput", "--slo", "e2e=60")
     assert code == 0
     assert "No gain: these are the present rules, unchanged." in printed
     assert "# No gain" in out.read_text()
-    assert yaml.safe_load(out.read_text())["policy"]["spill"] == {"slack": 500.0, "ratio": 1.25}
+    assert yaml.safe_load(out.read_text())["policy"] == {
+        "name": "thresholds",
+        "seed": 7,
+        "spill": {"slack": 500.0, "ratio": 1.25},
+        "rules": [{"name": "all", "prefer": ["eagle3"]}],
+    }
+
+
+def test_scores_follow_the_goal_over_all_parts() -> None:
+    def played(e2e_s: list[float], errors: int) -> Replayed:
+        times, counts = np.array(e2e_s), np.arange(len(e2e_s))
+        return Replayed(times, times, times, counts, counts, errors, 1.0, counts, times)
+
+    parts = [played([1.0, 2.0], 0), played([3.0, 10.0], 4)]
+    assert score(Goal.MEAN, {}, parts) == pytest.approx(4.0)
+    assert score(Goal.P99, {}, parts) == pytest.approx(9.79)
+    assert score(Goal.GOODPUT, {"e2e": 2.5}, parts) == pytest.approx(1 - 2 / 8)  # those not served miss it
+    assert score(Goal.MEAN, {}, [played([], 3)]) == math.inf
+
+
+def test_a_longer_part_is_played_in_stretches_spread_evenly(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lab.tune.command._MOST_REQUESTS", 40)
+    with request_table(read_trace([files[1]]), 0.0) as table:
+        chosen = stretches(table.paced(table.arrived_at), [])
+    assert [len(one) for one in chosen] == [4] * 10
+    starts = [one[0].arrived_s / 0.5 for one in chosen]
+    assert (starts[0], starts[-1]) == (0, 146)
+    assert {round(after - before) for before, after in pairwise(starts)} <= {16, 17}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--objective", "median"], "--objective median: unknown; the objectives are mean, p99, goodput"),
+        (["--objective", "median"], "'median' is not one of 'mean', 'p99', 'goodput'"),
         (["--objective", "goodput"], "--objective goodput needs bounds: --slo"),
-        (["--policy", "learned"], "--policy learned: only rules can be tuned"),
         (["--part", "1"], "the trace has 30 requests; --part 1 leaves none"),
         (["--out", "/nowhere/rules.yaml", "--trials", "1"], "/nowhere/rules.yaml"),
     ],
