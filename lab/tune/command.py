@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import orjson
 import yaml
 
-from backends.draft_schedule import draft_tokens
 from backends.validation import UsageError
-from lab.options.policy import policy_reference, with_seed
+from lab.options.policy import with_seed
 from lab.options.shared import slo_bounds
 from lab.parallel import all_cores
 from lab.replay.command import pool_of, requests_of, served_model
@@ -27,6 +26,7 @@ from lab.statistics import REPLICATIONS, of_replications
 from lab.tune.options import Goal, TuneOptions
 from lab.tune.search import rules_document, search
 from policies.build import build
+from policies.load_policy import LoadSettings
 from policies.policy import PolicySettings
 from policies.rules.policy import ThresholdSettings
 
@@ -42,25 +42,17 @@ _WHAT = {
 class _Task(NamedTuple):
     policy: str
     settings: PolicySettings
-    held_out: int | None = None
-    """None for the tuning part, 0 for the rest, 1 or more for other traffic like the rest."""
+    held_out: int | None = None  # None: the tuning part; 0: the rest; 1 and more: other traffic like the rest
 
 
-@dataclass(frozen=True, slots=True)
-class _Player:
-    """Plays a task; sent once to each process."""
-
-    pool: Sequence[ReplicaSpec]
-    tuning: Sequence[Sequence[ReplayRequest]]
-    rest: RequestTable
-    seed: int
-
-    def __call__(self, task: _Task) -> list[Replayed]:
-        number, parts = task.held_out or 0, self.tuning
-        if task.held_out is not None:
-            parts = [self.rest.resampled(number) if number else self.rest]
-        settings = with_seed(task.settings, self.seed)
-        return [replay(self.pool, part, build(task.policy, settings), seed=self.seed + number) for part in parts]
+def _play(
+    pool: Sequence[ReplicaSpec], tuning: Sequence[Sequence[ReplayRequest]], rest: RequestTable, seed: int, task: _Task
+) -> list[Replayed]:
+    number, parts = task.held_out or 0, tuning
+    if task.held_out is not None:
+        parts = [rest.resampled(number) if number else rest]
+    settings = with_seed(task.settings, seed)
+    return [replay(pool, part, build(task.policy, settings), seed=seed + number) for part in parts]
 
 
 def run_tune(options: TuneOptions) -> int:
@@ -72,30 +64,26 @@ def run_tune(options: TuneOptions) -> int:
         model, served = served_model(options.config, options.model)
         given = served.policy.settings
         present = given if isinstance(given, ThresholdSettings) else ThresholdSettings()
-        pool = pool_of(served, options.calibration)
+        pool, names = pool_of(served, options.calibration), list(served.backends)
         with requests_of(options, served, options.seed) as requests:
             cut = round(options.part * len(requests))
             if not 0 < cut < len(requests):
-                rest = "leaves none for tuning or for validation"
-                raise UsageError(f"the trace has {len(requests)} requests; --part {options.part:g} {rest}")
-            player = _Player(pool, stretches(requests[:cut], pool), requests[cut:], options.seed)
-            jobs = 1 if options.trials * cut <= MIN_PARALLEL_REQUESTS else None
-            with all_cores(player, jobs, "simulating") as play_all:
-                [unserved] = (sum(one.errors for one in parts) for parts in play_all([_Task("thresholds", present)]))
+                given_part = f"--part {options.part:g} leaves none for tuning or for validation"
+                raise UsageError(f"the trace has {len(requests)} requests; {given_part}")
+            play = partial(_play, pool, stretches(requests[:cut]), requests[cut:], options.seed)
+            few = options.trials * cut <= MIN_PARALLEL_REQUESTS
+            with all_cores(play, 1 if few else None, "simulating") as play_all:
+                unserved = sum(one.errors for parts in play_all([_Task("thresholds", present)]) for one in parts)
 
                 def score_all(tried: Sequence[ThresholdSettings]) -> list[float]:
                     played = play_all([_Task("thresholds", one) for one in tried])
-                    errors = [sum(one.errors for one in parts) for parts in played]
-                    return [
-                        math.inf if more > unserved else score(goal, slo, parts)
-                        for more, parts in zip(errors, played, strict=True)
-                    ]
+                    return [score(goal, slo, parts, unserved) for parts in played]
 
                 tuned = search(score_all, present, options.trials, options.seed)
                 compared = {
                     "tuned": _Task("thresholds", tuned, 0),
                     "present": _Task("thresholds", present, 0),
-                    "least_loaded": _Task("least_loaded", policy_reference("least_loaded", served).settings, 0),
+                    "least_loaded": _Task("least_loaded", LoadSettings(), 0),
                 }
                 played = dict(zip(compared, play_all(list(compared.values())), strict=True))
                 again = [_Task("thresholds", one, 1 + n) for n in range(REPLICATIONS) for one in (tuned, present)]
@@ -103,12 +91,10 @@ def run_tune(options: TuneOptions) -> int:
         scores = {name: score(goal, slo, one) for name, one in played.items()}
         better = scores["tuned"] < scores["present"]
         found = _found(goal, scores, list(zip(others[::2], others[1::2], strict=True)))
-        searched = (
-            f"{options.trials:,} trials on the first {cut:,} requests, validated on the other {len(requests) - cut:,}."
-        )
+        left = len(requests) - cut
+        searched = f"{options.trials:,} trials on the first {cut:,} requests, validated on the other {left:,}."
         options.out.write_text(_rules_file(tuned if better else present, [searched, *found]), encoding="utf-8")
-        backends = [one.name for one in pool]
-        figures = {name: {"score": scores[name], **figures_of(one, backends, slo)} for name, [one] in played.items()}
+        figures = {name: {"score": scores[name], **figures_of(one, names, slo)} for name, [one] in played.items()}
         if options.json_file is not None:
             document = {"model": model, "objective": goal, "kept_present": not better, "held_out": figures}
             options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
@@ -119,26 +105,21 @@ def run_tune(options: TuneOptions) -> int:
     return 0
 
 
-def stretches(requests: RequestTable, pool: Sequence[ReplicaSpec]) -> list[list[ReplayRequest]]:
-    """Return the requests that each trial plays, with what drafting does in them."""
+def stretches(requests: RequestTable) -> list[list[ReplayRequest]]:
+    """Return the requests that each trial plays; they keep what drafting does in them."""
     count = 1 if len(requests) <= _MOST_REQUESTS else _STRETCHES
     each = min(len(requests), _MOST_REQUESTS) // count
     starts = np.linspace(0, len(requests) - each, count).astype(int).tolist()
-    stretches = [list(requests[start : start + each]) for start in starts]
-    drafting = [(one.method, draft_tokens(one.method, one.config), one.config) for one in pool]
-    for request in (one for stretch in stretches for one in stretch if one.acceptance or one.text is not None):
-        request.precompute_steps(drafting)
-    return stretches
+    return [list(requests[start : start + each]) for start in starts]
 
 
-def score(goal: Goal, slo: Mapping[str, float], played: Sequence[Replayed]) -> float:
-    """Return what the search makes small; requests that were not served miss the SLO."""
-    e2e_s = np.concatenate([one.e2e_s for one in played])
-    if not len(e2e_s):
+def score(goal: Goal, slo: Mapping[str, float], played: Sequence[Replayed], unserved: float = math.inf) -> float:
+    """Return what the search makes small; infinite if more requests than `unserved` were not served."""
+    e2e_s, errors = np.concatenate([one.e2e_s for one in played]), sum(one.errors for one in played)
+    if not len(e2e_s) or errors > unserved:
         return math.inf
     if goal is Goal.GOODPUT:
-        kept = sum(int(slo_kept(one, slo).sum()) for one in played)
-        return 1.0 - kept / (len(e2e_s) + sum(one.errors for one in played))
+        return 1.0 - sum(int(slo_kept(one, slo).sum()) for one in played) / (len(e2e_s) + errors)
     return float(e2e_s.mean() if goal is Goal.MEAN else np.percentile(e2e_s, 99))
 
 

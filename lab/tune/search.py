@@ -13,21 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
-from optuna.distributions import FloatDistribution
+from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import create_trial
 
 from policies.rules.policy import ThresholdSettings
 
 _BATCH = 4  # settings proposed together; independent of the number of cores
 _FACTOR = 8.0  # range of counts and weights, up and down
-_RANGES = {
-    "temperature": (0.0, 2.0),
-    "top_p": (0.0, 1.0),
-    "overlap": (0.0, 1.0),
-    "code_share": (0.0, 1.0),
-    "slack": (0.0, 64.0),
-    "ratio": (1.0, 4.0),
-}
+_SHARE = (0.0, 1.0)
+_RANGES = {"temperature": (0.0, 2.0), "top_p": _SHARE, "overlap": _SHARE, "code_share": _SHARE}
+_RANGES |= {"slack": (0.0, 64.0), "ratio": (1.0, 4.0)}
 _COMPARISON = re.compile(r"([<>]=?) (\S+)")
 
 ScoreAll = Callable[[Sequence[ThresholdSettings]], Sequence[float]]
@@ -37,14 +32,12 @@ ScoreAll = Callable[[Sequence[ThresholdSettings]], Sequence[float]]
 def search(score_all: ScoreAll, present: ThresholdSettings, trials: int, seed: int) -> ThresholdSettings:
     """Return the best of so many settings, or the present ones; numbers that do not help stay as they are."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    known = numbers(present)
-    ranges = {place: range_ for place, value in known.items() if (range_ := _range(place, value)) is not None}
-    [least], best = score_all([present]), present
+    [least], best, known = score_all([present]), present, numbers(present)
+    ranges: dict[str, BaseDistribution] = {place: _range(place, value) for place, value in known.items()}
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
-    first = {place: known[place] for place in ranges}
-    study.add_trial(create_trial(params=first, distributions=dict(ranges), value=least))
+    study.add_trial(create_trial(params=known, distributions=ranges, value=least))
     for begun in range(0, trials, _BATCH):
-        batch = [study.ask(dict(ranges)) for _ in range(min(_BATCH, trials - begun))]
+        batch = [study.ask(ranges) for _ in range(min(_BATCH, trials - begun))]
         tried = [with_numbers(present, {name: float(f"{at:.2g}") for name, at in one.params.items()}) for one in batch]
         scores = iter(score_all([one for one in tried if one is not None]))
         for trial, settings in zip(batch, tried, strict=True):
@@ -59,11 +52,12 @@ def search(score_all: ScoreAll, present: ThresholdSettings, trials: int, seed: i
     return best
 
 
-def _range(place: str, value: float) -> FloatDistribution | None:
+def _range(place: str, value: float) -> FloatDistribution:
     for key in place.split("."):
         if key in _RANGES:
             return FloatDistribution(min(_RANGES[key][0], value), max(_RANGES[key][1], value))
-    return FloatDistribution(value / _FACTOR, value * _FACTOR, log=True) if value > 0 else None
+    least, most = sorted((value / _FACTOR, value * _FACTOR))
+    return FloatDistribution(least, most, log=value > 0)
 
 
 def numbers(settings: ThresholdSettings) -> dict[str, float]:

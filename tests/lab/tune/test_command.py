@@ -119,7 +119,7 @@ def test_scores_follow_the_goal_over_all_parts() -> None:
     assert score(Goal.MEAN, {}, parts) == pytest.approx(4.0)
     assert score(Goal.P99, {}, parts) == pytest.approx(9.79)
     assert score(Goal.GOODPUT, {"e2e": 2.5}, parts) == pytest.approx(1 - 2 / 8)  # those not served miss it
-    assert score(Goal.MEAN, {}, [played([], 3)]) == math.inf
+    assert score(Goal.MEAN, {}, [played([], 3)]) == score(Goal.MEAN, {}, parts, 3) == math.inf  # too many not served
 
 
 def test_a_longer_part_is_played_in_stretches_spread_evenly(
@@ -127,7 +127,7 @@ def test_a_longer_part_is_played_in_stretches_spread_evenly(
 ) -> None:
     monkeypatch.setattr("lab.tune.command._MOST_REQUESTS", 40)
     with request_table(read_trace([files[1]]), 0.0) as table:
-        chosen = stretches(table.paced(table.arrived_at), [])
+        chosen = stretches(table.paced(table.arrived_at))
     assert [len(one) for one in chosen] == [4] * 10
     starts = [one[0].arrived_s / 0.5 for one in chosen]
     assert (starts[0], starts[-1]) == (0, 146)
