@@ -29,7 +29,9 @@ import numpy.typing as npt
 from benchmarks.overhead.process import rss_mb, tree
 from lab.replay.command import pool_of, served_model
 from lab.replay.simulate import ReplicaSpec
-from lab.trace import TraceCandidate, TraceRecord, read_trace, write_trace
+from lab.trace.read import read_trace
+from lab.trace.record import TraceCandidate, TraceRecord
+from lab.trace.write import write_trace
 
 Floats = npt.NDArray[np.float64]
 

@@ -20,8 +20,8 @@ from backends.speculation import Method
 from benchmarks.routing.learned_rows import learned_rows
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.simulate import ReplicaSpec, replay
-from lab.trace import TraceRecord
 from lab.trace.edits import draw
+from lab.trace.record import TraceRecord
 from policies.distill.distill import distill
 from policies.distill.report import Distilled
 from policies.learned.policy import Learned, LearnedSettings
@@ -255,7 +255,7 @@ def ground_of(folder: Path, azure: Path | None, tune: bool) -> Ground:
     """Return the data of the tasks, read from the recordings."""
     gaps_s = None
     if azure is not None:
-        from lab.trace import read_trace
+        from lab.trace.read import read_trace
 
         times = [record.arrived_at for record in read_trace([azure], in_order=True) if record.arrived_at is not None]
         gaps_s = np.array([later - earlier for earlier, later in pairwise(times)])

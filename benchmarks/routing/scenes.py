@@ -23,7 +23,7 @@ from benchmarks.routing.ground import COUNTED, POOLS, REPORTED, TUNING, WARMUP, 
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec
 from lab.replay.table import RequestTable, request_table
-from lab.trace import read_trace
+from lab.trace.read import read_trace
 from policies.decision import Decision
 from policies.features.request import RequestFeatures
 from policies.policy import Policy

@@ -34,8 +34,9 @@ from lab.parallel import all_cores
 from lab.replay.pace import arrivals
 from lab.replay.simulate import ReplicaSpec, replay
 from lab.replay.table import RequestTable, request_table
-from lab.trace import TraceRecord, read_trace
 from lab.trace.edits import draw
+from lab.trace.read import read_trace
+from lab.trace.record import TraceRecord
 from policies.balancing.lmetric import LMetric
 from policies.features.request import RequestFeatures
 from policies.load_policy import LoadSettings

@@ -22,7 +22,7 @@ from lab.bench.targets import Target, running, targets_of
 from lab.live.endpoints import engine_counters, inspect_endpoint
 from lab.live.session import Load, Session
 from lab.replay.pace import paced
-from lab.trace import TraceRecord
+from lab.trace.record import TraceRecord
 
 SCHEMA = "speculation-gateway.bench/2"
 

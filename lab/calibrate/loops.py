@@ -18,7 +18,7 @@ from lab.bench.run import EACH
 from lab.replay.request import replay_request
 from lab.replay.simulate import Replayed, ReplicaSpec, replay
 from lab.statistics import Floats
-from lab.trace import TraceRecord
+from lab.trace.record import TraceRecord
 
 _MOST_BYTES = 256 << 20
 _FEWEST_STEPS = 4

@@ -17,7 +17,8 @@ from gateway.cli.group import CommandGroup
 from lab.options.shared import JsonFile, Strict, TraceFormat
 
 if TYPE_CHECKING:
-    from lab.trace import BrokenLines, TraceRecord
+    from lab.trace.lines import BrokenLines
+    from lab.trace.record import TraceRecord
 
 
 class TextLeft(StrEnum):
@@ -57,7 +58,7 @@ def show(
     gateway trace show trace.jsonl.zst
     """
     with _broken_lines() as broken:
-        from lab.trace import trace_files
+        from lab.trace.read import trace_files
         from lab.trace.show import print_summary
         from lab.trace.summary import summarize
 
@@ -157,7 +158,7 @@ def anonymize(
 def _broken_lines() -> Iterator[BrokenLines]:
     """Yield a reporter that prints broken lines; at the end, print their number if not all were shown."""
     require("lab", "duckdb")
-    from lab.trace import BrokenLines
+    from lab.trace.lines import BrokenLines
 
     broken = BrokenLines(lambda line: typer.echo(line, err=True))
     try:
@@ -172,14 +173,17 @@ def _read(
     trace: Path, kind: str | None, broken: BrokenLines | None, *, strict: bool, in_order: bool = False
 ) -> Iterator[TraceRecord]:
     """Yield the records; without `broken`, broken lines are not reported, as when a trace is read twice."""
-    from lab.trace import BrokenLines, read_trace
+    from lab.trace.lines import BrokenLines
+    from lab.trace.read import read_trace
 
     report = BrokenLines(lambda _: None) if broken is None else broken
     return read_trace(trace, format=kind, strict=strict, in_order=in_order, report=report)
 
 
 def _write(trace: Path, out: Path, records: Iterator[TraceRecord], to: str) -> None:
-    from lab.trace import TraceError, trace_files, write_trace
+    from lab.trace.lines import TraceError
+    from lab.trace.read import trace_files
+    from lab.trace.write import write_trace
 
     if str(out) == "-":
         out = Path("/dev/stdout")

@@ -15,7 +15,8 @@ from lab.demo.process import running_gateway
 from lab.demo.requests import CHAT, EDITS, MODEL, Kind
 from lab.live.command import run_live
 from lab.replay.options import ReplayOptions
-from lab.trace import TraceRecord, write_trace
+from lab.trace.record import TraceRecord
+from lab.trace.write import write_trace
 
 _PHASES = (("chat at temperature 0.7", 0.9), ("code edits at temperature 0", 0.1))
 """Name and share of chat of each part of the load; the other requests are edits."""

@@ -10,7 +10,7 @@ import orjson
 
 from lab.live.generator import Request
 from lab.live.texts import Texts, TokenScale
-from lab.trace import TraceRecord
+from lab.trace.record import TraceRecord
 from policies.features.request import Endpoint
 
 CHAT, COMPLETIONS = Endpoint.CHAT.value, Endpoint.COMPLETIONS.value

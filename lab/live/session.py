@@ -20,7 +20,7 @@ from lab.live.record import Record
 from lab.live.requests import EndpointInfo, LiveRequests, api_of
 from lab.replay.figures import figures_of
 from lab.replay.simulate import Replayed
-from lab.trace import TraceRecord
+from lab.trace.record import TraceRecord
 
 _TOKEN_TOLERANCE = 0.05
 _BUSY_SHARE = 0.8

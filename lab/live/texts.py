@@ -8,7 +8,7 @@ from importlib.resources import files
 from itertools import pairwise
 from random import Random
 
-from lab.trace import TraceRecord
+from lab.trace.record import TraceRecord
 
 # Common words: in nearly every BPE vocabulary each of them, with its leading space, is one token.
 _WORDS = files("lab.live").joinpath("words.txt").read_text("utf-8").split()

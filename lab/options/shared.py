@@ -15,7 +15,7 @@ import typer
 from backends.validation import UsageError
 
 if TYPE_CHECKING:
-    from lab.trace import TraceRecord
+    from lab.trace.record import TraceRecord
 
 
 _BOUNDS = ("ttft", "tpot", "e2e")
@@ -110,8 +110,9 @@ class TraceOptions:
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests to use.")] = None
 
     def records(self, *, in_order: bool = False, outcomes: bool = True) -> Iterator[TraceRecord]:
-        """Yield all records as `lab.trace.read_trace` does; broken lines are printed on standard error."""
-        from lab.trace import BrokenLines, read_trace
+        """Yield all records as `lab.trace.read.read_trace` does; broken lines are printed on standard error."""
+        from lab.trace.lines import BrokenLines
+        from lab.trace.read import read_trace
 
         return read_trace(
             list(self.trace),

@@ -13,7 +13,7 @@ from lab.replay.pace import arrivals
 from lab.replay.request import ReplayRequest
 from lab.replay.table import RequestTable, request_table
 from lab.statistics import Floats
-from lab.trace import TraceRecord
+from lab.trace.record import TraceRecord
 from policies.features.request import Endpoint
 
 Windows = tuple[tuple[ReplayRequest, ...], ...]

@@ -10,7 +10,7 @@ import numpy as np
 
 from backends.validation import UsageError
 from lab.statistics import Floats
-from lab.trace import TraceRecord
+from lab.trace.record import TraceRecord
 
 
 def paced(

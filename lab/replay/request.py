@@ -14,7 +14,7 @@ from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.drafting.script import BLOCK_TOKENS, Script, Steps, plain_steps
 from backends.drafting.suffix import SuffixCache
 from backends.speculation import Method
-from lab.trace import Text, TraceRecord
+from lab.trace.record import Text, TraceRecord
 from policies.features.request import Endpoint, RequestFeatures, describe
 
 _NAMES = [one.name for one in fields(RequestFeatures)]

@@ -20,7 +20,7 @@ from lab.replay.comparison import Traits
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.sessions import Order
 from lab.statistics import Floats
-from lab.trace import TraceRecord
+from lab.trace.record import TraceRecord
 from policies.features.request import Endpoint, RequestFeatures
 
 _ROW = np.dtype(

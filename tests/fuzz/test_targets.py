@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backends.files.yaml import read_yaml
-from lab.trace import read_trace
 from lab.trace.lines import TraceError
+from lab.trace.read import read_trace
 from tests.fuzz.kept import TARGETS, inputs
 from tests.fuzz.targets import answers, requests
 from tests.fuzz.wire import run

@@ -14,7 +14,7 @@ from lab.replay.comparison import ratio
 from lab.replay.simulate import Replayed, ReplicaSpec, replay
 from lab.replay.table import RequestTable, request_table
 from lab.statistics import REPLICATIONS, Interval, of_replications, of_units, summary
-from lab.trace import TraceRecord
+from lab.trace.record import TraceRecord
 from policies.build import build
 from policies.policy import policies
 

@@ -29,8 +29,9 @@ from gateway.routing.model import Model, Upstream
 from gateway.routing.router import RoutedRequest
 from gateway.routing.series import RequestSeries
 from gateway.telemetry.registry import Registry
-from lab.trace import BrokenLine, TraceRecord, read_trace
-from lab.trace.lines import open_unpacked
+from lab.trace.lines import BrokenLine, open_unpacked
+from lab.trace.read import read_trace
+from lab.trace.record import TraceRecord
 from policies.features.prompt import Prompt
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import CandidateScores, Decision, Outcome, policies

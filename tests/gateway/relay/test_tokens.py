@@ -14,7 +14,7 @@ from backends.backend import State
 from gateway.recorder.document import RequestNotes
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.routing.router import RoutedRequest
-from lab.trace import read_trace
+from lab.trace.read import read_trace
 from policies.learned.policy import Learned
 from policies.policy import Outcome
 from tests.gateway.conftest import MODEL, Running, start_gateway

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from backends.backend import State
-from lab.trace import read_trace
+from lab.trace.read import read_trace
 from tests.gateway.conftest import MODEL, Running, Start
 from tests.support.token_engine import TokenEngine, answer_of, decode
 from tests.support.upstream import Behaviour, Wire

@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.app import app
-from lab.trace import TraceRecord, write_trace
+from lab.trace.record import TraceRecord
+from lab.trace.write import write_trace
 from tests.support.command import ROOT, alive, family, until
 from tests.support.loaded import ended, start, streaming
 from tests.support.report import ReportPage

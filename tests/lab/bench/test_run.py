@@ -17,7 +17,7 @@ from lab.live.generator import Health
 from lab.live.record import Record
 from lab.live.session import Outcome
 from lab.statistics import Floats, Interval
-from lab.trace import TraceRecord
+from lab.trace.record import TraceRecord
 
 ENDPOINT = LiveEndpoint.of("--url", "http://127.0.0.1:1", None, None)
 

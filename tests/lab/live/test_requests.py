@@ -9,7 +9,7 @@ import pytest
 
 from lab.live.requests import EndpointInfo, LiveRequests, api_of
 from lab.live.texts import Texts, TokenScale
-from lab.trace import TraceRecord
+from lab.trace.record import TraceRecord
 
 
 def body_of(record: TraceRecord, **options: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from lab.live.endpoints import LiveEndpoint
 from lab.live.generator import Health
 from lab.live.record import Record
 from lab.live.session import Outcome
-from lab.trace import TraceRecord
+from lab.trace.record import TraceRecord
 
 ENDPOINT = LiveEndpoint.of("--live", "http://127.0.0.1:1", None, None)
 

@@ -13,7 +13,8 @@ from backends.calibration.calibration import load_calibration
 from backends.calibration.scaling import scaled
 from gateway.cli.app import app
 from gateway.config.load import load_pool
-from lab.trace import TraceRecord, write_trace
+from lab.trace.record import TraceRecord
+from lab.trace.write import write_trace
 
 POOL = """\
 models:

@@ -19,7 +19,7 @@ from lab.plan.search import Found, Split, find_mixes
 from lab.plan.traffic import one_after_another
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.simulate import Replayed
-from lab.trace import TraceRecord
+from lab.trace.record import TraceRecord
 from policies.policy import policies
 
 CALIBRATION = "llama-3.1-8b-h100"

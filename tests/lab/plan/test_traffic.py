@@ -12,7 +12,7 @@ from backends.validation import UsageError
 from lab.plan.mixes import kinds, with_schedules
 from lab.plan.traffic import WINDOWS, evenly, sample
 from lab.replay.request import ReplayRequest, replay_request
-from lab.trace import TraceRecord
+from lab.trace.record import TraceRecord
 
 
 def _record(number: int, **told: object) -> TraceRecord:

@@ -9,7 +9,8 @@ from backends.speculation import Method
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.simulate import Replayed, ReplicaSpec, replay
 from lab.replay.table import request_table
-from lab.trace import TraceRecord, read_trace
+from lab.trace.read import read_trace
+from lab.trace.record import TraceRecord
 from policies.balancing.least_loaded import LeastLoaded
 from policies.load_policy import LoadSettings
 from tests.support.paths import DATA

@@ -16,7 +16,7 @@ from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.speculation import Method
 from lab.replay.request import ReplayRequest, features_of, replay_request
 from lab.replay.simulate import Replayed, ReplicaSpec, replay
-from lab.trace import TraceRecord
+from lab.trace.record import TraceRecord
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.policy import Learned
 from policies.policy import Policy, policies

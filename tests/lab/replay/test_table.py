@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gateway.recorder.schema import Hashing
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.table import RequestTable, request_table
-from lab.trace import Hashing, TraceRecord, in_arrival_order, read_trace
+from lab.trace.order import in_arrival_order
+from lab.trace.read import read_trace
+from lab.trace.record import TraceRecord
 from tests.support.paths import DATA
 
 UNLIKE = [

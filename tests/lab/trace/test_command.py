@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from gateway.cli.app import app
 from gateway.recorder.hashes import TextHasher
-from lab.trace import FORMATS, WRITTEN_FORMATS, TraceRecord, read_trace, write_trace
+from lab.trace.read import FORMATS, read_trace
+from lab.trace.record import TraceRecord
+from lab.trace.write import WRITTEN_FORMATS, write_trace
 from tests.support.paths import DATA, DOCS
 
 AZURE = DATA / "AzureLLMInferenceTrace_code.csv"

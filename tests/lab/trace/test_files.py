@@ -12,7 +12,12 @@ import orjson
 import pytest
 import zstandard
 
-from lab.trace import BrokenLine, TraceError, TraceRecord, encode, in_arrival_order, read_trace, write_trace
+from lab.trace.decode import encode
+from lab.trace.lines import BrokenLine, TraceError
+from lab.trace.order import in_arrival_order
+from lab.trace.read import read_trace
+from lab.trace.record import TraceRecord
+from lab.trace.write import write_trace
 
 
 def some(count: int, begin: int = 0) -> list[TraceRecord]:
@@ -95,7 +100,7 @@ def test_a_file_is_replaced_only_when_it_is_complete(tmp_path: Path) -> None:
 _MEMORY = """
 import resource, sys
 from pathlib import Path
-from lab.trace import read_trace
+from lab.trace.read import read_trace
 limit = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 count = sum(1 for _ in read_trace(Path(sys.argv[1])))
 print(count, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - limit) / 1024)

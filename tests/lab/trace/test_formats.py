@@ -13,18 +13,11 @@ import pytest
 import zstandard
 
 from lab.replay.request import replay_request
-from lab.trace import (
-    FORMATS,
-    WRITTEN_FORMATS,
-    BrokenLine,
-    TraceError,
-    TraceRecord,
-    decode,
-    encode,
-    read_trace,
-    write_trace,
-)
-from lab.trace.read import detect_format
+from lab.trace.decode import decode, encode
+from lab.trace.lines import BrokenLine, TraceError
+from lab.trace.read import FORMATS, detect_format, read_trace
+from lab.trace.record import TraceRecord
+from lab.trace.write import WRITTEN_FORMATS, write_trace
 from tests.support.paths import DATA
 
 MADE_UP = DATA / "made_up"

@@ -7,15 +7,9 @@ from dataclasses import fields, replace
 import orjson
 import pytest
 
-from lab.trace import (
-    Hashing,
-    Speculation,
-    TraceCandidate,
-    TraceRecord,
-    decode,
-    encode,
-)
-from lab.trace.decode import OUTCOME_FIELDS
+from gateway.recorder.schema import Hashing
+from lab.trace.decode import OUTCOME_FIELDS, decode, encode
+from lab.trace.record import Speculation, TraceCandidate, TraceRecord
 
 FULL = TraceRecord(
     id="r-1",

@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 from gateway.cli.app import app
 from lab.replay.simulate import Replayed
 from lab.replay.table import request_table
-from lab.trace import TraceRecord, read_trace, write_trace
+from lab.trace.read import read_trace
+from lab.trace.record import TraceRecord
+from lab.trace.write import write_trace
 from lab.tune.command import score, stretches
 from lab.tune.options import Goal
 from policies.rules.policy import ThresholdSettings
