@@ -131,5 +131,6 @@ def test_what_is_learned_of_each_is_what_its_engine_counts(swapped: Served) -> N
     print(f"compared: {compared()}")
     for name, figures in compared().items():
         assert figures["shown"] == pytest.approx(true[name], rel=0.05)
-        assert figures["counted_at_least"] == pytest.approx(figures["counted_at_most"], rel=0.05)  # there are no others
+        # There are no others; but steps without text look like theirs, and the tiny model writes some.
+        assert figures["counted_at_least"] == pytest.approx(figures["counted_at_most"], rel=0.1)
         assert not figures["differs"]
