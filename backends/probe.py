@@ -14,7 +14,7 @@ import orjson
 
 from backends.backend import Backend
 from backends.engine_metrics import MOST_PAGE_BYTES, EngineMetrics, MetricsReader
-from backends.http.bounded import PLAIN, UnboundedError, get, parts_of
+from backends.http.bounded import PLAIN, UnboundedError, fetch, parts_of
 from backends.reported import MOST_CONTEXT_TOKENS, finite, whole
 
 _MOST_HEALTH_BYTES: Final = 1 << 16
@@ -101,16 +101,16 @@ class Probe:
     async def request(self, method: str, path: str, body: object = None, most_bytes: int = 1 << 20) -> bytes:
         """Return the answer to a request, if its status is 200; else nothing."""
         try:
-            async with self._client.stream(method, path, json=body) as answer:
-                text = b"".join([part async for part in parts_of(answer, most_bytes)])
+            status, answer = await fetch(self._client, path, most_bytes, method=method, body=body)
         except httpx.HTTPError:
             return b""
-        return text if answer.status_code == httpx.codes.OK else b""
+        return answer if status == httpx.codes.OK else b""
 
     async def ask_version(self) -> None:
-        """Ask for the version of vLLM."""
-        document = as_json(await self.request("GET", "/version", most_bytes=_MOST_VERSION_BYTES))
-        self.version = str(document.get("version") or "") if isinstance(document, dict) else ""
+        """Ask for the version of vLLM; without an answer, the one that is known stays."""
+        match as_json(await self.request("GET", "/version", most_bytes=_MOST_VERSION_BYTES)):
+            case {"version": said}:
+                self.version = str(said)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -139,7 +139,7 @@ class Probe:
 
     async def _check_model(self) -> str | None:
         try:
-            status, body = await get(self._client, "/v1/models", _MOST_MODELS_BYTES)
+            status, body = await fetch(self._client, "/v1/models", _MOST_MODELS_BYTES)
         except UnboundedError as error:
             return str(error)
         if status in {401, 403}:

@@ -27,10 +27,12 @@ async def parts_of(answer: httpx.Response, most_bytes: int) -> AsyncIterator[byt
         yield part
 
 
-async def get(client: httpx.AsyncClient, path: str, most_bytes: int) -> tuple[int, bytes]:
-    """Return the status and the body of an answer; raise what `parts_of` does.
+async def fetch(
+    client: httpx.AsyncClient, path: str, most_bytes: int, *, method: str = "GET", body: object = None
+) -> tuple[int, bytes]:
+    """Return the status and the body of an answer to a request, with `body` as JSON; raise what `parts_of` does.
 
     The client's headers should include `PLAIN`.
     """
-    async with client.stream("GET", path) as answer:
+    async with client.stream(method, path, json=body) as answer:
         return answer.status_code, b"".join([part async for part in parts_of(answer, most_bytes)])
