@@ -9,7 +9,7 @@ import logging
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 from backends import background
@@ -175,8 +175,8 @@ def is_listening(opened: socket.socket) -> bool:
     return bool(opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def open_sockets(settings: PoolSettings, passed: Mapping[str, socket.socket]) -> list[socket.socket]:
-    """Return a socket for each address of the settings, in their order: one that was passed, or is bound here.
+def open_sockets(settings: PoolSettings, passed: Mapping[str, socket.socket]) -> Iterator[socket.socket]:
+    """Yield a socket for each address of the settings, in their order: one that was passed, or is bound here.
 
     Raises
     ------
@@ -191,19 +191,16 @@ def open_sockets(settings: PoolSettings, passed: Mapping[str, socket.socket]) ->
         raise UsageError("LISTEN_FDS: a socket was passed for admin, but admin.listen is not set")
     if picker is not None:
         wanted["picker"] = (*address_of(picker.listen), "--listen")
-    opened: list[socket.socket] = []
+    shares = server.reuse_port or server.workers > 1
     for name, (host, port, options) in wanted.items():
         try:
-            shares = server.reuse_port or server.workers > 1
-            opened.append(passed.get(name) or listen(host, port, shared=shares, checked=server.reuse_port))
+            opened = passed.get(name) or listen(host, port, shared=shares, checked=server.reuse_port)
         except OSError as error:
-            for each in opened:
-                each.close()
             raise ListenError(
                 f"cannot listen on {host} port {port}: {error.strerror}\nChoose another with {options}, or stop the "
                 "program that listens there; of two gateways with server.reuse_port, the second takes over."
             ) from None
-    return opened
+        yield opened
 
 
 def listen(host: str, port: int, *, shared: bool, checked: bool = False) -> socket.socket:
