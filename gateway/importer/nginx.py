@@ -138,22 +138,25 @@ def _parse(text: str) -> _Directive:
     stack, words, at = [_Directive([], [])], [], 0
     while at < len(text):
         match = _TOKEN.match(text, at)
-        line = text.count("\n", 0, at) + 1
         if match is None:
-            raise UsageError(f"line {line}: a quote without its end")
-        at = match.end()
+            raise _error(text, at, "a quote without its end")
+        begun, at = at, match.end()
         mark, *quoted = match.groups()
         words += [word for word in quoted if word is not None]
         if mark in {";", "{"}:
             if not words:
-                raise UsageError(f"line {line}: expected a directive before {mark}")
+                raise _error(text, begun, f"expected a directive before {mark}")
             stack[-1].within.append(_Directive(words, []))
             stack += [stack[-1].within[-1]] * (mark == "{")
             words = []
         elif mark:
             stack.pop()
         if (mark == "}" and words) or not 0 < len(stack) <= _DEEPEST:
-            raise UsageError(f"line {line}: braces or semicolons do not match: expected nginx's configuration")
+            raise _error(text, begun, "braces or semicolons do not match: expected nginx's configuration")
     if len(stack) != 1 or words:
         raise UsageError("ends within a block or directive: expected the configuration of nginx")
     return stack[0]
+
+
+def _error(text: str, at: int, problem: str) -> UsageError:
+    return UsageError(f"line {text.count(chr(10), 0, at) + 1}: {problem}")
