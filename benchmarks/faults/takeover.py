@@ -95,7 +95,7 @@ class _Gateways:
             return subprocess.Popen(argv, stdout=output, stderr=output, env=env, pass_fds=fds, start_new_session=True)
 
     def end(self) -> None:
-        """Tell the oldest to end."""
+        """Send SIGTERM to the oldest gateway."""
         self.all[0].send_signal(signal.SIGTERM)
 
     async def until_ended(self) -> None:

@@ -26,7 +26,7 @@ def explain(
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = "",
 ) -> None:
-    """Say which replica would take a request and why; nothing is sent.
+    """Show which replica would take a request, and why; nothing is sent.
 
     \b
     gateway explain "Say hello." --temperature 0

@@ -43,7 +43,7 @@ class ServiceManager:
             self.sockets.update(_received(int(count), names.split(":") if names else []))
 
     def say(self, state: str) -> None:
-        """Tell it the state of this process, if it listens to that."""
+        """Send a state, such as `READY=1`, if notifications are expected."""
         if not self._notified:
             return
         try:
@@ -55,7 +55,7 @@ class ServiceManager:
                 log.warning("%s cannot be told %s: %s", self._notified, state, error)
 
     async def keep_alive(self) -> None:
-        """Tell it that the event loop runs, for as long as it does: without a word it sends SIGABRT."""
+        """Notify the watchdog from the event loop; if the loop hangs, the manager aborts the process."""
         if self._watchdog_s:
             faulthandler.enable()  # prints where the process stood then
         while self._watchdog_s:
