@@ -28,8 +28,6 @@ millisecond if none."""
 _ID_BYTES = 40
 _CHARACTER_BYTES = 4  # at most
 _MILLION = 1e6
-_IF_ANY = ("template", "workload", "stream", "structured", "tools", "baseline_only")
-_IF_KNOWN = ("max_tokens", "thinking")
 
 
 def micro(value: float) -> float:
@@ -212,8 +210,11 @@ class RecordBuilder:
         document["e2e_s"] = micro(ended.times.ended_s - ended.times.arrived_s - ended.times.waited_s)
         decision, upstream = ended.decision, ended.upstream
         if decision is not None and upstream is not None:
-            document |= {"policy": decision.policy, "reason": decision.reason, "propensity": decision.propensity}
-            document |= {"backend": upstream.backend.name, "method": upstream.backend.method.value}
+            document["policy"] = decision.policy
+            document["reason"] = decision.reason
+            document["backend"] = upstream.backend.name
+            document["method"] = upstream.backend.method.value
+            document["propensity"] = decision.propensity
             if ended.retried_from:
                 document["retried_from"] = ended.retried_from
             if ended.rescued_from:
@@ -285,24 +286,32 @@ def _add_hashes(document: dict[str, Any], packed: list[str], hashing: Hashing) -
 
 
 def _add_features(document: dict[str, Any], features: RequestFeatures) -> None:
-    for name in _IF_ANY:
-        if value := getattr(features, name):
-            document[name] = value
-    for name in _IF_KNOWN:
-        if (value := getattr(features, name)) is not None:
-            document[name] = value
-    document |= {
-        "temperature": features.temperature,
-        "top_p": features.top_p,
-        "n": features.n,
-        "prompt_tokens": features.prompt_tokens,
-        "output_tokens": 0,
-        "turns": features.turns,
-        "overlap": micro(features.overlap),
-        "code_share": micro(features.code_share),
-        "qps": micro(features.qps),
-        "in_flight": features.in_flight,
-    }
+    if features.template:
+        document["template"] = features.template
+    if features.workload:
+        document["workload"] = features.workload
+    document["temperature"] = features.temperature
+    document["top_p"] = features.top_p
+    if features.max_tokens is not None:
+        document["max_tokens"] = features.max_tokens
+    document["n"] = features.n
+    if features.stream:
+        document["stream"] = True
+    document["prompt_tokens"] = features.prompt_tokens
+    document["output_tokens"] = 0
+    document["turns"] = features.turns
+    document["overlap"] = micro(features.overlap)
+    document["code_share"] = micro(features.code_share)
+    if features.structured:
+        document["structured"] = True
+    if features.tools:
+        document["tools"] = True
+    if features.thinking is not None:
+        document["thinking"] = features.thinking
+    if features.baseline_only:
+        document["baseline_only"] = features.baseline_only
+    document["qps"] = micro(features.qps)
+    document["in_flight"] = features.in_flight
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
