@@ -48,15 +48,10 @@ class Admin:
         parameters = urlencode({name: value for name, value in query.items() if value is not None})
         url = f"{self.url.rstrip('/')}{path}{'?' if parameters else ''}{parameters}"
         headers = {b"authorization": f"Bearer {self.key}".encode()} if self.key else {}
+        tls = ssl.create_default_context()
         try:
             response = httpx.request(
-                method,
-                url,
-                headers=headers,
-                timeout=_TIMEOUT_S,
-                trust_env=False,
-                verify=ssl.create_default_context(),
-                **body,
+                method, url, headers=headers, timeout=_TIMEOUT_S, trust_env=False, verify=tls, **body
             )
             answer = response.json()
         except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -207,9 +207,8 @@ def listen(host: str, port: int, *, shared: bool, checked: bool = False) -> sock
     """Return a bound socket to serve on."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, family=0, type=socket.SOCK_STREAM)[0]
     if shared and port and not checked:
-        with socket.socket(
-            family, kind, protocol
-        ) as probe:  # SO_REUSEPORT would silently share a port with another program
+        # SO_REUSEPORT would silently share a port with another program.
+        with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     opened = socket.socket(family, kind, protocol)
