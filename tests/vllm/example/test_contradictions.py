@@ -131,6 +131,6 @@ def test_what_is_learned_of_each_is_what_its_engine_counts(swapped: Served) -> N
     print(f"compared: {compared()}")
     for name, figures in compared().items():
         assert figures["shown"] == pytest.approx(true[name], rel=0.05)
-        # There are no others; but steps without text look like theirs, and the tiny model writes some.
+        # There are no others; but what the engine accepts beyond the end of an answer looks like theirs.
         assert figures["counted_at_least"] == pytest.approx(figures["counted_at_most"], rel=0.1)
         assert not figures["differs"]

@@ -13,7 +13,8 @@ from tests.support.waiting import eventually_blocking
 from tests.vllm.conftest import Served
 
 BACKENDS = ("plain", "lookup", "head", "draft")
-STREAMS, TOKENS = 15, 100
+STREAMS, TOKENS = 5, 300
+"""Long streams: the engine counts what the last step accepts beyond their end, about two tokens each."""
 _CHANGES = re.compile(rb'"id":"[^"]*"|"created":\d+|"(?:content|text)":"(?:[^"\\]|\\.)*"')
 
 pytestmark = pytest.mark.vllm
@@ -59,8 +60,7 @@ def test_usage_is_exact_and_hidden(served: Served, backend: str) -> None:
     given = STREAMS * TOKENS / (counters()[1] - steps)
     learned = (believed("step_tokens") - before["step_tokens"]) / (believed("steps") - before["steps"])
     print(f"{backend}: {given:.3f} tokens a step, believed {learned:.3f}")
-    # A step without text has no chunk: how many there are depends on what the tiny model, trained anew, writes.
-    assert learned == pytest.approx(given, rel=0.04)
+    assert learned == pytest.approx(given, rel=0.02)
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False, "continuous_usage_stats": True}])
