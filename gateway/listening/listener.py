@@ -78,11 +78,11 @@ class Listener:
         return cast("asyncio.Protocol", ServerConnection(self._server))
 
     async def close(self, *, is_shared: bool) -> None:
-        """Accept nothing more; where other processes listen at the same port, lose no connection that is on its way."""
-        if is_shared and self._is_own:
+        """Accept nothing more; lose no connection that has begun, with others at the port none that is on its way."""
+        if self._is_own:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_S):
-                    await _accept_last(self._opened)
+                    await _accept_last(self._opened, _HANDSHAKE_S if is_shared else 0.0)
         if self._accepting is not None:
             self._accepting.close()
         elif self._opened.fileno() >= 0:
@@ -149,7 +149,7 @@ async def _first_byte(accepted: socket.socket) -> bytes:
     return accepted.recv(1, socket.MSG_PEEK)
 
 
-async def _accept_last(opened: socket.socket) -> None:
+async def _accept_last(opened: socket.socket, handshake_s: float) -> None:
     """Wait until all connections that have begun are accepted.
 
     The kernel has chosen this socket for them, and resets them when it is closed. Packets that begin another are
@@ -159,7 +159,7 @@ async def _accept_last(opened: socket.socket) -> None:
     with contextlib.suppress(OSError):
         program = struct.pack("HL", len(_NO_SYN), ctypes.addressof(code))
         opened.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-    await asyncio.sleep(_HANDSHAKE_S)
+    await asyncio.sleep(handshake_s)
     while _waiting(opened):  # noqa: ASYNC110 -- the kernel has no event for it
         await asyncio.sleep(_POLL_S)
 

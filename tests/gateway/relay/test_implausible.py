@@ -100,7 +100,6 @@ async def test_a_load_that_cannot_be_fails_no_request(
         running.upstreams["a"].metrics = lie
         what = {"num_requests_waiting": "waiting", "num_requests_running": "running"}.get(field, "kv_usage")
         await running.until(lambda: running.gateway.pool.engine(running.backend("a")) is not None)
-        before = len(caplog.records)
         while not await counted(running, what):
             assert (await running.chat()).status_code == 200
         for _ in range(20):
@@ -108,7 +107,7 @@ async def test_a_load_that_cannot_be_fails_no_request(
         errors = [line for line in (await running.client.get("/metrics")).text.splitlines() if "policy_errors" in line]
         assert errors
         assert not [line for line in errors if line[0] != "#" and not line.endswith(" 0.0")]
-        said = [record.getMessage() for record in caplog.records[before - 1 :] if "cannot be" in record.getMessage()]
+        said = [record.getMessage() for record in caplog.records if "cannot be" in record.getMessage()]
         assert said.count(f"m/a reports what cannot be, which is ignored: {what}") == 1
 
 
