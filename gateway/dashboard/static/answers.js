@@ -135,7 +135,7 @@ function showTakes(model) {
   const rest = takers.slice(MOST_NAMED);
   if (rest.length > 0) shares.push(`${rest.length} other${rest.length > 1 ? "s" : ""} ${percent(rest.reduce((sum, each) => sum + each.share, 0))}`);
   answer("takes", shares.length > 0 ? `${shares.join(", ")}.` : "No requests in the last minute.");
-  const groups = (model.belief?.groups ?? []).toSorted((one, other) => other.requests - one.requests);
+  const groups = (model.belief?.groups ?? []).filter((group) => group.backends.length > 0).toSorted((one, other) => other.requests - one.requests);
   const over = model.belief?.baseline ?? "a baseline";
   const instead = model.decides === model.policy ? "" : `, in place of ${model.policy}`;
   const learns = groups.length > 0;

@@ -199,6 +199,7 @@ def test_own_and_received_statistics_learn_the_same_as_own_alone() -> None:
 
 def test_a_frozen_policy_leaves_long_conversations_where_they_are_cached() -> None:
     policy, pool = _policy(), _pool()
+    policy.set_clock(lambda: 1_000_000.0)  # some other blocks of time stay the policy's
     policy.guardrail.frozen = True
     warm = replace(REQUEST, prompt_tokens=6000, prefix=(1, 2), prefix_tokens=(3000, 5900))
     policy.predictor.of(pool[2]).prefixes.remember(warm)
