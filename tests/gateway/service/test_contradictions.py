@@ -139,8 +139,8 @@ async def test_answers_that_show_more_than_the_engine_counts(
                 (await running.chat()).raise_for_status()
 
         await chat_until(lambda: backend.difference)
-        text = "its answers show 3.00 tokens per step where its engine counts 2.00"
-        assert str(backend.difference) == text
+        text = str(backend.difference)  # of a window that may begin within an answer
+        assert re.fullmatch(r"its answers show 3\.0\d tokens per step where its engine counts 2\.0\d", text)
         assert learned.predictor.corrections["b"] == pytest.approx(2 / 3, rel=0.01)
         warned = [record for record in caplog.records if text in record.getMessage()]
         assert [(record.levelname, record.getMessage()) for record in warned] == [
