@@ -37,11 +37,14 @@ def sparing(request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
     harmed = [one for one in candidates if (limit := _exceeded(one, tokens)) is not None and limit.harms_others]
     if not harmed:
         return candidates
-    unharmed = [one for one in candidates if one not in harmed]
-    loads = {one.name: per_weight(one, one.in_flight) for one in candidates}
-    bound = _SLACK + _RATIO * min(loads.values())
-    groups = [unharmed, *[[one] for one in harmed]]
-    return next(group for group in groups if min([loads[one.name] for one in group], default=bound + 1.0) <= bound)
+    groups = [[one for one in candidates if one not in harmed], *[[one] for one in harmed]]
+    return next(group for group in groups if group and has_room(group, candidates))
+
+
+def has_room(group: Sequence[C], candidates: Sequence[C]) -> bool:
+    """Return whether some of the candidates have not much more to do than the others."""
+    least, least_of_all = (min([per_weight(one, one.in_flight) for one in each]) for each in (group, candidates))
+    return least <= _SLACK + _RATIO * least_of_all
 
 
 def _exceeded(candidate: Candidate, tokens: int) -> DrafterLimit | None:

@@ -63,6 +63,9 @@ MIN_PREFIX_TOKENS: Final = 32
 """Length of the shortest prefix that is worth finding in a prefix cache."""
 
 
+_IMAGES: Final = ("image_url", "input_image", "image")
+
+
 class Prompt:
     """The prompt of a request."""
 
@@ -78,6 +81,7 @@ class Prompt:
         self.id_count = len(self.ids)  # number of token ids in all prompts
         self.turns = turns  # number of messages, without the system prompt
         self.batch = batch  # number of independent prompts in the request
+        self.has_images = False
 
     @property
     def tokens(self) -> int:
@@ -156,7 +160,9 @@ def _read_messages(messages: list[Any], system: object) -> Prompt:
         if not isinstance(message, dict):
             continue
         before = len(prompt.pieces)
-        _add_texts(prompt.pieces, message.get("content"))
+        _add_texts(prompt.pieces, content := message.get("content"))
+        if isinstance(content, list) and not prompt.has_images:
+            prompt.has_images = any(isinstance(part, dict) and part.get("type") in _IMAGES for part in content)
         if message.get("role") in ("system", "developer") and not prompt.turns:
             prompt.system += prompt.pieces[before:]
             continue

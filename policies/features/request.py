@@ -16,6 +16,7 @@ from policies.features.prompt import (
     template_of_system_prompt,
     template_of_token_ids,
 )
+from policies.features.shape import GUIDED, LOGPROBS, LONG_TOKENS, forces_tool, offers_tools, shape_of, structure_of
 from policies.features.tail import code_share, overlap_of_ids, overlap_of_text
 from policies.features.values import LARGEST, count, number
 
@@ -34,8 +35,6 @@ TYPICAL_TOKENS: Final = 220
 WORKLOAD_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 """Valid workload names."""
 
-_TOOL_FORCED: Final = ("required", "function", "any", "tool")
-_GUIDED: Final = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _EXCLUDING: Final = ("allowed_token_ids", "bad_words", "logit_bias", "logits_processors", "vllm_xargs")
 """Parameters that keep the model from tokens, and a drafter, which does not know them, from being accepted."""
 _PENALTIES: Final = {
@@ -47,9 +46,9 @@ _PENALTIES: Final = {
 _NARROW: Final = frozenset({"choice", "regex", "grammar", "structural_tag"})
 """Structured outputs that may leave the model one way; a schema leaves it the texts, a JSON object nearly all."""
 _THINKING: Final = ("chat_template_kwargs", "reasoning_effort", "thinking", "reasoning")
-_RARE_FIELDS: Final = frozenset(
-    {"tools", "functions", "structured_outputs", "response_format", "text", "output_config", "min_p"}
-).union(_GUIDED, _EXCLUDING, _PENALTIES, _THINKING)
+RARE_FIELDS: Final = frozenset(
+    {"tools", "functions", "structured_outputs", "response_format", "text", "output_config", "min_p", *LOGPROBS}
+).union(GUIDED, _EXCLUDING, _PENALTIES, _THINKING)
 """Fields that few requests have; testing for all of them at once is cheaper than one by one."""
 
 
@@ -123,6 +122,8 @@ class RequestFeatures:
         Name of the client's key; empty if it has none.
     thinking
         Whether the request asks for thinking before the answer, or asks for none; None if it leaves that to the model.
+    shape
+        Which of the things it asks for engines have been seen to break on, see `policies.features.shape`.
 
     Examples
     --------
@@ -157,6 +158,7 @@ class RequestFeatures:
     restricted: bool
     client: str
     thinking: bool | None
+    shape: tuple[str, ...]
 
     def __init__(  # noqa: PLR0917 -- explicit, because a compiled class is then created in a fifth of the time
         self,
@@ -186,6 +188,7 @@ class RequestFeatures:
         restricted: bool = False,
         client: str = "",
         thinking: bool | None = None,
+        shape: tuple[str, ...] = (),
     ) -> None:
         self.model = model
         self.endpoint = endpoint
@@ -213,6 +216,7 @@ class RequestFeatures:
         self.restricted = restricted
         self.client = client
         self.thinking = thinking
+        self.shape = shape
 
     @property
     def context_tokens(self) -> int:
@@ -274,26 +278,33 @@ def describe(
     temperature = number(body.get("temperature"))
     top_p = number(body.get("top_p"))
     structured = tools = restricted = False
+    structure = ""
     thinking: bool | None = None
     rejected: tuple[str, ...] = ()
-    if not _RARE_FIELDS.isdisjoint(body):
-        tool_choice = _tool_choice(body.get("tool_choice"))
-        tools = bool(body.get("tools") or body.get("functions")) and tool_choice != "none"
-        structured = _structured(body) or (tools and tool_choice in _TOOL_FORCED)
+    n = min(LARGEST, max(1, count(body.get("n")) or 1) * prompt.batch)
+    has_rare = not RARE_FIELDS.isdisjoint(body)
+    if has_rare:
+        tools = offers_tools(body)
+        structure = structure_of(body)
+        structured = bool(structure) or (tools and forces_tool(body))
         rejected = baseline_only(body)
         restricted = _restricted(body)
         thinking = _thinking(body)
+    shape: tuple[str, ...] = ()
+    tokens, images = prompt.tokens, prompt.has_images
+    if has_rare or n > 1 or images or tokens >= LONG_TOKENS:
+        shape = shape_of(body, structure, tools=tools, thinking=thinking, n=n, images=images, tokens=tokens)
     prefix, prefix_tokens = prefix_hashes(prompt) if "prefix" in text_features else ((), ())
     return RequestFeatures(
         model=model,
         endpoint=endpoint,
         stream=body.get("stream") is True,
-        n=min(LARGEST, max(1, count(body.get("n")) or 1) * prompt.batch),
+        n=n,
         temperature=default_temperature if temperature is None else max(0.0, temperature),
         top_p=1.0 if top_p is None else max(0.0, top_p),
         overlap=_overlap(prompt, tail) if "overlap" in text_features else 0.0,
         code_share=code_share(tail) if "code_share" in text_features else 0.0,
-        prompt_tokens=prompt.tokens,
+        prompt_tokens=tokens,
         max_tokens=_max_tokens(endpoint, body),
         template=_template(prompt) if "template" in text_features else "",
         turns=prompt.turns,
@@ -307,6 +318,7 @@ def describe(
         prefix_tokens=prefix_tokens,
         restricted=restricted,
         thinking=thinking,
+        shape=shape,
     )
 
 
@@ -359,18 +371,6 @@ def baseline_only(body: dict[str, Any]) -> tuple[str, ...]:
     return (("min_p",) if bound else ()) + (("logit_bias",) if biased else ())
 
 
-def _structured(body: dict[str, Any]) -> bool:
-    if body.get("structured_outputs"):
-        return True
-    if _is_format(body.get("response_format")):
-        return True
-    for key in ("text", "output_config"):  # in the responses API, and in Anthropic's messages API
-        if isinstance(settings := body.get(key), dict) and _is_format(settings.get("format")):
-            return True
-    # The fields of vLLM before 0.12; an empty choice or schema does not constrain the output.
-    return any(body.get(key) for key in _GUIDED)
-
-
 def _restricted(body: dict[str, Any]) -> bool:
     """Return whether the parameters of a request keep the model from tokens that it would emit by itself."""
     if any(body.get(key) for key in _EXCLUDING):
@@ -384,15 +384,6 @@ def _restricted(body: dict[str, Any]) -> bool:
         or any(body.get(f"guided_{key}") for key in _NARROW)
         or (isinstance(formatted, dict) and str(formatted.get("type")) in _NARROW)
     )
-
-
-def _is_format(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind != "text"
-
-
-def _tool_choice(choice: object) -> object:
-    """Return the kind of a tool choice, which is a string or the `type` of a mapping."""
-    return choice.get("type") if isinstance(choice, dict) else choice
 
 
 def _declared(workload: str) -> str:

@@ -1,0 +1,235 @@
+"""What goes wrong with which requests on which backends: found, priced, avoided, tried again and forgotten."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final, TypeVar
+
+from backends.backend import Candidate
+from backends.speculation import Method
+from policies.drafter_limits import has_room
+from policies.features.request import RequestFeatures
+from policies.learned.models.acceptance import arm_of
+from policies.statistics import Key, Statistics, Sums, Table
+from policies.trouble.evidence import log_evidence, null_share, weights_of
+
+C = TypeVar("C", bound=Candidate)
+
+PROBLEMS: Final = ("failed", "stalled", "unusable")
+"""What can go wrong: an error, a pause of seconds within the answer, an answer that cannot be used."""
+TROUBLE: Final = Table("trouble", 5, 6 * 3600.0, lambda key: (key[0], key[1], "", ""))
+"""Tries, how many of them had each of `PROBLEMS`, and the seconds lost; by arm, backend, shape and client."""
+
+_FALSE_ALARMS: Final = 0.01
+"""Probability that anything is ever found in a pool in which nothing goes wrong more often than elsewhere."""
+_LEAST_BAD: Final = 2.0
+_LEAST_TRIES: Final = 20.0
+"""Below that, requests elsewhere say nothing by themselves."""
+_MOST_FINDINGS: Final = 8
+_CANARY_S: Final = 300.0
+_STILL: Final = 0.02
+"""Probability of so many good answers in a row, if nothing has changed, at which a finding is forgotten."""
+_OLD_S: Final = 30.0
+_BUSY: Final = 50.0
+"""Looking takes a fiftieth of a core at most."""
+_BASELINE: Final = f"{Method.BASELINE.value}:0"
+
+_KEY: Final = 4
+"""Parts of a key; those of other gateways may be anything."""
+
+_Cell = tuple[str, str, tuple[str, ...]]
+"""An arm, a backend of it or empty for all, and one or two things that requests ask for; empty for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A kind of requests that goes wrong more often on an arm, or on one backend of it, than elsewhere."""
+
+    arm: str
+    backend: str  # empty if all of the arm are concerned
+    shape: tuple[str, ...]  # what the requests have in common
+    problem: str  # one of `PROBLEMS`
+    bad: float
+    tries: float
+    lost_s: float  # mean seconds that a client has waited in vain
+
+    @property
+    def share(self) -> float:
+        """Share of the requests that go wrong."""
+        return self.bad / self.tries
+
+    @property
+    def place(self) -> str:
+        """The backend, or the arm."""
+        return self.backend or self.arm
+
+    def concerns(self, arm: str, backend: str, shape: Sequence[str]) -> bool:
+        """Return whether a request of a shape is concerned on a backend."""
+        return arm == self.arm and self.backend in {"", backend} and all(each in shape for each in self.shape)
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        asked, share = " and ".join(self.shape), 100 * self.share
+        return f"{self.place}: {share:.0f}% of {self.tries:.0f} requests with {asked} {self.problem}"
+
+
+class Troubles:
+    """What has been found of one model, and the counts that it rests on.
+
+    Examples
+    --------
+    >>> from backends.backend import Backend
+    >>> from policies.features.request import Endpoint
+    >>> mtp = Backend("m", "llama", Method.MTP, "http://127.0.0.1:8001", num_speculative_tokens=2)
+    >>> request, troubles = RequestFeatures("llama", Endpoint.CHAT, shape=("thinking",)), Troubles()
+    >>> plain = Backend("b", "llama", Method.BASELINE, "http://127.0.0.1:8002")
+    >>> for number in range(42):
+    ...     troubles.observe(request, mtp, "failed" if number % 6 == 0 else "", 0.8)
+    ...     troubles.observe(request, plain, "", 0.0)
+    >>> troubles.refresh()
+    True
+    >>> print(*troubles.found)
+    mtp:2: 17% of 42 requests with thinking failed
+    """
+
+    def __init__(self, statistics: Statistics | None = None) -> None:
+        self.statistics = Statistics((TROUBLE,), time.time) if statistics is None else statistics
+        self.found: tuple[Finding, ...] = ()
+        self._good: dict[tuple[object, ...], int] = {}  # answers without a problem since the last, by finding
+        self._is_due = False
+        self._looked_s, self._next_s, self._canary_s = 0.0, 0.0, 0.0
+
+    def observe(self, request: RequestFeatures, backend: Candidate, problem: str, lost_s: float) -> None:
+        """Count a request that a backend has had; `problem` is one of `PROBLEMS`, or empty."""
+        arm, shape, bad = arm_of(backend), request.shape, tuple([float(problem == each) for each in PROBLEMS])
+        key = arm, backend.name, "+".join(shape), request.client
+        self.statistics.add(TROUBLE, key, 1.0, *bad, lost_s if problem else 0.0)
+        self._is_due |= bool(problem)
+        for found in self.found:
+            if found.concerns(arm, backend.name, shape):
+                name = found.arm, found.backend, found.shape, found.problem
+                good = self._good[name] = 0 if problem == found.problem else self._good.get(name, 0) + 1
+                if good >= math.log(_STILL) / math.log(max(1e-9, 1.0 - found.share)):
+                    del self._good[name]
+                    self._drop(found.arm, found.backend, found.shape)
+
+    def forget(self, backend: str) -> None:
+        """Drop what was counted of a backend: its engine is another one now."""
+        self._drop("", backend, ())
+
+    def refresh(self) -> bool:
+        """Look for what goes wrong, if that is due; return whether something else is found than before."""
+        now_s, began_s = self.statistics.clock(), time.perf_counter()
+        if now_s < self._next_s or not (self._is_due or now_s > self._looked_s + _OLD_S):
+            return False
+        buckets = self.statistics.buckets(TROUBLE)
+        found = tuple(_find(buckets)) if buckets else ()
+        self._is_due, self._looked_s = False, now_s
+        self._next_s = now_s + _BUSY * (time.perf_counter() - began_s)
+        before, self.found = self.found, found
+        return {(each.place, each.shape, each.problem) for each in before} != {
+            (each.place, each.shape, each.problem) for each in found
+        }
+
+    def risk(self, shape: Sequence[str], backend: Candidate) -> Finding | None:
+        """Return what is most likely to go wrong with a request on a backend; None if nothing is known."""
+        arm = arm_of(backend)
+        found = [each for each in self.found if each.concerns(arm, backend.name, shape)]
+        return max(found, key=lambda each: each.share, default=None)
+
+    def price(
+        self, request: RequestFeatures, candidates: Sequence[Candidate], costs: list[float], *, is_sent: bool
+    ) -> None:
+        """Add to the costs in seconds what a request is expected to lose: the wait in vain, and another try.
+
+        Every few minutes a request does not pay it, to find out whether all is well again.
+        """
+        risks = [self.risk(request.shape, candidate) for candidate in candidates] if request.shape else []
+        if not any(risks) or (is_sent and self._is_canary()):
+            return
+        again_s = min(costs)
+        for index, risk in enumerate(risks):
+            if risk is not None:
+                costs[index] += risk.share * (risk.lost_s + again_s)
+
+    def sparing(self, request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
+        """Return the candidates on which nothing is known to go wrong, while they have not much more to do."""
+        if not request.shape:
+            return candidates
+        safe = [each for each in candidates if self.risk(request.shape, each) is None]
+        if not safe or len(safe) == len(candidates) or not has_room(safe, candidates) or self._is_canary():
+            return candidates
+        return safe
+
+    def _is_canary(self) -> bool:
+        now_s = self.statistics.clock()
+        if now_s < self._canary_s:
+            return False
+        is_first, self._canary_s = not self._canary_s, now_s + _CANARY_S
+        return not is_first
+
+    def _drop(self, arm: str, backend: str, shape: Iterable[str]) -> None:
+        def matches(key: Key) -> bool:
+            return arm in {"", key[0]} and backend in {"", key[1]} and set(shape) <= set(key[2].split("+"))
+
+        self.statistics.drop(TROUBLE, matches)
+        self._is_due = True
+
+
+def _find(buckets: dict[Key, Sums]) -> Iterator[Finding]:
+    """Yield what goes wrong, the strongest first; what one finding explains is not counted for another."""
+    for index, problem in enumerate(PROBLEMS, start=1):
+        rows = [(key, sums) for key, sums in buckets.items() if len(key) == _KEY]
+        for _ in range(_MOST_FINDINGS):
+            found = _strongest(rows, index, problem) if sum(sums[index] for _, sums in rows) >= _LEAST_BAD else None
+            if found is None:
+                break
+            yield found
+            rows = [(key, sums) for key, sums in rows if not found.concerns(key[0], key[1], key[2].split("+"))]
+
+
+def _strongest(rows: Iterable[tuple[Key, Sums]], index: int, problem: str) -> Finding | None:
+    """Return the cell with the strongest evidence for a problem, if it is strong enough; else None."""
+    clients: dict[_Cell, dict[str, list[float]]] = {}
+    for (arm, backend, shape, client), sums in rows:
+        asked = shape.split("+") if shape else []
+        for where in (("", ""), (arm, ""), (arm, backend)):
+            for features in ((), *[(each,) for each in asked], *combinations(asked, 2)):
+                total = clients.setdefault((*where, features), {}).setdefault(client, [0.0, 0.0, 0.0, 0.0])
+                for place, number in enumerate((sums[0], sums[index], sums[4], sum(sums[1:4]))):
+                    total[place] += number
+    cells = {cell: [sum(each) for each in zip(*of.values(), strict=True)] for cell, of in clients.items()}
+    # The only backend of an arm is the arm.
+    tested = [
+        cell for cell in cells if cell[2] and cell[0] and not (cell[1] and cells[cell] == cells[cell[0], "", cell[2]])
+    ]
+    best, evidence = None, math.log(max(1, len(tested)) * len(PROBLEMS) / _FALSE_ALARMS)
+    # Of cells that say the same, the more general one comes first: an arm, one feature.
+    for cell in sorted(tested, key=lambda cell: (bool(cell[1]), len(cell[2]))):
+        tries, bad, lost_s, all_bad = cells[cell]
+        if bad < _LEAST_BAD:
+            continue
+        weights = weights_of({client: of[0] for client, of in clients[cell].items()})
+        own = [sum(weights[client] * of[place] for client, of in clients[cell].items()) for place in (0, 1)]
+        found_here = log_evidence(own[1], own[0], _null(cells, cell))
+        if found_here > evidence + 1e-9:
+            best = Finding(cell[0], cell[1], cell[2], problem, bad, tries, lost_s / all_bad)
+            evidence = found_here
+    return best
+
+
+def _null(cells: dict[_Cell, list[float]], cell: _Cell) -> float:
+    """Return the share that goes wrong anyway: of such requests elsewhere, and of other requests here."""
+    (arm, backend, shape), (tries, bad, _, _) = cell, cells[cell]
+    everywhere, baseline = cells["", "", shape], cells.get((_BASELINE, "", shape))
+    elsewhere = null_share(everywhere[1] - bad, everywhere[0] - tries)
+    if baseline is not None and arm != _BASELINE and baseline[0] >= _LEAST_TRIES:
+        elsewhere = null_share(baseline[1], baseline[0])
+    others = cells[arm, backend, ()]
+    if others[0] - tries < _LEAST_TRIES:
+        return elsewhere
+    return max(elsewhere, null_share(others[1] - bad, others[0] - tries))
