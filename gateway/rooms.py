@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _OWN = (
     "gateway.rescue.room:RescueRoom",
     "gateway.shadow.room:ShadowRoom",
+    "gateway.trouble.room:TroubleRoom",
     "gateway.recorder.room:RecorderRoom",
     "gateway.reports.reporter:ReportsRoom",
     "gateway.advice.live:AdviceRoom",

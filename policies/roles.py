@@ -15,6 +15,7 @@ from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.shadow_drafting import ShadowSettings
 from policies.policy import Policy
 from policies.statistics import Statistics
+from policies.trouble.troubles import Troubles
 
 Work = Callable[..., object]
 """Background work. It takes a function without arguments, which it calls at points where it may be interrupted."""
@@ -42,6 +43,13 @@ class Stateful(Protocol):
     """Keeps what it learns as statistics, which the gateway stores and shares."""
 
     statistics: Statistics
+
+
+@runtime_checkable
+class Wary(Protocol):
+    """Prices what goes wrong with a kind of requests; from other policies, such requests are kept away."""
+
+    troubles: Troubles
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from gateway.cli.columns import columns, shortened, terminal_columns
 
 _EACH_S = 2.0
 _LEAST_NAME = 8
-_WRONG = ("reason", "outlier", "silence", "contradiction", "difference")
+_WRONG = ("reason", "outlier", "silence", "contradiction", "difference", "trouble")
 
 
 def status(

@@ -181,10 +181,10 @@ class Dashboard(Room):
         }
 
     def _model(self, name: str) -> Document:
-        policy, belief = self.gateway.models[name].policy, self._beliefs.get(name)
+        model, belief = self.gateway.models[name], self._beliefs.get(name)
         measured = [(backend, self._recent_of(backend).measured) for backend in self.gateway.pool.of(name)]
         total = sum(each.requests_per_s for _, each in measured)
-        backends = [backend_view(policy, backend, each, total) for backend, each in measured]
+        backends = [backend_view(model.policy, model.troubles, backend, each, total) for backend, each in measured]
         return model_view(
             self.gateway, name, backends, None if belief is None else belief.json, self._decisions.get(name)
         )

@@ -21,12 +21,15 @@ from policies.learned.belief import present_step_s
 from policies.learned.policy import Learned
 from policies.policy import Policy
 from policies.roles import Freezable
+from policies.trouble.troubles import Troubles
 
 if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
 
 
-def backend_view(policy: Policy, backend: Backend, measured: Measured, requests_per_s: float) -> Document:
+def backend_view(
+    policy: Policy, troubles: Troubles, backend: Backend, measured: Measured, requests_per_s: float
+) -> Document:
     """Return a backend; `requests_per_s` are those of its model."""
     load, learned, guarded = backend.load, learned_of(policy), policy if isinstance(policy, Freezable) else None
     model = None if learned is None else learned.predictor.backend_models.get(backend.name)
@@ -47,6 +50,7 @@ def backend_view(policy: Policy, backend: Backend, measured: Measured, requests_
         "silence": None if silence is None else str(silence),
         "contradiction": backend.contradiction,
         "difference": None if backend.difference is None else str(backend.difference),
+        "trouble": "; ".join(map(str, troubles.at(backend))) or None,  # which requests go wrong there
         "in_flight": requests,  # of all gateway processes and other clients
         "engine": {"waiting": load.waiting, "kv_usage": load.kv_usage} if load.at_s else None,
         "acceptance": measured.acceptance,

@@ -51,7 +51,7 @@ def read_answer(endpoint: Endpoint, answer: bytes, *, stream: bool) -> Transcrip
     'Hello'
     """
     transcript = Transcript()
-    for document in _events(answer) if stream else _whole(answer):
+    for document in documents_of(answer, stream=stream):
         _read(transcript, endpoint, document)
     return transcript
 
@@ -70,6 +70,11 @@ def _read(transcript: Transcript, endpoint: Endpoint, document: dict[str, Any]) 
         _read_response(transcript, document)
     else:
         _read_choice(transcript, document)
+
+
+def documents_of(answer: bytes, *, stream: bool) -> Iterator[dict[str, Any]]:
+    """Yield the JSON documents of an answer; malformed ones are left out."""
+    return _events(answer) if stream else _whole(answer)
 
 
 def _events(answer: bytes) -> Iterator[dict[str, Any]]:

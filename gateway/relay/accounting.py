@@ -63,6 +63,7 @@ def conclude(exchange: Exchange, status: int, label: str, *, is_over: bool = Fal
         None if answer is None else answer.events,
         unread_bytes=0 if answer is None else answer.unread_bytes,
     )
+    ended.was_paused = delivery.was_paused
     try:
         if exchange.rescuer is not None:
             exchange.rescuer.note(ended)

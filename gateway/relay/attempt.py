@@ -151,7 +151,8 @@ class Attempt:
         delivery, now_s = self.delivery, time.perf_counter()
         answer = delivery.answer
         assert answer is not None
-        previous_s, self.last_read_s = self.last_read_s, now_s
+        previous_s = self.last_read_s
+        self.last_read_s = self.upstream.read_s = now_s
         if answer.events is None:
             delivery.times.first_s = now_s
         try:

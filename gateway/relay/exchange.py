@@ -39,10 +39,18 @@ from gateway.relay.observers import tell
 from gateway.relay.queue import ModelQueue, Place
 from gateway.routing.router import RoutedRequest
 from policies.features.request import Endpoint
+from policies.learned.models.acceptance import arm_of
 
 log = logging.getLogger(__name__)
 
 _OTHER: Final = Endpoint.OTHER
+_MAY_BE_METHOD: Final = frozenset({"status", "error", "garbage"})
+"""Failures that may be owed to how a backend speculates: the retry goes to one that does otherwise, if there is one."""
+STALL_S: Final = 3.0
+STALL_GAPS: Final = 30.0
+"""A pause within a stream is a stall if it is longer than both: seconds, and mean times between events."""
+_ALIVE_S: Final = 1.0
+"""Seconds without any answer after which a backend is silent for all."""
 _DOWN_TIMEOUT_S: Final = 5.0  # of an exchange whose backend fails its health checks
 
 
@@ -163,6 +171,9 @@ class Exchange:
             others = self.candidates((backend.name, *([] if rescuer is None else rescuer.left)))
         except GatewayError:
             others = []
+        if kind in _MAY_BE_METHOD:
+            arm = arm_of(backend)
+            others = [other for other in others if arm_of(other) != arm] or others
         situation = Situation(
             delivery.has(),
             was_retried=bool(delivery.retried_from),
@@ -252,6 +263,9 @@ class Exchange:
             return
         silent_s, backend = now_s - attempt.last_read_s, attempt.upstream.backend
         is_answering = self.delivery.times.first_s and not (self.rescuer is not None and self.rescuer.is_waiting)
+        if silent_s > STALL_S and is_answering and self._is_stalled(attempt, now_s):
+            self.failed("stalled", f"sent nothing for {silent_s:.1f} s of a stream", may_fail=False)
+            return
         limit_s = timeouts.idle_s if is_answering else timeouts.first_byte_s
         is_down = backend.state is State.DOWN
         if is_down:
@@ -264,6 +278,15 @@ class Exchange:
             is_over = is_down and self.failed("down", backend.state_reason, may_fail=False)
             if not is_over:
                 self.failed("timeout", f"sent nothing for {limit_s:g} s")
+
+    def _is_stalled(self, attempt: Attempt, now_s: float) -> bool:
+        """Return whether a silent stream could go on elsewhere, and its backend is not silent for all."""
+        rescuer, answer, times = self.rescuer, self.delivery.answer, self.delivery.times
+        if rescuer is None or rescuer.outlook() is Outlook.NONE or answer is None or answer.events is None:
+            return False
+        upstream, gap_s = attempt.upstream, (attempt.last_read_s - times.first_s) / max(1, answer.events.events)
+        is_alone = upstream.backend.in_flight == 1
+        return now_s - attempt.last_read_s > STALL_GAPS * gap_s and (is_alone or now_s - upstream.read_s < _ALIVE_S)
 
     def expire(self) -> None:
         """Fail since the request's time is over, which is no evidence against a backend."""

@@ -91,6 +91,13 @@ RULES: Final = {
     "refused": Rule("another status than 200 to a request for the rest of a stream"),
     "status": Rule("500, 502 or 503", goes_on=False, otherwise=Step.ENGINE_ERROR),
     "error": Rule("an error of the engine within a stream that may be rescued", otherwise=Step.ENGINE_ERROR),
+    "stalled": Rule(
+        "a pause of seconds within a stream, while other streams of the replica go on",
+        Retried.NEVER,
+        otherwise=Step.WAIT,
+        blame=Blame.NEVER,
+        report=Report.NOTHING,
+    ),
     "down": Rule("its probes find it down, and nothing comes", is_free=True, blame=Blame.NEVER, report=Report.NOTHING),
     "trial": Rule(
         "on trial, silent and without progress",

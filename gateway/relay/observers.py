@@ -65,6 +65,7 @@ class EndedExchange:
         self.tokens = 0  # prompt and output tokens that the key is charged
         # Bytes of an answer in one piece that was passed on without its usage having been read.
         self.unread_bytes = unread_bytes
+        self.was_paused = False  # whether the client was too slow for the answer at any time
         # Name of the backend that began a stream which another one went on with, and the tokens of the answer then.
         self.rescued_from = ""
         self.rescued_at = 0

@@ -17,7 +17,8 @@ from gateway.http.headers import gateway_lines, is_json, lines_for_client, media
 from gateway.routing.fallback import Fallback
 from gateway.routing.series import BackendSeries
 from policies.policy import Decision, Outcome, Policy
-from policies.roles import Corrected, EngineWatcher, Forgetful, Learner, Maintained
+from policies.roles import Corrected, EngineWatcher, Forgetful, Learner, Maintained, Wary
+from policies.trouble.troubles import Troubles
 
 _INITIAL_PACE_S = 0.02  # until there is an answer
 _PACES = 50
@@ -49,6 +50,7 @@ class Upstream:
         self.habits = StreamHabits()  # what its streams tell of usage unasked
         self.pace_s = _INITIAL_PACE_S  # mean seconds per token of recent answers, from their arrival to their end
         self._paces = 0
+        self.read_s = 0.0  # when something of an answer was last read, by `time.perf_counter`
         self.tokens_per_chunk = 0.0  # mean of its streams of late; 0.0 if unknown
         self._answer: AnswerHead | None = None
         self._answer_lines = b"", False
@@ -191,11 +193,13 @@ class Model:
     # Passes an outcome to the policy; None if the policy does not learn.
     observe: Callable[[Outcome], None] | None = None
     retry_budget: RetryBudget = field(init=False)  # bounds how many of its requests are sent a second time
+    troubles: Troubles = field(init=False)  # what goes wrong with which of its requests
     rescue: bool = False  # whether streams outlive their backends
     ask_usage: bool = True  # whether engines are asked for the usage of streams whose clients do not ask for it
 
     def __post_init__(self) -> None:
         self.retry_budget = RetryBudget(self.traffic)
+        self.troubles = self.policy.troubles if isinstance(self.policy, Wary) else Troubles()
         if isinstance(self.policy, Learner):
             self.observe = self.policy.observe
 
@@ -203,11 +207,13 @@ class Model:
 
     def forget(self, backend: str) -> None:
         """Have the policy drop what it keeps of a backend that has left."""
+        self.troubles.forget(backend)
         if isinstance(self.policy, Forgetful):
             self._guarded("forget", self.policy.forget, backend)
 
     def engine_changed(self, backend: str, change: EngineChange) -> None:
         """Report to the policy that an engine has changed."""
+        self.troubles.forget(backend)
         if isinstance(self.policy, EngineWatcher):
             self._guarded("engine_changed", self.policy.engine_changed, backend, change)
 

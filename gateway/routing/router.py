@@ -22,7 +22,15 @@ from gateway.routing.model import Model
 from gateway.routing.sticky import ResponseLocations
 from policies.drafter_limits import sparing, surviving
 from policies.features.prompt import Prompt, read_prompt
-from policies.features.request import ANY_REQUEST, TEXT_FEATURES, Endpoint, RequestFeatures, baseline_only, describe
+from policies.features.request import (
+    ANY_REQUEST,
+    RARE_FIELDS,
+    TEXT_FEATURES,
+    Endpoint,
+    RequestFeatures,
+    baseline_only,
+    describe,
+)
 from policies.policy import Choose, Decision
 
 # Final globals save the lookup of enum members on each use and, compiled, the lookup of the global.
@@ -77,6 +85,14 @@ class RoutedRequest:
             assert self._describe is not None
             self._features = self._describe()
         return self._features
+
+    @property
+    def shape(self) -> tuple[str, ...]:
+        """The shape of the request; its features are computed only if it may have one."""
+        document = self.document
+        if self._features is None and document is not None and "n" not in document and RARE_FIELDS.isdisjoint(document):
+            return ()
+        return self.features.shape
 
 
 class Router:
@@ -158,9 +174,14 @@ class Router:
             ready = self._recovery.candidates(members, tried, may_try=may_try)
         if not ready:
             raise self._none_left(routed, members, tried)
-        for backend in ready:
-            if backend.drafter_limit is not None and not routed.model.policy.prices_limits:
-                return [*sparing(routed.features, ready)]
+        model = routed.model
+        if not model.policy.prices_limits:
+            for backend in ready:
+                if backend.drafter_limit is not None:
+                    ready = [*sparing(routed.features, ready)]
+                    break
+            if model.troubles.found:
+                ready = [*model.troubles.sparing(routed.features, ready)]
         return ready
 
     def members(self, routed: RoutedRequest) -> Sequence[Backend]:

@@ -17,6 +17,7 @@ from gateway.dialects.errors import GatewayError
 from gateway.reload.reloader import ReloadError
 from gateway.routing.access import RequestHeaders, read_head
 from gateway.routing.keys import ANONYMOUS
+from gateway.routing.router import RoutedRequest
 from gateway.service.admin_policy import add_policy_routes
 from gateway.service.assembly import Gateway
 from policies.features.request import RequestFeatures
@@ -217,9 +218,7 @@ def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, A
                 "in_flight": member.in_flight,
                 "eligible": member.name in assessed,
                 "score": assessed[member.name].score if member.name in assessed else None,
-                "note": _note(assessed[member.name], member, routed.features)
-                if member.name in assessed
-                else _ineligible(member, routed.features),
+                "note": _note(assessed.get(member.name), member, routed),
             }
             for member in members
         ],
@@ -228,9 +227,13 @@ def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, A
     }
 
 
-def _note(assessed: Assessment, backend: Backend, request: RequestFeatures) -> str:
-    """Return what is said of a candidate: by the policy, and of a request that its drafter does not serve."""
-    return "; ".join(note for note in (assessed.note, _beyond(backend, request)) if note)
+def _note(assessed: Assessment | None, backend: Backend, routed: RoutedRequest) -> str:
+    """Return what is said of a backend: by the policy, of its drafter's limit, and of what goes wrong there."""
+    risk = routed.model.troubles.risk(routed.features.shape, backend)
+    wrong = "" if risk is None else str(risk)
+    if assessed is None:
+        return wrong if wrong and backend.state is State.UP else _ineligible(backend, routed.features)
+    return "; ".join(filter(None, (assessed.note, _beyond(backend, routed.features), wrong)))
 
 
 def _beyond(backend: Backend, request: RequestFeatures) -> str:

@@ -36,6 +36,7 @@ from policies.load_policy import LoadSettings
 from policies.policy import Assessment, Decision, GuardrailSettings, Outcome, Policy, PolicySettings, register
 from policies.roles import Stateful, Work, assess, preview
 from policies.statistics import Statistics
+from policies.trouble.troubles import TROUBLE, Troubles
 
 
 class Slo(CheckedModel):
@@ -96,7 +97,8 @@ class Learned(Policy):
         self.meter = LoadMeter(settings.stale_after_s)
         self.rng = Random(settings.seed)
         self.clock: Callable[[], float] = time.time
-        self.statistics: Statistics = Statistics((ACCEPTANCE, LENGTH, STEPS), self.clock)
+        self.statistics: Statistics = Statistics((ACCEPTANCE, LENGTH, STEPS, TROUBLE), self.clock)
+        self.troubles = Troubles(self.statistics)
         self.predictor = Predictor(self.meter, settings.calibration)
         self.guardrail = Guardrail(settings.guardrail)
         self.outlier_ejection = OutlierEjection(ejects=settings.outlier_ejection)
@@ -122,6 +124,7 @@ class Learned(Policy):
             self.cost,
             self.settings.exploration,
             self.templates,
+            self.troubles,
         )
         self._observer = Observer(
             self.predictor,
@@ -140,7 +143,7 @@ class Learned(Policy):
     def take_over(self, previous: Policy) -> None:
         """Continue with the statistics of another policy that has some, and with all the rest of another `learned`."""
         if isinstance(previous, Stateful) and previous.statistics.tables == self.statistics.tables:
-            self.statistics = previous.statistics
+            self.statistics = self.troubles.statistics = previous.statistics
         if isinstance(previous, Learned):
             self.set_clock(previous.clock)
             self.predictor.take_over(previous.predictor)
@@ -180,7 +183,8 @@ class Learned(Policy):
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose the candidate of the lowest cost, or sometimes another one, to explore or for the guardrail."""
         if self.pinned is not None:
-            return self.follow(self.pinned.choose(request, sparing(request, candidates)), request, candidates)
+            spared = self.troubles.sparing(request, sparing(request, candidates))
+            return self.follow(self.pinned.choose(request, spared), request, candidates)
         if self._pending is not None:
             self._publish_fit()
         return self._chooser.choose(request, candidates, self.clock(), self.rng, self.explain_candidates)
@@ -207,6 +211,7 @@ class Learned(Policy):
         self._chooser.update_slowness(now_s)
         predictions = self.predictor.predict(request, self.templates.key(request, counts=False), candidates)
         costs, _ = self.cost.of(request, predictions)
+        self.troubles.price(request, candidates, costs, is_sent=False)
         assessments = []
         for candidate, prediction, cost in zip(candidates, predictions, costs, strict=True):
             note = (

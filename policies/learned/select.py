@@ -20,6 +20,7 @@ from policies.learned.models.step_time import LEAST_TOKENS
 from policies.learned.predict import Predictor
 from policies.learned.settings import Exploration
 from policies.load import MIN_WEIGHT, draw, lowest_propensities
+from policies.trouble.troubles import Troubles
 
 
 def argmin(costs: list[float]) -> int:
@@ -111,6 +112,7 @@ class Chooser:
         cost: Cost,
         exploration: Exploration,
         templates: Templates,
+        troubles: Troubles,
     ) -> None:
         self._policy = policy  # policy name for the decisions
         self._predictor = predictor
@@ -118,6 +120,7 @@ class Chooser:
         self._outlier_ejection = outlier_ejection
         self._cost = cost
         self._templates = templates
+        self._troubles = troubles
         self._share, self._most = exploration.share, exploration.most
 
     def choose(
@@ -138,6 +141,8 @@ class Chooser:
         self._predictor.now_s = now_s
         predictions = self._predictor.predict(request, key, eligible)
         costs, mean_urgency = self._cost.of(request, predictions)
+        if self._troubles.found:
+            self._troubles.price(request, eligible, costs, is_sent=send)
         observations = [prediction.observations for prediction in predictions]
         by_control = self._guardrail.by_control(now_s)
         if by_control:

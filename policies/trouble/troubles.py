@@ -135,10 +135,13 @@ class Troubles:
             (each.place, each.shape, each.problem) for each in found
         }
 
+    def at(self, backend: Candidate) -> list[Finding]:
+        """Return what goes wrong on a backend."""
+        return [each for each in self.found if each.arm == arm_of(backend) and each.backend in {"", backend.name}]
+
     def risk(self, shape: Sequence[str], backend: Candidate) -> Finding | None:
         """Return what is most likely to go wrong with a request on a backend; None if nothing is known."""
-        arm = arm_of(backend)
-        found = [each for each in self.found if each.concerns(arm, backend.name, shape)]
+        found = [each for each in self.at(backend) if set(each.shape) <= set(shape)]
         return max(found, key=lambda each: each.share, default=None)
 
     def price(

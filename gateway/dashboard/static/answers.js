@@ -49,7 +49,7 @@ function first(items, textOf) {
 /** Returns what is wrong with a replica; empty where it is well. */
 export function trouble(backend) {
   const { state, reason, outlier, silence, contradiction, difference } = backend;
-  const why = [outlier, contradiction, difference, silence, reason].filter(Boolean).join("; ");
+  const why = [outlier, contradiction, difference, silence, backend.trouble, reason].filter(Boolean).join("; ");
   return state === "up" ? why : why ? `${state}: ${why}` : state;
 }
 

@@ -171,7 +171,7 @@ function update(row, backend, mark, busiest) {
   const [stateText, why, button] = state.children;
   setText(stateText, backend.state !== "up" ? backend.state : outlier ? "outlier" : silent ? "silent drafter" : contradicted ? "not as said" : "up");
   setAttribute(stateText, "class", `state ${outlier || silent || contradicted ? "bad" : (STATE_CLASS[backend.state] ?? "warn")}`);
-  setText(why, [backend.outlier, backend.contradiction, backend.difference, backend.silence, backend.reason, backend.failed ? `${backend.failed} failed` : ""].filter(Boolean).join("; "));
+  setText(why, [backend.outlier, backend.contradiction, backend.difference, backend.silence, backend.trouble, backend.reason, backend.failed ? `${backend.failed} failed` : ""].filter(Boolean).join("; "));
   const action = backend.state === "draining" ? "Resume" : "Drain";
   setText(button, action);
   setAttribute(button, "aria-label", `${action} ${backend.name}`);

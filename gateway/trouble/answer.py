@@ -1,0 +1,107 @@
+"""Whether an answer that has ended without an error can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.transcript import documents_of
+from policies.features.request import Endpoint
+from policies.features.shape import JSON
+
+_TAIL_CHARS: Final = 512
+_MOST_PERIOD: Final = 64
+_ENDED: Final = frozenset({"stop", "tool_calls", "function_call", "completed"})
+"""Reasons to end of answers that say that they are whole: those cut by a limit may stop anywhere."""
+
+
+def problem_of(endpoint: Endpoint, shape: Sequence[str], answer: bytes, *, stream: bool) -> str:
+    """Return what is wrong with an answer; empty if it can be used, or if that is not known.
+
+    JSON that was asked for, and the arguments of tools, must parse in an answer that says that it is whole; one that
+    was cut at its limit must not end in endless repetition.
+
+    Examples
+    --------
+    >>> cut = b'{"choices": [{"message": {"content": "{\\\\"a\\\\": "}, "finish_reason": "stop"}]}'
+    >>> problem_of(Endpoint.CHAT, ("json_object",), cut, stream=False)
+    'not JSON'
+    """
+    for choice in _choices(endpoint, answer, stream=stream):
+        if choice.reason == "length" and _repeats(choice.text):
+            return "endless repetition"
+        if choice.reason not in _ENDED:
+            continue
+        if any(not _is_json(arguments) for arguments in choice.arguments.values()):
+            return "arguments that are not JSON"
+        wants_text = not choice.arguments and any(each in JSON for each in shape)
+        if wants_text and choice.text and not _is_json(choice.text):
+            return "not JSON"
+    return ""
+
+
+class _Choice:
+    """What one choice of an answer says."""
+
+    def __init__(self) -> None:
+        self.text, self.reason = "", ""
+        self.arguments: dict[int, str] = {}  # of its calls of tools, by their index
+
+    def add(self, message: dict[str, Any]) -> None:
+        """Add a message, or a part of one."""
+        self.text += _text(message.get("content"))
+        for position, call in enumerate(_dicts(message.get("tool_calls"))):
+            index = call.get("index", position)
+            if isinstance(function := call.get("function"), dict) and isinstance(index, int):
+                self.arguments[index] = self.arguments.get(index, "") + _text(function.get("arguments"))
+
+
+def _choices(endpoint: Endpoint, answer: bytes, *, stream: bool) -> list[_Choice]:
+    found: dict[int, _Choice] = {}
+    for document in documents_of(answer, stream=stream):
+        if endpoint is Endpoint.RESPONSES:
+            _add_response(found.setdefault(0, _Choice()), document)
+        for choice in _dicts(document.get("choices")):
+            index = choice.get("index", 0)
+            one = found.setdefault(index if isinstance(index, int) else 0, _Choice())
+            one.text += _text(choice.get("text"))
+            one.reason = _text(choice.get("finish_reason")) or one.reason
+            if isinstance(message := choice.get("delta") or choice.get("message"), dict):
+                one.add(message)
+    return list(found.values())
+
+
+def _add_response(choice: _Choice, document: dict[str, Any]) -> None:
+    """Read a response of the responses API, which the last event of a stream holds too."""
+    response = document.get("response", document)
+    if not isinstance(response, dict) or response.get("status") != "completed":
+        return
+    choice.reason = "completed"
+    for index, item in enumerate(_dicts(response.get("output"))):
+        if item.get("type") == "function_call":
+            choice.arguments[index] = _text(item.get("arguments"))
+        choice.text += "".join(_text(part.get("text")) for part in _dicts(item.get("content")))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text or "{}")  # a call without arguments has none
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+def _repeats(text: str) -> bool:
+    """Return whether the end of a text repeats something short over and over."""
+    tail = text[-_TAIL_CHARS:]
+    return len(tail) == _TAIL_CHARS and any(tail[period:] == tail[:-period] for period in range(1, _MOST_PERIOD + 1))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _dicts(value: object) -> Iterator[dict[str, Any]]:
+    return (each for each in value if isinstance(each, dict)) if isinstance(value, list) else iter(())

@@ -1,0 +1,150 @@
+"""Trouble as a room of the gateway: it counts what goes wrong with requests that ask for something rare."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from backends.backend import Backend
+from gateway.relay.exchange import STALL_GAPS, STALL_S
+from gateway.relay.observers import EndedExchange, Follower, Observer
+from gateway.rooms import Room
+from gateway.routing.model import Model
+from gateway.routing.router import RoutedRequest
+from gateway.trouble.answer import problem_of
+from policies.features.shape import wants_json
+from policies.policy import Decision
+from policies.trouble.troubles import Finding
+
+if TYPE_CHECKING:
+    from gateway.service.assembly import Gateway
+
+log = logging.getLogger(__name__)
+
+_MOST_BYTES: Final = 1 << 18
+"""Of an answer, to see whether it can be used; of a longer one that is not known."""
+_FAILURES: Final = frozenset({"status", "error", "garbage"})
+"""Kinds of failed attempts that may be owed to the request; a connection that breaks is not."""
+
+
+class TroubleRoom(Room):
+    """Counts what goes wrong, and says what is found."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        self._share = gateway.metrics.gauge("gateway_trouble_share")
+        self._shown: dict[str, tuple[Finding, ...]] = {}  # by model
+
+    def follow(self) -> Mapping[str, Follower]:
+        """Follow the requests of all models."""
+        return {name: _ModelFollower(model) for name, model in self.gateway.models.items()}
+
+    def tick(self) -> None:
+        """Look for what goes wrong, and say what has changed."""
+        for name, model in self.gateway.models.items():
+            model.troubles.refresh()
+            found, before = model.troubles.found, self._shown.get(name, ())
+            if found is before:
+                continue
+            for each in found:
+                self._share.labels(*_labels(name, each)).set(each.share)
+            for each in {_labels(name, each): each for each in found if not _has(before, each)}.values():
+                log.warning("%s: %s; such requests go elsewhere where that is faster", name, each)
+            for each in before:
+                if not _has(found, each):
+                    self._share.labels(*_labels(name, each)).set(0.0)
+                    log.info("%s: no longer: %s", name, each)
+            self._shown[name] = found
+
+
+def _labels(model: str, found: Finding) -> tuple[str, ...]:
+    return model, found.place, "+".join(found.shape), found.problem
+
+
+def _has(findings: Sequence[Finding], one: Finding) -> bool:
+    return any(_labels("", each) == _labels("", one) for each in findings)
+
+
+class _ModelFollower:
+    """Follows the requests of a model that ask for something rare."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
+        """Return an observer of a request that has a shape."""
+        return _Watch(self._model, routed, wants_json(shape)) if (shape := routed.shape) else None
+
+
+class _Watch(Observer):
+    """Sees whether one request fails, stalls, or gets an answer that cannot be used."""
+
+    needs_answer = False
+
+    def __init__(self, model: Model, routed: RoutedRequest, is_read: bool) -> None:
+        self._model = model
+        self._routed = routed
+        self._is_read = is_read  # whether the answer is kept, to be read at its end
+        self._parts: list[bytes] = []
+        self._bytes = 0
+        self._backend: Backend | None = None
+        self._sent_s = 0.0
+        self._first_s = self._last_s = 0.0  # of the chunks of a stream
+        self._chunks = 0
+        self._stalled_s = 0.0
+
+    def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
+        """Begin with an attempt."""
+        self._backend, self._sent_s = self._model.upstreams[decision.backend].backend, time.perf_counter()
+        self._first_s, self._chunks = 0.0, 0
+
+    def on_retry(self, kind: str) -> None:
+        """Count an attempt that has failed."""
+        self._observe("failed" if kind in _FAILURES else None, time.perf_counter() - self._sent_s)
+
+    def on_chunk(self, data: bytes, now_s: float) -> None:
+        """See how long the stream has paused."""
+        if self._first_s:
+            pause_s = now_s - self._last_s
+            if pause_s > STALL_S and pause_s * self._chunks > STALL_GAPS * (self._last_s - self._first_s):
+                self._stalled_s += pause_s
+        else:
+            self._first_s = now_s
+        self._last_s = now_s
+        self._chunks += 1
+        if self._is_read:
+            self._keep(data)
+
+    def on_answer(self, body: bytes, document: object) -> None:
+        """Keep an answer in one piece."""
+        self._keep(body)
+
+    def on_end(self, ended: EndedExchange) -> None:
+        """Count the request."""
+        lost_s = ended.times.ended_s - self._sent_s
+        stalled_s = 0.0 if ended.was_paused else self._stalled_s
+        if ended.label == "engine_error":
+            self._observe("failed" if ended.status >= 500 or ended.stream is not None else None, lost_s)
+        elif stalled_s:
+            self._observe("stalled", stalled_s)
+        elif ended.label == "ok" and ended.status == 200:
+            features, problem = self._routed.features, ""
+            if self._parts and not ended.rescued_from:
+                answer = b"".join(self._parts)
+                problem = problem_of(features.endpoint, features.shape, answer, stream=ended.stream is not None)
+            self._observe("unusable" if problem else "", lost_s)
+
+    def _keep(self, data: bytes) -> None:
+        self._bytes += len(data)
+        if self._bytes <= _MOST_BYTES:
+            self._parts.append(data)
+        else:
+            self._is_read = False
+            self._parts.clear()
+
+    def _observe(self, problem: str | None, lost_s: float) -> None:
+        """Count how an attempt has ended; what says nothing about the request (None) is not."""
+        if problem is not None and self._backend is not None:
+            self._model.troubles.observe(self._routed.features, self._backend, problem, lost_s)

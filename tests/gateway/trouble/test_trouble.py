@@ -1,0 +1,166 @@
+"""Requests that go wrong on one way of speculating: found, said, avoided, moved and forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from backends.backend import EngineChange
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
+from tests.gateway.rescue.test_streams import check_is_whole, engine, rescues, stream, until_lost
+from tests.support.upstream import Behaviour, Wire, answer
+
+POOL = {"a": "baseline", "b": "eagle3"}
+TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
+JSON = {"response_format": {"type": "json_object"}}
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+PATIENT = {"connect_s": 5.0, "first_byte_s": 60.0, "idle_s": 60.0}
+
+
+def document(name: str, content: str | None, arguments: str | None = None) -> dict[str, Any]:
+    """Return an answer with a text, or with a call of a tool."""
+    made = answer(name)
+    message, reason = {"role": "assistant", "content": content}, "stop"
+    if arguments is not None:
+        message["tool_calls"] = [{"index": 0, "id": "c", "function": {"name": "f", "arguments": arguments}}]  # type: ignore[assignment]
+        reason = "tool_calls"
+    made["choices"] = [{"index": 0, "message": message, "finish_reason": reason}]
+    return made
+
+
+async def broken(wire: Wire, fault: str) -> None:
+    """Answer as an engine does whose drafts have confused it."""
+    if fault == "status":
+        await wire.json({"error": {"message": "grammar", "code": 500}}, 500)
+    elif fault == "error event":
+        await wire.begin_stream()
+        await wire.chunk(b'data: {"choices": [{"index": 0, "delta": {"content": "{"}}]}\n\n')
+        await wire.chunk(b'data: {"error": {"message": "grammar", "code": 500}}\n\ndata: [DONE]\n\n')
+        await wire.end_stream()
+    elif fault == "cut arguments":
+        await wire.json(document(wire.upstream.name, None, '{"city": "Par'))
+    else:
+        await wire.json(document(wire.upstream.name, '{"a": 1}}'))
+
+
+def faulty(fault: str, fields: dict[str, Any], every: int = 3) -> Behaviour:
+    """Return the behaviour of an engine that breaks on every third request with some fields, if it is `b`."""
+    asked = 0
+
+    async def behave(wire: Wire) -> None:
+        nonlocal asked
+        body = wire.seen.json
+        concerned = wire.upstream.name == "b" and fields.keys() <= body.keys()
+        asked += concerned
+        if concerned and asked % every == 0:
+            await broken(wire, fault)
+        elif body.get("stream"):
+            await wire.begin_stream()
+            text = json.dumps({"choices": [{"index": 0, "delta": {"content": "{}"}, "finish_reason": "stop"}]})
+            await wire.chunk(f"data: {text}\n\ndata: [DONE]\n\n".encode())
+            await wire.end_stream()
+        else:
+            await wire.json(document(wire.upstream.name, "{}"))
+
+    return behave
+
+
+def taken(running: Running, name: str, fields: dict[str, Any]) -> int:
+    """Return how many requests with some fields a backend has had."""
+    asked = [seen for seen in running.upstreams[name].seen if seen.target.startswith("/v1/chat")]
+    return sum(fields.keys() <= seen.json.keys() for seen in asked)
+
+
+FAULTS = [("status", TOOLS), ("error event", TOOLS), ("cut arguments", TOOLS), ("not JSON", JSON)]
+
+
+@pytest.mark.parametrize("policy", ["least_loaded", "learned"])
+@pytest.mark.parametrize(("fault", "fields"), FAULTS)
+async def test_what_breaks_is_found_said_avoided_and_forgotten(
+    gateway_of: Start, caplog: pytest.LogCaptureFixture, policy: str, fault: str, fields: dict[str, Any]
+) -> None:
+    caplog.set_level(logging.INFO)
+    asked = fields | ({"stream": True} if fault == "error event" else {})
+    async with gateway_of(POOL, {"name": policy}, behaviour=faulty(fault, fields)) as running:
+        troubles = running.gateway.models[MODEL].troubles
+        for _ in range(200):
+            if troubles.found:
+                break
+            await asyncio.gather(*[running.chat(**asked) for _ in range(4)])
+        (found,) = troubles.found
+        assert (found.place, found.share) == ("eagle3:3", pytest.approx(1 / 3, abs=0.1))
+        shape = "tools" if fields is TOOLS else "json_object"
+        problem = "failed" if fault in {"status", "error event"} else "unusable"
+        assert (found.shape, found.problem) == ((shape,), problem)
+        await running.until(lambda: any("such requests go elsewhere" in each for each in caplog.messages))
+        page = (await running.client.get("/metrics")).text
+        labels = f'model="{MODEL}",place="eagle3:3",problem="{problem}",shape="{shape}"'
+        assert f"gateway_trouble_share{{{labels}}} 0." in page
+        before = taken(running, "b", fields)
+        for _ in range(30):
+            response = await running.chat(**asked)
+            assert response.status_code == 200
+        assert taken(running, "b", fields) == before, "there is a safe one, as good"
+        plain = [await running.chat() for _ in range(4)]
+        assert {each.status_code for each in plain} == {200}
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **fields}
+        explained = (await running.client.post("/admin/explain", json=body, headers=ADMIN)).json()
+        assert f"requests with {shape} {problem}" in json.dumps(explained)
+        running.gateway.models[MODEL].engine_changed("b", EngineChange.RESTART)
+        await running.until(lambda: any("no longer: eagle3:3" in each for each in caplog.messages))
+        assert troubles.found == ()
+        page = (await running.client.get("/metrics")).text
+        assert f"gateway_trouble_share{{{labels}}} 0.0" in page
+
+
+async def test_a_failed_request_goes_to_a_replica_that_speculates_otherwise(gateway_of: Start) -> None:
+    """Of two with the method that failed and one without, that one gets every retry."""
+    methods = {"a": "eagle3", "b": "eagle3", "c": "baseline"}
+
+    async def behave(wire: Wire) -> None:
+        await (wire.json(document("c", "{}")) if wire.upstream.name == "c" else broken(wire, "status"))
+
+    async with gateway_of(methods, behaviour=behave) as running:
+        answers = [await running.chat() for _ in range(9)]
+        assert {each.json()["choices"][0]["message"]["content"] for each in answers} == {"{}"}
+
+
+@pytest.mark.slow
+async def test_a_stream_that_stalls_goes_on_elsewhere(gateway_of: Start) -> None:
+    async with gateway_of(rescue=True, timeouts=PATIENT) as running:
+        running.upstreams["a"].behaviour = engine(events=6, end=until_lost)
+        running.upstreams["b"].behaviour = engine(step=2)
+        for response in await asyncio.gather(*[stream(running) for _ in range(2)]):
+            check_is_whole(response)
+        assert await rescues(running) == {"a complete": 1}
+        assert running.backend("a").in_flight == 0
+
+
+@pytest.mark.slow
+async def test_streams_of_a_replica_that_is_silent_for_all_stay(gateway_of: Start) -> None:
+    """It may be computing a long prompt."""
+    is_free = asyncio.Event()
+
+    async def wait_and_end(wire: Wire) -> None:
+        await is_free.wait()
+        wire.reset()
+
+    async with gateway_of(rescue=True, timeouts=PATIENT) as running:
+        for name in running.upstreams:
+            running.upstreams[name].behaviour = engine(events=6, end=wait_and_end)
+        streams = [asyncio.create_task(stream(running)) for _ in range(4)]
+        await running.until(lambda: {each.in_flight for each in running.gateway.pool} == {2})
+        upstreams = running.gateway.models[MODEL].upstreams.values()
+        swept_s = [each.read_s + 4.5 for each in upstreams]
+        await running.until(lambda: time.perf_counter() > max(swept_s))
+        assert await rescues(running) == {}
+        for upstream in running.upstreams.values():
+            upstream.behaviour = engine()
+        is_free.set()
+        for response in await asyncio.gather(*streams):
+            check_is_whole(response)
