@@ -12,6 +12,7 @@ from gateway.advice.evidence import ModelEvidence
 from gateway.advice.finding import Finding
 from gateway.advice.losing_method import losing_method
 from gateway.advice.pool_file import pool_file
+from gateway.advice.trouble import trouble
 from gateway.advice.waiting import waiting
 
 Rule = Callable[[ModelEvidence], Sequence[Finding]]
@@ -40,4 +41,6 @@ def advise(model: ModelEvidence) -> list[Finding]:
 
     best = max((finding for finding in findings if finding.rule in SPECULATION), key=worth, default=None)
     kept = [finding for finding in findings if finding.rule not in SPECULATION or finding is best]
-    return contradicted + sorted(kept, key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
+    return (
+        contradicted + trouble(model) + sorted(kept, key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
+    )

@@ -11,6 +11,7 @@ from backends.occupancy import Minute
 from backends.speculation import Method
 from policies.learned.models.prior import StepCost
 from policies.learned.models.step_time import Load
+from policies.trouble.troubles import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +80,4 @@ class ModelEvidence:
     name: str
     backends: tuple[BackendEvidence, ...]
     kinds: tuple[Kind, ...] = ()
+    troubles: tuple[Finding, ...] = ()

@@ -58,7 +58,9 @@ class AdviceRoom(Room):
         """Return what the settings and the probes of a model tell, and how long its requests were."""
         members = self.gateway.pool.of(name)
         return ModelEvidence(
-            name, tuple(self._of_backend(each, contexts.get((name, each.name), {})) for each in members)
+            name,
+            tuple(self._of_backend(each, contexts.get((name, each.name), {})) for each in members),
+            troubles=self.gateway.models[name].troubles.found,
         )
 
     def _of_backend(self, backend: Backend, contexts: Mapping[float, float]) -> BackendEvidence:

@@ -10,6 +10,7 @@ predicted when distilled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -30,7 +31,8 @@ from policies.learned.predict import Predictor
 from policies.load import LoadMeter
 from policies.load_policy import LoadSettings
 from policies.rules.policy import Thresholds, ThresholdSettings
-from policies.rules.rule import BACKEND
+from policies.rules.rule import BACKEND, Rule
+from policies.trouble.troubles import Finding
 
 LEVELS = (1.0, 6.0, 24.0, 80.0)
 """Mean requests in flight per backend at which choices are compared."""
@@ -71,14 +73,41 @@ def distill(
     # Other draws than those that the rules were made from, but of the same observed requests: those that were not seen
     # are in no statistics.
     comparison = _Comparison(choice, [traffic.jobs(candidates, level) for level in levels])
+    spared = [(rule, str(found)) for found in policy.troubles.found if (rule := _sparing(found, candidates))]
     return Distilled(
-        settings.model_copy(update={"seed": None}),
+        settings.model_copy(update={"seed": None, "rules": (*[rule for rule, _ in spared], *settings.rules)}),
         tuple(Leaf(len(group.indices) / len(situations.keys), weights.idle_s) for group, weights in fitted),
         comparison.gain(choice.by_prediction),
         comparison.gain_of_rules(settings),
         comparison.gain_of_rules(ThresholdSettings(seed=0)),
         sum(counts.values()),
+        tuple(reason for _, reason in spared),
     )
+
+
+_STRUCTURED: Final = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag", "other_format")
+_CONDITIONS: Final[dict[str, dict[str, object]]] = {
+    "tools": {"tools": True},
+    "forced_tool": {"tools": True},
+    "thinking": {"thinking": True},
+    "several": {"n": ">= 2"},
+    "prompt_8k": {"prompt_tokens": ">= 8192"},
+    "prompt_32k": {"prompt_tokens": ">= 32768"},
+    **{each: {"structured": True} for each in _STRUCTURED},
+}
+"""The condition of a rule for each of the things that requests ask for, where there is one."""
+
+
+def _sparing(found: Finding, candidates: Sequence[Candidate]) -> Rule | None:
+    """Return the rule that keeps requests away from where they go wrong; None if there is no condition, or no other."""
+    safe = [each for each in candidates if arm_of(each) != found.arm or found.backend not in {"", each.name}]
+    if not safe or not all(each in _CONDITIONS for each in found.shape):
+        return None
+    when: dict[str, object] = {}
+    for each in found.shape:
+        when |= _CONDITIONS[each]
+    name = f"{'-'.join(found.shape)}-{found.problem}"[:40]
+    return Rule.model_validate({"name": name, "when": when, "prefer": [f"{BACKEND}{each.name}" for each in safe]})
 
 
 def _fit_rules(

@@ -42,6 +42,7 @@ class Distilled:
     rules_gain: float  # gain of these rules
     default_gain: float  # gain of the default rules
     requests: float  # number of observed requests, weighted by age
+    troubles: tuple[str, ...] = ()  # what the first rules are for, if something goes wrong with some requests
 
     @property
     def kept_share(self) -> float | None:
@@ -60,6 +61,7 @@ class Distilled:
         if len(self.settings.rules) == 1:
             lines.append("# No condition on requests earned a rule of its own: all requests are treated alike.")
         lines += ["name: thresholds", "rules:"]
-        for rule, leaf in zip(self.settings.rules, self.leaves, strict=True):
-            lines += [f"  # {leaf.text}", *(f"  {line}" for line in rule.lines())]
+        reasons = [*self.troubles, *[leaf.text for leaf in self.leaves]]
+        for rule, reason in zip(self.settings.rules, reasons, strict=True):
+            lines += [f"  # {reason}", *(f"  {line}" for line in rule.lines())]
         return "\n".join(lines) + "\n"

@@ -14,6 +14,7 @@ from benchmarks.routing.advice import CASES, Case, advised, measure, play
 from gateway.advice.advise import advise
 from gateway.advice.evidence import BackendEvidence, Contradiction, Kind, ModelEvidence
 from gateway.advice.losing_method import of_speculation
+from policies.trouble.troubles import Finding as Trouble
 
 BUSY = tuple(Minute(100, number % 7, number % 5) for number in range(30))
 
@@ -38,6 +39,25 @@ def test_the_advised_k_is_within_one_of_the_best_and_gains_what_was_stated() -> 
     assert max(gains, key=gains.__getitem__) == k
     assert finding.gain is not None
     assert finding.gain.low <= gains[k] <= finding.gain.high
+
+
+@pytest.mark.parametrize(
+    ("arm", "shape", "problem", "thread"),
+    [
+        ("mtp:2", ("forced_tool", "thinking"), "failed", "41834"),
+        ("dspark:7", ("tools",), "stalled", "49002"),
+        ("eagle3:3", ("json_schema",), "unusable", "44993"),
+        ("eagle3:3", ("images",), "unusable", "report it"),
+    ],
+)
+def test_what_goes_wrong_is_said_with_the_thread_about_it(
+    arm: str, shape: tuple[str, ...], problem: str, thread: str
+) -> None:
+    found = Trouble(arm, "", shape, problem, 7.0, 42.0, 38.0)
+    (finding,) = advise(replace(of(), troubles=(found,)))
+    assert finding.title == f"{arm}: 17% of 42 requests with {' and '.join(shape)} {problem}"
+    assert thread in finding.change
+    assert "38.0 s" in finding.evidence
 
 
 PLAIN = (Method.BASELINE, 0)

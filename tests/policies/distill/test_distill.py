@@ -8,6 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import yaml
 
 from backends.backend import Backend
 from backends.speculation import Method
@@ -20,6 +21,7 @@ from policies.learned.policy import Learned, LearnedSettings
 from policies.learned.settings import Exploration
 from policies.policy import Outcome
 from policies.rules.policy import Thresholds, ThresholdSettings
+from policies.trouble.troubles import Finding
 from tests.policies.distill.drawn_pool import pool, request
 
 CODE = {"baseline": 1.0, "ngram": 4.0, "suffix": 4.6, "eagle3": 1.9}
@@ -61,6 +63,20 @@ def distilled(policy: Learned) -> Distilled:
 
 def first_choice(settings: ThresholdSettings, features: RequestFeatures) -> str:
     return Thresholds(settings).choose(features, pool()).backend
+
+
+def test_what_goes_wrong_is_kept_away_by_the_first_rules(policy: Learned) -> None:
+    said = {"tries": 42.0, "bad": 7.0, "lost_s": 1.0, "arm": "eagle3:3", "problem": "failed"}
+    shapes = [("thinking",), ("tools", "json_schema"), ("logprobs",)]  # of which no rule can speak
+    policy.troubles.found = tuple(Finding(backend="", shape=shape, **said) for shape in shapes)  # type: ignore[arg-type]
+    made = distill(policy, pool(), levels=LEVELS[:1])
+    policy.troubles.found = ()
+    thinking, tools, *_ = made.settings.rules
+    assert thinking.when.conditions() == {"thinking": True}
+    assert tools.when.conditions() == {"tools": True, "structured": True}
+    assert thinking.prefer == tools.prefer == tuple(f"backend:{each.name}" for each in pool() if each.name != "eagle3")
+    assert "# eagle3:3: 17% of 42 requests with thinking failed" in made.text
+    assert yaml.safe_load(made.text)["rules"][0]["prefer"] == list(thinking.prefer)
 
 
 def test_the_rules_prefer_the_fastest_method_for_each_kind(distilled: Distilled) -> None:

@@ -309,3 +309,28 @@ def test_no_text_makes_description_slow(unit: str) -> None:
     started = time.process_time()
     described(body)
     assert time.process_time() - started < 0.05
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape"),
+    [
+        ({}, ()),
+        ({"n": 1, "temperature": 0.0}, ()),
+        ({"n": 2}, ("several",)),
+        ({"tools": [{}]}, ("tools",)),
+        ({"tools": [{}], "tool_choice": "none"}, ()),
+        ({"tools": [{}], "tool_choice": {"type": "function"}}, ("forced_tool",)),
+        ({"response_format": {"type": "json_schema"}, "reasoning_effort": "high"}, ("json_schema", "thinking")),
+        ({"text": {"format": {"type": "json_object"}}}, ("json_object",)),
+        ({"structured_outputs": {"regex": "a"}, "logprobs": True}, ("regex", "logprobs")),
+        ({"structured_outputs": {"json": {}}}, ("other_format",)),
+        ({"guided_json": {"type": "object"}}, ("json_schema",)),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, ("images",)),
+        ({"messages": [{"role": "user", "content": "word " * 8000}]}, ("prompt_8k",)),
+        ({"messages": [{"role": "user", "content": "word " * 30000}], "n": 3}, ("several", "prompt_32k")),
+    ],
+)
+def test_shape(fields: dict[str, Any], shape: tuple[str, ...]) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    described = describe(Endpoint.CHAT, body, model="m", default_temperature=1.0, qps=0.0, in_flight=0)
+    assert described.shape == shape
