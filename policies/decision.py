@@ -154,7 +154,7 @@ class Outcome:
         Engine steps of an answer whose tokens are an estimate, from the chunks of its stream; None if unknown.
     shadow
         Tokens per step that shadow drafting reached on the finished text, by arm (see
-        `policies.learned.models.acceptance.arm_of`).
+        `policies.arm.arm_of`).
     """
 
     request: RequestFeatures

@@ -13,7 +13,8 @@ from backends.draft_schedule import effective_k
 from backends.speculation import Method
 from gateway.advice.draft_length import MAX_K
 from gateway.advice.evidence import BackendEvidence, Kind, ModelEvidence, Positions, Steps
-from policies.learned.models.acceptance import ACCEPTANCE, ARM, BACKEND, arm_of
+from policies.arm import arm_of
+from policies.learned.models.acceptance import ACCEPTANCE, ARM, BACKEND
 from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.length import LENGTH
 from policies.learned.models.prior import StepCost, expected_step

@@ -38,8 +38,8 @@ from gateway.relay.failures import (
 from gateway.relay.observers import tell
 from gateway.relay.queue import ModelQueue, Place
 from gateway.routing.router import RoutedRequest
+from policies.arm import arm_of
 from policies.features.request import Endpoint
-from policies.learned.models.acceptance import arm_of
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from backends.backend import Candidate
+from policies.arm import arm_of
 from policies.balancing.least_loaded import LeastLoaded
 from policies.distill.columns import columns_of, row_of
 from policies.distill.fluid import Job
@@ -24,7 +25,6 @@ from policies.distill.support import RuleList
 from policies.distill.traffic import LikelyTraffic
 from policies.distill.tree import Group, grow, unique_names
 from policies.distill.weights import RuleWeights
-from policies.learned.models.acceptance import arm_of
 from policies.learned.models.length import LENGTH
 from policies.learned.policy import Learned
 from policies.learned.predict import Predictor

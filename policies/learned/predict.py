@@ -11,8 +11,9 @@ from typing import Final
 
 from backends.backend import Candidate
 from backends.draft_schedule import DraftSchedule, effective_k
+from policies.arm import arm_of
 from policies.features.request import RequestFeatures
-from policies.learned.models.acceptance import AcceptanceModel, arm_of
+from policies.learned.models.acceptance import AcceptanceModel
 from policies.learned.models.backend_model import BackendModel, FittedModels, Prediction
 from policies.learned.models.depth import Depth
 from policies.learned.models.keys import Key

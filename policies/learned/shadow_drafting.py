@@ -64,7 +64,7 @@ class ShadowSettings(CheckedModel):
 class ShadowArm:
     """An arm that can be replayed."""
 
-    arm: str  # name of the arm, see `policies.learned.models.acceptance.arm_of`
+    arm: str  # name of the arm, see `policies.arm.arm_of`
     method: Method
     k: int  # maximum tokens drafted per step
     config: Mapping[str, Any] = field(default_factory=dict)  # speculative config of a backend of that arm

@@ -11,9 +11,9 @@ from typing import Final, TypeVar
 
 from backends.backend import Candidate
 from backends.speculation import Method
+from policies.arm import arm_of
 from policies.drafter_limits import has_room
 from policies.features.request import RequestFeatures
-from policies.learned.models.acceptance import arm_of
 from policies.statistics import Key, Statistics, Sums, Table
 from policies.trouble.evidence import log_evidence, null_share, weights_of
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from backends.backend import Candidate
-from backends.draft_schedule import effective_k
 from backends.speculation import Method
 from policies.learned.models.depth import Place, between
 from policies.learned.models.keys import (
@@ -49,18 +47,6 @@ FACTORS: Final = (
     Factor(lambda key: key[_REQUEST + PROMPT], 0.07),
     Factor(lambda key: key[_REQUEST + TEMPLATE] and key[_REQUEST + WORKLOAD] + "/" + key[_REQUEST + TEMPLATE], 0.2),
 )
-
-
-def arm_of(candidate: Candidate) -> str:
-    """Return the arm of a backend, method:k; backends of one arm have the same acceptance.
-
-    Examples
-    --------
-    >>> from backends.backend import Backend
-    >>> arm_of(Backend("a", "llama", Method.EAGLE3, "http://127.0.0.1:8001", num_speculative_tokens=3))
-    'eagle3:3'
-    """
-    return f"{candidate.method.value}:{effective_k(candidate.method, candidate.num_speculative_tokens)}"
 
 
 def most_per_step(arm: str) -> float:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from backends import step_comparison
 from backends.speculation import Method
 from gateway.cli.app import app
-from policies.learned.models.acceptance import arm_of
+from policies.arm import arm_of
 from policies.learned.policy import Learned
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.support.upstream import Upstream, Wire, answer

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from backends.backend import Backend, EngineChange, EngineLoad
 from backends.speculation import Method
 from benchmarks.routing.learned_rows import set_others
+from policies.arm import arm_of
 from policies.balancing.least_loaded import LeastLoaded
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models import step_time
-from policies.learned.models.acceptance import arm_of
 from policies.learned.models.keys import key_of
 from policies.learned.policy import Learned, LearnedSettings, Slo
 from policies.learned.settings import Exploration

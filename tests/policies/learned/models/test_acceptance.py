@@ -10,8 +10,9 @@ import pytest
 
 from backends.backend import Backend
 from backends.speculation import Method
+from policies.arm import arm_of
 from policies.features.request import Endpoint, RequestFeatures
-from policies.learned.models.acceptance import AcceptanceModel, arm_of
+from policies.learned.models.acceptance import AcceptanceModel
 from policies.learned.models.keys import TEMPLATE, TURNS, Key, key_of, without_template
 from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_by_k
 from policies.statistics import Sums
