@@ -1,4 +1,4 @@
-"""What speculation may break, asked of real engines: structured output, thinking, log probabilities, several answers."""
+"""What speculation may break, asked of real engines: structured output, thinking, several answers."""
 
 from __future__ import annotations
 
