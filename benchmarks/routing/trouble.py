@@ -49,13 +49,18 @@ class Played(NamedTuple):
     found_after: float  # requests with thinking at EAGLE-3 until the trouble was found; infinite if never
 
 
-def play(pool: str, share: float, problem: str, seed: int, *, counts: bool) -> Played:
-    """Return a run under `learned`, which counts what goes wrong or does not."""
-    calibration, rng, now_s = load_calibration("llama-3.1-8b-h100"), Random(seed), 1_000_000.0
-    members = [
+def _members(pool: str) -> list[Replica]:
+    calibration = load_calibration("llama-3.1-8b-h100")
+    return [
         Replica(f"{number}", calibration, method, {"num_speculative_tokens": K[method]} if K[method] else {})
         for number, method in enumerate(POOLS[pool])
     ]
+
+
+def play(pool: str, share: float, problem: str, seed: int, *, counts: bool) -> Played:
+    """Return a run under `learned`, which counts what goes wrong or does not."""
+    rng, now_s = Random(seed), 1_000_000.0
+    members = _members(pool)
     fleet, policy = Fleet(members, seed), Learned(LearnedSettings(seed=seed))
     policy.set_clock(lambda: now_s)
     waiting: list[_Job] = []
@@ -113,7 +118,7 @@ def false_alarms(seed: int, requests: int) -> int:
     rng, now_s, alarms = Random(seed), 1_000_000.0, 0
     policy = Learned(LearnedSettings(seed=seed))
     policy.set_clock(lambda: now_s)
-    members = [Replica(method.value, load_calibration("llama-3.1-8b-h100"), method) for method in POOLS["b/n/s/e"]]
+    members = _members("b/n/s/e")
     shapes = [shape for shape in SHAPES if shape] + [("json_schema",), ("several",), ("tools", "prompt_8k")]
     for _ in range(requests):
         now_s += 0.05
