@@ -28,7 +28,7 @@ def test_a_request_is_sent_elsewhere_only_while_the_client_has_nothing_and_once(
         assert now.has_other
         assert now.may_repeat or kind == "connect", "another may have had an effect"
         assert now.has_budget or now.is_on_trial or kind in {"connect", "down", "trial"}
-    assert bool(retried) is (kind not in {"timeout", "redirect", "exhausted"})
+    assert bool(retried) is (kind not in {"timeout", "redirect", "exhausted", "stalled"})
 
 
 @pytest.mark.parametrize("kind", RULES)
@@ -41,7 +41,7 @@ def test_a_stream_that_has_begun_goes_on_only_if_it_can_be_rescued(kind: str) ->
             assert (now.has, now.outlook) == (Has.PART, Outlook.END)
     can_go_on = Situation(Has.PART, outlook=Outlook.ELSEWHERE)
     is_rescued = verdict_on(kind, can_go_on).step is Step.GO_ON
-    assert is_rescued is (kind in {"connect", "broken", "garbage", "refused", "error", "down"})
+    assert is_rescued is (kind in {"connect", "broken", "garbage", "refused", "error", "down", "stalled"})
 
 
 @pytest.mark.parametrize("kind", RULES)
@@ -81,7 +81,7 @@ def test_the_lack_of_budget_is_told_only_if_nothing_else_kept_the_request_here(k
 def test_what_the_pool_is_told() -> None:
     told = {report: {kind for kind, rule in RULES.items() if rule.report is report} for report in Report}
     assert told == {
-        Report.NOTHING: {"down", "trial", "redirect", "exhausted"},
+        Report.NOTHING: {"down", "trial", "redirect", "exhausted", "stalled"},
         Report.FAILURE: {"broken", "garbage", "refused", "status", "error"},
         Report.UNREACHABLE: {"connect"},
         Report.TIMEOUT: {"timeout"},
