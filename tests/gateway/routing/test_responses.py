@@ -1,0 +1,103 @@
+"""Stored responses: a chain goes to its replica, also through another gateway; one that is lost is said to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import httpx
+import pytest
+
+from backends.backend import State
+from tests.gateway.conftest import MODEL, Running, Start, start_gateway
+from tests.support.upstream import Behaviour, Wire
+
+THREE = {"a": "baseline", "b": "ngram", "c": "baseline"}
+PATH = "/v1/responses"
+
+
+def storing() -> Behaviour:
+    """Return the behaviour of engines that store their responses, as vLLM does."""
+    stored: dict[str, str] = {}
+    numbers: Iterator[int] = count(1)
+
+    async def behave(wire: Wire) -> None:
+        seen, name = wire.seen, wire.upstream.name
+        wanted = (
+            seen.target.removeprefix(f"{PATH}/").partition("?")[0]
+            if seen.method == "GET"
+            else seen.json.get("previous_response_id")
+        )
+        if wanted and stored.get(wanted) != name:
+            error = {"message": f"{name} has no {wanted}", "type": "invalid_request_error", "code": 404}
+            await wire.json({"error": error}, 404)
+            return
+        made = wanted if seen.method == "GET" else f"resp_{name}{next(numbers)}"
+        stored[made] = name
+        await wire.json({"id": made, "object": "response", "status": "completed", "output": [], "model": name})
+
+    return behave
+
+
+async def ask(running: Running, previous: str | None = None) -> httpx.Response:
+    chained = {} if previous is None else {"previous_response_id": previous}
+    return await running.client.post(PATH, json={"model": MODEL, "input": "hi", **chained})
+
+
+async def test_a_gateway_that_has_just_begun_finds_the_replica_of_a_response() -> None:
+    """It asks the engines, once for each response that it has not seen itself."""
+    behave = storing()
+    async with start_gateway(THREE, behaviour=behave) as before:
+        made = [(await ask(before)).json()["id"] for _ in range(6)]
+    async with start_gateway(THREE, behaviour=behave) as running:
+        for first in made:
+            second = await ask(running, first)
+            assert (second.status_code, second.json()["model"]) == (200, first[5])
+            assert second.headers["x-gateway-reason"] == "stored_response"
+            asked = sum(len(each.seen) for each in running.upstreams.values())
+            third = await ask(running, second.json()["id"])
+            assert third.json()["model"] == first[5]
+            assert sum(len(each.seen) for each in running.upstreams.values()) == asked + 1
+            read = await running.client.get(f"{PATH}/{first}?model={MODEL}")
+            assert read.json()["id"] == first
+
+
+@pytest.mark.parametrize("path", [PATH, f"{PATH}/resp_x1"])
+async def test_a_response_that_no_engine_holds_is_said_to_be_lost(gateway_of: Start, path: str) -> None:
+    async with gateway_of(THREE, behaviour=storing()) as running:
+        response = await (running.client.get(path) if path != PATH else ask(running, "resp_x1"))
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (404, "response_not_found")
+        assert error["param"] == ("previous_response_id" if path == PATH else "response_id")
+        assert error["message"] == "Response with id 'resp_x1' not found."
+        assert {seen.method for each in running.upstreams.values() for seen in each.seen} <= {"GET"}
+        assert sum(each.in_flight for each in running.gateway.pool) == 0
+        assert (await ask(running)).status_code == 200
+
+
+async def test_the_client_hears_with_which_replica_its_response_was_lost(gateway_of: Start) -> None:
+    async with gateway_of(THREE, behaviour=storing()) as running:
+        first = (await ask(running)).json()
+        home = first["model"]
+        await running.upstreams[home].die()
+        await running.until(lambda: running.backend(home).state is State.DOWN)
+        response = await ask(running, first["id"])
+        assert response.status_code == 404
+        assert response.json()["error"]["message"].endswith(f"not found; it was lost with its replica {home}.")
+
+
+async def test_where_an_engine_does_not_tell_another_one_is_asked_to_answer(gateway_of: Start) -> None:
+    async def behave(wire: Wire) -> None:
+        await wire.json({"id": "resp_1", "model": wire.upstream.name}, 401 if wire.seen.method == "GET" else 200)
+
+    async with gateway_of(THREE, behaviour=behave) as running:
+        assert (await ask(running, "resp_unseen")).status_code == 200
+
+
+@pytest.mark.parametrize("previous", ["resp_../../admin", "resp_" + "x" * 200, "other"])
+async def test_what_is_no_id_is_the_engine_s_to_refuse(gateway_of: Start, previous: str) -> None:
+    async with gateway_of(THREE, behaviour=storing()) as running:
+        response = await ask(running, previous)
+        assert response.status_code == 404
+        assert "has no" in response.json()["error"]["message"]
+        assert [seen.method for each in running.upstreams.values() for seen in each.seen] == ["POST"]
