@@ -248,7 +248,7 @@ def describe(
     """Return the features of a request, from its parsed body.
 
     Accepts JSON of any shape: the engine validates requests, and a field of the wrong type counts as absent. The cost
-    depends on the number of messages, not on their length (`python -m benchmarks.describe` measures it).
+    depends on the number of messages, not on their length.
 
     Parameters
     ----------
