@@ -12,6 +12,7 @@ def arm_of(candidate: Candidate) -> str:
     Examples
     --------
     >>> from backends.backend import Backend
+    >>> from backends.speculation import Method
     >>> arm_of(Backend("a", "llama", Method.EAGLE3, "http://127.0.0.1:8001", num_speculative_tokens=3))
     'eagle3:3'
     """
