@@ -180,6 +180,7 @@ class Backend:
     in_flight: int = 0
     load: EngineLoad = field(default_factory=EngineLoad)
     context_tokens: int = 0
+    adapters: frozenset[str] = frozenset()
     contradictions: Mapping[str, str] = field(default_factory=dict)
     difference: Difference | None = None
     answered_tokens: float = 0.0
@@ -195,9 +196,12 @@ class Backend:
         self.said = Speculation(self.method, self.draft_schedule)
         self.said_limit = self.drafter_limit
 
-    def set_engine(self, context_tokens: int, version: str = "") -> None:
-        """Set the longest context of its engine (0 if unknown) and its version: its drafter's limit depends on both."""
-        self.context_tokens = context_tokens
+    def set_engine(self, context_tokens: int, version: str = "", adapters: frozenset[str] = frozenset()) -> None:
+        """Set the longest context of its engine (0 if unknown), its version, and the LoRA adapters that it has loaded.
+
+        Its drafter's limit depends on the first two.
+        """
+        self.context_tokens, self.adapters = context_tokens, adapters
         limit = self.said_limit
         if limit is not None and self.asks_version:
             limit = replace(limit, beyond=beyond_of(self.said.method, version))

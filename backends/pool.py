@@ -260,7 +260,7 @@ class Pool:
     def _judge(self, watch: Watch, result: ProbeResult) -> None:
         """Take in the result of a probe."""
         backend, now_s = watch.backend, time.monotonic()
-        backend.set_engine(watch.probe.context_tokens, watch.probe.version)
+        backend.set_engine(watch.probe.context_tokens, watch.probe.version, watch.probe.adapters)
         watch.serves = result.serves
         wrong = misnamed(backend.model, [self.watch(each).serves for each in self.of(backend.model)])
         if wrong and backend.model not in self._misnamed:

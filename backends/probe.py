@@ -22,6 +22,8 @@ _MOST_VERSION_BYTES: Final = 1 << 10
 _MOST_MODELS_BYTES: Final = 1 << 20
 _MOST_CARD_BYTES: Final = 1 << 14
 _MOST_NAMES: Final = 5
+_MOST_ADAPTERS: Final = 1000
+_MOST_NAME_CHARS: Final = 256
 _HOTTEST: Final = 100.0
 
 
@@ -66,6 +68,7 @@ class Probe:
         self.context_tokens = 0  # tokens of the longest context, by that entry; 0 if it does not say
         self.version = ""  # of its vLLM, if that is asked for; empty if it does not say
         self.served: tuple[str, ...] = ()  # names of its models, without adapters, as last read
+        self.adapters: frozenset[str] = frozenset()  # names of the LoRA adapters that it has loaded, as last read
 
     async def run(self, *, admit: bool) -> ProbeResult:
         """Probe the replica."""
@@ -77,6 +80,9 @@ class Probe:
                 problem = await self._check_model()
                 if problem is not None:
                     return ProbeResult(problem, serves=() if self.model in self.served else self.served)
+            else:
+                with contextlib.suppress(httpx.HTTPError):  # adapters are loaded and unloaded while it runs
+                    await self._list_models()
             return await self._metrics()
         except httpx.ConnectError as error:
             return _unconnected(error)
@@ -145,24 +151,39 @@ class Probe:
         engine = reader.metrics()
         return ProbeResult(engine=engine, ignored=() if engine is None else engine.ignored)
 
+    async def _list_models(self) -> tuple[int, dict[str, dict[str, Any]] | None]:
+        """Read what the engine serves; return the status, and the entries by name, None if that is no list of models.
+
+        Raises
+        ------
+        UnboundedError
+            If the list is too long.
+        """
+        status, body = await fetch(self._client, "/v1/models", _MOST_MODELS_BYTES)
+        try:
+            cards: list[dict[str, Any]] = orjson.loads(body)["data"]
+            served = {str(card["id"]): card for card in cards}
+            of_base = [name for name, card in served.items() if card.get("parent")]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return status, None
+        self.served = tuple(name for name in served if name not in of_base)
+        self.adapters = frozenset([name for name in of_base if len(name) <= _MOST_NAME_CHARS][:_MOST_ADAPTERS])
+        return status, served
+
     async def _check_model(self) -> str | None:
         try:
-            status, body = await fetch(self._client, "/v1/models", _MOST_MODELS_BYTES)
+            status, served = await self._list_models()
         except UnboundedError as error:
             return str(error)
         if status in {401, 403}:
             return f"/v1/models answered {status}: set the backend's api_key"
         if status != 200:
             return f"/v1/models answered {status}" + (": is this an engine?" if status == 404 else "")
-        try:
-            cards: list[dict[str, Any]] = orjson.loads(body)["data"]
-            served = {str(card["id"]): card for card in cards}
-            self.served = tuple(name for name, card in served.items() if not card.get("parent"))
-            self.model = self.model or next(iter(served), "")
-            card = served.get(self.model, {})
-            is_short = len(orjson.dumps(card)) <= _MOST_CARD_BYTES
-        except (ValueError, KeyError, TypeError, AttributeError):
+        if served is None:
             return "/v1/models did not answer with a list of models"
+        self.model = self.model or next(iter(served), "")
+        card = served.get(self.model, {})
+        is_short = len(orjson.dumps(card)) <= _MOST_CARD_BYTES
         if not served:
             return "serves no model"
         if not card:

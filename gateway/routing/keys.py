@@ -34,10 +34,15 @@ class Client:
     slo_tpot_s: float | None = None
     admin: str = "none"  # what the client may do at `/admin`: `none`, `read` or `write`
     priority: int = 0  # priority of its requests in the queues of models; lower ones are served first
+    adapters: frozenset[str] | None = None  # LoRA adapters that it may use; None for all of its models
 
     def may_use(self, model: str) -> bool:
         """Return whether the client may use a model."""
         return self.models is None or model in self.models
+
+    def may_adapt(self, model: str, adapter: str) -> bool:
+        """Return whether the client may use an adapter of a model."""
+        return self.may_use(model) if self.adapters is None else adapter in self.adapters
 
 
 ANONYMOUS = Client("anonymous", may_override=True)

@@ -21,7 +21,7 @@ from gateway.routing.large_bodies import check_cost
 from gateway.routing.model import Model
 from gateway.routing.sticky import ResponseLocations, response_of
 from policies.drafter_limits import sparing, surviving
-from policies.features.prompt import Prompt, read_prompt
+from policies.features.prompt import Prompt, read_prompt, template_of_adapter
 from policies.features.request import (
     ANY_REQUEST,
     RARE_FIELDS,
@@ -62,8 +62,10 @@ class RoutedRequest:
         baseline_only: tuple[str, ...] = (),
         prompt: Prompt | None = None,
         usage_options: Mapping[str, object] | None = None,
+        adapter: str = "",
     ) -> None:
         self.model = model
+        self.adapter = adapter  # name of the LoRA adapter that it asks for; empty for the model itself
         self.client = client
         self.headers = headers
         self.response_id = response_id  # of the stored response that the request refers to; empty without one
@@ -120,7 +122,8 @@ class Router:
         """Return a request with its model and the features that the choice needs, or all of them (`whole`)."""
         path, client, endpoint, wanted = headers.path, headers.client, headers.endpoint, headers.routing_headers
         document = {} if headers.method in _WITHOUT_BODY else _parse(body, required=endpoint is not _OTHER)
-        model = self._find(document.get("model") or wanted.model or None, client, path)
+        name = document.get("model") or wanted.model or None
+        model, adapter = self._find(name, client, path)
         policy, traffic, usage_options, response_id = model.policy, model.traffic, None, ""
         if endpoint is _RESPONSES or (endpoint is _OTHER and path.startswith("/v1/responses/")):
             response_id = response_of(path, document)
@@ -144,6 +147,9 @@ class Router:
         )
         features = None if is_later else described()
         if features is not None:
+            if adapter:  # an application of its own, whose prompts are cached apart
+                features.template = template_of_adapter(adapter, features.template)
+                features.prefix = tuple([hash((adapter, each)) for each in features.prefix])
             features.client = client.name
             features.explore = wanted.explore
             features.slo_ttft_s = client.slo_ttft_s if wanted.slo_ttft_s is None else wanted.slo_ttft_s
@@ -159,6 +165,7 @@ class Router:
             baseline_only=baseline_only(document) if is_later else (),
             prompt=prompt if len(body) <= self.keep_prompt_bytes else None,
             usage_options=usage_options,
+            adapter=adapter,
         )
 
     def candidates(
@@ -191,6 +198,8 @@ class Router:
         """Return the backends that can serve the request, whatever their state."""
         name, headers = routed.model.name, routed.headers
         members = self._pool.of(name)
+        if routed.adapter:
+            members = [backend for backend in members if routed.adapter in backend.adapters]
         if headers.backend or headers.method:
             return _requested(members, routed.client, headers, name)
         if routed.home is not None:
@@ -238,9 +247,10 @@ class Router:
             return replace(decision, policy="override", reason=reason, propensity=1.0)
         return decision
 
-    def _find(self, name: object, client: Client, path: str) -> Model:
+    def _find(self, name: object, client: Client, path: str) -> tuple[Model, str]:
+        """Return the model that a request names, and the adapter of it, if that is what the name is."""
         if client is UNAUTHENTICATED:
-            return next(iter(self._models.values()))  # any model's engines answer OPTIONS alike
+            return next(iter(self._models.values())), ""  # any model's engines answer OPTIONS alike
         if name is None and self._only is not None:
             model: Model | None = self._only
         elif name is None:
@@ -253,6 +263,10 @@ class Router:
             )
         else:
             model = self._models.get(name) if isinstance(name, str) else None
+            if model is None and isinstance(name, str):
+                for backend in self._pool:
+                    if name in backend.adapters and client.may_adapt(backend.model, name):
+                        return self._models[backend.model], name
         # One answer for both, which does not reveal what exists.
         if model is None or (client.models is not None and not client.may_use(model.name)):
             named = f"The model `{name[:_SHOWN_CHARS]}`" if isinstance(name, str) else "This model"
@@ -263,7 +277,7 @@ class Router:
                 code="model_not_found",
                 param="model",
             )
-        return model
+        return model, ""
 
     def _names(self, client: Client) -> str:
         names = [name for name, model in self._models.items() if client.may_use(model.name)]

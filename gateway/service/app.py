@@ -150,15 +150,17 @@ def _cards(gateway: Gateway, request: Request) -> list[dict[str, Any]]:
     client = _client(gateway, request)
     cards = []
     for name, settings in gateway.settings.models.items():
+        members = gateway.pool.of(name)
+        adapters = {adapter for backend in members for adapter in backend.adapters if client.may_adapt(name, adapter)}
+        own = {"object": "model", "created": int(time.time()), "owned_by": "vllm", "root": name, "parent": name}
+        cards += [own | {"id": adapter} for adapter in sorted(adapters - {*gateway.settings.models, *settings.aliases})]
         if not client.may_use(name):
             continue
-        members = gateway.pool.of(name)
         engine_cards = (gateway.pool.watch(backend).probe.model_card for backend in members)
         engine_card = next((each for each in engine_cards if each is not None), {})
         simulated = bool(members) and all(backend.simulated for backend in members)
         for alias in (name, *settings.aliases):
-            card = {"object": "model", "created": int(time.time()), "owned_by": "vllm", "root": name, "parent": None}
-            card |= engine_card | {"id": alias}
+            card = own | {"parent": None} | engine_card | {"id": alias}
             cards.append(card | {"simulated": True} if simulated else card)
     return cards
 

@@ -274,7 +274,7 @@ def _queues(settings: PoolSettings, previous: Gateway | None) -> dict[str, Model
 def _client_of(key: KeySettings) -> Client:
     return Client(
         key.name,
-        frozenset(key.models) if key.models is not None else None,
+        None if key.models is None and key.adapters is None else frozenset(key.models or ()),
         key.may_override,
         key.requests_per_minute,
         key.tokens_per_minute,
@@ -283,4 +283,5 @@ def _client_of(key: KeySettings) -> Client:
         None if key.slo is None or key.slo.tpot_ms is None else 1e-3 * key.slo.tpot_ms,
         key.admin,
         key.priority,
+        None if key.adapters is None else frozenset(key.adapters),
     )

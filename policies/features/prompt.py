@@ -34,6 +34,11 @@ def template_of_token_ids(ids: list[int]) -> str:
     return _digest(",".join(map(str, ids[:HEAD_IDS])))
 
 
+def template_of_adapter(adapter: str, template: str) -> str:
+    """Return eight hex digits for a template under a LoRA adapter."""
+    return _digest(f"{adapter}\n{template}")
+
+
 @lru_cache(maxsize=1024)  # an application sends the same text each time; a hit takes a third of the computation
 def _of_head(head: str) -> str:
     return _digest(head.strip())

@@ -137,6 +137,7 @@ class Upstream:
     metrics_behaviour: Behaviour | None = None
     close_after_answer: bool = False
     seen: list[Seen] = field(default_factory=list)
+    adapters: list[str] = field(default_factory=list)  # which it has loaded
     aborted: int = 0
     connections: int = 0
     url: str = ""
@@ -197,7 +198,9 @@ class Upstream:
             if self.models is not None:
                 await wire.send(self.models)
                 return False
-            await wire.json({"object": "list", "data": [{"id": self.model, "object": "model", "max_model_len": 2048}]})
+            adapters = [{"id": name, "object": "model", "parent": self.model} for name in self.adapters]
+            own = {"id": self.model, "object": "model", "max_model_len": 2048}
+            await wire.json({"object": "list", "data": [own, *adapters]})
         elif target == "/metrics" and self.metrics_behaviour is not None:
             await self.metrics_behaviour(wire)
             return False

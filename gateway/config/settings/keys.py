@@ -104,7 +104,9 @@ class KeySettings(_KeyOrDigest):
     sha256
         SHA-256 of the key, in hexadecimal.
     models
-        Models that the key may use, by name; aliases are included. Null allows all.
+        Models that the key may use, by name; aliases are included. Null allows all, or none where `adapters` is set.
+    adapters
+        LoRA adapters that the key may use. Null allows all adapters of its models.
     may_override
         Whether its requests may choose their backend (`x-gateway-backend`, `x-gateway-method`).
     admin
@@ -133,6 +135,7 @@ class KeySettings(_KeyOrDigest):
     key: Secret = None
     sha256: Digest | None = None
     models: Annotated[list[Name], Field(min_length=1)] | None = None
+    adapters: Annotated[list[Name], Field(min_length=1)] | None = None
     may_override: bool = False
     admin: Literal["none", "read", "write"] = "none"
     requests_per_minute: Count | None = None
@@ -153,8 +156,9 @@ class KeySettings(_KeyOrDigest):
             yield Issue((), "has neither key nor sha256", "set one of the two")
         if (name := data.get("name")) is not None and str(name) in RESERVED_NAMES:
             yield Issue(("name",), "the gateway uses this name itself", "choose another")
-        if data.get("models") is not None and data.get("admin", "none") != "none":
-            yield Issue(("admin",), "/admin is about all models, but models bounds the key", "remove one of the two")
+        bound = next((each for each in ("models", "adapters") if data.get(each) is not None), None)
+        if bound is not None and data.get("admin", "none") != "none":
+            yield Issue(("admin",), f"/admin is about all models, but {bound} bounds the key", "remove one of the two")
 
 
 class AdminSettings(_KeyOrDigest):
