@@ -65,6 +65,7 @@ class Probe:
         )
         # The model's entry in the replica's `/v1/models`, as last read; None before.
         self.model_card: dict[str, object] | None = None
+        self._card_bytes = 0  # of that entry
         self.context_tokens = 0  # tokens of the longest context, by that entry; 0 if it does not say
         self.version = ""  # of its vLLM, if that is asked for; empty if it does not say
         self.served: tuple[str, ...] = ()  # names of its models, without adapters, as last read
@@ -163,11 +164,13 @@ class Probe:
         try:
             cards: list[dict[str, Any]] = orjson.loads(body)["data"]
             served = {str(card["id"]): card for card in cards}
-            of_base = [name for name, card in served.items() if card.get("parent")]
+            adapters = dict.fromkeys(name for name, card in served.items() if card.get("parent"))
+            self.model = self.model or next(iter(served), "")
+            self._card_bytes = len(orjson.dumps(served.get(self.model)))
         except (ValueError, KeyError, TypeError, AttributeError):
             return status, None
-        self.served = tuple(name for name in served if name not in of_base)
-        self.adapters = frozenset([name for name in of_base if len(name) <= _MOST_NAME_CHARS][:_MOST_ADAPTERS])
+        self.served = tuple(name for name in served if name not in adapters)
+        self.adapters = frozenset([name for name in adapters if len(name) <= _MOST_NAME_CHARS][:_MOST_ADAPTERS])
         return status, served
 
     async def _check_model(self) -> str | None:
@@ -181,16 +184,14 @@ class Probe:
             return f"/v1/models answered {status}" + (": is this an engine?" if status == 404 else "")
         if served is None:
             return "/v1/models did not answer with a list of models"
-        self.model = self.model or next(iter(served), "")
         card = served.get(self.model, {})
-        is_short = len(orjson.dumps(card)) <= _MOST_CARD_BYTES
         if not served:
             return "serves no model"
         if not card:
             names = ", ".join(name[:80] for name in sorted(served)[:_MOST_NAMES]) or "nothing"
             hint = f", or call the model {names} in the pool file" if len(served) == 1 else ""
             return f"serves {names}, not {self.model}: start it with --served-model-name {self.model}{hint}"
-        if not is_short:
+        if self._card_bytes > _MOST_CARD_BYTES:
             return f"/v1/models says more than {_MOST_CARD_BYTES} bytes of {self.model}"
         self.model_card = card
         self.context_tokens = whole(card.get("max_model_len"), MOST_CONTEXT_TOKENS) or 0
