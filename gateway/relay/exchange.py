@@ -237,7 +237,7 @@ class Exchange:
         elif step is Step.CLOSE and rescuer is not None:
             rescuer.close()
         else:
-            if delivery.has_begun and RULES[kind].goes_on and rescuer is not None:
+            if step is not Step.WAIT and delivery.has_begun and RULES[kind].goes_on and rescuer is not None:
                 rescuer.note_lost()
             return False
         return True

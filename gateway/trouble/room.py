@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from backends import background
 from backends.backend import Backend
 from gateway.relay.exchange import STALL_GAPS, STALL_S
 from gateway.relay.observers import EndedExchange, Follower, Observer
@@ -36,15 +38,17 @@ class TroubleRoom(Room):
         super().__init__(gateway)
         self._share = gateway.metrics.gauge("gateway_trouble_share")
         self._shown: dict[str, tuple[Finding, ...]] = {}  # by model
+        self._looking: asyncio.Task[None] | None = None
 
     def follow(self) -> Mapping[str, Follower]:
         """Follow the requests of all models."""
         return {name: _ModelFollower(model) for name, model in self.gateway.models.items()}
 
     def tick(self) -> None:
-        """Look for what goes wrong, and say what has changed."""
+        """Look for what goes wrong, in a thread, and say what has changed."""
+        if self._looking is None or self._looking.done():
+            self._looking = background.start("tick", asyncio.to_thread(self._look, [*self.gateway.models.values()]))
         for name, model in self.gateway.models.items():
-            model.troubles.refresh()
             found, before = model.troubles.found, self._shown.get(name, ())
             if found is before:
                 continue
@@ -57,6 +61,11 @@ class TroubleRoom(Room):
                     self._share.labels(*_labels(name, each)).set(0.0)
                     log.info("%s: no longer: %s", name, each)
             self._shown[name] = found
+
+    @staticmethod
+    def _look(models: Sequence[Model]) -> None:
+        for model in models:
+            model.troubles.refresh()
 
 
 def _labels(model: str, found: Finding) -> tuple[str, ...]:
@@ -97,7 +106,12 @@ class _Watch(Observer):
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
         """Begin with an attempt."""
-        self._backend, self._sent_s = self._model.upstreams[decision.backend].backend, time.perf_counter()
+        now_s = time.perf_counter()
+        if decision.reason == "rescue":  # the stream goes on elsewhere
+            pause_s = now_s - self._last_s
+            is_stalled = bool(self._first_s) and pause_s > STALL_S
+            self._observe("stalled" if is_stalled else "failed", pause_s if is_stalled else now_s - self._sent_s)
+        self._backend, self._sent_s = self._model.upstreams[decision.backend].backend, now_s
         self._first_s, self._chunks = 0.0, 0
 
     def on_retry(self, kind: str) -> None:

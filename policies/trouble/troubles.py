@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from itertools import combinations
 from typing import Final, TypeVar
 
@@ -30,6 +31,8 @@ _LEAST_BAD: Final = 2.0
 _LEAST_TRIES: Final = 20.0
 """Below that, requests elsewhere say nothing by themselves."""
 _MOST_FINDINGS: Final = 8
+_MOST_ROWS: Final = 1000
+"""Of the counts, those of the most requests: a client may ask for anything."""
 _CANARY_S: Final = 300.0
 _STILL: Final = 0.02
 """Probability of so many good answers in a row, if nothing has changed, at which a finding is forgotten."""
@@ -186,7 +189,8 @@ class Troubles:
 def _find(buckets: dict[Key, Sums]) -> Iterator[Finding]:
     """Yield what goes wrong, the strongest first; what one finding explains is not counted for another."""
     for index, problem in enumerate(PROBLEMS, start=1):
-        rows = [(key, sums) for key, sums in buckets.items() if len(key) == _KEY]
+        rows = [(key, sums) for key, sums in buckets.items() if len(key) == _KEY and min(sums) >= 0.0]
+        rows = nlargest(_MOST_ROWS, rows, key=lambda row: row[1][0])
         for _ in range(_MOST_FINDINGS):
             found = _strongest(rows, index, problem) if sum(sums[index] for _, sums in rows) >= _LEAST_BAD else None
             if found is None:

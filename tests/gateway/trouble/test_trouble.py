@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from backends.backend import EngineChange
+from policies.trouble.troubles import TROUBLE
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
 from tests.gateway.rescue.test_streams import check_is_whole, engine, rescues, stream, until_lost
 from tests.support.upstream import Behaviour, Wire, answer
@@ -19,6 +20,7 @@ POOL = {"a": "baseline", "b": "eagle3"}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
 JSON = {"response_format": {"type": "json_object"}}
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+THINK = {"enable_thinking": True}
 PATIENT = {"connect_s": 5.0, "first_byte_s": 60.0, "idle_s": 60.0}
 
 
@@ -34,7 +36,8 @@ def document(name: str, content: str | None, arguments: str | None = None) -> di
 
 
 async def broken(wire: Wire, fault: str) -> None:
-    """Answer as an engine does whose drafts have confused it."""
+    """Answer as an engine does whose drafts have confused it: after a while."""
+    await asyncio.sleep(0.2)
     if fault == "status":
         await wire.json({"error": {"message": "grammar", "code": 500}}, 500)
     elif fault == "error event":
@@ -85,8 +88,9 @@ async def test_what_breaks_is_found_said_avoided_and_forgotten(
     gateway_of: Start, caplog: pytest.LogCaptureFixture, policy: str, fault: str, fields: dict[str, Any]
 ) -> None:
     caplog.set_level(logging.INFO)
+    said = {"name": policy} | ({"guardrail": {"share": 0}} if policy == "learned" else {})
     asked = fields | ({"stream": True} if fault == "error event" else {})
-    async with gateway_of(POOL, {"name": policy}, behaviour=faulty(fault, fields)) as running:
+    async with gateway_of(POOL, said, behaviour=faulty(fault, fields)) as running:
         troubles = running.gateway.models[MODEL].troubles
         for _ in range(200):
             if troubles.found:
@@ -105,7 +109,7 @@ async def test_what_breaks_is_found_said_avoided_and_forgotten(
         for _ in range(30):
             response = await running.chat(**asked)
             assert response.status_code == 200
-        assert taken(running, "b", fields) == before, "there is a safe one, as good"
+        assert taken(running, "b", fields) <= before + 3, "there is a safe one, as good; learned may explore"
         plain = [await running.chat() for _ in range(4)]
         assert {each.status_code for each in plain} == {200}
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **fields}
@@ -139,6 +143,43 @@ async def test_a_stream_that_stalls_goes_on_elsewhere(gateway_of: Start) -> None
             check_is_whole(response)
         assert await rescues(running) == {"a complete": 1}
         assert running.backend("a").in_flight == 0
+
+
+@pytest.mark.slow
+async def test_a_stream_that_stalls_is_counted_where_it_was(gateway_of: Start) -> None:
+    async with gateway_of(POOL, rescue=True, timeouts=PATIENT) as running:
+        running.upstreams["a"].behaviour, running.upstreams["b"].behaviour = engine(), engine(events=6, end=until_lost)
+        answers = await asyncio.gather(*[stream(running, logprobs=False, chat_template_kwargs=THINK) for _ in range(2)])
+        for response in answers:
+            check_is_whole(response)
+        statistics = running.gateway.models[MODEL].troubles.statistics
+        sums = {key[:3]: each[:4] for key, each in statistics.buckets(TROUBLE).items()}
+        assert sums == {
+            ("baseline:0", "a", "thinking"): pytest.approx((2.0, 0.0, 0.0, 0.0), rel=0.01),
+            ("eagle3:3", "b", "thinking"): pytest.approx((1.0, 0.0, 1.0, 0.0), rel=0.01),
+        }
+
+
+@pytest.mark.slow
+async def test_a_stream_that_stalls_and_has_nowhere_to_go_is_waited_for(gateway_of: Start) -> None:
+    async def slow(wire: Wire) -> None:
+        whole = engine()
+        sent = wire.chunk
+
+        async def chunk(data: bytes) -> None:
+            await sent(data)
+            wire.upstream.events += 1  # type: ignore[attr-defined]
+            if wire.upstream.events == 6:  # type: ignore[attr-defined]
+                await asyncio.sleep(4.5)
+
+        wire.upstream.events = 0  # type: ignore[attr-defined]
+        wire.chunk = chunk  # type: ignore[method-assign]
+        await whole(wire)
+
+    async with gateway_of({"a": "baseline"}, rescue=True, timeouts=PATIENT) as running:
+        running.upstreams["a"].behaviour = slow
+        check_is_whole(await stream(running))
+        assert await rescues(running) == {}
 
 
 @pytest.mark.slow

@@ -173,7 +173,8 @@ def test_another_engine_is_not_blamed_for_the_one_before() -> None:
 def test_statistics_of_others_may_be_anything() -> None:
     world = found_world()
     epoch = int(world.now_s // TROUBLE.epoch_s)
-    world.troubles.statistics.set_others_of("trouble", epoch, {("x",): (1.0,) * 5, ("a", "b", "", "c"): (0.0,) * 5})
+    others = {("x",): (1.0,) * 5, ("a", "b", "tools", ""): (-9.0,) * 5, ("a", "b", "", "c"): (0.0,) * 5}
+    world.troubles.statistics.set_others_of("trouble", epoch, others)
     world.now_s += 60.0
     world.troubles.refresh()
     assert world.troubles.found
