@@ -130,7 +130,7 @@ async def _find_home(exchange: Exchange, rank: int) -> None:
         if True in said:
             routed.home = up[said.index(True)].name
             relay.router.locations.remember(wanted, routed.home)
-        elif up and None not in said:
+        elif exchange.is_relayed and up and None not in said:
             lost = f"; it was lost with its replica {routed.home}" if routed.home else ""
             message = f"Response with id '{wanted}' not found{lost}."
             param = "response_id" if exchange.delivery.endpoint is _OTHER else "previous_response_id"
