@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_PERIOD_S: Final = 0.5
 _MOST_BYTES: Final = 1 << 18
 """Of an answer, to see whether it can be used; of a longer one that is not known."""
 _FAILURES: Final = frozenset({"status", "error", "garbage"})
@@ -45,9 +46,7 @@ class TroubleRoom(Room):
         return {name: _ModelFollower(model) for name, model in self.gateway.models.items()}
 
     def tick(self) -> None:
-        """Look for what goes wrong, in a thread, and say what has changed."""
-        if self._looking is None or self._looking.done():
-            self._looking = background.start("tick", asyncio.to_thread(self._look, [*self.gateway.models.values()]))
+        """Say what has changed of what is found."""
         for name, model in self.gateway.models.items():
             found, before = model.troubles.found, self._shown.get(name, ())
             if found is before:
@@ -62,10 +61,20 @@ class TroubleRoom(Room):
                     log.info("%s: no longer: %s", name, each)
             self._shown[name] = found
 
-    @staticmethod
-    def _look(models: Sequence[Model]) -> None:
-        for model in models:
-            model.troubles.refresh()
+    def start(self) -> None:
+        """Look for what goes wrong."""
+        self._looking = background.keep_running("policies", self._look)
+
+    async def stop(self) -> None:
+        """End it."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    async def _look(self) -> None:
+        while True:
+            for model in [*self.gateway.models.values()]:
+                await asyncio.to_thread(model.troubles.refresh)
+            await asyncio.sleep(_PERIOD_S)
 
 
 def _labels(model: str, found: Finding) -> tuple[str, ...]:
