@@ -65,7 +65,6 @@ class Probe:
         )
         # The model's entry in the replica's `/v1/models`, as last read; None before.
         self.model_card: dict[str, object] | None = None
-        self._card_bytes = 0  # of that entry
         self.context_tokens = 0  # tokens of the longest context, by that entry; 0 if it does not say
         self.version = ""  # of its vLLM, if that is asked for; empty if it does not say
         self.served: tuple[str, ...] = ()  # names of its models, without adapters, as last read
@@ -161,12 +160,12 @@ class Probe:
             If the list is too long.
         """
         status, body = await fetch(self._client, "/v1/models", _MOST_MODELS_BYTES)
+        if status != 200:
+            return status, None
         try:
             cards: list[dict[str, Any]] = orjson.loads(body)["data"]
             served = {str(card["id"]): card for card in cards}
             adapters = dict.fromkeys(name for name, card in served.items() if card.get("parent"))
-            self.model = self.model or next(iter(served), "")
-            self._card_bytes = len(orjson.dumps(served.get(self.model)))
         except (ValueError, KeyError, TypeError, AttributeError):
             return status, None
         self.served = tuple(name for name in served if name not in adapters)
@@ -182,16 +181,18 @@ class Probe:
             return f"/v1/models answered {status}: set the backend's api_key"
         if status != 200:
             return f"/v1/models answered {status}" + (": is this an engine?" if status == 404 else "")
-        if served is None:
+        self.model = self.model or next(iter(served or ()), "")
+        card = (served or {}).get(self.model, {})
+        card_bytes = _bytes_of(card)
+        if served is None or card_bytes is None:
             return "/v1/models did not answer with a list of models"
-        card = served.get(self.model, {})
         if not served:
             return "serves no model"
         if not card:
             names = ", ".join(name[:80] for name in sorted(served)[:_MOST_NAMES]) or "nothing"
             hint = f", or call the model {names} in the pool file" if len(served) == 1 else ""
             return f"serves {names}, not {self.model}: start it with --served-model-name {self.model}{hint}"
-        if self._card_bytes > _MOST_CARD_BYTES:
+        if card_bytes > _MOST_CARD_BYTES:
             return f"/v1/models says more than {_MOST_CARD_BYTES} bytes of {self.model}"
         self.model_card = card
         self.context_tokens = whole(card.get("max_model_len"), MOST_CONTEXT_TOKENS) or 0
@@ -237,3 +238,11 @@ def _unconnected(error: httpx.ConnectError) -> ProbeResult:
     if cause is not None:
         return ProbeResult(f"cannot be connected to by TLS ({error})")
     return ProbeResult(f"refuses connections ({error})", refused=True)
+
+
+def _bytes_of(card: dict[str, Any]) -> int | None:
+    """Return the size of an entry of a list of models; None if it is nested too deeply to be written."""
+    try:
+        return len(orjson.dumps(card))
+    except TypeError:
+        return None

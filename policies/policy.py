@@ -90,8 +90,8 @@ class Policy(ABC):
     reads_requests: bool = True
     """Whether the policy reads requests; if not, it is passed `request.ANY_REQUEST`."""
     prices_limits: bool = False
-    """Whether the policy knows what a request costs beyond a drafter's limit; if not, `drafter_limits.sparing` narrows
-    its candidates."""
+    """Whether the policy knows what a request costs beyond a drafter's limit, and what goes wrong with it; if not,
+    `drafter_limits.sparing` and `Troubles.sparing` narrow its candidates."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self.settings = settings

@@ -118,7 +118,7 @@ def _read_choice(transcript: Transcript, document: dict[str, Any]) -> None:
             if name in _TEXT_FIELDS or (name == "reasoning_content" and "reasoning" not in message):  # its old name
                 transcript.add(text)
             elif name == "tool_calls":
-                for call in _dicts(text):
+                for call in dicts(text):
                     if isinstance(function := call.get("function"), dict):
                         transcript.add(function.get("name"))
                         transcript.add(function.get("arguments"))
@@ -126,7 +126,7 @@ def _read_choice(transcript: Transcript, document: dict[str, Any]) -> None:
 
 def _read_message(transcript: Transcript, document: dict[str, Any]) -> None:
     """Read an answer or event of Anthropic's messages API."""
-    for block in _dicts(document.get("content")):
+    for block in dicts(document.get("content")):
         transcript.add(block.get("thinking"))
         transcript.add(block.get("text"))
         if isinstance(arguments := block.get("input"), dict):
@@ -143,13 +143,14 @@ def _read_response(transcript: Transcript, document: dict[str, Any]) -> None:
     """Read an answer or event of the responses API: the deltas, not the later events that repeat their text."""
     if str(document.get("type", "")).endswith(".delta"):
         transcript.add(document.get("delta"))
-    for item in _dicts(document.get("output")):
-        for part in _dicts(item.get("content")):
+    for item in dicts(document.get("output")):
+        for part in dicts(item.get("content")):
             transcript.add(part.get("text"))
         transcript.add(item.get("arguments"))
 
 
-def _dicts(value: object) -> list[dict[str, Any]]:
+def dicts(value: object) -> list[dict[str, Any]]:
+    """Return the objects in a list; none if it is something else."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 

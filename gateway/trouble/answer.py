@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.transcript import documents_of
+from gateway.dialects.transcript import dicts, documents_of
 from policies.features.request import Endpoint
 from policies.features.shape import JSON
 
@@ -52,7 +52,7 @@ class _Choice:
     def add(self, message: dict[str, Any]) -> None:
         """Add a message, or a part of one."""
         self.text += _text(message.get("content"))
-        for position, call in enumerate(_dicts(message.get("tool_calls"))):
+        for position, call in enumerate(dicts(message.get("tool_calls"))):
             index = call.get("index", position)
             if isinstance(function := call.get("function"), dict) and isinstance(index, int):
                 self.arguments[index] = self.arguments.get(index, "") + _text(function.get("arguments"))
@@ -63,7 +63,7 @@ def _choices(endpoint: Endpoint, answer: bytes, *, stream: bool) -> list[_Choice
     for document in documents_of(answer, stream=stream):
         if endpoint is Endpoint.RESPONSES:
             _add_response(found.setdefault(0, _Choice()), document)
-        for choice in _dicts(document.get("choices")):
+        for choice in dicts(document.get("choices")):
             index = choice.get("index", 0)
             one = found.setdefault(index if isinstance(index, int) else 0, _Choice())
             one.text += _text(choice.get("text"))
@@ -79,10 +79,10 @@ def _add_response(choice: _Choice, document: dict[str, Any]) -> None:
     if not isinstance(response, dict) or response.get("status") != "completed":
         return
     choice.reason = "completed"
-    for index, item in enumerate(_dicts(response.get("output"))):
+    for index, item in enumerate(dicts(response.get("output"))):
         if item.get("type") == "function_call":
             choice.arguments[index] = _text(item.get("arguments"))
-        choice.text += "".join(_text(part.get("text")) for part in _dicts(item.get("content")))
+        choice.text += "".join(_text(part.get("text")) for part in dicts(item.get("content")))
 
 
 def _is_json(text: str) -> bool:
@@ -101,7 +101,3 @@ def _repeats(text: str) -> bool:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _dicts(value: object) -> Iterator[dict[str, Any]]:
-    return (each for each in value if isinstance(each, dict)) if isinstance(value, list) else iter(())

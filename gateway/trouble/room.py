@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backends import background
 from backends.backend import Backend
@@ -16,6 +16,7 @@ from gateway.rooms import Room
 from gateway.routing.model import Model
 from gateway.routing.router import RoutedRequest
 from gateway.trouble.answer import problem_of
+from policies.features.request import RequestFeatures
 from policies.features.shape import wants_json
 from policies.policy import Decision
 from policies.trouble.troubles import Finding
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 _PERIOD_S: Final = 0.5
 _MOST_BYTES: Final = 1 << 18
 """Of an answer, to see whether it can be used; of a longer one that is not known."""
+_MOST_UNREAD_BYTES: Final = 1 << 22
+"""Of answers that are read in half a second; what comes beside them counts as good, so that less is found meanwhile."""
 _FAILURES: Final = frozenset({"status", "error", "garbage"})
 """Kinds of failed attempts that may be owed to the request; a connection that breaks is not."""
 
@@ -38,31 +41,29 @@ class TroubleRoom(Room):
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         self._share = gateway.metrics.gauge("gateway_trouble_share")
-        self._shown: dict[str, tuple[Finding, ...]] = {}  # by model
+        self._shown: dict[str, dict[tuple[str, str, str], Finding]] = {}  # by model, then by name
+        self._unread = _Unread()
         self._looking: asyncio.Task[None] | None = None
 
     def follow(self) -> Mapping[str, Follower]:
         """Follow the requests of all models."""
-        return {name: _ModelFollower(model) for name, model in self.gateway.models.items()}
+        return {name: _ModelFollower(model, self._unread) for name, model in self.gateway.models.items()}
 
     def tick(self) -> None:
-        """Say what has changed of what is found."""
-        for name, model in self.gateway.models.items():
-            found, before = model.troubles.found, self._shown.get(name, ())
-            if found is before:
-                continue
-            for each in found:
-                self._share.labels(*_labels(name, each)).set(each.share)
-            for each in {_labels(name, each): each for each in found if not _has(before, each)}.values():
-                log.warning("%s: %s; such requests go elsewhere where that is faster", name, each)
-            for each in before:
-                if not _has(found, each):
-                    self._share.labels(*_labels(name, each)).set(0.0)
-                    log.info("%s: no longer: %s", name, each)
-            self._shown[name] = found
+        """Log what was found or has ended since the last tick, and update the series."""
+        for model_name, model in self.gateway.models.items():
+            found, before = {each.name: each for each in model.troubles.found}, self._shown.get(model_name, {})
+            for name, each in found.items():
+                self._share.labels(model_name, *name).set(each.share)
+                if name not in before:
+                    log.warning("%s: %s; such requests go elsewhere where that is faster", model_name, each)
+            for name in before.keys() - found.keys():
+                self._share.labels(model_name, *name).set(0.0)
+                log.info("%s: no longer: %s", model_name, before[name])
+            self._shown[model_name] = found
 
     def start(self) -> None:
-        """Look for what goes wrong."""
+        """Start reading answers, and looking for what goes wrong."""
         self._looking = background.keep_running("policies", self._look)
 
     async def stop(self) -> None:
@@ -72,28 +73,66 @@ class TroubleRoom(Room):
 
     async def _look(self) -> None:
         while True:
+            answers = self._unread.take()
+            problems = await asyncio.to_thread(_problems, answers)
+            for answer, problem in zip(answers, problems, strict=True):
+                answer.watch.observe("unusable" if problem else "", answer.lost_s)
             for model in [*self.gateway.models.values()]:
                 await asyncio.to_thread(model.troubles.refresh)
             await asyncio.sleep(_PERIOD_S)
 
 
-def _labels(model: str, found: Finding) -> tuple[str, ...]:
-    return model, found.place, "+".join(found.shape), found.problem
+class _Ended(NamedTuple):
+    """An answer that has ended and is yet to be read."""
+
+    watch: _Watch
+    features: RequestFeatures
+    parts: list[bytes]
+    is_stream: bool
+    lost_s: float
+
+    def problem(self) -> str:
+        """Return what is wrong with it; empty if it can be used."""
+        features, answer = self.features, b"".join(self.parts)
+        return problem_of(features.endpoint, features.shape, answer, stream=self.is_stream)
 
 
-def _has(findings: Sequence[Finding], one: Finding) -> bool:
-    return any(_labels("", each) == _labels("", one) for each in findings)
+class _Unread:
+    """Answers that are yet to be read, which takes milliseconds each: not on the event loop."""
+
+    def __init__(self) -> None:
+        self._answers: list[_Ended] = []
+        self._bytes = 0
+
+    def add(self, answer: _Ended) -> bool:
+        """Add an answer; return whether there was room for it."""
+        size_bytes = self._bytes + sum(map(len, answer.parts))
+        if size_bytes > _MOST_UNREAD_BYTES:
+            return False
+        self._answers.append(answer)
+        self._bytes = size_bytes
+        return True
+
+    def take(self) -> list[_Ended]:
+        """Return the answers, and forget them."""
+        answers, self._answers, self._bytes = self._answers, [], 0
+        return answers
+
+
+def _problems(answers: Sequence[_Ended]) -> list[str]:
+    return [each.problem() for each in answers]
 
 
 class _ModelFollower:
     """Follows the requests of a model that ask for something rare."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, unread: _Unread) -> None:
         self._model = model
+        self._unread = unread
 
     def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
         """Return an observer of a request that has a shape."""
-        return _Watch(self._model, routed, wants_json(shape)) if (shape := routed.shape) else None
+        return _Watch(self._model, routed, wants_json(shape), self._unread) if (shape := routed.shape) else None
 
 
 class _Watch(Observer):
@@ -101,8 +140,9 @@ class _Watch(Observer):
 
     needs_answer = False
 
-    def __init__(self, model: Model, routed: RoutedRequest, is_read: bool) -> None:
+    def __init__(self, model: Model, routed: RoutedRequest, is_read: bool, unread: _Unread) -> None:
         self._model = model
+        self._unread = unread
         self._routed = routed
         self._is_read = is_read  # whether the answer is kept, to be read at its end
         self._parts: list[bytes] = []
@@ -119,13 +159,13 @@ class _Watch(Observer):
         if decision.reason == "rescue":  # the stream goes on elsewhere
             pause_s = now_s - self._last_s
             is_stalled = bool(self._first_s) and pause_s > STALL_S
-            self._observe("stalled" if is_stalled else "failed", pause_s if is_stalled else now_s - self._sent_s)
+            self.observe("stalled" if is_stalled else "failed", pause_s if is_stalled else now_s - self._sent_s)
         self._backend, self._sent_s = self._model.upstreams[decision.backend].backend, now_s
         self._first_s, self._chunks = 0.0, 0
 
     def on_retry(self, kind: str) -> None:
         """Count an attempt that has failed."""
-        self._observe("failed" if kind in _FAILURES else None, time.perf_counter() - self._sent_s)
+        self.observe("failed" if kind in _FAILURES else None, time.perf_counter() - self._sent_s)
 
     def on_chunk(self, data: bytes, now_s: float) -> None:
         """See how long the stream has paused."""
@@ -149,15 +189,13 @@ class _Watch(Observer):
         lost_s = ended.times.ended_s - self._sent_s
         stalled_s = 0.0 if ended.was_paused else self._stalled_s
         if ended.label == "engine_error":
-            self._observe("failed" if ended.status >= 500 or ended.stream is not None else None, lost_s)
+            self.observe("failed" if ended.status >= 500 or ended.stream is not None else None, lost_s)
         elif stalled_s:
-            self._observe("stalled", stalled_s)
+            self.observe("stalled", stalled_s)
         elif ended.label == "ok" and ended.status == 200:
-            features, problem = self._routed.features, ""
-            if self._parts and not ended.rescued_from:
-                answer = b"".join(self._parts)
-                problem = problem_of(features.endpoint, features.shape, answer, stream=ended.stream is not None)
-            self._observe("unusable" if problem else "", lost_s)
+            answer = _Ended(self, self._routed.features, self._parts, ended.stream is not None, lost_s)
+            if not self._parts or ended.rescued_from or not self._unread.add(answer):
+                self.observe("", lost_s)
 
     def _keep(self, data: bytes) -> None:
         self._bytes += len(data)
@@ -167,7 +205,8 @@ class _Watch(Observer):
             self._is_read = False
             self._parts.clear()
 
-    def _observe(self, problem: str | None, lost_s: float) -> None:
+    def observe(self, problem: str | None, lost_s: float) -> None:
         """Count how an attempt has ended; what says nothing about the request (None) is not."""
         if problem is not None and self._backend is not None:
-            self._model.troubles.observe(self._routed.features, self._backend, problem, lost_s)
+            age_s = time.perf_counter() - self._sent_s
+            self._model.troubles.observe(self._routed.features, self._backend, problem, lost_s, age_s)

@@ -197,7 +197,8 @@ class Learned(Policy):
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Return the decision that `choose` would make now."""
         if self.pinned is not None:
-            return preview(self.pinned, request, sparing(request, candidates))
+            spared = self.troubles.sparing(request, sparing(request, candidates), is_sent=False)
+            return preview(self.pinned, request, spared)
         self._publish_fit()
         rng = copy.copy(self.rng)
         return self._chooser.choose(request, candidates, self.clock(), rng, self.explain_candidates, send=False)

@@ -36,6 +36,8 @@ _MOST_ROWS: Final = 1000
 _CANARY_S: Final = 300.0
 _STILL: Final = 0.02
 """Probability of so many good answers in a row, if nothing has changed, at which a finding is forgotten."""
+_LONGEST_S: Final = 3600.0
+"""Longer no request takes."""
 _OLD_S: Final = 30.0
 _BUSY: Final = 50.0
 """Looking takes a fiftieth of a core at most."""
@@ -70,6 +72,11 @@ class Finding:
         """The backend, or the arm."""
         return self.backend or self.arm
 
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """Place, shape and problem, which no other finding shares."""
+        return self.place, "+".join(self.shape), self.problem
+
     def concerns(self, arm: str, backend: str, shape: Sequence[str]) -> bool:
         """Return whether a request of a shape is concerned on a backend."""
         return arm == self.arm and self.backend in {"", backend} and all(each in shape for each in self.shape)
@@ -102,26 +109,36 @@ class Troubles:
     def __init__(self, statistics: Statistics | None = None) -> None:
         self.statistics = Statistics((TROUBLE,), time.time) if statistics is None else statistics
         self.found: tuple[Finding, ...] = ()
-        self._good: dict[tuple[object, ...], int] = {}  # answers without a problem since the last, by finding
+        self._good: dict[tuple[str, str, str], int] = {}  # answers without a problem since the last, by finding
+        self._changed_s: dict[str, float] = {}  # when engines were last others, by backend
         self._is_due = False
         self._looked_s, self._next_s, self._canary_s = 0.0, 0.0, 0.0
 
-    def observe(self, request: RequestFeatures, backend: Candidate, problem: str, lost_s: float) -> None:
-        """Count a request that a backend has had; `problem` is one of `PROBLEMS`, or empty."""
+    def observe(
+        self, request: RequestFeatures, backend: Candidate, problem: str, lost_s: float, age_s: float = 0.0
+    ) -> None:
+        """Count a request that a backend got `age_s` ago; `problem` is one of `PROBLEMS`, or empty.
+
+        One that its engine got before it changed says nothing of the engine that it is now.
+        """
+        if self._changed_s and self.statistics.clock() - age_s < self._changed_s.get(backend.name, 0.0):
+            return
         arm, shape, bad = arm_of(backend), request.shape, tuple([float(problem == each) for each in PROBLEMS])
         key = arm, backend.name, "+".join(shape), request.client
         self.statistics.add(TROUBLE, key, 1.0, *bad, lost_s if problem else 0.0)
         self._is_due |= bool(problem)
         for found in self.found:
             if found.concerns(arm, backend.name, shape):
-                name = found.arm, found.backend, found.shape, found.problem
-                good = self._good[name] = 0 if problem == found.problem else self._good.get(name, 0) + 1
+                good = self._good[found.name] = 0 if problem == found.problem else self._good.get(found.name, 0) + 1
                 if good >= math.log(_STILL) / math.log(max(1e-9, 1.0 - found.share)):
-                    del self._good[name]
+                    del self._good[found.name]
                     self._drop(found.arm, found.backend, found.shape)
 
     def forget(self, backend: str) -> None:
         """Drop what was counted of a backend: its engine is another one now."""
+        now_s = self.statistics.clock()
+        self._changed_s = {name: at_s for name, at_s in self._changed_s.items() if at_s > now_s - _LONGEST_S}
+        self._changed_s[backend] = now_s
         self._drop("", backend, ())
 
     def refresh(self) -> bool:
@@ -129,14 +146,12 @@ class Troubles:
         now_s, began_s = self.statistics.clock(), time.perf_counter()
         if now_s < self._next_s or not (self._is_due or now_s > self._looked_s + _OLD_S):
             return False
+        self._is_due, self._looked_s = False, now_s  # first: what is counted meanwhile is due again
         buckets = self.statistics.buckets(TROUBLE)
         found = tuple(_find(buckets)) if buckets else ()
-        self._is_due, self._looked_s = False, now_s
         self._next_s = now_s + _BUSY * (time.perf_counter() - began_s)
         before, self.found = self.found, found
-        return {(each.place, each.shape, each.problem) for each in before} != {
-            (each.place, each.shape, each.problem) for each in found
-        }
+        return {each.name for each in before} != {each.name for each in found}
 
     def at(self, backend: Candidate) -> list[Finding]:
         """Return what goes wrong on a backend."""
@@ -162,14 +177,14 @@ class Troubles:
             if risk is not None:
                 costs[index] += risk.share * (risk.lost_s + again_s)
 
-    def sparing(self, request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
+    def sparing(self, request: RequestFeatures, candidates: Sequence[C], *, is_sent: bool = True) -> Sequence[C]:
         """Return the candidates on which nothing is known to go wrong, while they have not much more to do."""
         if not request.shape:
             return candidates
         safe = [each for each in candidates if self.risk(request.shape, each) is None]
-        if not safe or len(safe) == len(candidates) or not has_room(safe, candidates) or self._is_canary():
+        if not safe or len(safe) == len(candidates) or not has_room(safe, candidates):
             return candidates
-        return safe
+        return candidates if is_sent and self._is_canary() else safe
 
     def _is_canary(self) -> bool:
         now_s = self.statistics.clock()

@@ -170,6 +170,22 @@ def test_another_engine_is_not_blamed_for_the_one_before() -> None:
     assert world.troubles.found == ()
 
 
+def test_what_the_engine_before_was_asked_says_nothing_of_the_present_one() -> None:
+    world = found_world()
+    for name in "ef":
+        world.troubles.forget(name)
+    world.now_s += 60.0
+    for _ in range(50):
+        world.troubles.observe(asking("thinking"), world.pool[2], "failed", 2.0, age_s=61.0)
+    world.troubles.refresh()
+    assert world.troubles.found == ()
+    for _ in range(50):
+        world.troubles.observe(asking("thinking"), world.pool[2], "failed", 2.0, age_s=59.0)
+    world.now_s += 60.0
+    world.troubles.refresh()
+    assert world.troubles.found
+
+
 def test_statistics_of_others_may_be_anything() -> None:
     world = found_world()
     epoch = int(world.now_s // TROUBLE.epoch_s)
