@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import entry_points
 
 _PLAIN = {"TERM": "dumb", "COLUMNS": "200"}  # neither colours nor the width of a terminal
@@ -16,8 +17,15 @@ Every command, argument and option, as `gateway COMMAND --help` prints them. `sc
 A command that is used wrongly says what would be right and exits with status 2. These need
 the extra `[lab]` ([install](../../deploy/README.md#install)): {lab}.
 
+Options of many commands, which name them only:
+
+{shared}
+
 ## `gateway`
 """
+
+_OPTION = re.compile(r"^\* (`--[\w-]+).*\n", re.MULTILINE)
+_MANY = 8  # commands with the same option; fewer say themselves what it does
 
 
 def command_line_page() -> str:
@@ -32,5 +40,8 @@ def command_line_page() -> str:
     text = re.sub(r"\*\*Commands\*\*:\n\n(?:\*.*\n)+\n?", "", text)  # each has a section, with the whole of its text
     text = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ .* \[OPTIONS\]\n```\n", "", text)  # what the heading says
     text = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ (.*)\n```\n", r"```text\n\1\n```\n", text)
+    counts = Counter(option[0] for option in _OPTION.finditer(text))
+    shared = "".join(option for option, count in counts.items() if count >= _MANY)
+    text = _OPTION.sub(lambda option: f"* {option[1]}`\n" if counts[option[0]] >= _MANY else option[0], text)
     lab = sorted(f"`{entry.name}`" for entry in entry_points(group="speculation_gateway.commands"))
-    return _HEAD.format(lab=", ".join(lab)) + re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+    return _HEAD.format(lab=", ".join(lab), shared=shared.rstrip()) + re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
