@@ -253,17 +253,17 @@ class Router:
             return next(iter(self._models.values())), ""  # any model's engines answer OPTIONS alike
         if name is None and self._only is not None:
             model: Model | None = self._only
-        elif name is None:
+        elif not isinstance(name, str):
             raise GatewayError(
                 400,
-                f'{path} needs a model: send it as "model" in a JSON body or in the header x-gateway-model; '
+                f'{path} needs a model: send its name as "model" in a JSON body or in the header x-gateway-model; '
                 f"{self._names(client)}.",
                 code="model_required",
                 param="model",
             )
         else:
-            model = self._models.get(name) if isinstance(name, str) else None
-            if model is None and isinstance(name, str):
+            model = self._models.get(name)
+            if model is None:
                 for backend in self._pool:
                     if name in backend.adapters and client.may_adapt(backend.model, name):
                         return self._models[backend.model], name

@@ -202,7 +202,11 @@ def test_the_limit_of_a_key_comes_before_the_parsing_of_the_body() -> None:
 
 @pytest.mark.parametrize(
     ("body", "status", "code"),
-    [(b"[1]", 400, "invalid_json"), (b'{"model": "other"}', 404, "model_not_found")],
+    [
+        (b"[1]", 400, "invalid_json"),
+        (b'{"model": "other"}', 404, "model_not_found"),
+        (b'{"model": 5}', 400, "model_required"),
+    ],
 )
 def test_a_request_that_cannot_be_routed_reaches_no_backend(body: bytes, status: int, code: str) -> None:
     relay = Relay("a")
