@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 Work = Literal[
     "accounting",
     "announcement",
+    "batches",
     "connections",
     "dashboard",
     "default temperature",

@@ -6,7 +6,7 @@ an entry point of the group `speculation_gateway.rooms`, which names a subclass 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -28,6 +28,7 @@ _OWN = (
     "gateway.recorder.room:RecorderRoom",
     "gateway.reports.reporter:ReportsRoom",
     "gateway.advice.live:AdviceRoom",
+    "gateway.batches.room:BatchesRoom",
     "gateway.dashboard.dashboard:Dashboard",
 )
 _GROUP = "speculation_gateway.rooms"
@@ -56,6 +57,11 @@ class Room:
     def problem(settings: PoolSettings) -> str:
         """Return why the room cannot do what the settings say; empty if it can. Creates nothing."""
         return ""
+
+    @staticmethod
+    def client_paths(settings: PoolSettings) -> Sequence[str]:
+        """Return paths of clients that it answers, with all below them; who asks for them has shown a key."""
+        return ()
 
     def add_routes(self, app: FastAPI) -> None:
         """Add paths, for which `gateway.routing.access` checks the keys."""

@@ -33,6 +33,7 @@ ROOMS = {
     "shadow drafting": ["gateway/shadow"],
     "rescue": ["gateway/rescue"],
     "advice": ["gateway/advice"],
+    "batches": ["gateway/batches"],
     "importer": ["gateway/importer"],
     "discovery by DNS": ["gateway/discovery/resolver.py"],
     "discovery in Kubernetes": ["gateway/discovery/kubernetes.py", "gateway/discovery/inference_pool.py"],

@@ -20,6 +20,7 @@ _RESTART = (
     "admin.listen",
     "picker.listen",
     "picker.tls",
+    "batches",
     "state",
     "recorder",
     "telemetry",

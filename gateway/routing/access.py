@@ -140,6 +140,7 @@ class Access:
         cors: Cors | None = None,
         closed: Collection[str] = (),
         public: str | None = None,
+        answered: Iterable[str] = (),
     ) -> None:
         self.keyring = keyring
         self.cors = cors  # none leaves CORS to the engines
@@ -148,6 +149,8 @@ class Access:
         self._beginnings = tuple([path[:-1] for path in paths if path.endswith("*")])
         # Those of the gateway's own paths that are answered at another address only, or not at all, as in `own_root`.
         self._closed = frozenset(closed)
+        # Beginnings of the paths that are answered here to who has a key.
+        self._answered = tuple([f"{path}/" for path in answered])
         self._public = public  # beginning of the paths below `/admin` that may be read without a key; None for none
 
     def admit(self, method: str, target: bytes, headers: list[Header]) -> RequestHeaders | None:
@@ -169,6 +172,8 @@ class Access:
                 "have to be encoded.",
                 code="invalid_path",
             )
+        if self._answered and f"{path}/".startswith(self._answered):
+            return None
         if path not in self._exact and not path.startswith(self._beginnings):
             raise GatewayError(
                 404, f"{path} is not in `paths` of this gateway's pool file, so it is not relayed.", code="path_closed"

@@ -123,7 +123,7 @@ class Router:
         path, client, endpoint, wanted = headers.path, headers.client, headers.endpoint, headers.routing_headers
         document = {} if headers.method in _WITHOUT_BODY else _parse(body, required=endpoint is not _OTHER)
         name = document.get("model") or wanted.model or None
-        model, adapter = self._find(name, client, path)
+        model, adapter = self.find(name, client, path)
         policy, traffic, usage_options, response_id = model.policy, model.traffic, None, ""
         if endpoint is _RESPONSES or (endpoint is _OTHER and path.startswith("/v1/responses/")):
             response_id = response_of(path, document)
@@ -247,7 +247,7 @@ class Router:
             return replace(decision, policy="override", reason=reason, propensity=1.0)
         return decision
 
-    def _find(self, name: object, client: Client, path: str) -> tuple[Model, str]:
+    def find(self, name: object, client: Client, path: str) -> tuple[Model, str]:
         """Return the model that a request names, and the adapter of it, if that is what the name is."""
         if client is UNAUTHENTICATED:
             return next(iter(self._models.values())), ""  # any model's engines answer OPTIONS alike

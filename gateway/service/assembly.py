@@ -239,14 +239,17 @@ def _access(settings: PoolSettings, admin_digest: bytes) -> tuple[Access, Access
     """Return the access at the address of the clients, and at the admin address if there is one."""
     keyring = Keyring([(key.digest or b"", _client_of(key)) for key in settings.keys], admin_digest)
     cors = None if settings.cors is None else Cors(settings.cors.origins)
+    answered = [path for room in rooms() for path in room.client_paths(settings)]
     nothing, page, metrics = set[str](), {"/dashboard"}, {"/metrics"}
     public = "/admin/dashboard/" if settings.dashboard.public else None
     off = nothing if settings.dashboard.enabled else page
     if settings.admin.listen is None:
-        return Access(keyring, settings.paths, cors, off, public), None
+        return Access(keyring, settings.paths, cors, off, public, answered), None
     closed = {"/admin"} | page | (metrics if settings.admin.metrics else nothing)
     closed_at_admin = {"/v1/models"} | off | (nothing if settings.admin.metrics else metrics)
-    return Access(keyring, settings.paths, cors, closed), Access(keyring, (), closed=closed_at_admin, public=public)
+    return Access(keyring, settings.paths, cors, closed, answered=answered), Access(
+        keyring, (), closed=closed_at_admin, public=public
+    )
 
 
 def queue_bounds(settings: PoolSettings) -> dict[str, QueueBounds]:

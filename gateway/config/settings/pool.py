@@ -15,6 +15,7 @@ from pydantic import (
 from backends.validation import Issue
 from gateway.config.checks import pool_issues
 from gateway.config.settings.base import Name, Settings
+from gateway.config.settings.batches import BatchesSettings
 from gateway.config.settings.clients import CorsSettings, PathPattern
 from gateway.config.settings.dashboard import DashboardSettings
 from gateway.config.settings.keys import AdminSettings, KeySettings
@@ -56,6 +57,8 @@ class PoolSettings(Settings):
         Recording of requests; null records nothing.
     picker
         The endpoint picker, which `gateway picker` serves.
+    batches
+        Files and batches of OpenAI's batch API; null offers none.
     state
         Store of learned statistics and rules; `none` keeps nothing.
     telemetry
@@ -75,6 +78,7 @@ class PoolSettings(Settings):
     cors: CorsSettings | None = None
     picker: PickerSettings | None = None
     recorder: RecorderSettings | None = None
+    batches: BatchesSettings | None = None
     state: State = StateSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 

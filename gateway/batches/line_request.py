@@ -1,0 +1,98 @@
+"""The request of a line, which goes the way of all requests, and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from gateway.dialects.errors import GatewayError
+from gateway.relay.admission import admit
+from gateway.relay.context import Inbound, RelayContext
+from gateway.relay.exchange import Exchange
+from gateway.routing.access import read_head
+from gateway.routing.keys import ANONYMOUS, Client, Keyring
+
+_HEADERS: Final = [(b"content-type", b"application/json")]
+
+
+_LAST: Final = 1_000_001
+"""A priority behind those that keys may have."""
+
+
+def client_of_lines(keyring: Keyring, name: str) -> Client:
+    """Return the client of a key's lines: with its models, but no place before others, and no part in its limits."""
+    client = ANONYMOUS if keyring.is_open else keyring.named(name)
+    if client is None:
+        raise GatewayError(401, "The key that this batch belongs to is gone.", code="invalid_api_key")
+    return replace(
+        client,
+        name=f"{name} batch",
+        requests_per_minute=None,
+        tokens_per_minute=None,
+        max_in_flight=None,
+        slo_ttft_s=None,
+        slo_tpot_s=None,
+        priority=_LAST,
+    )
+
+
+def is_line(client: Client) -> bool:
+    """Return whether a client is one of lines."""
+    return client.priority == _LAST
+
+
+class Answer(NamedTuple):
+    """The answer to a line; its status is 0 if it did not end."""
+
+    status: int
+    body: bytes
+    request_id: str = ""
+
+
+class LineRequest:
+    """A request of the gateway's own, and the reply to it."""
+
+    def __init__(self, relay: RelayContext, client: Client, endpoint: str, body: bytes) -> None:
+        self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._status = 0
+        self._parts: list[bytes] = []
+        headers = read_head("POST", client, endpoint, endpoint.encode(), _HEADERS)
+        self._exchange = Exchange(relay, Inbound(headers, body), self)
+
+    async def answer(self) -> Answer:
+        """Send the request, and return its answer."""
+        admit(self._exchange)
+        return await self._answer
+
+    def give_up(self) -> None:
+        """End it without an answer."""
+        if not self._answer.done():
+            self._exchange.client_gone()
+            self._end(Answer(0, b""))
+
+    def _end(self, answer: Answer) -> None:
+        if not self._answer.done():
+            self._answer.set_result(answer)
+
+    # Called by the exchange
+
+    def head(self, status: int, lines: bytes) -> None:
+        """Begin the answer."""
+        self._status = status
+
+    def data(self, chunk: bytes) -> None:
+        """Keep bytes of the body."""
+        self._parts.append(chunk)
+
+    def end(self) -> None:
+        """End the answer."""
+        self.whole(self._status, b"", b"".join(self._parts))
+
+    def whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Take a complete answer."""
+        self._end(Answer(status, body, self._exchange.delivery.request_id.decode("latin-1")))
+
+    def abort(self) -> None:
+        """Note that the answer is incomplete."""
+        self._end(Answer(0, b""))

@@ -1,0 +1,37 @@
+"""The section `batches`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from gateway.config.settings.base import Count, Settings
+
+
+class BatchesSettings(Settings):
+    """Files and batches of OpenAI's batch API. Changes need a restart.
+
+    Parameters
+    ----------
+    url
+        Where they are kept: a folder, or an address that fsspec knows, such as `s3://bucket/batches`. Gateways with the
+        same place share the work.
+    max_file_mib
+        Largest file that may be uploaded, in MiB; `server.max_body_mib` has to allow it.
+    max_lines
+        Most lines of a batch.
+    max_files_per_key
+        Most files that a key may have, with those of its answers; further ones are refused.
+    max_batches_per_key
+        Most batches of a key that have not ended; further ones are refused.
+    max_in_flight
+        Most lines in flight at once for each replica of a model, from each process.
+    """
+
+    url: Annotated[str, Field(min_length=1)]
+    max_file_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
+    max_lines: Count = 50_000
+    max_files_per_key: Count = 1000
+    max_batches_per_key: Count = 100
+    max_in_flight: Count = 32
