@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,9 +12,16 @@ from typing import Any
 
 import openai
 import pytest
+import yaml
 
+from gateway.batches import records
+from gateway.batches.lines import check
+from gateway.batches.storage import Storage
+from gateway.config.settings.keys import KeySettings
 from tests.gateway.conftest import MODEL, Running, start_gateway
-from tests.support.waiting import eventually_async
+from tests.support.command import gateway_command, until
+from tests.support.upstream import Wire, answer, upstreams_in_thread, well
+from tests.support.waiting import eventually, eventually_async
 
 CHAT = "/v1/chat/completions"
 
@@ -84,3 +93,243 @@ async def test_a_batch_from_its_upload_to_its_output(tmp_path: Path) -> None:
             await client.files.retrieve(file.id)
         page = (await running.client.get("/metrics")).text
         assert f'gateway_batch_lines_total{{model="{MODEL}",outcome="completed"}} 30.0' in page
+
+
+async def test_what_is_wrong_with_its_lines_is_said_before_any_runs(tmp_path: Path) -> None:
+    wrong = [
+        line("a"),
+        line("a"),
+        line("b", url="/v1/completions"),
+        line("c") | {"body": [1]},
+        line("d", model="other"),
+        line("e", stream=True),
+        line("f") | {"method": "GET"},
+        {"url": CHAT},
+        line("g", model=7),
+    ]
+    async with batches(tmp_path) as running, client_of(running) as client:
+        batch = await begin(client, jsonl(*wrong) + b"{\n[]\n\n")
+        batch = await ended(client, batch.id, "failed")
+        assert [(each.line, each.code, each.param) for each in batch.errors.data] == [
+            (2, "duplicate_custom_id", "custom_id"),
+            (3, "invalid_url", "url"),
+            (4, "missing_required_parameter", "body"),
+            (5, "mismatched_model", "body.model"),
+            (6, "invalid_request", "body.stream"),
+            (7, "invalid_method", "method"),
+            (8, "missing_required_parameter", "custom_id"),
+            (9, "missing_required_parameter", "body.model"),
+            (10, "invalid_json_line", None),
+            (11, "invalid_json_line", None),
+        ]
+        batch = await begin(client, jsonl(line("a", model="nobody")))
+        (error,) = (await ended(client, batch.id, "failed")).errors.data
+        assert (error.line, error.code) == (1, "model_not_found")
+        assert batch.output_file_id is None
+        assert not any(upstream.seen for upstream in running.upstreams.values())
+
+
+async def test_answers_that_are_errors_have_a_file_of_their_own(tmp_path: Path) -> None:
+    busy = {"left": 3}
+
+    async def behave(wire: Wire) -> None:
+        text = wire.seen.json["input"]
+        if text == "wrong":
+            await wire.json({"error": {"message": "no", "type": "BadRequestError", "code": 400}}, 400)
+        elif text == "broken":
+            await wire.json({"error": {"message": "oh", "type": "InternalServerError", "code": 500}}, 500)
+        elif text == "later" and busy["left"]:
+            busy["left"] -= 1
+            await wire.json({"error": {"message": "wait", "type": "x", "code": 429}}, 429)
+        else:
+            await wire.json({"object": "list", "data": [], "usage": {"prompt_tokens": 3, "total_tokens": 3}})
+
+    texts = ["well", "wrong", "broken", "later"]
+    lines = [line(text, "/v1/embeddings") | {"body": {"model": MODEL, "input": text}} for text in texts]
+    async with batches(tmp_path, behaviour=behave) as running, client_of(running) as client:
+        batch = await ended(client, (await begin(client, jsonl(*lines), "/v1/embeddings")).id)
+        assert batch.request_counts.model_dump() == {"total": 4, "completed": 2, "failed": 2}
+        assert {each["custom_id"] for each in await lines_of(client, batch.output_file_id)} == {"well", "later"}
+        errors = {each["custom_id"]: each["response"] for each in await lines_of(client, batch.error_file_id)}
+        assert {name: each["status_code"] for name, each in errors.items()} == {"wrong": 400, "broken": 500}
+        assert errors["wrong"]["body"]["error"]["message"] == "no"
+
+
+async def holds(wire: Wire) -> None:
+    """Answer what is to be answered, and hold the rest."""
+    if "held" in wire.seen.body.decode():
+        await wire.until_closed()
+    else:
+        await well(wire)
+
+
+async def test_cancel(tmp_path: Path) -> None:
+    lines = jsonl(line("first"), line("held 1"), line("held 2"))
+    async with batches(tmp_path, behaviour=holds) as running, client_of(running) as client:
+        batch, waiting = await begin(client, lines), await begin(client, lines)
+        await eventually(lambda: sum("held" in str(each.body) for up in running.upstreams.values() for each in up.seen))
+        assert (await client.batches.cancel(waiting.id)).status == "cancelling"
+        assert (await ended(client, waiting.id, "cancelled")).output_file_id is None  # which waited for the other
+        assert (await client.batches.cancel(batch.id)).cancelling_at is not None
+        batch = await ended(client, batch.id, "cancelled")
+        assert batch.cancelling_at <= batch.cancelled_at
+        assert [each["custom_id"] for each in await lines_of(client, batch.output_file_id)] == ["first"]
+        assert batch.error_file_id is None
+        await eventually(lambda: not any(backend.in_flight for backend in running.gateway.pool))
+        with pytest.raises(openai.ConflictError, match="it is cancelled"):
+            await client.batches.cancel(batch.id)
+
+
+async def test_what_has_not_run_in_time_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "WINDOW_S", 2)
+    lines = jsonl(line("first"), *(line(f"held {number}") for number in range(3)))
+    async with batches(tmp_path, behaviour=holds) as running, client_of(running) as client:
+        batch = await ended(client, (await begin(client, lines)).id, "expired")
+        assert batch.expired_at >= batch.expires_at == batch.created_at + 2
+        assert batch.request_counts.model_dump() == {"total": 4, "completed": 1, "failed": 3}
+        assert [each["custom_id"] for each in await lines_of(client, batch.output_file_id)] == ["first"]
+        errors = await lines_of(client, batch.error_file_id)
+        assert [each["custom_id"] for each in errors] == ["held 0", "held 1", "held 2"]
+        assert {each["error"]["code"] for each in errors} == {"batch_expired"}
+
+
+async def test_another_key_sees_nothing(tmp_path: Path) -> None:
+    keys = [KeySettings(name=name, key=f"key-{name}") for name in ("ours", "theirs")]
+    async with batches(tmp_path, keys=keys) as running:
+        async with client_of(running, "key-ours") as ours, client_of(running, "key-theirs") as theirs:
+            batch = await ended(ours, (await begin(ours, jsonl(line("a")))).id)
+            for attempt in (
+                theirs.files.retrieve(batch.input_file_id),
+                theirs.files.content(batch.output_file_id),
+                theirs.files.delete(batch.input_file_id),
+                theirs.batches.retrieve(batch.id),
+                theirs.batches.cancel(batch.id),
+                theirs.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"),
+            ):
+                with pytest.raises(openai.NotFoundError):
+                    await attempt
+            assert (await theirs.files.list()).data == (await theirs.batches.list()).data == []
+            assert len(await lines_of(ours, batch.output_file_id)) == 1
+        async with client_of(running) as stranger:
+            with pytest.raises(openai.AuthenticationError):
+                await stranger.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+        page = (await running.client.get("/metrics")).text
+        assert 'gateway_key_tokens_total{key="ours batch"} 10.0' in page
+
+
+async def test_bounds(tmp_path: Path) -> None:
+    bounds = {"max_file_mib": 0.001, "max_lines": 2, "max_files_per_key": 3, "max_batches_per_key": 1}
+    async with batches(tmp_path, batches=bounds, behaviour=holds) as running, client_of(running) as client:
+        with pytest.raises(openai.APIStatusError, match=r"at most 0\.001 MiB") as raised:
+            await client.files.create(file=("in.jsonl", b"x" * 2000), purpose="batch")
+        assert raised.value.status_code == 413
+        with pytest.raises(openai.BadRequestError, match="purpose"):
+            await client.files.create(file=("in.jsonl", b"x"), purpose="assistants")
+        too_long = await begin(client, jsonl(*map(line, "abc")))
+        (error,) = (await ended(client, too_long.id, "failed")).errors.data
+        assert (error.code, error.line) == ("too_many_tasks", 3)
+        await begin(client, jsonl(line("held")))
+        with pytest.raises(openai.RateLimitError, match="1 batches that have not ended"):
+            await begin(client, jsonl(line("more")))
+        with pytest.raises(openai.RateLimitError, match="has 3 files"):
+            await client.files.create(file=("in.jsonl", b"x"), purpose="batch")
+        for fields in ({"completion_window": "1h"}, {"endpoint": "/v1/audio/speech"}, {"metadata": [1]}, {}):
+            body = {"input_file_id": "../x", "endpoint": CHAT, "completion_window": "24h"} | fields
+            assert (await running.client.post("/v1/batches", json=body)).status_code == (400 if fields else 404)
+        for body in (b"", b"[", b"[]"):
+            assert (await running.client.post("/v1/batches", content=body)).status_code == 400
+        assert (await running.client.post("/v1/files", content=b"--x")).status_code == 400
+
+
+async def test_without_the_section_there_are_no_batches() -> None:
+    async with start_gateway() as running:
+        assert (await running.client.get("/v1/files")).json()["error"]["code"] == "path_closed"
+
+
+def tear_last_line(folder: Path) -> None:
+    """Leave half a line at the end of the answers, as a machine that fails may do."""
+    part = next(folder.glob("*/batches/*/answers/*"))
+    with part.open("ab") as file:
+        file.write(b'[19,true,{"id":"batch_req_1","custom_id":"19","resp')
+
+
+async def test_of_two_gateways_one_runs_a_batch_and_the_other_goes_on_with_it(tmp_path: Path) -> None:
+    released = asyncio.Event()
+
+    async def behave(wire: Wire) -> None:
+        if wire.seen.json["messages"][0]["content"] == "held" and not released.is_set():
+            await wire.until_closed()
+        else:
+            await well(wire)
+
+    names = [*map(str, range(12)), "held", *map(str, range(12, 20))]
+    async with batches(tmp_path, behaviour=behave) as second, client_of(second) as client:
+        async with batches(tmp_path, behaviour=behave) as first, client_of(first) as other:
+            batch = await begin(other, jsonl(*map(line, names)))
+
+            def seen() -> list[str]:
+                ups = [*first.upstreams.values(), *second.upstreams.values()]
+                return [each.json["messages"][0]["content"] for up in ups for each in up.seen]
+
+            await eventually(lambda: "held" in seen())
+            assert len(seen()) == len(set(seen()))
+        tear_last_line(tmp_path)
+        released.set()
+        batch = await ended(client, batch.id)
+        output = await lines_of(client, batch.output_file_id)
+        assert sorted(each["custom_id"] for each in output) == sorted(names)
+        assert sorted(seen()) == sorted([*names, "held"])
+        assert Storage(str(tmp_path)).names("open") == []
+
+
+def test_a_line_at_a_time_is_held(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    lines = (jsonl(line(str(number), user="x" * 50_000)) for number in range(1000))
+    assert storage.write("in.jsonl", lines) > 50_000_000
+    tracemalloc.start()
+    try:
+        assert check(storage.lines("in.jsonl"), CHAT, 5000) == (1000, MODEL, [])
+        assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
+def test_each_line_is_answered_once_though_the_gateway_is_killed(tmp_path: Path) -> None:
+    async def behave(wire: Wire) -> None:
+        await asyncio.sleep(0.05)
+        await wire.json(answer("a"))
+
+    names = [f"line {number}" for number in range(120)]
+    with upstreams_in_thread(["a"], MODEL, behave) as (upstream,):
+        pool, folder = tmp_path / "pool.yaml", tmp_path / "batches"
+        backend = {"method": "baseline", "url": upstream.url}
+        models = {MODEL: {"policy": "least_loaded", "default_temperature": 1, "backends": {"a": backend}}}
+        pool.write_text(yaml.safe_dump({"models": models, "batches": {"url": str(folder)}}))
+
+        def seen() -> list[str]:
+            return [each.json["messages"][0]["content"] for each in [*upstream.seen]]
+
+        with gateway_command(pool, tmp_path) as gateway:
+            until(lambda: gateway.get("/readyz").status_code == 200)
+            with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client:
+                file = client.files.create(file=("in.jsonl", jsonl(*map(line, names))), purpose="batch")
+                batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+            until(lambda: len(seen()) > 40)
+            gateway.process.kill()
+            gateway.process.wait()
+        parts = [
+            json.loads(each) for path in folder.glob("*/batches/*/answers/*") for each in path.read_text().splitlines()
+        ]
+        answered, before = {written["custom_id"] for _, _, written in parts}, len(seen())
+        assert len(answered) > 20
+        with gateway_command(pool, tmp_path) as gateway:
+            with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client:
+                until(lambda: client.batches.retrieve(batch.id).status == "completed")
+                batch = client.batches.retrieve(batch.id)
+                output = [
+                    json.loads(each) for each in client.files.content(batch.output_file_id or "").text.splitlines()
+                ]
+        assert sorted(each["custom_id"] for each in output) == sorted(names)
+        assert sorted(seen()[before:]) == sorted(set(names) - answered)
+        assert not [*folder.rglob("*~*")]
