@@ -104,7 +104,7 @@ async def test_limits_on_requests_in_flight(gateway_of: Start, key: str, most: i
     ("body", "status", "message"),
     [
         (b'{"model": "nope", "messages": []}', 404, "there are: m"),
-        (b'{"model": 7, "messages": []}', 404, "there are: m"),
+        (b'{"model": 7, "messages": []}', 400, "needs a model"),
         (b'{"model": "m", ', 400, "not JSON"),
         (b'["m"]', 400, "not a JSON object"),
         (b"", 400, "not a JSON object"),
