@@ -22,6 +22,7 @@ from policies.learned.shadow_drafting import ShadowSettings
 from policies.load import STALE_AFTER_S, LoadMeter
 from policies.policy import Choose, GuardrailSettings, Policy, PolicySettings, policies
 from policies.roles import (
+    CacheWatcher,
     Clocked,
     Corrected,
     EngineWatcher,
@@ -128,6 +129,12 @@ class Guarded(Policy):
         for part in self._parts:
             if isinstance(part, EngineWatcher):
                 part.engine_changed(backend, change)
+
+    def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
+        """Remember that a backend has a prompt which another gateway has sent."""
+        for part in self._parts:
+            if isinstance(part, CacheWatcher):
+                part.sent_elsewhere(backend, prefixes, lengths)
 
     def correct(self, backend: str, factor: float) -> None:
         """Multiply the tokens per step of a backend's answers by what its engine counts over what they show."""

@@ -72,6 +72,14 @@ class Forgetful(Protocol):
 
 
 @runtime_checkable
+class CacheWatcher(Protocol):
+    """Goes by the prompts that each engine has cached, which all gateways send there."""
+
+    def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
+        """Remember the prefixes of a prompt, and their lengths in tokens, that another gateway has sent."""
+
+
+@runtime_checkable
 class EngineWatcher(Protocol):
     """Judges engines by their answers, which a change of the engine may make obsolete."""
 

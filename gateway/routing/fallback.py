@@ -27,6 +27,7 @@ CALLS = (
     "maintenance",
     "forget",
     "engine_changed",
+    "sent_elsewhere",
     "correct",
     "take_over",
     "warm_up",

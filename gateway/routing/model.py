@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -17,7 +17,7 @@ from gateway.http.headers import gateway_lines, is_json, lines_for_client, media
 from gateway.routing.fallback import Fallback
 from gateway.routing.series import BackendSeries
 from policies.policy import Decision, Outcome, Policy
-from policies.roles import Corrected, EngineWatcher, Forgetful, Learner, Maintained, Wary
+from policies.roles import CacheWatcher, Corrected, EngineWatcher, Forgetful, Learner, Maintained, Wary
 from policies.trouble.troubles import Troubles
 
 _INITIAL_PACE_S = 0.02  # until there is an answer
@@ -216,6 +216,11 @@ class Model:
         self.troubles.forget(backend)
         if isinstance(self.policy, EngineWatcher):
             self._guarded("engine_changed", self.policy.engine_changed, backend, change)
+
+    def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
+        """Tell the policy of a prompt that another gateway has sent."""
+        if isinstance(self.policy, CacheWatcher):
+            self._guarded("sent_elsewhere", self.policy.sent_elsewhere, backend, prefixes, lengths)
 
     def correct(self, backend: str, factor: float) -> None:
         """Have the policy correct the tokens per step that answers of a backend show."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
+from zlib import crc32
 
 import orjson
 
@@ -40,6 +42,7 @@ _CHAT: Final = Endpoint.CHAT
 _COMPLETIONS: Final = Endpoint.COMPLETIONS
 _RESPONSES: Final = Endpoint.RESPONSES
 SMALL_BYTES: Final = 2**15
+_LEAST_TOLD: Final = 256  # tokens of a prompt that are worth telling other gateways of
 """A body up to this is parsed at once, whatever it holds, and kept parsed until its features are wanted."""
 _SHOWN_CHARS: Final = 100
 """Of what a client sent as a model's name, in the error about it."""
@@ -110,6 +113,7 @@ class Router:
         # Most that the values of a body may count to, as `gateway.routing.large_bodies` counts them.
         self._most_values = most_values
         self.locations = ResponseLocations()  # the backends that hold stored responses
+        self.sent: deque[tuple[Backend, RequestFeatures]] | None = None  # prompts to be told to other gateways
         served = {id(model): model for model in models.values()}
         self._only = next(iter(served.values())) if len(served) == 1 else None
 
@@ -149,7 +153,8 @@ class Router:
         if features is not None:
             if adapter:  # an application of its own, whose prompts are cached apart
                 features.template = template_of_adapter(adapter, features.template)
-                features.prefix = tuple([hash((adapter, each)) for each in features.prefix])
+                apart = crc32(adapter.encode())
+                features.prefix = tuple([hash((apart, each)) for each in features.prefix])
             features.client = client.name
             features.explore = wanted.explore
             features.slo_ttft_s = client.slo_ttft_s if wanted.slo_ttft_s is None else wanted.slo_ttft_s
@@ -235,6 +240,8 @@ class Router:
             decision = policy.choose(features, candidates) if choose is None else choose(features, candidates)
             if decision.backend not in model.upstreams:
                 raise LookupError(f"{decision.backend!r} is not a backend of {model.name}")  # noqa: TRY301
+            if self.sent is not None and choose is None and features.prompt_tokens >= _LEAST_TOLD and features.prefix:
+                self.sent.append((model.upstreams[decision.backend].backend, features))
         except Exception as error:  # noqa: BLE001 -- a defect in third-party code must not fail requests
             model.fallback.note(policy.name, "choose", error)
             decision = model.fallback.choose(ANY_REQUEST, candidates)

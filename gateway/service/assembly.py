@@ -105,12 +105,13 @@ def assemble(
         pool.on_down, pool.on_ready, pool.on_implausible = relay.abandon, relay.ready, series.note_implausible
         relay.queues = _queues(settings, None)
         state = State(open_store(settings.state), learners_of(models), metrics)
-        peers = Peers(pool, limits, access.keyring, router.locations)
+        peers = Peers(pool, limits, access.keyring, router.locations, models)
         folder = None if run_dir is None or settings.server.workers == 1 else run_dir / PEERS
         live = open_live(settings.state, folder, peers.writer)
+        router.sent = None if live is None else peers.sent
         exchange = PeerExchange(peers, live, metrics)
     else:
-        router.locations = previous.relay.router.locations
+        router.locations, router.sent = previous.relay.router.locations, previous.relay.router.sent
         relay = previous.relay.successor(router, access, timeouts)
         relay.queues = _queues(settings, previous)
         state, peers, exchange = previous.state, previous.peers, previous.peer_exchange

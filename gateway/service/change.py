@@ -85,7 +85,7 @@ class Change:
         steps: list[Callable[[], object]] = [
             partial(gateway.pool.update, self.members, self.joining, health_rules(later.settings)),
             partial(gateway.relay.limits.update, later.relay.access.keyring.clients, max_in_flight(later.settings)),
-            partial(gateway.peers.follow, later.relay.access.keyring),
+            partial(gateway.peers.follow, later.relay.access.keyring, later.models),
             *(partial(self._forget, upstream.backend, before) for upstream in retired),
             *(each.unfollow for each in gateway.policy_versions.values() if each not in versions.values()),
             *(each.follow for each in versions.values() if each not in gateway.policy_versions.values()),

@@ -1,8 +1,8 @@
 """The peers of a gateway process: the other processes that serve the same pool, in this gateway or in others.
 
 Each process reports its requests in flight, its use of keys, the replicas that it has ejected or that were drained at
-it, and which replicas hold its stored responses. No clock is compared: a peer is known to be alive by the numbers of
-its reports, which grow at least once a second.
+it, which replicas hold its stored responses, and what prompts it has sent where, which these have cached now. No clock
+is compared: a peer is known to be alive by the numbers of its reports, which grow at least once a second.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -21,8 +21,10 @@ from backends.health import Drain, Ejected
 from backends.pool import Pool
 from gateway.relay.limits import Limits
 from gateway.routing.keys import Keyring
+from gateway.routing.model import Model
 from gateway.routing.sticky import ResponseLocations
-from gateway.state.report import Draining, Ejection, Report, decode
+from gateway.state.report import Draining, Ejection, Report, SentPrompt, decode
+from policies.features.request import RequestFeatures
 
 HEARTBEAT_S = 1.0
 """A process reports at least this often."""
@@ -35,6 +37,9 @@ GONE_S = 60.0
 
 _RESPONSES_S, _MOST_RESPONSES = 2.0, 1000
 """For how long, and how many, locations of stored responses are reported."""
+
+_REPORTS_OF_A_PROMPT, _MOST_PROMPTS = 3, 64
+"""In how many reports a prompt stands, so that a reader may miss two of them; and how many are new in one, the last."""
 
 _REPORTS_TO_COUNT = 2
 """Reports after which a process counts, so that nothing is believed that an ended one has left."""
@@ -62,6 +67,7 @@ class Peers:
         limits: Limits,
         keyring: Keyring,
         locations: ResponseLocations,
+        models: Mapping[str, Model],
         clock: Callable[[], float] = time.monotonic,
         host: str | None = None,
     ) -> None:
@@ -69,6 +75,7 @@ class Peers:
         self._limits = limits
         self._keyring = keyring  # the keys whose use counts
         self._locations = locations
+        self._models = models
         self._clock = clock  # returns monotonic seconds
         # Name of this host: addresses such as 127.0.0.1 name other replicas on other hosts.
         self._host = platform.node() if host is None else host
@@ -86,12 +93,14 @@ class Peers:
         self._draining: dict[str, Draining] = {}
         self._responses: deque[tuple[float, str, str]] = deque(maxlen=_MOST_RESPONSES)  # time, id, backend
         self._response_count = 0
+        self.sent: deque[tuple[Backend, RequestFeatures]] = deque(maxlen=_MOST_PROMPTS)  # since the last report
+        self._prompts: deque[list[SentPrompt]] = deque(maxlen=_REPORTS_OF_A_PROMPT)
         pool.on_eject = self._note_ejection
         locations.on_new = self._note_response
 
-    def follow(self, keyring: Keyring) -> None:
-        """Replace the known keys, and forget the names of replicas, which may have changed too."""
-        self._keyring = keyring
+    def follow(self, keyring: Keyring, models: Mapping[str, Model]) -> None:
+        """Replace the known keys and models, and forget the names of replicas, which may have changed too."""
+        self._keyring, self._models = keyring, models
         self._ids.clear()
         present = {self._id(backend) for backend in self._pool}
         self._draining = {replica: said for replica, said in self._draining.items() if replica in present}
@@ -109,7 +118,7 @@ class Peers:
         steady = {key: use.steady() for key, use in keys.items()}
         state = (in_flight, steady, self._ejection_count, self._response_count, dict(self._draining))
         is_new_to_some, self._greetings = self._greetings > 0, max(0, self._greetings - 1)
-        if not is_new_to_some and state == self._reported and now_s - self._reported_s < HEARTBEAT_S:
+        if not is_new_to_some and not self.sent and state == self._reported and now_s - self._reported_s < HEARTBEAT_S:
             return
         self._reported, self._reported_s = state, now_s
         self.number += 1
@@ -124,8 +133,11 @@ class Peers:
         while self._responses and now_s - self._responses[0][0] > _RESPONSES_S:
             self._responses.popleft()
         responses = {response: backend for _, response, backend in self._responses}
+        sent = [SentPrompt(self._id(one), each.prefix, each.prefix_tokens) for one, each in self.sent]
+        self._prompts.appendleft(sent)
+        self.sent.clear()
         self.report = Report(
-            self.writer, self.number, in_flight, keys, ejected, answered, self._draining, responses
+            self.writer, self.number, in_flight, keys, ejected, answered, self._draining, responses, [*self._prompts]
         ).encode()
 
     def receive(self, data: bytes) -> None:
@@ -141,6 +153,7 @@ class Peers:
         if report.number <= peer.number:
             return
         is_new = not peer.counts
+        self._learn_prompts(report.prompts[: report.number - peer.number])
         peer.number, peer.heard_s, peer.counts, peer.in_flight = report.number, self._clock(), True, report.in_flight
         self._add_answered(peer, report.answered)
         for key, use in report.keys.items():
@@ -201,6 +214,14 @@ class Peers:
             if self._id(backend) == replica and ejection.left_s > 0.0:
                 reason = f"{ejection.reason} (seen by another gateway process)"
                 self._pool.report(backend, Ejected(ejection.left_s, reason))
+
+    def _learn_prompts(self, reports: list[list[SentPrompt]]) -> None:
+        """Have the policies know what was sent; the latest comes first."""
+        backends = {self._id(backend): backend for backend in self._pool} if any(reports) else {}
+        for prompt in (each for report in reversed(reports) for each in report):
+            backend = backends.get(prompt.replica)
+            if backend is not None and backend.model in self._models and len(prompt.prefixes) == len(prompt.lengths):
+                self._models[backend.model].sent_elsewhere(backend.name, prompt.prefixes, prompt.lengths)
 
     def _drain(self, replica: str, said: Draining) -> None:
         self._draining[replica] = said

@@ -12,11 +12,13 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from backends.reported import MOST_COUNT
 from gateway.relay.limits import KeyUse
+from policies.features.prompt import MAX_PREFIXES
 
 _MAX_BYTES = 4 << 20
 
 Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 Amount = Annotated[float, Field(ge=0.0, le=MOST_COUNT)]
+Prefixes = Annotated[tuple[int, ...], Field(max_length=MAX_PREFIXES)]
 
 
 class Ejection(NamedTuple):
@@ -34,6 +36,14 @@ class Draining(NamedTuple):
     drained: bool
 
 
+class SentPrompt(NamedTuple):
+    """A prompt that was sent to a replica, which has it cached since then."""
+
+    replica: str
+    prefixes: Prefixes  # their hashes, shortest first
+    lengths: Prefixes  # in tokens
+
+
 class Report(NamedTuple):
     """The state of a process."""
 
@@ -46,7 +56,8 @@ class Report(NamedTuple):
     answered: dict[str, tuple[Amount, Amount]]
     draining: dict[str, Draining]
     responses: dict[str, str]  # the backends that hold the stored responses of the last seconds, by response id
-    format: Literal[3] = 3
+    prompts: list[list[SentPrompt]]  # since the report before, between that and the one before it, and so on
+    format: Literal[4] = 4
 
     def encode(self) -> bytes:
         """Return the report as JSON."""

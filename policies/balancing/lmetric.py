@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from random import Random
 
-from backends.backend import Candidate
+from backends.backend import Candidate, EngineChange
 from policies.decision import Outcome
 from policies.features.request import RequestFeatures
 from policies.learned.models.prefix_memory import BackendPrefixes, PrefixMemory
@@ -40,7 +40,7 @@ class LMetric(LoadPolicy):
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate], rng: Random | None = None) -> Decision:
         """Choose the candidate of the least score, and remember that it has the prompt."""
         decision, prefixes = self._decide(request, candidates, rng or self.rng)
-        prefixes.remember(request)
+        prefixes.remember(request.prefix, request.prefix_tokens)
         return decision
 
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
@@ -65,6 +65,16 @@ class LMetric(LoadPolicy):
         prefixes = self._prefixes.pop(backend, None)
         if prefixes is not None:
             self._memory.remove_backend(prefixes)
+
+    def engine_changed(self, backend: str, change: EngineChange) -> None:
+        """Forget the prompts that an engine had cached before it restarted, slept or got other weights."""
+        if (prefixes := self._prefixes.get(backend)) is not None:
+            prefixes.clear()
+
+    def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
+        """Remember that a backend has a prompt which another gateway has sent."""
+        if (known := self._prefixes.get(backend)) is not None:
+            known.remember(prefixes, lengths)
 
     def _decide(
         self, request: RequestFeatures, candidates: Sequence[Candidate], rng: Random

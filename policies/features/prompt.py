@@ -136,13 +136,13 @@ def prefix_hashes(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:
     A request that continues a conversation shares prefixes with the earlier requests, and all requests of an
     application share its system prompt, as they do in an engine's prefix cache. Of a long conversation, those that end
     with its last texts are returned, because its next request shares them, and every second, fourth, eighth ... of the
-    others, counted from the first. The hashes are valid in this process only.
+    others, counted from the first. The hashes are the same in every gateway.
     """
     hashes: list[int] = []
     tokens: list[int] = []
     prefix, size = 0, 0.0
     for piece in prompt.pieces[:MAX_PREFIX_TEXTS]:
-        prefix = hash((prefix, piece))
+        prefix = hash((prefix, crc32(piece.encode("utf-8", "surrogatepass")), len(piece)))
         size += len(piece) / BYTES_PER_TOKEN + TOKENS_PER_MESSAGE
         if size >= MIN_PREFIX_TOKENS:
             hashes.append(prefix)

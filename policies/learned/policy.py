@@ -164,11 +164,19 @@ class Learned(Policy):
         self.drafters.forget(backend)
 
     def engine_changed(self, backend: str, change: EngineChange) -> None:
-        """End the silence of a backend whose engine has changed, so that its drafter is judged again."""
+        """Judge the drafter of a backend anew, and forget what its engine had cached."""
         if change is EngineChange.SPECULATION:  # to us it is another backend under the same name
             self.forget(backend)
-        elif self.drafters.renew(backend, change):
+            return
+        if (model := self.predictor.backend_models.get(backend)) is not None:
+            model.prefixes.clear()
+        if self.drafters.renew(backend, change):
             self.predictor.set_silent(backend, False)
+
+    def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
+        """Remember that a backend has a prompt which another gateway has sent."""
+        if (model := self.predictor.backend_models.get(backend)) is not None:
+            model.prefixes.remember(prefixes, lengths, self.clock())
 
     def correct(self, backend: str, factor: float) -> None:
         """Multiply the tokens per step of a backend's answers; what was learned from them before is dropped."""

@@ -205,7 +205,7 @@ class Chooser:
         for index, one in enumerate(predictions):
             models[candidates[index].name].backlog.update(now_s, one.requests)
         model = models[backend]
-        model.prefixes.remember(request, now_s)
+        model.prefixes.remember(request.prefix, request.prefix_tokens, now_s)
         self._predictor.prefill_s += _NEW * (prediction.prefill_s - self._predictor.prefill_s)
         return model.backlog.send(prediction, now_s)
 

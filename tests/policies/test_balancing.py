@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from pydantic import ValidationError
 
-from backends.backend import Backend, EngineLoad, State
+from backends.backend import Backend, EngineChange, EngineLoad, State
 from backends.speculation import Method
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
@@ -16,6 +16,7 @@ from policies.balancing.round_robin import RoundRobin
 from policies.balancing.static import Static, StaticSettings
 from policies.decision import Outcome
 from policies.features.request import Endpoint, RequestFeatures
+from policies.learned.policy import Learned, LearnedSettings
 from policies.load import LoadMeter
 from policies.load_policy import LoadSettings
 from policies.policy import Policy, PolicySettings
@@ -192,3 +193,20 @@ def test_lmetric_trusts_the_reports_of_engines_and_forgets_who_leaves() -> None:
     assert policy.preview(request, [a, b]).backend == "b"  # 100 x 2 against about 1,000
     policy.forget("b")
     assert policy.preview(request, [a, b]).backend == "a"
+
+
+@pytest.mark.parametrize("change", [EngineChange.RESTART, EngineChange.WAKE_UP, EngineChange.RELOAD])
+@pytest.mark.parametrize("policy", [LMetric(LoadSettings(seed=1)), Learned(LearnedSettings())])
+def test_what_an_engine_had_cached_is_gone_when_it_restarts(policy: LMetric | Learned, change: EngineChange) -> None:
+    a, b, request = backend("a"), backend("b"), prompt(1, 2, 3, 4, 5, 6, 7, 8, 9)
+    for one in (a, b):
+        policy.choose(request, [one])
+    cold = policy.assess(prompt(11), [a])[0]
+    policy.engine_changed("a", change)
+    restarted, other = policy.assess(request, [a, b])
+    assert restarted.score is not None
+    assert other.score is not None
+    assert restarted.score == cold.score
+    assert other.score < cold.score
+    policy.sent_elsewhere("a", request.prefix, request.prefix_tokens)
+    assert policy.assess(request, [a])[0].score == other.score

@@ -12,9 +12,12 @@ from backends.probe import ProbeResult
 from backends.speculation import Method
 from gateway.relay.limits import Limits
 from gateway.routing.keys import Client, Keyring
+from gateway.routing.model import Model
 from gateway.routing.sticky import ResponseLocations
 from gateway.service.peers import Peers
+from policies.balancing.lmetric import LMetric
 from policies.load import LoadMeter
+from policies.load_policy import LoadSettings
 
 TEAM = Client("team", requests_per_minute=60)
 
@@ -29,7 +32,10 @@ class PeerProcess:
             backend.state = State.UP
         self.limits = Limits(clock=clock)
         self.locations = ResponseLocations()
-        self.peers = Peers(self.pool, self.limits, Keyring([(b"digest", TEAM)]), self.locations, clock, host)
+        self.policy = LMetric(LoadSettings(seed=1))
+        keyring = Keyring([(b"digest", TEAM)])
+        models = {"m": Model("m", self.policy, 1.0, {})}
+        self.peers = Peers(self.pool, self.limits, keyring, self.locations, models, clock, host)
 
     def load(self) -> list[int]:
         """Return the requests on each replica, as policies see them."""

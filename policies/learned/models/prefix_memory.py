@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
 from policies.features.request import RequestFeatures
@@ -123,12 +124,12 @@ class BackendPrefixes:
                 high = middle
         return request.prefix_tokens[low - 1] * self._trust if low else 0.0
 
-    def remember(self, request: RequestFeatures, now_s: float = 0.0) -> None:
-        """Add the prefixes of a prompt that is sent to the backend."""
-        used, holders, lengths = self._used, self._holders, request.prefix_tokens
-        index = len(request.prefix)
+    def remember(self, prefixes: Sequence[int], lengths: Sequence[int], now_s: float = 0.0) -> None:
+        """Add the prefixes of a prompt that is sent to the backend, with their lengths in tokens; shortest first."""
+        used, holders = self._used, self._holders
+        index = len(prefixes)
         is_known = False
-        for prefix in reversed(request.prefix):  # the shortest last: it is the most useful, so it is evicted last
+        for prefix in reversed(prefixes):  # the shortest last: it is the most useful, so it is evicted last
             index -= 1
             if prefix in used:
                 used.move_to_end(prefix)
@@ -142,8 +143,8 @@ class BackendPrefixes:
                 used[prefix] = tokens
                 self._tokens += tokens
                 holders[prefix] = holders.get(prefix, 0) | self._bit
-        if request.prefix:
-            self._used_s[request.prefix[-1]] = now_s
+        if prefixes:
+            self._used_s[prefixes[-1]] = now_s
         self._evict(now_s)
 
     def learn(self, expected_tokens: float, cached_tokens: int) -> None:

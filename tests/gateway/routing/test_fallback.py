@@ -212,6 +212,7 @@ HOOKS = {
     "forget",
     "take_over",
     "engine_changed",
+    "sent_elsewhere",
     "warm_up",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,8 @@ from gateway.dialects.errors import GatewayError
 from gateway.relay.limits import KeyUse, Limits
 from gateway.routing.keys import Keyring
 from gateway.service.peers import SILENT_S
-from gateway.state.report import Draining, Ejection, Report, decode
+from gateway.state.report import Draining, Ejection, Report, SentPrompt, decode
+from policies.features.request import Endpoint, RequestFeatures
 from tests.support.peer_process import TEAM, PeerProcess
 
 
@@ -233,16 +235,16 @@ def test_an_engine_without_metrics_is_known_by_what_the_gateways_sent() -> None:
         b"[]",
         b"{}",
         b'["w",1,{},{},{},{},{},{},2]',
-        b'["w","x",{},{},{},{},{},{},3]',
-        b'["w",1,[],{},{},{},{},{},3]',
-        b'["w",1,{},{"k":[1]},{},{},{},{},3]',
-        b'["w",-1,{},{},{},{},{},{},3]',
-        b'["w",1,{"http://a":18446744073709551615},{},{},{},{},{},3]',
-        b'["w",1,{},{"k":[1,2,0,0,1,NaN,1.0]},{},{},{},{},3]',
-        b'["w",1,{},{},{"http://a":[1,1e308,"for ever"]},{},{},{},3]',
-        b'["w",1,{},{},{},{"http://a":[1e308,1]},{},{},3]',
-        b'["w",1,{},{},{},{},{"http://a":["x",true]},{},3]',
-        b'["w",1,{},{},{},{},{},[],3]',
+        b'["w","x",{},{},{},{},{},{},[],4]',
+        b'["w",1,[],{},{},{},{},{},[],4]',
+        b'["w",1,{},{"k":[1]},{},{},{},{},[],4]',
+        b'["w",-1,{},{},{},{},{},{},[],4]',
+        b'["w",1,{"http://a":18446744073709551615},{},{},{},{},{},[],4]',
+        b'["w",1,{},{"k":[1,2,0,0,1,NaN,1.0]},{},{},{},{},[],4]',
+        b'["w",1,{},{},{"http://a":[1,1e308,"for ever"]},{},{},{},[],4]',
+        b'["w",1,{},{},{},{"http://a":[1e308,1]},{},{},[],4]',
+        b'["w",1,{},{},{},{},{"http://a":["x",true]},{},[],4]',
+        b'["w",1,{},{},{},{},{},[],[],4]',
         b'["w",1,{},{},{},{},{}]',
     ],
 )
@@ -256,7 +258,15 @@ def test_a_report_is_read_as_it_was_written() -> None:
     ejected = {"http://a": Ejection(1, 1.5, "broke the connection")}
     draining = {"http://a": Draining(2, drained=True)}
     report = Report(
-        "w", 3, {"http://a": 2}, {"team": use}, ejected, {"http://a": (60.0, 20.5)}, draining, {"resp_1": "a"}
+        "w",
+        3,
+        {"http://a": 2},
+        {"team": use},
+        ejected,
+        {"http://a": (60.0, 20.5)},
+        draining,
+        {"resp_1": "a"},
+        [[SentPrompt("http://a", (-(2**63), 2**63 - 1), (40, 80))], []],
     )
     assert decode(report.encode()) == report
 
@@ -274,12 +284,49 @@ def test_processes_know_each_other_after_two_exchanges_without_any_request() -> 
     assert one.peers.number == number, "nothing to report"
 
 
+PROMPT = RequestFeatures("m", Endpoint.CHAT, prompt_tokens=1000, prefix=(1, 2), prefix_tokens=(500, 900))
+
+
+def cached(process: PeerProcess) -> list[float]:
+    """Return the scores of the two replicas for the prompt: its tokens that are expected not to be cached."""
+    return [each.score for each in process.policy.assess(PROMPT, process.backends) if each.score is not None]
+
+
+def test_prompts_that_others_have_sent_are_known() -> None:
+    one, two = known(2)
+    assert cached(two) == [1000, 1000]
+    one.peers.sent.append((one.backends[1], PROMPT))
+    exchange(one, two)
+    assert cached(two) == [1000, 100]
+    assert cached(one) == [1000, 1000], "its policy knows what it has sent itself"
+
+
+@pytest.mark.parametrize(("missed", "expected"), [(2, 100), (3, 1000)])
+def test_a_prompt_is_known_though_two_reports_were_missed(missed: int, expected: float) -> None:
+    one, two = known(2)
+    cached(two)
+    one.peers.sent.append((one.backends[1], PROMPT))
+    for number in range(missed + 1):
+        one.backends[0].in_flight = number
+        one.peers.update()
+    two.peers.receive(one.peers.report)
+    assert cached(two) == [1000, expected]
+
+
+def test_a_prompt_that_is_no_prompt_is_ignored() -> None:
+    one, two = known(2)
+    cached(two)
+    one.peers.sent.append((one.backends[1], replace(PROMPT, prefix_tokens=(500,))))
+    exchange(one, two)
+    assert cached(two) == [1000, 1000]
+
+
 def test_other_keys_are_followed() -> None:
     one, two = known(2)
-    one.peers.follow(Keyring([]))
+    one.peers.follow(Keyring([]), {})
     assert admits(two.limits)
     exchange(one, two)
-    one.peers.follow(Keyring([(b"digest", TEAM)]))
+    one.peers.follow(Keyring([(b"digest", TEAM)]), {})
     assert admits(one.limits)
     account = one.limits._accounts["team"]
     assert account.peers == {}, "its key was unknown"

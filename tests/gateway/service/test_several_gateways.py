@@ -96,3 +96,27 @@ def test_two_gateways_act_as_one_until_one_is_killed(pool: Path, tmp_path: Path)
         until(lambda: "gateway_peers 0.0" in two.get("/metrics").text)
         for connection in held:
             connection.close()
+
+
+@pytest.mark.slow
+def test_a_conversation_is_warm_for_all_gateways_where_one_has_sent_it(pool: Path, tmp_path: Path) -> None:
+    pool.write_text(pool.read_text().replace("least_loaded", "lmetric"))
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+
+    def chosen(text: str) -> str:
+        """Return where the second gateway would send a prompt."""
+        body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+        answer = two.post("/admin/explain", body, headers=two.admin)
+        return str(answer.json()["choice"]["backend"])
+
+    with gateway_command(pool, folders[0]) as one, gateway_command(pool, folders[1]) as two:
+        until(lambda: "gateway_peers 1.0" in two.get("/metrics").text, what="they know each other")
+        chosen("what makes it know the replicas")
+        for number, warm in enumerate("abbaba"):
+            text = f"Conversation {number}. " * 100
+            body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+            plain = {"authorization": "Bearer sk-plain", "x-gateway-backend": warm}
+            assert one.post("/v1/chat/completions", body, headers=plain).status_code == 200
+            until(lambda text=text, warm=warm: [chosen(text) for _ in range(8)] == [warm] * 8)

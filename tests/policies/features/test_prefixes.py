@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from policies.features.prompt import TAIL_CHARS, Prompt
+from policies.features.prompt import TAIL_CHARS, Prompt, prefix_hashes
 from policies.features.request import Endpoint, RequestFeatures, describe
 from policies.learned.models.prefix_memory import PrefixMemory
 
@@ -37,6 +39,20 @@ def test_requests_of_an_application_share_only_their_system_prompt() -> None:
     assert first.prefix[1] != second.prefix[1]
 
 
+def test_prefixes_are_the_same_in_every_process() -> None:
+    prompt = ["one", "zwei \u00e9 \ud800", "three"]
+    code = (
+        f"from policies.features.prompt import *\nprint(prefix_hashes(Prompt([40 * each for each in {prompt!r}]))[0])"
+    )
+    answers = set()
+    for seed in "12":
+        run = subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, env={"PYTHONHASHSEED": seed}
+        )
+        answers.add(run.stdout)
+    assert answers == {f"{prefix_hashes(Prompt([40 * each for each in prompt]))[0]}\n".encode()}
+
+
 def test_a_short_prompt_has_no_prefixes() -> None:
     body = {"messages": [{"role": "user", "content": "Hello"}]}
     features = describe(Endpoint.CHAT, body, model="m", default_temperature=1.0, qps=0.0, in_flight=0)
@@ -53,8 +69,9 @@ def test_a_long_conversation_is_found_where_it_was_served(later: int) -> None:
     memory = PrefixMemory()
     backend, other = memory.add_backend(), memory.add_backend()
     first, second = _long(300), _long(300 + later)
-    backend.remember(first)
-    other.remember(_long(40))
+    backend.remember(first.prefix, first.prefix_tokens)
+    few = _long(40)
+    other.remember(few.prefix, few.prefix_tokens)
     assert len(second.prefix) <= 64
     assert backend.cached_tokens(second, memory.holders(second)) > 0.95 * first.prefix_tokens[-1]
     assert other.cached_tokens(second, memory.holders(second)) < 0.2 * first.prefix_tokens[-1]

@@ -202,7 +202,7 @@ def test_a_frozen_policy_leaves_long_conversations_where_they_are_cached() -> No
     policy.set_clock(lambda: 1_000_000.0)  # some other blocks of time stay the policy's
     policy.guardrail.frozen = True
     warm = replace(REQUEST, prompt_tokens=6000, prefix=(1, 2), prefix_tokens=(3000, 5900))
-    policy.predictor.of(pool[2]).prefixes.remember(warm)
+    policy.predictor.of(pool[2]).prefixes.remember(warm.prefix, warm.prefix_tokens)
     pool[2].in_flight = 9
     assert propensities(policy.choose(warm, pool)) == {"b": 0.0, "n": 0.0, "s": 1.0, "e": 0.0}
     short = replace(warm, prompt_tokens=900, prefix=(1,), prefix_tokens=(800,))  # it costs little anywhere

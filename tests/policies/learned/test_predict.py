@@ -98,10 +98,8 @@ def test_the_tokens_before_a_prompt_token_raise_its_price() -> None:
         backend = _backend(f"after-{cached}", in_flight=2)
         for one in (predictor, plain):
             if cached:
-                part = replace(request, prefix=request.prefix[: cached // 8_000])
-                one.of(backend).prefixes.remember(
-                    replace(part, prefix_tokens=request.prefix_tokens[: len(part.prefix)])
-                )
+                known = cached // 8_000
+                one.of(backend).prefixes.remember(request.prefix[:known], request.prefix_tokens[:known])
         with_attention, without = (_predict(one, backend, request) for one in (predictor, plain))
         more_s = token_s * 1e-4 * sum(range(cached, 20_000))
         assert with_attention.prefill_s == pytest.approx(token_s * (20_000 - cached) + more_s, rel=1e-3)
@@ -124,7 +122,7 @@ def test_cached_prompt_tokens_are_not_computed() -> None:
     backend = _busy(predictor, backend, 4, work(50.0, 800.0, 300.0))
     request = replace(REQUEST, prompt_tokens=4000, prefix=(1, 2, 3), prefix_tokens=(1000, 2000, 3900))
     cold = _predict(predictor, backend, request)
-    predictor.of(backend).prefixes.remember(request)
+    predictor.of(backend).prefixes.remember(request.prefix, request.prefix_tokens)
     warm = _predict(predictor, backend, request)
     assert (cold.prompt_tokens, warm.prompt_tokens) == (4000, 100)
     assert warm.ttft_s < cold.ttft_s
@@ -140,7 +138,7 @@ def test_what_a_full_cache_evicts_is_computed_again_beside_the_requests_of_the_p
     predictor, load = _predictor(), EngineLoad(kv_tokens=1000)
     empty, full = (replace(_backend(name), load=load) for name in ("empty", "full"))
     known = replace(REQUEST, prompt_tokens=900, prefix=(1,), prefix_tokens=(900,))
-    predictor.of(full).prefixes.remember(known)
+    predictor.of(full).prefixes.remember(known.prefix, known.prefix_tokens)
     request = replace(REQUEST, prompt_tokens=400, prefix=(2,), prefix_tokens=(400,))
 
     def lost_s(elsewhere: int) -> list[float]:
@@ -156,7 +154,7 @@ def test_a_conversation_is_cheapest_where_its_prefix_is_cached() -> None:
     predictor = _predictor()
     two = [_backend("e1"), _backend("e2")]
     request = replace(REQUEST, prompt_tokens=6000, prefix=(1, 2), prefix_tokens=(3000, 5900))
-    predictor.of(two[1]).prefixes.remember(request)
+    predictor.of(two[1]).prefixes.remember(request.prefix, request.prefix_tokens)
     costs = [prediction.own_s + prediction.others_s for prediction in predictor.predict(request, key_of(request), two)]
     assert costs[1] < costs[0]
 
