@@ -25,6 +25,7 @@ Work = Literal[
     "default temperature",
     "discovery",
     "engines",
+    "kv events",
     "lab",
     "observers",
     "open files",

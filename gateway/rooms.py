@@ -29,6 +29,7 @@ _OWN = (
     "gateway.reports.reporter:ReportsRoom",
     "gateway.advice.live:AdviceRoom",
     "gateway.batches.room:BatchesRoom",
+    "gateway.kv_events.room:KvEventsRoom",
     "gateway.dashboard.dashboard:Dashboard",
 )
 _GROUP = "speculation_gateway.rooms"

@@ -136,6 +136,12 @@ class Guarded(Policy):
             if isinstance(part, CacheWatcher):
                 part.sent_elsewhere(backend, prefixes, lengths)
 
+    def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
+        """Forget what was not used for so many seconds."""
+        for part in self._parts:
+            if isinstance(part, CacheWatcher):
+                part.evicted(backend, unused_s, is_full)
+
     def correct(self, backend: str, factor: float) -> None:
         """Multiply the tokens per step of a backend's answers by what its engine counts over what they show."""
         for part in self._parts:

@@ -68,6 +68,9 @@ class Decision:
         Scores of all candidates, for the recorder; None if the policy reports only its choice.
     memo
         Private data of the policy, which finds it again in the outcome.
+    cached_tokens, cached_by
+        Tokens of the prompt that the backend is expected to have cached, and what that goes by: `events` of its engine
+        or an `estimate`, or empty for a policy that expects nothing.
 
     References
     ----------
@@ -87,6 +90,8 @@ class Decision:
     propensity: float
     considered: CandidateScores | None
     memo: Any = field(repr=False, compare=False)
+    cached_tokens: int
+    cached_by: str
 
     def __init__(
         self,
@@ -96,6 +101,8 @@ class Decision:
         propensity: float = 1.0,
         considered: CandidateScores | None = None,
         memo: Any = None,
+        cached_tokens: int = 0,
+        cached_by: str = "",
     ) -> None:
         self.backend = backend
         self.policy = policy
@@ -103,6 +110,8 @@ class Decision:
         self.propensity = propensity
         self.considered = considered
         self.memo = memo
+        self.cached_tokens = cached_tokens
+        self.cached_by = cached_by
 
     def __deepcopy__(self, copied: dict[int, object]) -> Decision:
         """Return the decision itself, which is immutable; a compiled class has no other way to be copied."""

@@ -78,6 +78,12 @@ class CacheWatcher(Protocol):
     def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
         """Remember the prefixes of a prompt, and their lengths in tokens, that another gateway has sent."""
 
+    def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
+        """Forget what was not used for so many seconds, as an engine tells of its cache; None if it tells nothing.
+
+        If the cache `is_full`, what comes evicts something else.
+        """
+
 
 @runtime_checkable
 class EngineWatcher(Protocol):

@@ -34,6 +34,7 @@ ROOMS = {
     "rescue": ["gateway/rescue"],
     "advice": ["gateway/advice"],
     "batches": ["gateway/batches"],
+    "KV events": ["gateway/kv_events"],
     "importer": ["gateway/importer"],
     "discovery by DNS": ["gateway/discovery/resolver.py"],
     "discovery in Kubernetes": ["gateway/discovery/kubernetes.py", "gateway/discovery/inference_pool.py"],

@@ -346,6 +346,9 @@ def _add_outcome(document: dict[str, Any], ended: EndedExchange, outcome: Outcom
         document["estimated"] = True
     if outcome.cached_tokens is not None:
         document["cached_tokens"] = outcome.cached_tokens
+    if outcome.decision.cached_by:
+        document["expected_cached_tokens"] = outcome.decision.cached_tokens
+        document["cached_by"] = outcome.decision.cached_by
     if outcome.ttft_s is not None:
         document["ttft_s"] = micro(outcome.ttft_s)
     if usage is not None and usage.queue_s is not None:

@@ -51,7 +51,8 @@ def _started(settings: PoolSettings) -> dict[str, Any]:
         backends = {key: backend for key, backend in model.backends.items() if backend.url is None}
         for key, backend in backends.items():
             limit = backend.drafter_limit if backend.simulate else None  # an engine is told nothing of it
-            started[f"{name}.backends.{key}"] = backend.model_copy(update={"weight": 1.0, "drafter_limit": limit})
+            update = {"weight": 1.0, "drafter_limit": limit, "kv_events": None}
+            started[f"{name}.backends.{key}"] = backend.model_copy(update=update)
         if backends:
             started[f"{name}.aliases"] = model.aliases
     return started

@@ -28,6 +28,7 @@ CALLS = (
     "forget",
     "engine_changed",
     "sent_elsewhere",
+    "evicted",
     "correct",
     "take_over",
     "warm_up",

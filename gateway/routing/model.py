@@ -222,6 +222,11 @@ class Model:
         if isinstance(self.policy, CacheWatcher):
             self._guarded("sent_elsewhere", self.policy.sent_elsewhere, backend, prefixes, lengths)
 
+    def evicted(self, backend: str, unused_s: float | None, *, is_full: bool) -> None:
+        """Tell the policy what an engine has evicted."""
+        if isinstance(self.policy, CacheWatcher):
+            self._guarded("evicted", self.policy.evicted, backend, unused_s, is_full)
+
     def correct(self, backend: str, factor: float) -> None:
         """Have the policy correct the tokens per step that answers of a backend show."""
         if isinstance(self.policy, Corrected):

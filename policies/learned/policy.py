@@ -178,6 +178,11 @@ class Learned(Policy):
         if (model := self.predictor.backend_models.get(backend)) is not None:
             model.prefixes.remember(prefixes, lengths, self.clock())
 
+    def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
+        """Forget what was not used for so many seconds, as an engine tells of its cache; None if it tells nothing."""
+        if (model := self.predictor.backend_models.get(backend)) is not None:
+            model.prefixes.evicted(None if unused_s is None else self.clock() - unused_s, is_full)
+
     def correct(self, backend: str, factor: float) -> None:
         """Multiply the tokens per step of a backend's answers; what was learned from them before is dropped."""
         corrections = self.predictor.corrections
@@ -228,6 +233,9 @@ class Learned(Policy):
                 f"({prediction.output_tokens:.0f} tokens, {prediction.tokens_per_step:.2f} per step of "
                 f"{1e3 * prediction.step_s:.1f} ms), others delayed by {prediction.others_s:.3f} s"
             )
+            if cached := int(request.prompt_tokens - prediction.prompt_tokens):
+                goes_by = self.predictor.backend_models[candidate.name].prefixes.goes_by
+                note += f"; {cached:,} tokens of the prompt cached, by {goes_by}"
             known = known_to_tokens(self.settings.calibration, candidate.method)
             if prediction.context_tokens > known:
                 note += f"; its acceptance is published for up to {known:,.0f} tokens of context"

@@ -168,6 +168,8 @@ class Chooser:
             propensities[chosen],
             considered,
             Memo(key, prediction, mark, True),
+            int(request.prompt_tokens - prediction.prompt_tokens),
+            self._predictor.backend_models[backend].prefixes.goes_by,
         )
 
     def follow(

@@ -16,6 +16,7 @@ from policies.learned.models.backend_model import BackendModel, Prediction
 from policies.learned.models.depth import Place
 from policies.learned.models.keys import Key, Templates
 from policies.learned.models.length import LENGTH
+from policies.learned.models.prefix_memory import ESTIMATE
 from policies.learned.models.step_time import STEPS
 from policies.learned.predict import Predictor
 from policies.learned.select import Memo
@@ -84,6 +85,8 @@ class Observer:
         if outcome.cached_tokens is not None:
             expected = request.prompt_tokens - memo.prediction.prompt_tokens
             model.prefixes.learn(expected, outcome.cached_tokens)
+        if model.prefixes.goes_by is not ESTIMATE:  # what it evicts depends on the end of the use
+            model.prefixes.remember(request.prefix, request.prefix_tokens, now_s)
 
     def observe_shadow(self, outcome: Outcome, now_s: float) -> None:
         """Learn from shadow drafting. For the backend's own arm it only calibrates the replay against the engine."""

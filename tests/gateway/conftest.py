@@ -76,6 +76,7 @@ async def start_gateway(
     queue: dict[str, Any] | None = None,
     port: int = 0,
     limits: Mapping[str, DrafterLimit] | None = None,
+    kv_events: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start upstreams (name -> method) and a gateway in front of them.
@@ -88,6 +89,7 @@ async def start_gateway(
         backends_settings: dict[str, Any] = {}
         for name, method in methods.items():
             backends_settings[name] = {"method": method, "url": upstreams[name].url}
+            backends_settings[name]["kv_events"] = (kv_events or {}).get(name)
             if method == "ngram":
                 backends_settings[name]["speculative_config"] = {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
             elif method == "eagle3":

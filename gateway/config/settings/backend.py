@@ -19,6 +19,8 @@ from backends.validation import Issue, error_of, issues_of
 from gateway.config.settings.base import Seconds, Secret, Settings, Word
 from gateway.config.urls import address
 
+_EVENTS = r"^(tcp://[^*/\s]+:\d{1,5}|ipc:///\S+)$"
+
 
 def issues_of_method(data: Mapping[str, Any], *, served: bool) -> Iterator[Issue]:
     """Yield what is wrong with `speculative_config` and `drafter_limit` for the `method` beside them."""
@@ -144,6 +146,9 @@ class BackendSettings(Settings):
     drafter_limit
         The longest context that its drafter serves, or a mapping: docs/configuration.md. Null: what the draft says, if
         it is in a local folder.
+    kv_events
+        Where its engine publishes what it stores in its KV cache and evicts: `tcp://host:5557`, the `endpoint` of its
+        `--kv-events-config`.
     api_key
         Bearer token sent to the engine.
     weight
@@ -166,6 +171,7 @@ class BackendSettings(Settings):
     simulate: SimulateSettings | None = None
     speculative_config: SpeculativeConfig | None = None
     drafter_limit: DrafterLimitSettings | None = None
+    kv_events: Annotated[str, Field(pattern=_EVENTS)] | None = None
     api_key: Secret = None
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 

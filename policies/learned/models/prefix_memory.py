@@ -13,6 +13,10 @@ MAX_PREFIXES: Final = 20_000
 """Maximum prefixes per backend, which bounds the memory that a gateway spends on them."""
 
 
+ESTIMATE: Final = "estimate"
+_EVENTS: Final = "events"
+
+
 class Reuse:
     """How likely a prefix is to be asked for again, by how long it has not been: seconds in octaves."""
 
@@ -111,6 +115,9 @@ class BackendPrefixes:
         self._tokens = 0
         self._capacity = 0
         self._trust = 1.0
+        # What the expectation goes by: `events`, which tell what the engine evicts, or an `estimate` by its capacity.
+        self.goes_by = ESTIMATE
+        self._is_full = False  # as the engine tells
 
     def cached_tokens(self, request: RequestFeatures, holders: list[int]) -> float:
         """Return the prompt tokens expected in the backend's cache, given the request's `PrefixMemory.holders`."""
@@ -154,6 +161,13 @@ class BackendPrefixes:
             ratio = min(1.0, cached_tokens * trust / expected_tokens)
             self._trust = max(_MIN_TRUST, trust + _STEP * (ratio - trust))
 
+    def evicted(self, until_s: float | None, is_full: bool) -> None:
+        """Forget what was not used since a time, as the engine tells; None if it tells nothing."""
+        self._is_full = is_full
+        self.goes_by = ESTIMATE if until_s is None else _EVENTS
+        while until_s is not None and self._used and self._first_s() < until_s:
+            self._forget(until_s)
+
     def resize(self, capacity_tokens: int) -> None:
         """Set the tokens that the engine's KV cache holds; 0 if unknown."""
         if capacity_tokens != self._capacity:
@@ -162,13 +176,19 @@ class BackendPrefixes:
 
     def recomputed(self, tokens: float, now_s: float) -> float:
         """Return the tokens that are computed later, on any backend, for each of so many that the engine takes in."""
-        if not self._capacity or self._tokens + tokens <= self._capacity:
+        if self.goes_by is ESTIMATE:
+            is_full = self._capacity and self._tokens + tokens > self._capacity
+        else:
+            is_full = self._is_full
+        if not is_full:
             return 0.0
-        oldest_s = self._oldest_s
+        return self._reuse.recomputed(now_s - self._first_s())
+
+    def _first_s(self) -> float:
+        """Return when the prefix that is the first to go was used last."""
         for prefix in self._used:
-            oldest_s = self._used_s.get(prefix, oldest_s)
-            break
-        return self._reuse.recomputed(now_s - oldest_s)
+            return self._used_s.get(prefix, self._oldest_s)
+        return self._oldest_s
 
     def clear(self) -> int:
         """Forget all prefixes, and return the bit of the backend."""
@@ -178,7 +198,8 @@ class BackendPrefixes:
 
     def _evict(self, now_s: float) -> None:
         """Forget the least recently used prefixes beyond the capacity, as vLLM evicts blocks."""
-        while len(self._used) > self._max_prefixes or (self._capacity and self._tokens > self._capacity):
+        capacity = self._capacity if self.goes_by is ESTIMATE else 0
+        while len(self._used) > self._max_prefixes or (capacity and self._tokens > capacity):
             self._forget(now_s)
 
     def _forget(self, now_s: float) -> None:

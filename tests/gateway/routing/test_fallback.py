@@ -213,6 +213,7 @@ HOOKS = {
     "take_over",
     "engine_changed",
     "sent_elsewhere",
+    "evicted",
     "warm_up",
 }
 

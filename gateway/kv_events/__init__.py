@@ -1,0 +1,1 @@
+"""What engines tell of their KV caches, by vLLM's `--kv-events-config`."""

@@ -1,0 +1,155 @@
+"""A gateway that hears what engines tell of their caches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+from pydantic import ValidationError
+
+from backends.launch.ports import free_port
+from gateway.config.settings import PoolSettings
+from gateway.kv_events import room
+from gateway.kv_events.room import KvEventsRoom
+from tests.gateway.conftest import ADMIN_KEY, Running, Start
+from tests.gateway.kv_events.test_cache import message, removed, stored
+from tests.support.upstream import Wire
+from tests.support.waiting import TIMEOUT_S
+
+TEXT = "A conversation that is long enough for a prefix cache. " * 40
+LEARNED = {"name": "learned", "guardrail": {"share": 0}, "exploration": {"share": 0}}
+
+
+class Publisher:
+    """What an engine publishes."""
+
+    def __init__(self) -> None:
+        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
+        self._socket = zmq.Context.instance().socket(zmq.PUB)
+        self._socket.bind(self.endpoint)
+        self.number = 0
+
+    def tell(self, *events: Any) -> None:
+        self._socket.send_multipart(message(self.number, *events))
+        self.number += 1
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+@pytest.fixture
+def engine() -> Iterator[Publisher]:
+    publisher = Publisher()
+    yield publisher
+    publisher.close()
+
+
+async def answer(wire: Wire) -> None:
+    """Answer with 400 of 500 prompt tokens cached."""
+    usage = {"prompt_tokens": 500, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 400}}
+    await wire.json({"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}], "usage": usage})
+
+
+async def note(running: Running) -> str:
+    """Return what is expected of replica `a` for the text."""
+    body = {"model": "m", "messages": [{"role": "user", "content": TEXT}]}
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    document = (await running.client.post("/admin/explain", json=body, headers=headers)).json()
+    return str(document["candidates"][0]["note"])
+
+
+async def until_noted(running: Running, text: str) -> None:
+    """Wait for a note."""
+    known = ""
+    async with asyncio.timeout(TIMEOUT_S):
+        while text not in known:
+            known = await note(running)
+
+
+@pytest.mark.slow
+async def test_what_an_engine_tells_decides_what_is_expected_there(
+    gateway_of: Start, engine: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gateway.kv_events.room")
+    async with gateway_of({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
+        assert (await running.chat(TEXT)).status_code == 200
+        await until_noted(running, "tokens of the prompt cached, by estimate")
+        await running.until(lambda: _hears(running, engine))
+        await running.chat(TEXT)
+        await until_noted(running, "tokens of the prompt cached, by events")
+        assert "m/a: what it has cached is expected by its events" in caplog.text
+        for _ in range(3):
+            await running.chat(TEXT)
+        page = (await running.client.get("/metrics")).text
+        assert 'gateway_kv_events_known{backend="a",model="m"} 1.0' in page
+        assert 'gateway_prefix_tokens_total{backend="a",model="m",outcome="found",source="events"} 1200.0' in page
+        assert 'outcome="missed",source="events"' in page, "some 550 are expected"
+        engine.tell(stored(5))
+        engine.tell({"type": "AllBlocksCleared"})
+        await running.until(lambda: _cache(running).evicted_s > 0)
+        while "cached" in await note(running):
+            pass
+        await running.chat(TEXT)
+        await until_noted(running, "tokens of the prompt cached, by events")
+        engine.tell("nonsense")
+        await until_noted(running, "tokens of the prompt cached, by estimate")
+        page = (await running.client.get("/metrics")).text
+        assert 'gateway_kv_events_problems_total{backend="a",kind="nonsense",model="m"} 1.0' in page
+        assert 'gateway_kv_events_known{backend="a",model="m"} 0.0' in page
+
+
+def _cache(running: Running) -> Any:
+    (found,) = [each for each in running.gateway.rooms if isinstance(each, KvEventsRoom)]
+    return found._caches["m", "a"]
+
+
+def _hears(running: Running, engine: Publisher) -> bool:
+    """Tell of a block, and of its eviction, until the gateway has heard it: it joins at some time."""
+    engine.tell(stored(engine.number))
+    engine.tell(removed(engine.number - 1))
+    return bool(_cache(running).is_known)
+
+
+@pytest.mark.slow
+async def test_an_engine_that_tells_nothing_while_it_works_is_not_believed(
+    gateway_of: Start, engine: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_LATE_S", 0.5)
+    async with gateway_of({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
+        await running.until(lambda: "a" in running.upstreams and _hears(running, engine))
+        await running.chat(TEXT)
+        await until_noted(running, "by events")
+        running.backend("a").in_flight += 1
+        await until_noted(running, "by estimate")
+        running.backend("a").in_flight -= 1
+        await until_noted(running, "by events")
+
+
+@pytest.mark.parametrize(
+    ("kv_events", "ok"),
+    [
+        ("tcp://engine-0:5557", True),
+        ("ipc:///run/vllm/events", True),
+        ("tcp://*:5557", False),
+        ("http://engine-0:5557", False),
+        ("tcp://engine-0", False),
+    ],
+)
+def test_an_address_is_checked(kv_events: str, ok: bool) -> None:
+    pool = {"models": {"m": {"backends": {"a": {"url": "http://a:1", "method": "baseline", "kv_events": kv_events}}}}}
+    if ok:
+        assert KvEventsRoom.problem(PoolSettings.model_validate(pool)) == ""
+    else:
+        with pytest.raises(ValidationError, match=r"kv_events"):
+            PoolSettings.model_validate(pool)
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "find_spec", lambda _: None)
+    backend = {"url": "http://a:1", "method": "baseline", "kv_events": "tcp://a:5557"}
+    settings = PoolSettings.model_validate({"models": {"m": {"backends": {"a": backend}}}})
+    assert "pyzmq and msgspec" in KvEventsRoom.problem(settings)

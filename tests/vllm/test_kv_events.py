@@ -1,0 +1,86 @@
+"""A real engine with a small KV cache that tells what it stores and evicts: what is expected there is what it finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from backends.launch.ports import free_port
+from tests.support.paths import ROOT
+from tests.support.waiting import eventually_blocking
+from tests.vllm.conftest import Served
+
+pytestmark = pytest.mark.vllm
+
+POOL = ""
+BLOCKS, BLOCK_TOKENS = 64, 128  # the size of the CPU's
+WORDS = 60
+"""Of a prompt: 600 to 800 tokens of the tiny model's, so that some ten prompts fit into the blocks."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pool(request: pytest.FixtureRequest, installed: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Write a pool of one engine with events."""
+    document = yaml.safe_load((ROOT / "tests/vllm/pool.methods.yaml").read_text())
+    tiny = document["models"]["tiny"]
+    serve, port = tiny["backends"]["tree"]["serve"], free_port()
+    events = {"enable_kv_cache_events": True, "endpoint": f"tcp://*:{port}"}
+    flags = ["--kv-events-config", json.dumps(events), "--enable-prompt-tokens-details"]
+    flags += ["--num-gpu-blocks-override", str(BLOCKS)]
+    env = {**serve["env"], "VLLM_SERVER_DEV_MODE": "1"}
+    serve = {**serve, "env": env, "flags": [*serve["flags"], *flags]}
+    tiny["backends"] = {"plain": {"method": "baseline", "serve": serve, "kv_events": f"tcp://127.0.0.1:{port}"}}
+    path = tmp_path_factory.mktemp("events") / "pool.yaml"
+    path.write_text(yaml.safe_dump(document))
+    request.module.POOL = str(path)
+
+
+def messages(number: int) -> list[dict[str, Any]]:
+    text = " ".join(f"def merge_{number}_{word}(left, right):" for word in range(WORDS))
+    return [{"role": "user", "content": text}]
+
+
+def ask(served: Served, number: int) -> tuple[int, int]:
+    """Return the tokens of a prompt, and how many of them its engine had cached."""
+    completion = served.openai.chat.completions.create(
+        model="tiny", messages=messages(number), max_tokens=24, temperature=0
+    )
+    assert completion.usage is not None
+    details = completion.usage.prompt_tokens_details
+    return completion.usage.prompt_tokens, (details and details.cached_tokens) or 0
+
+
+def expected(served: Served, number: int) -> str:
+    """Return what is expected of a prompt."""
+    return str(served.explain(messages=messages(number))["candidates"][0]["note"])
+
+
+def test_what_the_engine_tells_is_what_it_does(served: Served) -> None:
+    tokens, cached = ask(served, 0)
+    assert (tokens > 400, cached) == (True, 0)
+    assert ask(served, 0)[1] > 0.8 * tokens
+    eventually_blocking(lambda: "of the prompt cached" in expected(served, 0))
+
+    fits = BLOCKS * BLOCK_TOKENS // tokens
+    for number in range(1, 3 * fits):
+        assert ask(served, number)[1] < 0.5 * tokens
+    eventually_blocking(lambda: "cached, by events" in expected(served, 3 * fits - 1))
+    eventually_blocking(lambda: "cached" not in expected(served, 0))
+    last = [number for number in range(3 * fits) if "cached, by events" in expected(served, number)]
+    assert last == [*range(last[0], 3 * fits)], "the last ones"
+    assert fits - 1 <= len(last) <= fits + 2, "one that is partly evicted, or just, may count"
+    found = {number: ask(served, number)[1] > 0.8 * tokens for number in (last[-1], last[3], 0, last[0] - 1)}
+    assert found == {last[-1]: True, last[3]: True, 0: False, last[0] - 1: False}
+
+    served.http.post(f"{served.backends()['plain']['url']}/reset_prefix_cache").raise_for_status()
+    ask(served, 3 * fits)  # it tells with its next step
+    eventually_blocking(lambda: "cached" not in expected(served, last[-1]))
+    assert ask(served, last[-1])[1] == 0
+    told = {"backend": "plain", "source": "events"}
+    right = served.metric("gateway_prefix_tokens_total", outcome="found", **told)
+    assert right > 0
+    assert served.metric("gateway_prefix_tokens_total", outcome="missed", **told) < 0.25 * right
