@@ -74,13 +74,12 @@ def draft_profile(
     )
 
 
-def rates_to(method: Method, rates: Sequence[float], k: int, *, kept: float | None = None) -> tuple[float, ...]:
+def rates_to(method: Method, rates: Sequence[float], k: int) -> tuple[float, ...]:
     """Return the acceptance rates of k positions from those of the first ones; a single one holds for all.
 
     Rates of a layer trained for one position fall towards a floor: their logit by half of its last fall. Those of heads
     that were trained to follow their own drafts, and of blocks, are alike: the logit of the last two, by 0.6, and of
-    0.7, where positions 4 to 8 were in all that was measured. `kept` is this share, or that half.
-    `python -m benchmarks.calibration depth` prints how well k = 8 follows from k = 1 to 3.
+    0.7, where positions 4 to 8 were in all that was measured.
 
     Examples
     --------
@@ -94,11 +93,10 @@ def rates_to(method: Method, rates: Sequence[float], k: int, *, kept: float | No
         return (*rates[:k], *[rates[0]] * further)
     before, logit = (_logit(rate) for rate in rates[-2:])
     if method not in _TRAINED_FOR_ONE:
-        own = 0.6 if kept is None else kept
-        return (*rates, *[_rate(own * (before + logit) / 2 + (1 - own) * _logit(0.7))] * further)
+        return (*rates, *[_rate(0.6 * (before + logit) / 2 + 0.4 * _logit(0.7))] * further)
     fall = min(0.0, logit - before)
     for _ in range(further):
-        fall *= 0.5 if kept is None else kept
+        fall *= 0.5
         logit += fall
         rates = (*rates, _rate(logit))
     return tuple(rates)

@@ -3,8 +3,7 @@
 `base TABLE` prints how well base engines' step times, fitted on half of what was measured, give the other half, and
 `base TABLE FILE` writes those of all (base.py).
 `scaled FACTS DATA` prints how far calibrations scaled to another GPU are off (scaled.py).
-`depth FOLDER` prints how well k = 8 follows from k = 1 to 3, from golden acceptance lengths (depth.py), and
-`context FOLDER` tokens per step by range of contexts, measured and simulated, from recordings (context.py).
+`context FOLDER` prints tokens per step by range of contexts, measured and simulated, from recordings (context.py).
 
 Every figure was simulated once; the tables that they come from are not part of the project. Of those without a licence
 only the errors are here.
@@ -26,7 +25,6 @@ from statistics import median
 
 from benchmarks.calibration import base
 from benchmarks.calibration.context import contexts
-from benchmarks.calibration.depth import depths
 from benchmarks.calibration.scaled import errors
 
 AIMS = ("*aim* | | | <= 8% | >= 90% | >= 90% | |", "*aim* | | | <= 10% |", "*aim* | | <= 1.5 | |")
@@ -85,9 +83,6 @@ def crossings(found: list[Row]) -> Iterable[str]:
 def main(arguments: list[str]) -> None:
     """Print what was asked for; without arguments the three tables of the page."""
     match arguments:
-        case ["depth", folder]:
-            columns = "model | drafter | k = 8 measured | as the last rate | predicted | constant of the other models"
-            print_table(columns, depths(Path(folder)))
         case ["context", folder]:
             columns = "requests | k | contexts | requests in it | steps | measured | simulated | error"
             print_table(columns, contexts(Path(folder)))

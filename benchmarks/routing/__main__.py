@@ -8,10 +8,9 @@ times of other targets come from their calibrations; acceptance always comes fro
 
 The recordings are split by a hash of their ids (`draw`). One part is reported; the warm policy and the
 distilled rules learned from the other (`--tune` swaps the two). Each recorded prompt is sent once in a run: those of
-the other part are the warm-up and do not count. Tables under "prompts come again" draw 2,000 requests from the reported
-part instead, of which 500 are warm-up. Each table entry is the mean over seeds of a ratio to `least_loaded` on the same
-arrivals. A random third of the requests have an SLO, the median TPOT of `least_loaded` in that run; "SLO kept" is the
-share of them that meet it.
+the other part are the warm-up and do not count. Each table entry is the mean over seeds of a ratio to `least_loaded` on
+the same arrivals. A random third of the requests have an SLO, the median TPOT of `least_loaded` in that run; "SLO kept"
+is the share of them that meet it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from benchmarks.routing.ground import LOADS, MIXES, POOLS, REPEATED_MIXES, OnGround, Task
+from benchmarks.routing.ground import LOADS, MIXES, POOLS, OnGround, Task
 from benchmarks.routing.play import play
 from benchmarks.routing.report import report
 from lab.parallel import all_cores
@@ -31,12 +30,11 @@ from lab.parallel import all_cores
 def tasks_of(seeds: int, *, azure: bool) -> list[Task]:
     """Return all runs: every mix and load for the first two pools, fewer for the others."""
     tasks = []
-    for pool, repeats in product(POOLS, (False, True)):
+    for pool in POOLS:
         first = pool in ("b/n/s/e", "2s/2e")
-        few = ("even", "drifting") if repeats else ("even", "templates")
-        mixes = few if not first else REPEATED_MIXES if repeats else MIXES
+        mixes = MIXES if first else ("even", "templates")
         for mix, load, seed in product(mixes, LOADS if first else LOADS[1:4], range(seeds)):
-            tasks.append(Task(pool, mix, load, "azure" if azure and seed % 2 else "poisson", seed, repeats))
+            tasks.append(Task(pool, mix, load, "azure" if azure and seed % 2 else "poisson", seed))
     return tasks
 
 

@@ -60,27 +60,19 @@ ALIKE = {"4 EAGLE-3": (_H100, (_e(3),) * 4)}
 """Pools of replicas that are alike."""
 
 MIXES = ("even", "code", "chat", "templates")
-REPEATED_MIXES = (*MIXES, "drifting")
 LOADS = (0.02, 0.25, 0.5, 0.75, 0.95)
 """Shares of the pool's throughput with full batches (`capacity`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One run of arrivals, which is played with every policy.
-
-    Attributes
-    ----------
-    repeats
-        Whether prompts come again.
-    """
+    """One run of arrivals, which is played with every policy."""
 
     pool: str
     mix: str
     load: float
     arrivals: str
     seed: int
-    repeats: bool = False
 
 
 @dataclass(slots=True)
@@ -186,13 +178,8 @@ def _declared(request: ReplayRequest, mix: str, workload: str, rng: Random) -> R
 
 
 def run_of(ground: Ground, task: Task) -> tuple[list[ReplayRequest], int]:
-    """Return the requests of a run with their times, and how many of them are warm-up.
-
-    Where no prompt comes again, those of the tuning part are the warm-up.
-    """
+    """Return the requests of a run with their times, and how many are warm-up: those of the tuning part."""
     rng = Random(task.seed)
-    if task.repeats:
-        return timed(ground, task, drawn(ground.requests, task.mix, WARMUP + COUNTED, rng)), WARMUP
     warmup = once(ground.others, task.mix, rng)
     return timed(ground, task, warmup + once(ground.requests, task.mix, rng)), len(warmup)
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.routing.ground import COUNTED, POOLS, Ground, Task, bare, pool_of, prepare, run_of
+from benchmarks.routing.ground import POOLS, Ground, Task, bare, pool_of, prepare, run_of
 from benchmarks.routing.learned_rows import set_learned
-from benchmarks.routing.peers import Greedy, LatencyRegression
+from benchmarks.routing.peers import Greedy
 from lab.replay.simulate import replay
 from policies.balancing.round_robin import RoundRobin
 from policies.balancing.static import Static, StaticSettings
@@ -39,7 +39,6 @@ def makers(ground: Ground, task: Task) -> dict[str, Callable[[], Policy | None]]
         "round_robin": lambda: RoundRobin(PolicySettings()),
         "thresholds": lambda: bare("thresholds", seed),
         "greedy": lambda: Greedy(LearnedSettings(seed=seed)),
-        "latency_regression": lambda: LatencyRegression(PolicySettings()),
         "learned": lambda: bare("learned", seed),
         "learned warm": warm,
         "distilled": lambda: Thresholds(ground.distilled[task.pool].settings),
@@ -69,7 +68,6 @@ def play(ground: Ground, task: Task) -> dict[str, dict[str, float]]:
     for name, make in factories.items():
         began = time.process_time()
         played = replay(pool_of(task.pool), requests, make(), seed=task.seed, warmup=warmup)
-        after_shift = played.e2e_s[COUNTED // 2 + 300 :] if task.mix == "drifting" else np.array([math.nan])
         figures[name] = {
             "mean": float(played.e2e_s.mean()),
             "p50": float(np.median(played.e2e_s)),
@@ -77,7 +75,6 @@ def play(ground: Ground, task: Task) -> dict[str, dict[str, float]]:
             "ttft": float(played.ttft_s.mean()),
             "tpot": float(np.nanmean(played.tpot_s)),
             "kept": float((~(played.tpot_s > bound_s))[has_slo[warmup:]].mean()),
-            "after_shift": float(after_shift.mean()),
             "cpu_s": time.process_time() - began,
         }
     figures["distilled"]["predicted_kept"] = ground.distilled[task.pool].kept_share or math.nan

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from itertools import product
 from statistics import fmean
 
 from benchmarks.routing.ground import LOADS, POOLS, Task
@@ -16,13 +15,13 @@ Results = Mapping[Task, Mapping[str, Mapping[str, float]]]
 
 def report(results: Results) -> None:
     """Print a table for each pool, with intervals over seeds."""
-    for pool, repeats in product(POOLS, (False, True)):
-        of_pool = {task: figures for task, figures in results.items() if (task.pool, task.repeats) == (pool, repeats)}
+    for pool in POOLS:
+        of_pool = {task: figures for task, figures in results.items() if task.pool == pool}
         if not of_pool:
             continue
         first, *rest = (f"{load:.0%}" for load in LOADS)
         heads = ["policy", "mean", "99th percentile", "TTFT", "TPOT", "SLO kept", f"mean at {first}", *rest]
-        print(f"\n**{pool}{', prompts come again' if repeats else ''}**\n")
+        print(f"\n**{pool}**\n")
         print(f"| {' | '.join(heads)} |")
         print("|---" * len(heads) + "|")
         for name in next(iter(of_pool.values())):
@@ -34,7 +33,7 @@ def report(results: Results) -> None:
                 f"| {_over(of_pool, name, 'ttft')[0]:.3f} | {_over(of_pool, name, 'tpot')[0]:.3f} "
                 f"| {kept:.1%} | {shares} |"
             )
-        print("\n" + " ".join([*_lost(of_pool), *_shifted(of_pool)]))
+        print("\n" + " ".join(_lost(of_pool)))
 
 
 def _with_interval(results: Results, name: str, figure: str) -> str:
@@ -87,14 +86,6 @@ def _lost(results: Results) -> list[str]:
         f"Distilled rules keep {kept:.0%} of the gain of `learned warm`; predicted when distilled: {predicted:.0%}."
     )
     return sentences
-
-
-def _shifted(results: Results) -> list[str]:
-    drifting = [figures for task, figures in results.items() if task.mix == "drifting"]
-    if not drifting:
-        return []
-    logs = [math.log(figures["learned"]["after_shift"] / figures["oracle"]["after_shift"]) for figures in drifting]
-    return [f"300 requests after the shift, learned over oracle: {math.exp(fmean(logs)) - 1:+.1%}."]
 
 
 _FIXED = ("least_loaded", "round_robin")
