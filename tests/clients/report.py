@@ -12,7 +12,7 @@ import re
 import threading
 import traceback
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 
 from pydantic import BaseModel
@@ -93,22 +93,28 @@ Refusal = tuple[type[Exception], str]
 
 
 def run(
-    package: str, ask: Callable[..., object], unknown_model: Refusal, wrong_key: Refusal, **cases: Case | None
+    package: str,
+    ask: Callable[..., object],
+    unknown_model: Refusal,
+    wrong_key: Refusal,
+    cases: Iterable[Case],
+    *,
+    has_chat: bool = True,
 ) -> None:
     """Run the cases of a client and print their results.
 
-    Every client has `chat`, `unknown_model`, `wrong_key` and `retry_after_429`, by `ask(model=MODEL, key=KEY)`, which
-    returns an answer that is not empty; `chat=None` leaves that one out. `cases` are the others. A case that returns
+    Every client has `unknown_model`, `wrong_key`, `retry_after_429` and most have `chat`, by `ask(model=MODEL,
+    key=KEY)`, which returns an answer that is not empty. `cases` are the others, by their names. A case that returns
     without an error has passed; it may return figures to be shown.
     """
-    all_cases: dict[str, Case | None] = {
-        "chat": lambda: check(ask()),
-        **cases,
+    all_cases: dict[str, Case] = {
+        **({"chat": lambda: check(ask())} if has_chat else {}),
+        **{case.__name__: case for case in cases},
         "unknown_model": lambda: raises(*unknown_model, lambda: ask(model=UNKNOWN_MODEL)),
         "wrong_key": lambda: raises(*wrong_key, lambda: ask(key=WRONG_KEY)),
         "retry_after_429": lambda: retries_after_429(lambda: ask(key=LIMITED_KEY)),
     }
-    report(package, {name: case for name, case in all_cases.items() if case is not None})
+    report(package, all_cases)
 
 
 def report(package: str, cases: Mapping[str, Case]) -> None:

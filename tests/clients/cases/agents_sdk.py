@@ -84,11 +84,7 @@ def structured() -> None:
 run(
     "openai-agents",
     ask,
-    unknown_model=(openai.NotFoundError, ""),
-    wrong_key=(openai.AuthenticationError, ""),
-    stream=stream,
-    responses=responses,
-    cut_short=cut_short,
-    tools=tools,
-    structured=structured,
+    (openai.NotFoundError, ""),
+    (openai.AuthenticationError, ""),
+    [stream, responses, cut_short, tools, structured],
 )

@@ -56,9 +56,7 @@ def tools() -> None:
 run(
     "anthropic",
     ask,
-    unknown_model=(anthropic.NotFoundError, UNKNOWN_MODEL),
-    wrong_key=(anthropic.AuthenticationError, ""),
-    models=models,
-    stream=stream,
-    tools=tools,
+    (anthropic.NotFoundError, UNKNOWN_MODEL),
+    (anthropic.AuthenticationError, ""),
+    [models, stream, tools],
 )

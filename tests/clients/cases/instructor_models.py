@@ -37,10 +37,8 @@ def stream() -> None:
 run(
     "instructor",
     ask,
-    unknown_model=(InstructorRetryException, UNKNOWN_MODEL),
-    wrong_key=(InstructorRetryException, "401"),
-    chat=None,
-    stream=stream,
-    tools=tools,
-    structured=structured,
+    (InstructorRetryException, UNKNOWN_MODEL),
+    (InstructorRetryException, "401"),
+    [stream, tools, structured],
+    has_chat=False,
 )

@@ -57,10 +57,7 @@ def structured() -> None:
 run(
     "langchain-openai",
     ask,
-    unknown_model=(openai.NotFoundError, UNKNOWN_MODEL),
-    wrong_key=(openai.AuthenticationError, ""),
-    stream=stream,
-    responses=responses,
-    tools=tools,
-    structured=structured,
+    (openai.NotFoundError, UNKNOWN_MODEL),
+    (openai.AuthenticationError, ""),
+    [stream, responses, tools, structured],
 )

@@ -52,11 +52,7 @@ def structured() -> None:
 run(
     "litellm",
     ask,
-    unknown_model=(litellm.NotFoundError, ""),
-    wrong_key=(litellm.AuthenticationError, ""),
-    stream=stream,
-    completions=completions,
-    responses=responses,
-    tools=tools,
-    structured=structured,
+    (litellm.NotFoundError, ""),
+    (litellm.AuthenticationError, ""),
+    [stream, completions, responses, tools, structured],
 )

@@ -57,10 +57,7 @@ def structured() -> None:
 run(
     "llama-index-llms-openai-like",
     ask,
-    unknown_model=(openai.NotFoundError, ""),
-    wrong_key=(openai.AuthenticationError, ""),
-    stream=stream,
-    completions=completions,
-    tools=tools,
-    structured=structured,
+    (openai.NotFoundError, ""),
+    (openai.AuthenticationError, ""),
+    [stream, completions, tools, structured],
 )

@@ -77,13 +77,7 @@ def structured() -> None:
 run(
     "openai",
     ask,
-    unknown_model=(openai.NotFoundError, UNKNOWN_MODEL),
-    wrong_key=(openai.AuthenticationError, ""),
-    models=models,
-    stream=stream,
-    completions=completions,
-    responses=responses,
-    cut_short=cut_short,
-    tools=tools,
-    structured=structured,
+    (openai.NotFoundError, UNKNOWN_MODEL),
+    (openai.AuthenticationError, ""),
+    [models, stream, completions, responses, cut_short, tools, structured],
 )

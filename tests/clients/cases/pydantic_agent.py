@@ -55,13 +55,4 @@ def structured() -> None:
     check(isinstance(answer, City), answer)
 
 
-run(
-    "pydantic-ai-slim",
-    ask,
-    unknown_model=(ModelHTTPError, "404"),
-    wrong_key=(ModelHTTPError, "401"),
-    stream=stream,
-    responses=responses,
-    tools=tools,
-    structured=structured,
-)
+run("pydantic-ai-slim", ask, (ModelHTTPError, "404"), (ModelHTTPError, "401"), [stream, responses, tools, structured])
