@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import orjson
+
+from gateway.batches.storage import Document
 from gateway.dialects.errors import GatewayError
 from gateway.relay.admission import admit
 from gateway.relay.context import Inbound, RelayContext
@@ -13,11 +16,11 @@ from gateway.relay.exchange import Exchange
 from gateway.routing.access import read_head
 from gateway.routing.keys import ANONYMOUS, Client, Keyring
 
-_HEADERS: Final = [(b"content-type", b"application/json")]
-
-
 _LAST: Final = 1_000_001
 """A priority behind those that keys may have."""
+_NOT_THEIRS: Final[dict[str, Any]] = dict.fromkeys(
+    ("requests_per_minute", "tokens_per_minute", "max_in_flight", "slo_ttft_s", "slo_tpot_s")
+)
 
 
 def client_of_lines(keyring: Keyring, name: str) -> Client:
@@ -25,29 +28,23 @@ def client_of_lines(keyring: Keyring, name: str) -> Client:
     client = ANONYMOUS if keyring.is_open else keyring.named(name)
     if client is None:
         raise GatewayError(401, "The key that this batch belongs to is gone.", code="invalid_api_key")
-    return replace(
-        client,
-        name=f"{name} batch",
-        requests_per_minute=None,
-        tokens_per_minute=None,
-        max_in_flight=None,
-        slo_ttft_s=None,
-        slo_tpot_s=None,
-        priority=_LAST,
-    )
-
-
-def is_line(client: Client) -> bool:
-    """Return whether a client is one of lines."""
-    return client.priority == _LAST
+    return replace(client, name=f"{name} batch", priority=_LAST, **_NOT_THEIRS)
 
 
 class Answer(NamedTuple):
     """The answer to a line; its status is 0 if it did not end."""
 
     status: int
-    body: bytes
+    body: bytes = b""
     request_id: str = ""
+
+    def document(self) -> Document:
+        """Return it as it is written."""
+        try:
+            body = orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            body = self.body.decode("utf-8", "replace")
+        return {"status_code": self.status, "request_id": self.request_id, "body": body}
 
 
 class LineRequest:
@@ -57,7 +54,7 @@ class LineRequest:
         self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._status = 0
         self._parts: list[bytes] = []
-        headers = read_head("POST", client, endpoint, endpoint.encode(), _HEADERS)
+        headers = read_head("POST", client, endpoint, endpoint.encode(), [(b"content-type", b"application/json")])
         self._exchange = Exchange(relay, Inbound(headers, body), self)
 
     async def answer(self) -> Answer:
@@ -69,11 +66,7 @@ class LineRequest:
         """End it without an answer."""
         if not self._answer.done():
             self._exchange.client_gone()
-            self._end(Answer(0, b""))
-
-    def _end(self, answer: Answer) -> None:
-        if not self._answer.done():
-            self._answer.set_result(answer)
+            self.abort()
 
     # Called by the exchange
 
@@ -91,8 +84,9 @@ class LineRequest:
 
     def whole(self, status: int, lines: bytes, body: bytes) -> None:
         """Take a complete answer."""
-        self._end(Answer(status, body, self._exchange.delivery.request_id.decode("latin-1")))
+        if not self._answer.done():
+            self._answer.set_result(Answer(status, body, self._exchange.delivery.request_id.decode("latin-1")))
 
     def abort(self) -> None:
         """Note that the answer is incomplete."""
-        self._end(Answer(0, b""))
+        self.whole(0, b"", b"")

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from gateway.batches.records import Document, problem
+from gateway.batches.storage import Document
 
 _MOST_PROBLEMS: Final = 100
 _MISSING: Final = "missing_required_parameter"
@@ -20,6 +20,11 @@ class Checked(NamedTuple):
     total: int
     model: str  # that all of them ask for
     problems: list[Document]  # in OpenAI's form; the first hundred
+
+
+def problem(code: str, message: str, line: int | None = None, param: str | None = None) -> Document:
+    """Return what is wrong with a batch, or with a line of it."""
+    return {"code": code, "message": message, "param": param, "line": line}
 
 
 def check(lines: Iterable[bytes], endpoint: str, most_lines: int) -> Checked:
@@ -40,12 +45,13 @@ def check(lines: Iterable[bytes], endpoint: str, most_lines: int) -> Checked:
         total += 1
         if total > most_lines:
             problems.append(problem("too_many_tasks", f"The file has more than {most_lines} lines.", number))
-        elif (found := _problem(line, endpoint, model, ids)) is not None:
+            break
+        if (found := _problem(line, endpoint, model, ids)) is not None:
             problems.append(found | {"line": number})
+            if len(problems) == _MOST_PROBLEMS:
+                break
         elif not model:
             model = orjson.loads(line)["body"]["model"]
-        if total > most_lines or len(problems) == _MOST_PROBLEMS:
-            break
     if not total:
         problems.append(problem("empty_file", "The file has no lines."))
     return Checked(total, model, problems)
@@ -62,21 +68,16 @@ def _problem(line: bytes, endpoint: str, model: str, ids: set[int]) -> Document 
     custom_id, body = document.get("custom_id"), document.get("body")
     fields = body if isinstance(body, dict) else {}
     asked = fields.get("model")
-    is_known = hash(custom_id) in ids if isinstance(custom_id, str) else False
+    is_new = isinstance(custom_id, str) and hash(custom_id) not in ids
     rules = (
         (isinstance(custom_id, str) and custom_id, _MISSING, "A line needs a text as custom_id.", "custom_id"),
-        (not is_known, "duplicate_custom_id", "A line before has the same custom_id.", "custom_id"),
+        (is_new, "duplicate_custom_id", "A line before has the same custom_id.", "custom_id"),
         (document.get("method") == "POST", "invalid_method", "The method of a line is POST.", "method"),
         (document.get("url") == endpoint, "invalid_url", f"The url is that of the batch, {endpoint}.", "url"),
         (isinstance(body, dict), _MISSING, "The body of a line is a JSON object.", "body"),
         (isinstance(asked, str) and asked, _MISSING, "The body of a line names a model.", "body.model"),
         (asked == model or not model, "mismatched_model", "All lines ask for the same model.", "body.model"),
-        (
-            not isinstance(body, dict) or not body.get("stream"),
-            "invalid_request",
-            "A line cannot ask for a stream.",
-            "body.stream",
-        ),
+        (not fields.get("stream"), "invalid_request", "A line cannot ask for a stream.", "body.stream"),
     )
     for is_met, code, message, param in rules:
         if not is_met:
@@ -85,20 +86,7 @@ def _problem(line: bytes, endpoint: str, model: str, ids: set[int]) -> Document 
     return None
 
 
-def answer_line(custom_id: str, status: int, request_id: str, body: bytes) -> Document:
-    """Return what the output has of a line that was answered."""
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        document = body.decode("utf-8", "replace")
-    response = {"status_code": status, "request_id": request_id, "body": document}
-    return {"id": _new_id(), "custom_id": custom_id, "response": response, "error": None}
-
-
-def unanswered_line(custom_id: str, code: str, message: str) -> Document:
-    """Return what the errors have of a line without an answer."""
-    return {"id": _new_id(), "custom_id": custom_id, "response": None, "error": {"code": code, "message": message}}
-
-
-def _new_id() -> str:
-    return f"batch_req_{os.urandom(16).hex()}"
+def written(custom_id: str, response: Document | None, code: str = "", message: str = "") -> Document:
+    """Return what is written of a line: its response, or why there is none."""
+    error = None if response is not None else {"code": code, "message": message}
+    return {"id": f"batch_req_{os.urandom(16).hex()}", "custom_id": custom_id, "response": response, "error": error}

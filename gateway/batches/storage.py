@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import orjson
-from fsspec.core import url_to_fs
 
+Document = dict[str, Any]
 _CHUNK_BYTES: Final = 1 << 20
+_LEASE_S: Final = 10.0
+"""Seconds after which who no longer renews a lease is taken for dead."""
+_SETTLE_S: Final = 0.3
+"""Seconds after which it is seen which of two has taken a lease that both found free."""
 
 
 class Storage:
@@ -25,6 +30,8 @@ class Storage:
     """
 
     def __init__(self, url: str) -> None:
+        from fsspec.core import url_to_fs  # an extra
+
         self._fs, self._root = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
         self._is_local = "file" in self._fs.protocol
 
@@ -43,21 +50,17 @@ class Storage:
             os.replace(written, target)
         return size_bytes
 
-    def write_json(self, path: str, document: object) -> None:
+    def write_json(self, path: str, document: Document) -> None:
         """Write an object of JSON."""
         self.write(path, [orjson.dumps(document)])
 
-    def read(self, path: str) -> dict[str, Any] | None:
+    def read(self, path: str) -> Document | None:
         """Return an object of JSON; None if there is none."""
         try:
-            document: dict[str, Any] = orjson.loads(self._fs.cat_file(f"{self._root}/{path}"))
+            document: Document = orjson.loads(self._fs.cat_file(f"{self._root}/{path}"))
         except FileNotFoundError:
             return None
         return document
-
-    def exists(self, path: str) -> bool:
-        """Return whether there is an object."""
-        return bool(self._fs.exists(f"{self._root}/{path}"))
 
     def names(self, folder: str) -> list[str]:
         """Return the names of what is in a folder, in order; nothing if there is no such folder."""
@@ -89,3 +92,39 @@ class Storage:
             yield from whole
         if rest:
             yield rest
+
+
+class Lease:
+    """A lease, which one holds at a time, if clocks agree to some seconds.
+
+    Two hold it at most for as long as one of them is held up between reading and writing it, or has not seen yet that
+    it was stopped for longer than the lease lasts.
+    """
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self._storage = storage
+        self._path = path
+        self.holder = os.urandom(8).hex()  # who this is
+
+    def take(self) -> bool:
+        """Take the lease if it is free; of two that do so at once, the last one holds it."""
+        lease = self._storage.read(self._path)
+        if lease is not None and lease["until"] > time.time():
+            return False
+        self._write()
+        time.sleep(_SETTLE_S)
+        return self.renew()
+
+    def renew(self) -> bool:
+        """Hold the lease for longer; return False if it is another's."""
+        if is_held := (self._storage.read(self._path) or {}).get("by") == self.holder:
+            self._write()
+        return is_held
+
+    def release(self) -> None:
+        """Give it back."""
+        if self.renew():
+            self._storage.remove(self._path)
+
+    def _write(self) -> None:
+        self._storage.write_json(self._path, {"by": self.holder, "until": time.time() + _LEASE_S})

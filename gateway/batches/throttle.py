@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
-
-from backends.backend import Backend
 
 if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
 
-_LINES: Final = {
-    "help": "Lines of batches that have an answer, by outcome: `completed` or `failed`",
-    "labels": ["model", "outcome"],
-}
-_IN_FLIGHT: Final = {"help": "Lines of batches in flight", "labels": ["model"], "workers": "livesum"}
 _PERIOD_S: Final = 0.5
 _WAIT_S: Final = 0.25
 
@@ -30,10 +24,10 @@ class Throttle:
 
     def __init__(self, gateway: Gateway, model: str, most_per_backend: int) -> None:
         self._gateway = gateway
-        self._lines = gateway.metrics.counter("gateway_batch_lines", _LINES)
-        self._shown = gateway.metrics.gauge("gateway_batch_lines_in_flight", _IN_FLIGHT)
         self._model = model
         self._most_per_backend = most_per_backend
+        self._lines = gateway.metrics.counter("gateway_batch_lines")
+        self._shown = gateway.metrics.gauge("gateway_batch_lines_in_flight")
         self._left = asyncio.Event()
         self._adapted_s = self._refused_s = time.monotonic()
         self._was_full = False
@@ -49,44 +43,44 @@ class Throttle:
                 self._was_full |= self.in_flight >= int(self.places)
                 return True
             self._left.clear()
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WAIT_S):
                     await self._left.wait()
-            except TimeoutError:
-                continue
         return False
 
-    def leave(self, *, is_refused: bool) -> None:
-        """Give a place back; `is_refused` if the pool had none for the line."""
+    async def enter_again(self, is_over: Callable[[], bool]) -> bool:
+        """Wait for a place in the pool, which had none, for a line that keeps its own; see `enter`."""
+        self._refused_s = time.monotonic()
         self.in_flight -= 1
-        if is_refused:
-            self._refused_s = time.monotonic()
+        has_place = await self.enter(is_over)
+        self.in_flight += not has_place
+        return has_place
+
+    def leave(self) -> None:
+        """Give a place back."""
+        self.in_flight -= 1
         self._left.set()
 
     def count(self, outcome: str) -> None:
-        """Count a line that has ended."""
+        """Count a line that has an answer."""
         self._lines.labels(self._model, outcome).inc()
 
     def show(self) -> None:
         """Update the gauge."""
         self._shown.labels(self._model).set(self.in_flight)
 
-    def _backends(self) -> Iterator[Backend]:
-        return iter(self._gateway.pool.up(self._model))
-
     def _is_pressed(self) -> bool:
         """Return whether requests wait."""
         queue = self._gateway.relay.queues.get(self._model)
         if (queue is not None and queue.waiting) or time.monotonic() - self._refused_s < _PERIOD_S:
             return True
-        return any(backend.load.waiting for backend in self._backends())
+        return any(backend.load.waiting for backend in self._gateway.pool.up(self._model))
 
     def _adapt(self) -> None:
         now_s = time.monotonic()
         if now_s - self._adapted_s < _PERIOD_S:
             return
-        self._adapted_s = now_s
-        backends = len([*self._backends()])
+        backends, self._adapted_s = len(self._gateway.pool.up(self._model)), now_s
         if self._is_pressed():
             self.places = max(1.0, self.places / 2)
         elif self._was_full:

@@ -14,7 +14,7 @@ import openai
 import pytest
 import yaml
 
-from gateway.batches import records
+from gateway.batches import api
 from gateway.batches.lines import check
 from gateway.batches.storage import Storage
 from gateway.config.settings.keys import KeySettings
@@ -181,7 +181,7 @@ async def test_cancel(tmp_path: Path) -> None:
 
 
 async def test_what_has_not_run_in_time_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "WINDOW_S", 2)
+    monkeypatch.setattr(api, "WINDOW_S", 2)
     lines = jsonl(line("first"), *(line(f"held {number}") for number in range(3)))
     async with batches(tmp_path, behaviour=holds) as running, client_of(running) as client:
         batch = await ended(client, (await begin(client, lines)).id, "expired")
