@@ -101,22 +101,23 @@ async def test_limits_on_requests_in_flight(gateway_of: Start, key: str, most: i
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("body", "status", "message"),
+    ("body", "status", "code", "message"),
     [
-        (b'{"model": "nope", "messages": []}', 404, "there are: m"),
-        (b'{"model": 7, "messages": []}', 400, "needs a model"),
-        (b'{"model": "m", ', 400, "not JSON"),
-        (b'["m"]', 400, "not a JSON object"),
-        (b"", 400, "not a JSON object"),
+        (b'{"model": "nope", "messages": []}', 404, "model_not_found", "there are: m"),
+        (b'{"model": 7, "messages": []}', 400, "model_required", "needs a model"),
+        (b'{"model": "m", ', 400, "invalid_json", "not JSON"),
+        (b'["m"]', 400, "invalid_json", "not a JSON object"),
+        (b"", 400, "invalid_json", "not a JSON object"),
     ],
 )
 async def test_errors_of_bad_requests_say_what_is_wrong(
-    gateway_of: Start, body: bytes, status: int, message: str
+    gateway_of: Start, body: bytes, status: int, code: str, message: str
 ) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         response = await running.client.post("/v1/chat/completions", content=body)
         assert response.status_code == status
         error = response.json()["error"]
+        assert error["code"] == code
         assert message in error["message"]
         assert set(error) == {"message", "type", "param", "code"}
         assert running.upstreams["a"].seen == []
