@@ -30,6 +30,7 @@ _OWN = (
     "gateway.advice.live:AdviceRoom",
     "gateway.batches.room:BatchesRoom",
     "gateway.kv_events.room:KvEventsRoom",
+    "gateway.fleet.room:FleetRoom",
     "gateway.dashboard.dashboard:Dashboard",
 )
 _GROUP = "speculation_gateway.rooms"

@@ -35,6 +35,7 @@ ROOMS = {
     "advice": ["gateway/advice"],
     "batches": ["gateway/batches"],
     "KV events": ["gateway/kv_events"],
+    "fleet": ["gateway/fleet"],
     "importer": ["gateway/importer"],
     "discovery by DNS": ["gateway/discovery/resolver.py"],
     "discovery in Kubernetes": ["gateway/discovery/kubernetes.py", "gateway/discovery/inference_pool.py"],

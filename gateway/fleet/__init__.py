@@ -1,0 +1,1 @@
+"""How many replicas of which method the traffic needs."""

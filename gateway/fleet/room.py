@@ -1,0 +1,155 @@
+"""Fleet as a room of the gateway: it says how many replicas of which method the traffic needs."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from fastapi import FastAPI
+
+from backends import background
+from backends.backend import Candidate
+from gateway.dialects.errors import GatewayError
+from gateway.fleet.capacity import Carrier, Targets, carrier, load_of
+from gateway.fleet.demand import DAY_MINUTES, HOUR_MINUTES, SHORT_MINUTES, START_UP_MINUTES, Minute, forecast, present
+from gateway.rooms import Room
+from policies.build import learned_of
+from policies.learned.belief import belief_of
+from policies.learned.policy import Learned
+
+if TYPE_CHECKING:
+    from gateway.service.assembly import Gateway
+
+_MINUTE_S: Final = 60.0
+_SATURATION: Final = {
+    "help": "Present traffic over what the replicas that are up carry within the targets; above 1 is too much",
+    "labels": ["model"],
+}
+_NEEDED: Final = {
+    "help": "Replicas that the traffic to expect needs to keep the targets, by method",
+    "labels": ["model", "method"],
+}
+_COLUMNS: Final = {
+    "gateway_requests_total": 0,
+    "gateway_prompt_tokens_total": 1,
+    "gateway_output_tokens_total": 2,
+}
+
+
+class ModelFleet:
+    """The traffic of a model, and the replicas that it needs."""
+
+    def __init__(self, day_minutes: int = DAY_MINUTES, ahead_minutes: int = START_UP_MINUTES) -> None:
+        self.day_minutes = day_minutes
+        self.ahead_minutes = ahead_minutes  # until a replica is up
+        self.minutes: deque[Minute] = deque(maxlen=day_minutes + HOUR_MINUTES)
+        self.saturation = math.nan
+        self.needed: dict[str, int] = {}
+        self._totals: list[float] | None = None
+        self._carriers: dict[str, Carrier] = {}  # also of methods that are no longer up
+
+    def count(self, totals: list[float]) -> None:
+        """Add a minute, by what was counted since the start."""
+        if self._totals is not None:
+            pairs = zip(totals, self._totals, strict=True)
+            self.minutes.append(Minute(*(max(0.0, now - before) for now, before in pairs)))
+        self._totals = totals
+
+    def update(self, learned: Learned, up: Sequence[tuple[str, Candidate]], cached: Mapping[str, float]) -> None:
+        """Work out what is needed; may be called from another thread.
+
+        Parameters
+        ----------
+        up
+            The backends that are up, each with the name of its method.
+        cached
+            Shares of prompt tokens that the prefix caches had, by backend.
+        """
+        slo, models, minutes = learned.settings.slo, learned.predictor.backend_models, list(self.minutes)
+        targets = Targets(*(None if each is None else each / 1e3 for each in (slo.tpot_ms, slo.ttft_ms)))
+        batch = max(1.0, sum(each.in_flight + each.load.others for _, each in up) / max(1, len(up)))
+        groups = belief_of(learned, [each for _, each in up], batch).groups
+        for method, each in up:
+            if (model := models.get(each.name)) is not None:
+                found = carrier(model, groups, batch, cached.get(each.name, 0.0), each.load.kv_tokens)
+                if found.per_step:
+                    self._carriers[method] = found
+        if not groups or not self._carriers or len(minutes) < SHORT_MINUTES:
+            return
+        counts = Counter(method for method, _ in up)
+        expected = forecast(minutes, self.day_minutes, self.ahead_minutes)
+        self.needed = load_of(expected, groups, self._carriers, targets).needed(counts)
+        self.saturation = load_of(present(minutes), groups, self._carriers, targets).saturation(counts)
+
+
+class FleetRoom(Room):
+    """Works out once a minute what is needed, from what all workers count."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        self._saturation = gateway.metrics.gauge("gateway_pool_saturation", _SATURATION)
+        self._needed = gateway.metrics.gauge("gateway_replicas_needed", _NEEDED)
+        self.fleets: dict[str, ModelFleet] = {}
+        self._next_s = math.inf  # until it is started
+        self._working: asyncio.Task[None] | None = None
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add `/admin/fleet`, which KEDA's scaler `metrics-api` can read."""
+
+        @app.get("/admin/fleet", tags=["admin"])
+        async def fleet(model: str, method: str = "") -> dict[str, Any]:
+            """Return the replicas that a model needs, of all methods or of one."""
+            if (found := self.fleets.get(model)) is None or not found.needed:
+                raise GatewayError(404, f"It is not known yet what {model} needs.", code="not_found")
+            needed = found.needed.get(method, 0) if method else sum(found.needed.values())
+            saturation = None if math.isnan(found.saturation) else found.saturation
+            return {"needed": needed, "methods": found.needed, "saturation": saturation}
+
+    def start(self) -> None:
+        """Begin to count."""
+        self._next_s = 0.0
+
+    def tick(self) -> None:
+        """Begin a new minute."""
+        if time.monotonic() >= self._next_s and (self._working is None or self._working.done()):
+            self._next_s = time.monotonic() + _MINUTE_S
+            self._working = background.start("policies", self._work(), of="fleet")
+
+    async def stop(self) -> None:
+        """End it."""
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.gather(self._working, return_exceptions=True)
+
+    async def _work(self) -> None:
+        totals = await asyncio.to_thread(self._counted)
+        self.fleets = {name: self.fleets.get(name) or ModelFleet() for name in self.gateway.models}
+        for name, fleet in self.fleets.items():
+            engines = {each.name: self.gateway.pool.engine(each) for each in self.gateway.pool.of(name)}
+            tokens = float(sum(each.generation_tokens for each in engines.values() if each is not None))
+            fleet.count([*totals.get(name, [0.0] * 3), tokens])
+            learned = learned_of(self.gateway.models[name].policy)
+            if learned is None:
+                continue
+            cached = {
+                each: engine.prefix_hits / engine.prefix_queries
+                for each, engine in engines.items()
+                if engine is not None and engine.prefix_queries
+            }
+            up = [(each.said.method.value, each) for each in self.gateway.pool.up(name)]
+            await asyncio.to_thread(fleet.update, learned, up, cached)
+            if not math.isnan(fleet.saturation):
+                self._saturation.labels(name).set(fleet.saturation)
+            for method, needed in fleet.needed.items():
+                self._needed.labels(name, method).set(needed)
+
+    def _counted(self) -> dict[str, list[float]]:
+        totals: dict[str, list[float]] = {}
+        for sample in self.gateway.metrics.samples():
+            if (column := _COLUMNS.get(sample.name)) is not None:
+                totals.setdefault(sample.labels["model"], [0.0] * 3)[column] += sample.value
+        return totals
