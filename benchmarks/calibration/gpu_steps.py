@@ -1,4 +1,4 @@
-"""Print step times that were measured on a GPU over those of the calibration: `python -m benchmarks.calibration.gpu_steps`.
+"""Print step times measured on a GPU over those of the calibration: `python -m benchmarks.calibration.gpu_steps`.
 
 gpu_steps.csv has them: vLLM 0.24.0 (PyTorch 2.11, CUDA 13.0), Llama-3.1-8B's shape in bf16 with random weights
 (`--load-format dummy`), engine in the measuring process, CUDA graphs and compilation on, prefix caching off, at most
