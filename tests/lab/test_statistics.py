@@ -25,7 +25,7 @@ POOL = [
 ]
 PER_S = 20.8
 """Requests a second that the pool serves if all come at once: some ten run on each replica, and others wait."""
-TRACES, REQUESTS, WARMUP = 40, 300, 50
+TRACES, REQUESTS, WARMUP = 24, 300, 50
 
 
 def traffic(seed: int, per_s: float) -> list[TraceRecord]:
@@ -56,14 +56,17 @@ def both(requests: RequestTable, seed: int) -> tuple[Replayed, Replayed]:
 
 def lost(requests: RequestTable, seed: int) -> float:
     """Return the mean time to finish under `round_robin` over that under `least_loaded`."""
-    value = ratio(*both(requests, seed), "e2e_s")
+    return lost_in(*both(requests, seed))
+
+
+def lost_in(one: Replayed, other: Replayed) -> float:
+    value = ratio(one, other, "e2e_s")
     assert value is not None
     return value
 
 
-def of_neighbours(requests: RequestTable, seed: int) -> Interval:
+def of_neighbours(one: Replayed, other: Replayed) -> Interval:
     """Return an interval from blocks of the cube root of the requests within one run."""
-    one, other = both(requests, seed)
     starts = np.arange(0, len(one.e2e_s), round(math.cbrt(len(one.e2e_s))))
     return of_units([np.add.reduceat(one.e2e_s, starts)], [np.add.reduceat(other.e2e_s, starts)])
 
@@ -83,10 +86,11 @@ def test_replications_cover_where_requests_queue_and_neighbouring_requests_do_no
     values, found, of_blocks = [], [], []
     for seed in range(1, TRACES + 1):
         requests = table(traffic(seed, 0.95 * PER_S))
-        values.append(lost(requests, seed))
+        run = both(requests, seed)
+        values.append(lost_in(*run))
         others = [lost(requests.resampled(number), seed + number) for number in range(1, REPLICATIONS + 1)]
         found.append(of_replications(values[-1], others))
-        of_blocks.append(of_neighbours(requests, seed))
+        of_blocks.append(of_neighbours(*run))
     truth = float(np.mean(values))
     assert hits(found, truth) >= least(TRACES)
     assert hits(of_blocks, truth) < least(TRACES)

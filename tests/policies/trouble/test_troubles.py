@@ -91,7 +91,7 @@ def test_two_things_that_only_break_together_are_found_as_two() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("base", [0.005, 0.2])
 def test_what_goes_wrong_everywhere_is_no_trouble(base: float) -> None:
-    for seed in range(4):
+    for seed in range(2):
         world = World(lambda _at, _request: base, seed)
         assert not [index for index in world.run(5_000) if world.troubles.found]
 
