@@ -132,5 +132,5 @@ def test_what_is_learned_of_each_is_what_its_engine_counts(swapped: Served) -> N
     for name, figures in compared().items():
         assert figures["shown"] == pytest.approx(true[name], rel=0.05)
         # There are no others; but what the engine accepts beyond the end of an answer looks like theirs.
-        assert figures["counted_at_least"] == pytest.approx(figures["counted_at_most"], rel=0.1)
+        assert figures["counted_at_least"] == pytest.approx(figures["counted_at_most"], rel=0.15)
         assert not figures["differs"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
 
@@ -52,15 +53,15 @@ def test_usage_is_exact_and_hidden(served: Served, backend: str) -> None:
 
     tokens, steps = counters()
     before = {name: believed(name) for name in ("output_tokens", "steps", "step_tokens")}
-    for number in range(STREAMS):
-        asked = stream(served, backend, number=number)
-        assert shape(asked) == shape(unasked)
+    with ThreadPoolExecutor(STREAMS) as threads:
+        for asked in threads.map(lambda number: stream(served, backend, number=number), range(STREAMS)):
+            assert shape(asked) == shape(unasked)
     eventually_blocking(lambda: counters()[0] - tokens == STREAMS * TOKENS)
     assert believed("output_tokens") - before["output_tokens"] == STREAMS * TOKENS
     given = STREAMS * TOKENS / (counters()[1] - steps)
     learned = (believed("step_tokens") - before["step_tokens"]) / (believed("steps") - before["steps"])
     print(f"{backend}: {given:.3f} tokens a step, believed {learned:.3f}")
-    assert learned == pytest.approx(given, rel=0.02)
+    assert learned == pytest.approx(given, rel=0.03)
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False, "continuous_usage_stats": True}])
