@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow
 
 OLDEST, NEWEST = "1.30", "1.37"
 NO_ROUTE = {"httpRoute": {"create": False}}
-OPERATOR = {"ServiceMonitor", "PrometheusRule"}
-"""Kinds of the Prometheus operator, whose schemas no package has."""
+OPERATOR = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
+"""Kinds of the Prometheus operator and of KEDA, whose schemas no package has."""
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -49,6 +49,18 @@ def test_kubernetes_knows_every_field(chart: helm.Chart, name: str) -> None:
     assert chart.metadata["kubeVersion"] == f">={OLDEST}.0-0"
     assert chart.metadata["appVersion"] == __version__
     assert len(objects) >= (3 if name == "existing" else 7)
+
+
+def test_keda_sets_the_number_of_each_replica_by_its_method(chart: helm.Chart) -> None:
+    objects = render(chart, values_of("everything"))
+    (scaled,) = of_kind(objects, "ScaledObject").values()
+    deployment = objects["Deployment", scaled["spec"]["scaleTargetRef"]["name"]]
+    assert "replicas" not in deployment["spec"]  # an upgrade of the release does not set it back
+    (trigger,) = scaled["spec"]["triggers"]
+    assert trigger["metadata"]["query"] == 'max(gateway_replicas_needed{model="llama-3.1-8b",method="eagle3"})'
+    assert trigger["metadata"]["threshold"] == "1"
+    (policy,) = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]["policies"]
+    assert policy["periodSeconds"] == pod(deployment)["terminationGracePeriodSeconds"]
 
 
 def test_a_value_set_turns_everything_on(chart: helm.Chart) -> None:
