@@ -81,3 +81,4 @@ class ModelEvidence:
     backends: tuple[BackendEvidence, ...]
     kinds: tuple[Kind, ...] = ()
     troubles: tuple[Finding, ...] = ()
+    needed: Mapping[str, int] = field(default_factory=dict)  # replicas to have by method, as far as it is known

@@ -49,7 +49,11 @@ class AdviceRoom(Room):
             async with self._lock:
                 if time.monotonic() - self._kept_at_s >= KEPT_S:
                     contexts = await asyncio.to_thread(lambda: contexts_of(self.gateway.metrics.samples()))
-                    models = [self._evidence(name, contexts) for name in self.gateway.models]
+                    needed = needed_of(self.gateway.metrics.samples())
+                    models = [
+                        replace(self._evidence(name, contexts), needed=needed.get(name, {}))
+                        for name in self.gateway.models
+                    ]
                     self._kept = {each.name: await asyncio.to_thread(self._advised, each) for each in models}
                     self._kept_at_s = time.monotonic()
                 return {"models": self._kept}
@@ -112,4 +116,13 @@ def contexts_of(samples: Iterable[Sample]) -> Contexts:
     for sample in samples:
         if sample.name == "gateway_context_tokens_bucket":
             found[sample.labels["model"], sample.labels["backend"]][float(sample.labels["le"])] = sample.value
+    return found
+
+
+def needed_of(samples: Iterable[Sample]) -> dict[str, dict[str, int]]:
+    """Return the replicas that each model needs by method, where a room has worked that out."""
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    for sample in samples:
+        if sample.name == "gateway_replicas_needed":
+            found[sample.labels["model"]][sample.labels["method"]] = round(sample.value)
     return found

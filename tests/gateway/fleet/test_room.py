@@ -60,6 +60,10 @@ async def test_it_says_how_many_of_which_method(
         assert said["needed"] == sum(said["methods"].values())  # type: ignore[attr-defined]
         assert (said["needed"] == 1) == is_enough
         assert (saturation <= 1.0) == is_enough
+        advised = (await running.client.get("/admin/advice", headers=ADMIN)).json()["models"][MODEL]
+        titles = [each["title"] for each in advised["findings"] if each["rule"] == "fleet"]
+        assert len(titles) == 1
+        assert titles[0].startswith("the traffic needs 1 replicas: 1 ") == is_enough
         one = await running.client.get(url, params={"model": MODEL, "method": "ngram"}, headers=ADMIN)
         assert one.json()["needed"] == one.json()["methods"]["ngram"]
 
