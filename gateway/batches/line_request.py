@@ -62,11 +62,17 @@ class LineRequest:
         admit(self._exchange)
         return await self._answer
 
-    def give_up(self) -> None:
-        """End it without an answer."""
+    @property
+    def backend(self) -> str:
+        """The name of the backend that it is at; empty if it is at none."""
+        attempt = self._exchange.attempt
+        return "" if attempt is None else attempt.upstream.backend.name
+
+    def give_up(self, status: int = 0) -> None:
+        """End it without an answer of an engine."""
         if not self._answer.done():
+            self.whole(status, b"", b"")
             self._exchange.client_gone()
-            self.abort()
 
     # Called by the exchange
 

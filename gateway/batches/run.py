@@ -17,7 +17,7 @@ from backends import background
 from gateway.batches.line_request import Answer, LineRequest, client_of_lines
 from gateway.batches.lines import check, problem, written
 from gateway.batches.storage import Document, Lease, Storage
-from gateway.batches.throttle import Throttle
+from gateway.batches.throttle import WAIT_S, Throttle
 from gateway.dialects.errors import GatewayError
 from gateway.routing.keys import Client
 
@@ -160,7 +160,8 @@ class BatchRun:
                 running.add(task)
                 task.add_done_callback(running.discard)
         while running:
-            await asyncio.wait(running)
+            throttle.places()  # the last lines make room too
+            await asyncio.wait(running, timeout=WAIT_S)
         if self._end != _LOST:
             await self._finish(self._end or "completed")
 
@@ -172,7 +173,7 @@ class BatchRun:
         try:
             answer = Answer(503)
             for _ in range(_MOST_TRIES):
-                while (answer := await self._send(line, client)).status in _WAIT:
+                while (answer := await self._send(line, client, throttle)).status in _WAIT:
                     if not await throttle.enter_again(self._has_end):
                         return
                 if 0 < answer.status < 500 or self._end:
@@ -190,13 +191,15 @@ class BatchRun:
         finally:
             throttle.leave()
 
-    async def _send(self, line: Document, client: Client) -> Answer:
+    async def _send(self, line: Document, client: Client, throttle: Throttle) -> Answer:
         request = LineRequest(self._gateway.relay, client, self._record["endpoint"], orjson.dumps(line["body"]))
         self._requests.add(request)
+        throttle.requests[request] = None
         try:
             return Answer(0) if self._end else await request.answer()
         finally:
             self._requests.discard(request)
+            del throttle.requests[request]
 
     async def _write(self, answer: bytes) -> None:
         """Write an answer durably, together with those that came while others were written."""

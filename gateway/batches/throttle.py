@@ -8,18 +8,32 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from gateway.batches.line_request import LineRequest
+
 if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
 
-_PERIOD_S: Final = 0.5
-_WAIT_S: Final = 0.25
+_REFUSED_S: Final = 0.5
+WAIT_S: Final = 0.05
+_DOUBLES_S: Final = 0.25
+
+
+def places_of(alone_s: float, most: int) -> int:
+    """Return how many lines may run on a replica that has had no requests of others for so many seconds.
+
+    Examples
+    --------
+    >>> [places_of(alone_s, 32) for alone_s in (0.0, 0.3, 1.0, 9.0)]
+    [1, 2, 16, 32]
+    """
+    return min(most, int(2 ** min(30.0, alone_s / _DOUBLES_S)))
 
 
 class Throttle:
     """The places of the lines of one model in this process.
 
-    Their number grows by one for each replica and half second in which all were taken, and is halved in each in which
-    requests wait: in the model's queue, or in an engine, or because a limit is reached. Then none is given.
+    A replica with requests of others has one, and those with more lines lose them; alone, twice as many each quarter of
+    a second. While a request waits, in the model's queue or in all engines, or a limit is reached, none is given.
     """
 
     def __init__(self, gateway: Gateway, model: str, most_per_backend: int) -> None:
@@ -29,22 +43,20 @@ class Throttle:
         self._lines = gateway.metrics.counter("gateway_batch_lines")
         self._shown = gateway.metrics.gauge("gateway_batch_lines_in_flight")
         self._left = asyncio.Event()
-        self._adapted_s = self._refused_s = time.monotonic()
-        self._was_full = False
-        self.places = 1.0
+        self._refused_s = 0.0
+        self._shared_s: dict[str, float] = {}  # by backend, when it last had requests of others
+        self.requests: dict[LineRequest, None] = {}  # the oldest first
         self.in_flight = 0
 
     async def enter(self, is_over: Callable[[], bool]) -> bool:
         """Wait for a place; return whether there is one before it `is_over`."""
         while not is_over():
-            self._adapt()
-            if self.in_flight < int(self.places) and not self._is_pressed():
+            if self.in_flight < self.places():
                 self.in_flight += 1
-                self._was_full |= self.in_flight >= int(self.places)
                 return True
             self._left.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_WAIT_S):
+                async with asyncio.timeout(WAIT_S):
                     await self._left.wait()
         return False
 
@@ -69,20 +81,17 @@ class Throttle:
         """Update the gauge."""
         self._shown.labels(self._model).set(self.in_flight)
 
-    def _is_pressed(self) -> bool:
-        """Return whether requests wait."""
-        queue = self._gateway.relay.queues.get(self._model)
-        if (queue is not None and queue.waiting) or time.monotonic() - self._refused_s < _PERIOD_S:
-            return True
-        return any(backend.load.waiting for backend in self._gateway.pool.up(self._model))
-
-    def _adapt(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._adapted_s < _PERIOD_S:
-            return
-        backends, self._adapted_s = len(self._gateway.pool.up(self._model)), now_s
-        if self._is_pressed():
-            self.places = max(1.0, self.places / 2)
-        elif self._was_full:
-            self.places = max(1.0, min(self.places + backends, backends * self._most_per_backend))
-        self._was_full = self.in_flight >= int(self.places)
+    def places(self) -> int:
+        """Return how many lines may be in flight, and take from each replica those that others have no room for."""
+        now_s, places, queue = time.monotonic(), 0, self._gateway.relay.queues.get(self._model)
+        for backend in self._gateway.pool.up(self._model):
+            lines = [request for request in self.requests if request.backend == backend.name]
+            is_shared = backend.in_flight > len(lines) or backend.load.others > len(lines) / 4  # a report is old
+            if is_shared or backend.name not in self._shared_s:
+                self._shared_s[backend.name] = now_s
+            most = places_of(now_s - self._shared_s[backend.name], self._most_per_backend)
+            for request in lines[most:]:
+                request.give_up(503)
+            places += 0 if backend.load.waiting else most
+        is_pressed = (queue is not None and queue.waiting) or now_s - self._refused_s < _REFUSED_S
+        return 0 if is_pressed else places

@@ -34,4 +34,4 @@ class BatchesSettings(Settings):
     max_lines: Count = 50_000
     max_files_per_key: Count = 1000
     max_batches_per_key: Count = 100
-    max_in_flight: Count = 32
+    max_in_flight: Count = 128

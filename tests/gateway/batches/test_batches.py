@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -178,6 +179,27 @@ async def test_cancel(tmp_path: Path) -> None:
         await eventually(lambda: not any(backend.in_flight for backend in running.gateway.pool))
         with pytest.raises(openai.ConflictError, match="it is cancelled"):
             await client.batches.cancel(batch.id)
+
+
+async def test_lines_make_room_for_a_request_and_run_again(tmp_path: Path) -> None:
+    released = asyncio.Event()
+
+    async def behave(wire: Wire) -> None:
+        await released.wait()
+        with contextlib.suppress(ConnectionError):  # of those that were given up
+            await well(wire)
+
+    names = [f"line {number}" for number in range(8)]
+    async with batches(tmp_path, methods={"a": "baseline"}, behaviour=behave) as running, client_of(running) as client:
+        backend = running.backend("a")
+        batch = await begin(client, jsonl(*map(line, names)))
+        await eventually(lambda: backend.in_flight == 8)
+        asked = asyncio.create_task(running.chat("mine"))
+        await eventually(lambda: backend.in_flight == 2)
+        released.set()
+        assert (await asked).status_code == 200
+        output = await lines_of(client, (await ended(client, batch.id)).output_file_id)
+        assert sorted(each["custom_id"] for each in output) == names
 
 
 async def test_what_has_not_run_in_time_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
