@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from backends.backend import Candidate, EngineChange
 from policies.decision import Assessment, Decision, Outcome
@@ -83,6 +83,30 @@ class CacheWatcher(Protocol):
 
         If the cache `is_full`, what comes evicts something else.
         """
+
+
+class Price(NamedTuple):
+    """What a request costs: its own time and the delay of others, in seconds."""
+
+    prompt_s: float
+    output_token_s: float
+    output_tokens: float  # expected
+
+    def at_s(self, output_tokens: float) -> float:
+        """Return the seconds with an answer of so many tokens."""
+        return self.prompt_s + self.output_token_s * output_tokens
+
+    def expected_s(self) -> float:
+        """Return the expected seconds."""
+        return self.at_s(self.output_tokens)
+
+
+@runtime_checkable
+class Pricing(Protocol):
+    """Knows what requests cost."""
+
+    def price(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Price:
+        """Return what a request costs where that is least."""
 
 
 @runtime_checkable

@@ -39,10 +39,11 @@ _AUDIO_BYTES_PER_S: Final = 8_000
 """Of a compressed recording, 64 kbit/s; few are smaller than a third of this."""
 
 
-def conclude(exchange: Exchange, status: int, label: str, *, is_over: bool = False) -> None:
+def conclude(exchange: Exchange, status: int, label: str, *, is_over: bool = False) -> int:
     """Account for an exchange, give up its place, and have its observers see its end, whatever one of these raises.
 
     A request whose time was over (`is_over`) is charged although it was not answered: its engine has worked for it.
+    Returns the tokens of the answer.
     """
     relay, routed, delivery, attempt = exchange.relay, exchange.routed, exchange.delivery, exchange.attempt
     assert routed is not None
@@ -85,6 +86,9 @@ def conclude(exchange: Exchange, status: int, label: str, *, is_over: bool = Fal
         background.note("accounting", error, of=ended.client.name)
     if delivery.observers:
         tell(delivery.observers, lambda observer: observer.on_end(ended))
+    if ended.outcome is not None:
+        return ended.outcome.output_tokens
+    return 0 if ended.usage is None else ended.usage.output_tokens or 0
 
 
 def _account(

@@ -37,6 +37,7 @@ from gateway.relay.failures import (
 )
 from gateway.relay.observers import tell
 from gateway.relay.queue import ModelQueue, Place
+from gateway.relay.shares import Charge
 from gateway.routing.router import RoutedRequest
 from policies.arm import arm_of
 from policies.features.request import Endpoint
@@ -70,6 +71,7 @@ class Exchange:
         self.rescuer: Rescuer | None = None  # has another backend go on with the stream; None if nothing does
         self.queue: ModelQueue | None = None  # that of the model; None without one
         self.place: Place | None = None  # in the queue, while the request waits; None otherwise
+        self.charge: Charge | None = None  # what its client was charged in the queue's shares
         self.has_turn = False  # to come, with a large body
         self.deadline_s = math.inf  # by `time.perf_counter`
         self.timer: asyncio.TimerHandle | None = None  # for a deadline that the request sets itself
@@ -354,9 +356,11 @@ class Exchange:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        conclude(self, status, label, is_over=is_over)
+        output_tokens = conclude(self, status, label, is_over=is_over)
         self.attempt = self.rescuer = None  # which refer to the exchange: nothing is left for the garbage collector
         if self.queue is not None:
+            if self.charge is not None:
+                self.queue.shares.settle(self.charge, output_tokens)
             if self.place is not None:
                 self.queue.leave(self.place)
                 self.place = None

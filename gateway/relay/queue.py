@@ -1,7 +1,8 @@
 """The queue of a model: requests wait here, in order of priority, while each of their backends has enough of them.
 
-It bounds what waits in the engines, where a request of higher priority that comes later can no longer be served first.
-Requests that the same backends can serve form a line. A line whose backends are full holds up no other.
+Among requests of one priority each client gets its share. The queue bounds what waits in the engines, where a request
+that should be served first no longer can be. Requests of a client that the same backends can serve form a line. A line
+whose backends are full holds up no other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Final
 from backends.backend import Backend
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.json_body import set_field
+from gateway.relay.shares import FairShares, price_of
+from gateway.routing.keys import ANONYMOUS
 from gateway.routing.model import Traffic
 
 if TYPE_CHECKING:
@@ -72,10 +75,11 @@ class ModelQueue:
         # Requests that were refused, by reason: `full`, `evicted`, `timeout` or `deadline`.
         self.refused = dict.fromkeys(("full", "evicted", "timeout", "deadline"), 0)
         self._clock = clock  # returns seconds, as `time.perf_counter`, by which exchanges measure
-        # By the names of the backends that can serve its requests, which are in the order in which they are served.
+        # By the names of a client and of the backends that can serve its requests, which are in the order of arrival.
         self._lines: dict[tuple[str, ...], list[Place]] = {}
         self._number = 0
         self._sent = Traffic()
+        self.shares = FairShares()
         self._is_busy = False
 
     def free(self, candidates: Sequence[Backend]) -> list[Backend]:
@@ -92,9 +96,16 @@ class ModelQueue:
     def send_or_enter(self, waiter: Exchange, members: Sequence[Backend], rank: int, size_bytes: int) -> None:
         """Send a request if one of its backends has few enough; else add it to the queue."""
         if free := self._free_for(waiter):
+            self._charge(waiter)
             waiter.send(free)
         else:
             waiter.place = self.enter(waiter, members, rank, size_bytes)
+
+    def _charge(self, waiter: Exchange) -> None:
+        routed = waiter.routed
+        assert routed is not None
+        if routed.client is not ANONYMOUS:  # there are others
+            waiter.charge = self.shares.charge(routed.client, price_of(routed))
 
     def _free_for(self, waiter: Exchange) -> list[Backend]:
         """Return the backends that a request may be sent to now."""
@@ -108,7 +119,10 @@ class ModelQueue:
         """Add a request to the queue; if it is full, the last request of a lower rank gives up its place."""
         self._make_room(rank, size_bytes)
         self._number += 1
-        names = tuple([backend.name for backend in members])
+        client = waiter.inbound.request_headers.client
+        if not any(line[0] == client.name for line in self._lines):
+            self.shares.begin(client)
+        names = client.name, *[backend.name for backend in members]
         place = Place(waiter, names, rank, self._number, size_bytes, self._clock())
         insort(self._lines.setdefault(names, []), place)
         self.waiting += 1
@@ -140,6 +154,7 @@ class ModelQueue:
                 now_s = self._clock()
                 self._sent.arrive(now_s)
                 waiter.place = None
+                self._charge(waiter)
                 waited_s = waiter.delivery.times.waited_s = now_s - place.since_s
                 waiter.relay.metrics.queue_wait.labels(self.model).observe(waited_s)
                 try:
@@ -179,7 +194,9 @@ class ModelQueue:
 
     def _next(self) -> tuple[Place, list[Backend]] | None:
         """Return the place that is served first among those whose backends may take more, with these backends."""
-        for first in sorted([line[0] for line in self._lines.values()]):
+        served_s = self.shares.served_s
+        firsts = [line[0] for line in self._lines.values()]
+        for first in sorted(firsts, key=lambda place: (place.rank, served_s(place.line[0]), place.order)):
             if candidates := self._free_for(first.waiter):
                 return first, candidates
         return None

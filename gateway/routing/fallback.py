@@ -29,6 +29,7 @@ CALLS = (
     "engine_changed",
     "sent_elsewhere",
     "evicted",
+    "price",
     "correct",
     "take_over",
     "warm_up",

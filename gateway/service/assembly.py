@@ -287,5 +287,6 @@ def _client_of(key: KeySettings) -> Client:
         None if key.slo is None or key.slo.tpot_ms is None else 1e-3 * key.slo.tpot_ms,
         key.admin,
         key.priority,
+        key.weight,
         None if key.adapters is None else frozenset(key.adapters),
     )

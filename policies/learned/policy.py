@@ -34,7 +34,7 @@ from policies.learned.update import Observer
 from policies.load import LoadMeter
 from policies.load_policy import LoadSettings
 from policies.policy import Assessment, Decision, GuardrailSettings, Outcome, Policy, PolicySettings, register
-from policies.roles import Stateful, Work, assess, preview
+from policies.roles import Price, Stateful, Work, assess, preview
 from policies.statistics import Statistics
 from policies.trouble.troubles import TROUBLE, Troubles
 
@@ -245,6 +245,17 @@ class Learned(Policy):
                 note += f"; {self.drafters.silent[candidate.name]}"
             assessments.append(Assessment(candidate.name, cost, note))
         return assessments
+
+    def price(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Price:
+        """Return what a request costs where that is least: its own time without waiting, and the delay of others."""
+        key = self.templates.key(request, counts=False)
+        self.predictor.now_s = self.clock()
+        predictions = self.predictor.predict(request, key, candidates)
+        one = min(predictions, key=lambda each: each.prefill_s + each.decode_s + each.others_s)
+        tokens = max(1.0, one.output_tokens * request.n)
+        prompt_s = (1 + one.requests) * one.prefill_s
+        rest_s = max(0.0, one.prefill_s + one.decode_s + one.others_s - prompt_s)
+        return Price(prompt_s, rest_s / tokens, tokens)
 
     def _publish_fit(self) -> None:
         """Take over the models of a fit that has ended."""

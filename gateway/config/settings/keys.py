@@ -121,6 +121,8 @@ class KeySettings(_KeyOrDigest):
     priority
         Priority of its requests where a model has a queue; lower ones are served first. A request can only lower its
         own further, by `priority` in its body.
+    weight
+        Share of a model relative to other keys of the same priority, where requests wait in its `queue`.
     slo
         Latency objective for policies with the objective `goodput`; headers of a request take precedence.
 
@@ -142,6 +144,7 @@ class KeySettings(_KeyOrDigest):
     tokens_per_minute: Count | None = None
     max_in_flight: Count | None = None
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     slo: SloSettings | None = None
 
     @classmethod

@@ -35,9 +35,14 @@ from tests.support.waiting import eventually
 
 
 def queued(*names: str, bound: int = 1, waiting: int = 10, size: int = 1 << 20, **bounds: Any) -> Relay:
-    """Return a relay with a queue, and keys `sk` (priority 0) and `batch` (priority 10)."""
+    """Return a relay with a queue, and keys `sk`, `greedy`, `big` (weight 2), and `batch` (priority 10)."""
     relay = Relay(*names, policy={"name": "least_loaded"})
-    keys = [(digest("sk"), relay.client), (digest("batch"), Client("batch", priority=10))]
+    keys = [
+        (digest("sk"), relay.client),
+        (digest("batch"), Client("batch", priority=10)),
+        (digest("greedy"), Client("greedy")),
+        (digest("big"), Client("big", weight=2.0)),
+    ]
     relay.context.access = Access(Keyring(keys), ["/*"])
     relay.context.queues = {"m": ModelQueue("m", QueueBounds(bound, waiting, size, wait_s=30.0, **bounds))}
     relay.pool.on_ready = relay.context.ready
@@ -395,3 +400,61 @@ def test_an_error_after_a_wait_is_an_error_of_the_backend() -> None:
     relay.receiver("a").on_error(UpstreamError("broken", "closed the connection"))
     assert (reply.status, reply.code) == (502, "backend_broken")
     assert relay.backends["a"].state is State.UP
+
+
+def test_a_client_with_many_requests_does_not_delay_those_of_others() -> None:
+    relay = queued("a", waiting=100)
+    for label in "12345678":
+        ask(relay, label, "greedy")
+    for label in "AB":
+        ask(relay, label)
+    drain(relay)
+    assert users(relay) == "12A3B45678" or users(relay) == "1A2B345678"
+
+
+def test_shares_follow_the_weights_and_priorities_come_first() -> None:
+    relay = queued("a", waiting=100)
+    ask(relay, "-", "greedy")
+    for label in "1A2B3C4D5E6F":
+        ask(relay, label, "greedy" if label.isdigit() else "big", max_tokens=200)
+    ask(relay, "b", "batch")
+    ask(relay, "x", "big", priority=1)
+    drain(relay)
+    order = users(relay)
+    assert order[-2:] == "xb"
+    first = order[1:8]
+    assert 4 <= sum(label.isupper() for label in first) <= 5, "twice as many"
+    assert sorted(order[1:-2]) == sorted("1A2B3C4D5E6F")
+
+
+def test_a_request_is_charged_what_it_has_cost() -> None:
+    """The answers of one are far shorter than expected, those of the other as long: so it gets more of them."""
+    relay = queued("a", waiting=1000)
+    ask(relay, "-")
+    for number in range(60):
+        ask(relay, str(number), "greedy", max_tokens=200)
+        ask(relay, f"big {number}", "big", max_tokens=200)
+    for number in range(60):
+        text = json.loads(relay.clients["a"].bodies[number])["user"]
+        tokens = 200 if text.startswith("big") else 10
+        answer = {"choices": [{"finish_reason": "stop"}], "usage": {"prompt_tokens": 1, "completion_tokens": tokens}}
+        data = json.dumps(answer).encode()
+        receiver = relay.receiver("a", number)
+        receiver.on_head(200, [*JSON_HEAD, (b"content-length", b"%d" % len(data))])
+        receiver.on_data(data)
+        receiver.on_end()
+    sent = [json.loads(body)["user"].startswith("big") for body in relay.clients["a"].bodies[1:60]]
+    assert 0.05 < sum(sent) / len(sent) < 0.25, "20 times the cost at twice the weight"
+
+
+def test_who_comes_after_a_pause_has_saved_up_nothing() -> None:
+    relay = queued("a", waiting=100)
+    for label in "123456":
+        ask(relay, label, "greedy", max_tokens=200)
+    drain(relay)
+    for label in "789":
+        ask(relay, label, "greedy", max_tokens=200)
+    for label in "ABCDEF":
+        ask(relay, label, max_tokens=200)
+    drain(relay, answered=6)
+    assert users(relay)[6:] in {"7A8B9CDEF", "78A9BCDEF"}

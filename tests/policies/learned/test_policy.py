@@ -507,3 +507,13 @@ def test_replays_are_corrected_by_what_engines_had_on_the_same_texts(measured: f
         bias.compare("suffix:24", measured, replayed)
     assert bias.corrected("suffix:24", replayed) == pytest.approx(measured, rel=0.05)
     assert bias.corrected("ngram:5", replayed) == replayed
+
+
+def test_a_price_is_that_of_the_tokens_and_of_the_delay_of_others() -> None:
+    policy, pool = _policy(), _pool()
+    idle = policy.price(REQUEST, pool)
+    assert min(idle) > 0
+    assert policy.price(replace(REQUEST, prompt_tokens=50 * REQUEST.prompt_tokens), pool).prompt_s > 10 * idle.prompt_s
+    busy = [replace(backend, in_flight=8) for backend in pool]
+    assert policy.price(REQUEST, busy).expected_s() > 1.1 * idle.expected_s()
+    assert idle.at_s(2 * idle.output_tokens) == pytest.approx(2 * idle.expected_s() - idle.prompt_s)
