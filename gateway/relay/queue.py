@@ -95,7 +95,7 @@ class ModelQueue:
 
     def send_or_enter(self, waiter: Exchange, members: Sequence[Backend], rank: int, size_bytes: int) -> None:
         """Send a request if one of its backends has few enough; else add it to the queue."""
-        if free := self._free_for(waiter):
+        if free := self._free_for(waiter, len(members)):
             self._charge(waiter)
             waiter.send(free)
         else:
@@ -107,8 +107,11 @@ class ModelQueue:
         if routed.client is not ANONYMOUS:  # there are others
             waiter.charge = self.shares.charge(routed.client, price_of(routed))
 
-    def _free_for(self, waiter: Exchange) -> list[Backend]:
+    def _free_for(self, waiter: Exchange, backends: int) -> list[Backend]:
         """Return the backends that a request may be sent to now."""
+        client = waiter.inbound.request_headers.client
+        if client is not ANONYMOUS and not self.shares.has_room(client, backends * self.bounds.in_flight_per_backend):
+            return []
         try:
             # The backend on trial, which comes first, may be full.
             return self.free(waiter.candidates(())) or self.free(waiter.candidates((), may_try=False))
@@ -197,7 +200,7 @@ class ModelQueue:
         served_s = self.shares.served_s
         firsts = [line[0] for line in self._lines.values()]
         for first in sorted(firsts, key=lambda place: (place.rank, served_s(place.line[0]), place.order)):
-            if candidates := self._free_for(first.waiter):
+            if candidates := self._free_for(first.waiter, len(first.line) - 1):
                 return first, candidates
         return None
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from backends.backend import State
@@ -15,6 +19,11 @@ _PROMPT_TOKEN_S: Final = 2e-5
 _OUTPUT_TOKEN_S: Final = 4e-4
 _OUTPUT_TOKENS: Final = 256.0
 """What is assumed under a policy that predicts nothing: those of an 8B model on an H100 in a batch of 16."""
+
+
+_PEAK_S: Final = 20.0
+_LEAST_PEAK: Final = 0.1
+"""A client that has had one request counts for 46 s."""
 
 
 class Charge:
@@ -45,7 +54,10 @@ class FairShares:
     (0.3, 0.2)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._in_flight: Counter[str] = Counter()
+        self._peaks: dict[str, tuple[float, float, float]] = {}  # by client: requests in flight at most, when, weight
         self._least_s = 0.0  # what the client that was served last had been served before
         self._served_s: dict[str, float] = {}
 
@@ -57,15 +69,40 @@ class FairShares:
         """Have a client wait that had no request waiting."""
         self._served_s[client.name] = max(self.served_s(client.name), self._least_s)
 
+    def has_room(self, client: Client, places: int) -> bool:
+        """Return whether a client may have one more of the places in flight.
+
+        Beyond its share of them it leaves as many free as others have needed of late, within their own shares: else who
+        asks seldom would wait for the end of what others have begun.
+        """
+        others = {name: weight for name, (_, _, weight) in self._peaks.items() if name != client.name}
+        others = {name: weight for name, weight in others.items() if self._peak(name) > _LEAST_PEAK}
+        total = client.weight + sum(others.values())
+        if not others or self._in_flight[client.name] < places * client.weight / total:
+            return True
+        kept = sum(
+            max(0.0, min(places * weight / total, self._peak(name) + 1.0) - self._in_flight[name])
+            for name, weight in others.items()
+        )
+        return self._in_flight.total() + kept < places
+
+    def _peak(self, name: str) -> float:
+        peak, at_s, _ = self._peaks.get(name, (0.0, 0.0, 1.0))
+        return max(float(self._in_flight[name]), peak * math.exp((at_s - self._clock()) / _PEAK_S))
+
     def charge(self, client: Client, price: Price) -> Charge:
         """Charge a client what a request that is sent is expected to cost."""
         self._least_s = max(self._least_s, self.served_s(client.name))
+        self._in_flight[client.name] += 1
+        peak = max(self._peak(client.name), float(self._in_flight[client.name]))
+        self._peaks[client.name] = peak, self._clock(), client.weight
         self._served_s[client.name] = self.served_s(client.name) + price.expected_s() / client.weight
         return Charge(client, price)
 
     def settle(self, charge: Charge, output_tokens: int) -> None:
         """Charge what a request has cost in place of what was expected."""
         price = charge.price
+        self._in_flight[charge.client.name] -= 1
         self._served_s[charge.client.name] += (price.at_s(output_tokens) - price.expected_s()) / charge.client.weight
 
 

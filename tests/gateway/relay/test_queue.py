@@ -242,7 +242,7 @@ def test_nothing_waits_that_could_be_sent_and_nothing_is_lost(seed: int) -> None
         places = [exchange for exchange in places if exchange in relay.context.exchanges]
         assert len(places) == queue.waiting <= 12
         assert queue.waiting_bytes == sum(len(exchange.inbound.body) for exchange in places) <= 4000
-        assert not any(queue._free_for(exchange) for exchange in places)
+        assert not any(queue._free_for(each, len(each.place.line) - 1) for each in places if each.place)
         in_flight = [
             sum(
                 attempt.call is not None and attempt.upstream.backend is backend
@@ -458,3 +458,15 @@ def test_who_comes_after_a_pause_has_saved_up_nothing() -> None:
         ask(relay, label, max_tokens=200)
     drain(relay, answered=6)
     assert users(relay)[6:] in {"7A8B9CDEF", "78A9BCDEF"}
+
+
+def test_places_are_kept_for_a_client_that_asks_seldom() -> None:
+    relay = queued("a", bound=8, waiting=100)
+    ask(relay, "A")
+    drain(relay)
+    for number in range(20):
+        ask(relay, str(number), "greedy")
+    assert relay.in_flight()[0] == 7, "the other has had one request at a time: a place is kept for it"
+    ask(relay, "B")
+    assert relay.in_flight()[0] == 8
+    assert users(relay)[-1] == "B"
