@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from random import Random
 
 from backends.backend import Candidate, EngineChange
@@ -36,11 +37,16 @@ class LMetric(LoadPolicy):
         super().__init__(settings)
         self._memory = PrefixMemory()
         self._prefixes: dict[str, BackendPrefixes] = {}
+        self._clock: Callable[[], float] = time.time
+
+    def set_clock(self, clock: Callable[[], float]) -> None:
+        """Replace the clock, which returns seconds."""
+        self._clock = clock
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate], rng: Random | None = None) -> Decision:
         """Choose the candidate of the least score, and remember that it has the prompt."""
         decision, prefixes = self._decide(request, candidates, rng or self.rng)
-        prefixes.remember(request.prefix, request.prefix_tokens)
+        prefixes.remember(request.prefix, request.prefix_tokens, self._clock())
         return decision
 
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
@@ -56,9 +62,9 @@ class LMetric(LoadPolicy):
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from the engine's report of cached tokens how far to trust the expectation."""
-        prefixes, expected = self._prefixes.get(outcome.decision.backend), outcome.decision.memo
-        if prefixes is not None and isinstance(expected, float) and outcome.cached_tokens is not None:
-            prefixes.learn(expected, outcome.cached_tokens)
+        prefixes = self._prefixes.get(outcome.decision.backend)
+        if prefixes is not None and outcome.cached_tokens is not None:
+            prefixes.learn(outcome.decision.cached_tokens, outcome.cached_tokens)
 
     def forget(self, backend: str) -> None:
         """Drop the prefixes of a backend that has left."""
@@ -74,7 +80,12 @@ class LMetric(LoadPolicy):
     def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
         """Remember that a backend has a prompt which another gateway has sent."""
         if (known := self._prefixes.get(backend)) is not None:
-            known.remember(prefixes, lengths)
+            known.remember(prefixes, lengths, self._clock())
+
+    def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
+        """Forget what was not used for so many seconds, as an engine tells of its cache; None if it tells nothing."""
+        if (known := self._prefixes.get(backend)) is not None:
+            known.evicted(None if unused_s is None else self._clock() - unused_s, is_full)
 
     def _decide(
         self, request: RequestFeatures, candidates: Sequence[Candidate], rng: Random
@@ -84,8 +95,11 @@ class LMetric(LoadPolicy):
         best = [index for index, (score, _, _) in enumerate(scores) if score <= least]
         index = best[rng.randrange(len(best))] if len(best) > 1 else best[0]
         chosen, (_, new, _) = candidates[index].name, scores[index]
-        decision = Decision(chosen, self.name, "least_product", 1.0 / len(best), memo=request.prompt_tokens - new)
-        return decision, self._prefixes[chosen]
+        prefixes, cached = self._prefixes[chosen], int(request.prompt_tokens - new)
+        decision = Decision(
+            chosen, self.name, "least_product", 1.0 / len(best), cached_tokens=cached, cached_by=prefixes.goes_by
+        )
+        return decision, prefixes
 
     def _scores(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[tuple[float, float, int]]:
         """Return score, prompt tokens to compute and requests of each candidate."""

@@ -210,3 +210,14 @@ def test_what_an_engine_had_cached_is_gone_when_it_restarts(policy: LMetric | Le
     assert other.score < cold.score
     policy.sent_elsewhere("a", request.prefix, request.prefix_tokens)
     assert policy.assess(request, [a])[0].score == other.score
+
+
+@pytest.mark.parametrize("policy", [LMetric(LoadSettings(seed=1)), Learned(LearnedSettings())])
+def test_what_an_engine_had_cached_is_gone_when_it_evicts_it(policy: LMetric | Learned) -> None:
+    a, request = backend("a"), prompt(1, 2, 3, 4, 5, 6, 7, 8, 9)
+    policy.choose(request, [a])
+    policy.evicted("a", 60.0, is_full=True)
+    assert policy.choose(request, [a]).cached_tokens > 800
+    policy.evicted("a", 0.0, is_full=True)
+    decision = policy.choose(request, [a])
+    assert (decision.cached_tokens, decision.cached_by) == (0, "events")

@@ -78,7 +78,7 @@ async def test_what_an_engine_tells_decides_what_is_expected_there(
     async with gateway_of({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
         assert (await running.chat(TEXT)).status_code == 200
         await until_noted(running, "tokens of the prompt cached, by estimate")
-        await running.until(lambda: _hears(running, engine))
+        await until_heard(running, engine)
         await running.chat(TEXT)
         await until_noted(running, "tokens of the prompt cached, by events")
         assert "m/a: what it has cached is expected by its events" in caplog.text
@@ -107,11 +107,16 @@ def _cache(running: Running) -> Any:
     return found._caches["m", "a"]
 
 
-def _hears(running: Running, engine: Publisher) -> bool:
-    """Tell of a block, and of its eviction, until the gateway has heard it: it joins at some time."""
-    engine.tell(stored(engine.number))
-    engine.tell(removed(engine.number - 1))
-    return bool(_cache(running).is_known)
+async def until_heard(running: Running, engine: Publisher) -> None:
+    """Tell of a block, and of its eviction, until the gateway has heard it; it joins at some time."""
+
+    def hears() -> bool:
+        engine.tell(stored(engine.number))
+        engine.tell(removed(engine.number - 1))
+        return bool(_cache(running).is_known)
+
+    await running.until(lambda: "a" in running.upstreams and hears())
+    await running.until(lambda: _cache(running)._number == engine.number - 1)
 
 
 @pytest.mark.slow
@@ -120,7 +125,7 @@ async def test_an_engine_that_tells_nothing_while_it_works_is_not_believed(
 ) -> None:
     monkeypatch.setattr(room, "_LATE_S", 0.5)
     async with gateway_of({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
-        await running.until(lambda: "a" in running.upstreams and _hears(running, engine))
+        await until_heard(running, engine)
         await running.chat(TEXT)
         await until_noted(running, "by events")
         running.backend("a").in_flight += 1
