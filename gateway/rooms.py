@@ -31,6 +31,7 @@ _OWN = (
     "gateway.batches.room:BatchesRoom",
     "gateway.kv_events.room:KvEventsRoom",
     "gateway.fleet.room:FleetRoom",
+    "gateway.slo_classes.room:SloRoom",
     "gateway.dashboard.dashboard:Dashboard",
 )
 _GROUP = "speculation_gateway.rooms"

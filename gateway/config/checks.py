@@ -16,7 +16,12 @@ def pool_issues(pool: Mapping[str, Any]) -> Iterator[Issue]:
     models = {str(name): _fields(model) for name, model in _fields(pool.get("models")).items()}
     yield from _name_issues(models)
     yield from _address_issues(models)
-    yield from _key_issues(_items(pool.get("keys")), models)
+    keys = _items(pool.get("keys"))
+    yield from _key_issues(keys, models)
+    classes = list(_fields(pool.get("slo_classes")))
+    for index, key in enumerate(map(_fields, keys)):
+        if isinstance(name := key.get("slo_class"), str) and name not in classes:
+            yield Issue(("keys", index, "slo_class"), "no such class in slo_classes", did_you_mean(name, classes))
 
 
 def _name_issues(models: Mapping[str, Mapping[str, Any]]) -> Iterator[Issue]:

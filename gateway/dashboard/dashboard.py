@@ -18,7 +18,17 @@ from backends.backend import Backend
 from gateway import __version__
 from gateway.dashboard.beliefs import Beliefs
 from gateway.dashboard.decisions import SampledDecisions
-from gateway.dashboard.recent import POINT_S, RATE_WINDOW_S, WINDOW_S, Document, Past, Recent, Totals, totals_of
+from gateway.dashboard.recent import (
+    POINT_S,
+    RATE_WINDOW_S,
+    WINDOW_S,
+    Document,
+    KeptObjectives,
+    Past,
+    Recent,
+    Totals,
+    totals_of,
+)
 from gateway.dashboard.static_files import PageFiles
 from gateway.dashboard.views import backend_view, model_view, point_of
 from gateway.dialects.errors import GatewayError
@@ -50,6 +60,7 @@ class Dashboard(Room):
         super().__init__(gateway)
         self._started_s = time.time()
         self._past = Past()
+        self._kept = KeptObjectives()
         self._recent: dict[tuple[str, str], tuple[Backend, Recent]] = {}
         self._decisions: dict[str, SampledDecisions] = {}
         self._beliefs: dict[str, Beliefs] = {}
@@ -119,7 +130,9 @@ class Dashboard(Room):
             self._reading = background.start("dashboard", self._read())
 
     async def _read(self) -> None:
-        self._add_points(await asyncio.to_thread(lambda: totals_of(self.gateway.metrics.samples())))
+        samples = await asyncio.to_thread(lambda: list(self.gateway.metrics.samples()))
+        self._kept.add(samples)
+        self._add_points(await asyncio.to_thread(totals_of, samples))
         if self._is_watched:
             models = self.gateway.models
             self._beliefs = {name: self._beliefs.get(name) or Beliefs() for name in models}
@@ -185,9 +198,10 @@ class Dashboard(Room):
         measured = [(backend, self._recent_of(backend).measured) for backend in self.gateway.pool.of(name)]
         total = sum(each.requests_per_s for _, each in measured)
         backends = [backend_view(model.policy, model.troubles, backend, each, total) for backend, each in measured]
-        return model_view(
+        document = model_view(
             self.gateway, name, backends, None if belief is None else belief.json, self._decisions.get(name)
         )
+        return document | {"classes": self._kept.of(name)}  # requests with a latency objective in `window_s`
 
 
 def _json(document: bytes) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -185,6 +185,31 @@ def acceptance(then: EngineMetrics | None, now: EngineMetrics | None) -> Documen
         "by_position": [(after - before) / drafts for after, before in positions],
         "is_recent": is_recent,
     }
+
+
+class KeptObjectives:
+    """How many requests with a latency objective were served in time in the last minutes, by model and class."""
+
+    def __init__(self) -> None:
+        self._readings: deque[Counter[tuple[str, str, str]]] = deque([Counter()], maxlen=int(WINDOW_S / POINT_S) + 1)
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Add a reading of the series."""
+        reading: Counter[tuple[str, str, str]] = Counter()
+        for each in samples:
+            if each.name == "gateway_slo_requests_total":
+                reading[each.labels["model"], each.labels["slo_class"], each.labels["outcome"]] += round(each.value)
+        self._readings.append(reading)
+
+    def of(self, model: str) -> list[Document]:
+        """Return each class of a model that had requests, with their number and those that were in time."""
+        found: dict[str, Document] = {}
+        for (name, slo_class, outcome), count in (self._readings[-1] - self._readings[0]).items():
+            if name == model:
+                row = found.setdefault(slo_class, {"name": slo_class, "requests": 0, "kept": 0})
+                row["requests"] += count
+                row["kept"] += count if outcome == "kept" else 0
+        return sorted(found.values(), key=lambda row: str(row["name"]))
 
 
 class Past:

@@ -32,6 +32,7 @@ class Client:
     # None for no SLO.
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
+    slo_class: str = ""  # name of the class of its requests; empty for none
     admin: str = "none"  # what the client may do at `/admin`: `none`, `read` or `write`
     priority: int = 0  # priority of its requests in the queues of models; lower ones are served first
     weight: float = 1.0  # its share of a model relative to other clients, where requests wait

@@ -49,6 +49,10 @@ _SHOWN_CHARS: Final = 100
 _WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # a body of theirs has no meaning: RFC 9110, section 9.3
 
 
+Slo = tuple[float | None, float | None]
+"""Seconds to the first token, and per output token; None for no bound."""
+
+
 class RoutedRequest:
     """A request with its model and its features."""
 
@@ -112,6 +116,7 @@ class Router:
         self.keep_prompt_bytes = 0  # size of the largest body whose prompt is kept until its exchange has ended
         # Most that the values of a body may count to, as `gateway.routing.large_bodies` counts them.
         self._most_values = most_values
+        self.slo_classes: Mapping[str, Slo] = {}  # latency objectives that a request may name
         self.locations = ResponseLocations()  # the backends that hold stored responses
         self.sent: deque[tuple[Backend, RequestFeatures]] | None = None  # prompts to be told to other gateways
         served = {id(model): model for model in models.values()}
@@ -157,8 +162,11 @@ class Router:
                 features.prefix = tuple([hash((apart, each)) for each in features.prefix])
             features.client = client.name
             features.explore = wanted.explore
-            features.slo_ttft_s = client.slo_ttft_s if wanted.slo_ttft_s is None else wanted.slo_ttft_s
-            features.slo_tpot_s = client.slo_tpot_s if wanted.slo_tpot_s is None else wanted.slo_tpot_s
+            ttft_s, tpot_s = client.slo_ttft_s, client.slo_tpot_s
+            if wanted.slo_class:
+                ttft_s, tpot_s = self._class(wanted.slo_class)
+            features.slo_ttft_s = ttft_s if wanted.slo_ttft_s is None else wanted.slo_ttft_s
+            features.slo_tpot_s = tpot_s if wanted.slo_tpot_s is None else wanted.slo_tpot_s
         return RoutedRequest(
             model,
             described if features is None else features,
@@ -172,6 +180,14 @@ class Router:
             usage_options=usage_options,
             adapter=adapter,
         )
+
+    def _class(self, name: str) -> Slo:
+        """Return the objective of a class of requests."""
+        if (found := self.slo_classes.get(name)) is None:
+            known = ", ".join(self.slo_classes) or "nothing, as the gateway has no slo_classes"
+            message = f"x-slo-class is {name[:_SHOWN_CHARS]!r}; expected {known}."
+            raise GatewayError(400, message, code="invalid_header")
+        return found
 
     def candidates(
         self,

@@ -16,7 +16,7 @@ from backends.http.address import Address
 from backends.http.client import UpstreamClient
 from backends.http.wire import WriteBatch
 from backends.pool import Pool
-from gateway.config.settings import KeySettings, ModelSettings, PoolSettings
+from gateway.config.settings import KeySettings, ModelSettings, PoolSettings, SloSettings
 from gateway.http.cors import Cors
 from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
@@ -25,7 +25,7 @@ from gateway.rooms import Room, join, rooms
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream
-from gateway.routing.router import Router
+from gateway.routing.router import Router, Slo
 from gateway.routing.series import RequestSeries
 from gateway.service.default_temperature import assumed_temperature, must_ask
 from gateway.service.peer_exchange import PeerExchange
@@ -98,6 +98,7 @@ def assemble(
     for name in models:
         series.retries_refused.labels(name)  # at once: the rate of a series that begins with an event misses that
     router = Router(by_name, pool, settings.server.max_body_values)
+    router.slo_classes = {name: _slo_of(slo) for name, slo in settings.slo_classes.items()}
     timeouts = _timeouts(settings)
     if previous is None:
         limits = Limits(max_in_flight(settings))
@@ -238,7 +239,7 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
 
 def _access(settings: PoolSettings, admin_digest: bytes) -> tuple[Access, Access | None]:
     """Return the access at the address of the clients, and at the admin address if there is one."""
-    keyring = Keyring([(key.digest or b"", _client_of(key)) for key in settings.keys], admin_digest)
+    keyring = Keyring([(key.digest or b"", _client_of(key, settings)) for key in settings.keys], admin_digest)
     cors = None if settings.cors is None else Cors(settings.cors.origins)
     answered = [path for room in rooms() for path in room.client_paths(settings)]
     nothing, page, metrics = set[str](), {"/dashboard"}, {"/metrics"}
@@ -275,7 +276,12 @@ def _queues(settings: PoolSettings, previous: Gateway | None) -> dict[str, Model
     return {name: running.get(name) or ModelQueue(name, bounds) for name, bounds in queue_bounds(settings).items()}
 
 
-def _client_of(key: KeySettings) -> Client:
+def _slo_of(slo: SloSettings | None) -> Slo:
+    ttft_ms, tpot_ms = (None, None) if slo is None else (slo.ttft_ms, slo.tpot_ms)
+    return None if ttft_ms is None else 1e-3 * ttft_ms, None if tpot_ms is None else 1e-3 * tpot_ms
+
+
+def _client_of(key: KeySettings, settings: PoolSettings) -> Client:
     return Client(
         key.name,
         None if key.models is None and key.adapters is None else frozenset(key.models or ()),
@@ -283,8 +289,8 @@ def _client_of(key: KeySettings) -> Client:
         key.requests_per_minute,
         key.tokens_per_minute,
         key.max_in_flight,
-        None if key.slo is None or key.slo.ttft_ms is None else 1e-3 * key.slo.ttft_ms,
-        None if key.slo is None or key.slo.tpot_ms is None else 1e-3 * key.slo.tpot_ms,
+        *_slo_of(settings.slo_classes.get(key.slo_class or "", key.slo)),
+        key.slo_class or "",
         key.admin,
         key.priority,
         key.weight,

@@ -72,7 +72,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 class SloSettings(Settings):
-    """Latency objective of a key's requests, for those that do not set their own by headers.
+    """Latency objective of requests that do not set their own by headers.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class SloSettings(Settings):
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield an issue if the objective is empty."""
         if not data:
-            yield Issue((), "has neither ttft_ms nor tpot_ms", "set one of them, or remove slo")
+            yield Issue((), "has neither ttft_ms nor tpot_ms", "set one of them, or remove it")
 
 
 class KeySettings(_KeyOrDigest):
@@ -125,6 +125,8 @@ class KeySettings(_KeyOrDigest):
         Share of a model relative to other keys of the same priority, where requests wait in its `queue`.
     slo
         Latency objective for policies with the objective `goodput`; headers of a request take precedence.
+    slo_class
+        Class of its requests, one of `slo_classes`, in place of `slo`.
 
     Examples
     --------
@@ -146,6 +148,7 @@ class KeySettings(_KeyOrDigest):
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     slo: SloSettings | None = None
+    slo_class: Name | None = None
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
@@ -159,6 +162,8 @@ class KeySettings(_KeyOrDigest):
             yield Issue((), "has neither key nor sha256", "set one of the two")
         if (name := data.get("name")) is not None and str(name) in RESERVED_NAMES:
             yield Issue(("name",), "the gateway uses this name itself", "choose another")
+        if data.get("slo") is not None and data.get("slo_class") is not None:
+            yield Issue(("slo_class",), "set together with slo", "keep one of the two", at_key=True)
         bound = next((each for each in ("models", "adapters") if data.get(each) is not None), None)
         if bound is not None and data.get("admin", "none") != "none":
             yield Issue(("admin",), f"/admin is about all models, but {bound} bounds the key", "remove one of the two")

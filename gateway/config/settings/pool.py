@@ -18,7 +18,7 @@ from gateway.config.settings.base import Name, Settings
 from gateway.config.settings.batches import BatchesSettings
 from gateway.config.settings.clients import CorsSettings, PathPattern
 from gateway.config.settings.dashboard import DashboardSettings
-from gateway.config.settings.keys import AdminSettings, KeySettings
+from gateway.config.settings.keys import AdminSettings, KeySettings, SloSettings
 from gateway.config.settings.model import ModelSettings
 from gateway.config.settings.picker import PickerSettings
 from gateway.config.settings.recorder import RecorderSettings
@@ -48,6 +48,9 @@ class PoolSettings(Settings):
     keys
         API keys of clients. A plain string is a key for all models, named `key-N` by its position in the list. Without
         keys the gateway accepts every request.
+    slo_classes
+        Latency objectives by name, for keys (`slo_class`) and requests (`x-slo-class`): page and metrics show how many
+        requests of each are served in time, and policies with the objective `goodput` go by it.
     paths
         Paths that are relayed; a `*` at the end of one stands for any rest. Others are answered with 404. The default
         is the documented interface of vLLM.
@@ -72,6 +75,7 @@ class PoolSettings(Settings):
     health: HealthSettings = HealthSettings()
     models: Annotated[dict[Name, ModelSettings], Field(min_length=1)]
     keys: Annotated[list[KeySettings], BeforeValidator(_named)] = []
+    slo_classes: dict[Name, SloSettings] = {}
     admin: AdminSettings = AdminSettings()
     dashboard: DashboardSettings = DashboardSettings()
     paths: list[PathPattern] = list(DEFAULT_PATHS)

@@ -70,9 +70,12 @@ function showWell(model, process) {
     ...first(wrong, (backend) => `${backend.name}: ${trouble(backend)}`),
     `${failed === 0 ? "No" : number(failed)} request${failed === 1 ? "" : "s"} failed in the last ${age(process.window_s)}.`,
     `${number(sum((each) => each.requests_per_s))} requests and ${number(sum((each) => each.output_tokens_per_s))} output tokens per second; ${number(sum((each) => each.in_flight))} in flight, ${number(waiting)} waiting.`,
+    ...model.classes.map(inTime),
     worst ? `Slowest first token: ${duration(worst.ttft.p95_s)} at ${worst.name} (95th percentile).` : "",
   ]);
 }
+
+const inTime = ({ name, kept, requests }) => `${name || "With an objective"}: ${percent(kept / requests)} of ${number(requests)} requests in time.`;
 
 /** Returns what the comparison with least_loaded says: the verdict, its class, and what it rests on. */
 function overBalancing(gain) {

@@ -314,6 +314,8 @@ keys:
   - {name: m, key: k2, sha256: x}
   - 123456
   - ${EMPTY:-}
+  - {name: l, key: k4, slo_class: intractive, slo: {ttft_ms: 1}}
+slo_classes: {interactive: {ttft_ms: 500}, none: {}}
 admin:
   key: 12
 """
@@ -363,7 +365,10 @@ further model names
 39:32: keys[4].sha256: must match pattern '^[0-9a-fA-F]{64}$'
 40:5: keys[5].key: expected text; put it in quotes
 41:5: keys[6].key: the key is empty; set its variable, or remove the entry
-43:8: admin.key: expected text; put it in quotes
+42:24: keys[7].slo_class: set together with slo; keep one of the two
+42:35: keys[7].slo_class: no such class in slo_classes; did you mean 'interactive'?
+43:44: slo_classes.none: has neither ttft_ms nor tpot_ms; set one of them, or remove it
+45:8: admin.key: expected text; put it in quotes
 """
 
 
@@ -479,7 +484,7 @@ class TestErrors:
         assert problems(tmp_path, text) == [
             "11:36: keys[0].slo: must be greater than 0",
             "11:48: keys[0].slo: expected a number",
-            "12:21: keys[1].slo: has neither ttft_ms nor tpot_ms; set one of them, or remove slo",
+            "12:21: keys[1].slo: has neither ttft_ms nor tpot_ms; set one of them, or remove it",
             "13:27: keys[2].slo: unknown key; did you mean 'ttft_ms'?",
         ]
 

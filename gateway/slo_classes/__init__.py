@@ -1,0 +1,1 @@
+"""Latency objectives of requests, and how many are served in time."""

@@ -1,0 +1,78 @@
+"""Latency objectives as a room of the gateway: it counts the requests that are served in time, by class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from gateway.relay.observers import EndedExchange, Follower, Observer
+from gateway.rooms import Room
+from gateway.routing.access import NO_ROUTING_HEADERS
+from gateway.routing.router import RoutedRequest
+from gateway.telemetry.series import Count, Distribution, Family
+
+if TYPE_CHECKING:
+    from gateway.service.assembly import Gateway
+
+_FAILED = frozenset({"engine_error", "unanswered", "interrupted"})
+
+
+class SloRoom(Room):
+    """Judges the requests that have an objective, their own or that of their key or class."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        self._requests = gateway.metrics.counter("gateway_slo_requests")
+        self._ttft = gateway.metrics.histogram("gateway_slo_ttft_seconds")
+
+    def follow(self) -> Mapping[str, Follower]:
+        """Judge the requests of all models."""
+        return {name: _Judge(name, self._requests, self._ttft) for name in self.gateway.models}
+
+
+class _Judge(Observer):
+    needs_answer = False
+
+    def __init__(self, model: str, requests: Family[Count], ttft: Family[Distribution]) -> None:
+        self._model, self._requests, self._ttft = model, requests, ttft
+
+    def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
+        """Return itself if the request has an objective."""
+        client, headers = routed.client, routed.headers
+        if client.slo_class or client.slo_ttft_s is not None or client.slo_tpot_s is not None:
+            return self
+        return None if headers is NO_ROUTING_HEADERS or judged(routed) is None else self
+
+    def on_end(self, ended: EndedExchange) -> None:
+        """Count the request, unless its client made it fail."""
+        slo_class, outcome = judged(ended.routed) or "", outcome_of(ended)
+        if outcome:
+            self._requests.labels(self._model, slo_class, outcome).inc()
+        if ended.stream is not None and ended.times.first_s:
+            self._ttft.labels(self._model, slo_class).observe(ended.times.first_s - ended.times.arrived_s)
+
+
+def judged(routed: RoutedRequest) -> str | None:
+    """Return the class of a request; empty if its objective has no name, and None if it has none."""
+    features, name = routed.features, routed.headers.slo_class or routed.client.slo_class
+    return name or (None if features.slo_ttft_s is None and features.slo_tpot_s is None else "")
+
+
+def outcome_of(ended: EndedExchange) -> str:
+    """Return `kept`, `missed` or `failed`; empty if that cannot be told.
+
+    An answer in one piece shows neither its first token nor the time between two. If both are bounded, so is all of it.
+    """
+    if ended.label in _FAILED:
+        return "failed"
+    if ended.label != "ok" or ended.outcome is None:
+        return ""
+    features, times, tokens = ended.routed.features, ended.times, ended.outcome.output_tokens
+    ttft_s, tpot_s = features.slo_ttft_s, features.slo_tpot_s
+    if ended.stream is None:
+        if ttft_s is None or tpot_s is None:
+            return ""
+        return "kept" if times.ended_s - times.arrived_s <= ttft_s + tpot_s * max(0, tokens - 1) else "missed"
+    is_late = ttft_s is not None and times.first_s - times.arrived_s > ttft_s
+    is_slow = tpot_s is not None and ended.outcome.tpot_s is not None and ended.outcome.tpot_s > tpot_s
+    return "missed" if is_late or is_slow else "kept"
