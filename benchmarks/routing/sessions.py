@@ -5,6 +5,10 @@ think time after the last answer. A Mooncake trace is played by its times. Neith
 beyond the target's context (131,072 tokens) are left out. One part of the sessions (`draw`) and the second half of the
 trace are reported, with `--tune` the others.
 
+With `--gateways N` each request goes through one of N gateways, which tell each other where they send prompts; with
+`--kv SHARE` the engines have that share of their KV cache, and so evict more; with `--restart` each engine is drained
+and restarts once, one after another. `events` is `learned` that hears what the engines evict.
+
 Loads are requests per second that arrive if answers take no longer than recorded. The first fifth of the requests are
 warm-up. Cells are mean times to finish over that of the best of `least_loaded`, prefix affinity alone and `lmetric`,
 with the 95% interval over seeds for `learned`.
@@ -28,6 +32,9 @@ from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
 from backends.backend import Candidate
+from backends.calibration.calibration import load_calibration
+from backends.calibration.parameters import EngineParameters
+from benchmarks.routing.gateways import Gateways
 from benchmarks.routing.ground import POOLS, REPORTED, TUNING, bare
 from benchmarks.routing.runs import of_runs
 from lab.parallel import all_cores
@@ -40,6 +47,7 @@ from lab.trace.record import TraceRecord
 from policies.balancing.lmetric import LMetric
 from policies.features.request import RequestFeatures
 from policies.load_policy import LoadSettings
+from policies.policy import Policy
 
 CONTEXT = 131_072
 _H100 = "llama-3.1-8b-h100"
@@ -71,7 +79,15 @@ class Task(NamedTuple):
     seed: int
 
 
-POLICIES = (*BASELINES, "learned")
+class World(NamedTuple):
+    """What is beside the replicas."""
+
+    gateways: int
+    kv: float  # share of the KV cache that the engines have
+    restart: bool
+
+
+POLICIES = (*BASELINES, "learned", "events")
 
 
 def short(records: Sequence[TraceRecord]) -> list[TraceRecord]:
@@ -111,17 +127,39 @@ def table_of(traffic: str, folder: Path, mooncake: Path | None, tune: bool) -> R
 _files = ExitStack()  # of the tables
 
 
+def policy_of(name: str, seed: int) -> Policy:
+    """Return a new policy."""
+    return (
+        Affinity(LoadSettings(seed=seed)) if name == "affinity" else bare("learned" if name == "events" else name, seed)
+    )
+
+
 def play(
-    folder: Path, mooncake: Path | None, tune: bool, names: Sequence[str], task: Task
+    folder: Path, mooncake: Path | None, tune: bool, world: World, names: Sequence[str], task: Task
 ) -> dict[str, dict[str, float]]:
     """Return the figures of each policy."""
     members = MEMBERS[task.pool]
-    pool = [ReplicaSpec(f"{one.value}-{number}", one, config, _H100) for number, (one, config) in enumerate(members)]
+    calibration = load_calibration(_H100)
+    pool = [
+        ReplicaSpec(
+            f"{one.value}-{number}",
+            one,
+            config,
+            _H100,
+            kv_blocks=int(world.kv * EngineParameters.of(calibration, one, config).kv_blocks),
+        )
+        for number, (one, config) in enumerate(members)
+    ]
     requests = arrived(table_of(task.traffic, folder, mooncake, tune), task)
     figures = {}
     for name in names:
         began_s = time.process_time()
-        policy = Affinity(LoadSettings(seed=task.seed)) if name == "affinity" else bare(name, task.seed)
+        policy = Gateways(
+            [policy_of(name, task.seed + number) for number in range(world.gateways)],
+            task.seed,
+            events=name == "events",
+            restart_every=len(requests) // (len(pool) + 1) if world.restart else 0,
+        )
         played = replay(pool, requests, policy, seed=task.seed, warmup=len(requests) // 5)
         figures[name] = {
             "mean": float(played.e2e_s.mean()),
@@ -172,18 +210,22 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="the half that is for development")
     parser.add_argument("--pool", action="append", choices=list(MEMBERS))
     parser.add_argument("--load", action="append", type=float)
+    parser.add_argument("--gateways", type=int, default=1)
+    parser.add_argument("--kv", type=float, default=1.0, help="share of the KV cache")
+    parser.add_argument("--restart", action="store_true", help="each engine restarts once")
     parser.add_argument("--policy", action="append", choices=POLICIES)
     parser.add_argument("--jobs", type=int)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     names = given.policy or POLICIES
+    world = World(given.gateways, given.kv, given.restart)
     tasks = [
         Task(traffic, pool, load, seed)
         for traffic, pool in product(TRAFFIC[: 1 if given.mooncake is None else 2], given.pool or MEMBERS)
         for load in given.load or LOADS
         for seed in range(given.seeds)
     ]
-    work = partial(play, given.agents, given.mooncake, given.tune, names)
+    work = partial(play, given.agents, given.mooncake, given.tune, world, names)
     with all_cores(work, given.jobs, "playing") as run_all:
         results = dict(zip(tasks, run_all(tasks), strict=True))
     report(results)

@@ -26,6 +26,8 @@ def _admit(state: State, replica: Record, batch: npt.NDArray[np.int32], budget: 
             break
         length = request.prompt + request.sent
         known = unused = 0
+        if replica.restarted:
+            blocks.clear(state, replica)
         if replica.prefix_caching:
             # The last token is always computed, because its logits give the first output token.
             limit = min((length - 1) // BLOCK_TOKENS, request.prefix_blocks)

@@ -1,0 +1,104 @@
+"""Several gateways before one pool: each sends a share of the requests, and hears of the others' as gateways do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final, cast
+
+from backends.backend import Candidate, EngineChange
+from backends.simulator.engine.replica import Replica
+from policies.features.request import RequestFeatures
+from policies.policy import Decision, Outcome, Policy, PolicySettings
+from policies.roles import CacheWatcher, Clocked, EngineWatcher, Learner, Maintained
+
+START_S: Final = 120.0
+"""Seconds until an engine that restarts serves again."""
+
+
+class Gateways(Policy):
+    """The policies of gateways, one each, that tell each other at once where they have sent a prompt.
+
+    Parameters
+    ----------
+    events
+        Whether they hear what the engines evict.
+    restart_every
+        Requests after which one replica is drained, restarts and comes back with an empty cache, then the next;
+        0: none.
+    """
+
+    def __init__(self, members: Sequence[Policy], seed: int, *, events: bool, restart_every: int) -> None:
+        super().__init__(PolicySettings())
+        self.name = members[0].name
+        self._members, self._events, self._restart_every = members, events, restart_every
+        self._rng = Random(seed)
+        self._clock: Callable[[], float] = lambda: 0.0
+        self._sent_by: dict[int, tuple[Decision, Policy]] = {}
+        self._requests = 0
+        self._leaving = ""  # the replica that is drained
+        self._back_s: dict[str, float] = {}  # when a replica that restarts is back
+
+    def set_clock(self, clock: Callable[[], float]) -> None:
+        """Replace the clock of all of them."""
+        self._clock = clock
+        for each in self._members:
+            if isinstance(each, Clocked):
+                each.set_clock(clock)
+
+    def warm_up(self) -> None:
+        """Import what they need."""
+
+    def maintenance(self) -> Callable[[], None] | None:
+        """Return the work that is due."""
+        works = [each.maintenance() for each in self._members if isinstance(each, Maintained)]
+
+        def work() -> None:
+            for one in works:
+                if one is not None:
+                    one()
+
+        return work
+
+    def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
+        """Have one of them choose."""
+        replicas = cast("Sequence[Replica]", candidates)
+        present = self._present(replicas) if self._restart_every else replicas
+        member = self._rng.choice(self._members)
+        if self._events:
+            self._tell(replicas)
+        decision = member.choose(request, present)
+        self._sent_by[id(decision)] = decision, member
+        for other in self._members:
+            if other is not member and isinstance(other, CacheWatcher):
+                other.sent_elsewhere(decision.backend, request.prefix, request.prefix_tokens)
+        return decision
+
+    def observe(self, outcome: Outcome) -> None:
+        """Have the one learn that has chosen."""
+        _, member = self._sent_by.pop(id(outcome.decision))
+        if isinstance(member, Learner):
+            member.observe(outcome)
+
+    def _tell(self, replicas: Sequence[Replica]) -> None:
+        now_s = self._clock()
+        for replica in replicas:
+            for member in self._members:
+                if isinstance(member, CacheWatcher):
+                    member.evicted(replica.name, now_s - replica.evicted_s, is_full=replica.evicted_s > 0)
+
+    def _present(self, replicas: Sequence[Replica]) -> Sequence[Replica]:
+        """Return the replicas that are neither drained nor restarting."""
+        self._requests += 1
+        if not self._requests % self._restart_every:
+            self._leaving = replicas[self._requests // self._restart_every % len(replicas)].name
+        now_s = self._clock()
+        for replica in replicas:
+            if replica.name == self._leaving and not replica.in_flight:
+                self._leaving = ""
+                self._back_s[replica.name] = now_s + START_S
+                replica.restart()
+                for member in self._members:
+                    if isinstance(member, EngineWatcher):
+                        member.engine_changed(replica.name, EngineChange.RESTART)
+        return [each for each in replicas if each.name != self._leaving and self._back_s.get(each.name, now_s) <= now_s]
