@@ -20,7 +20,7 @@ from backends.backend import Backend
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.json_body import set_field
 from gateway.relay.shares import FairShares, price_of
-from gateway.routing.keys import ANONYMOUS
+from gateway.routing.keys import ANONYMOUS, Client
 from gateway.routing.model import Traffic
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _LONGEST_RETRY_S = 60.0
 _LARGEST: Final = 2**31 - 1
+_MOST_TENANTS: Final = 100
+"""Tenants of a key with lines of their own; further ones wait in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class ModelQueue:
         # Requests that were refused, by reason: `full`, `evicted`, `timeout` or `deadline`.
         self.refused = dict.fromkeys(("full", "evicted", "timeout", "deadline"), 0)
         self._clock = clock  # returns seconds, as `time.perf_counter`, by which exchanges measure
-        # By the names of a client and of the backends that can serve its requests, which are in the order of arrival.
+        # By the names of a client, its tenant, and the backends that can serve its requests, in the order of arrival.
         self._lines: dict[tuple[str, ...], list[Place]] = {}
         self._number = 0
         self._sent = Traffic()
@@ -105,12 +107,14 @@ class ModelQueue:
         routed = waiter.routed
         assert routed is not None
         if routed.client is not ANONYMOUS:  # there are others
-            waiter.charge = self.shares.charge(routed.client, price_of(routed))
+            tenant = waiter.inbound.request_headers.tenant
+            waiter.charge = self.shares.charge(routed.client, tenant, price_of(routed))
 
     def _free_for(self, waiter: Exchange, backends: int) -> list[Backend]:
         """Return the backends that a request may be sent to now."""
-        client = waiter.inbound.request_headers.client
-        if client is not ANONYMOUS and not self.shares.has_room(client, backends * self.bounds.in_flight_per_backend):
+        client, tenant = waiter.inbound.request_headers.client, waiter.inbound.request_headers.tenant
+        places = backends * self.bounds.in_flight_per_backend
+        if client is not ANONYMOUS and not self.shares.has_room(client, tenant, places):
             return []
         try:
             # The backend on trial, which comes first, may be full.
@@ -122,10 +126,16 @@ class ModelQueue:
         """Add a request to the queue; if it is full, the last request of a lower rank gives up its place."""
         self._make_room(rank, size_bytes)
         self._number += 1
-        client = waiter.inbound.request_headers.client
-        if not any(line[0] == client.name for line in self._lines):
+        client, tenant = waiter.inbound.request_headers.client, waiter.inbound.request_headers.tenant
+        tenants = {line[1] for line in self._lines if line[0] == client.name}
+        if not tenants:
             self.shares.begin(client)
-        names = client.name, *[backend.name for backend in members]
+        if tenant and tenant not in tenants:
+            if len(tenants) < _MOST_TENANTS:
+                self.shares.tenants(client.name).begin(Client(tenant))
+            else:
+                tenant = ""
+        names = client.name, tenant, *[backend.name for backend in members]
         place = Place(waiter, names, rank, self._number, size_bytes, self._clock())
         insort(self._lines.setdefault(names, []), place)
         self.waiting += 1
@@ -197,12 +207,16 @@ class ModelQueue:
 
     def _next(self) -> tuple[Place, list[Backend]] | None:
         """Return the place that is served first among those whose backends may take more, with these backends."""
-        served_s = self.shares.served_s
         firsts = [line[0] for line in self._lines.values()]
-        for first in sorted(firsts, key=lambda place: (place.rank, served_s(place.line[0]), place.order)):
-            if candidates := self._free_for(first.waiter, len(first.line) - 1):
+        for first in sorted(firsts, key=self._turn):
+            if candidates := self._free_for(first.waiter, len(first.line) - 2):
                 return first, candidates
         return None
+
+    def _turn(self, place: Place) -> tuple[object, ...]:
+        client, tenant = place.line[:2]
+        tenant_s = self.shares.tenants(client).served_s(tenant) if tenant else 0.0
+        return place.rank, self.shares.served_s(client), tenant_s, place.order
 
     def _make_room(self, rank: int, size_bytes: int) -> None:
         """End the last requests of lower rank until there is room; none of them if there are not enough."""

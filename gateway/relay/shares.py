@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from backends.backend import State
@@ -24,21 +24,25 @@ _OUTPUT_TOKENS: Final = 256.0
 _PEAK_S: Final = 20.0
 _LEAST_PEAK: Final = 0.1
 """A client that has had one request counts for 46 s."""
+_MOST_CLIENTS: Final = 1000
+"""Tenants have the names that requests give them."""
 
 
 class Charge:
-    """What a client was charged for a request that was sent."""
+    """What a client, or a tenant of it, was charged for a request that was sent."""
 
-    def __init__(self, client: Client, price: Price) -> None:
+    def __init__(self, client: Client, price: Price, tenant: Charge | None = None) -> None:
         self.client = client
         self.price = price
+        self.tenant = tenant
 
 
 class FairShares:
     """Who is served next: of those whose requests wait, the client that has been served least, as in VTC [1]_.
 
     What a client was served is the cost of its requests, over its weight: what is expected when one is sent, and in its
-    place what it has cost when it has ended. Who comes after a pause has saved up nothing.
+    place what it has cost when it has ended. Who comes after a pause has saved up nothing. The tenants of a client
+    share what is its, alike.
 
     References
     ----------
@@ -48,7 +52,7 @@ class FairShares:
     --------
     >>> shares, one, two = FairShares(), Client("one"), Client("two", weight=2.0)
     >>> for _ in range(3):
-    ...     charge = shares.charge(one, Price(0.1, 0.0, 0.0))
+    ...     charge = shares.charge(one, "", Price(0.1, 0.0, 0.0))
     >>> shares.begin(two)
     >>> round(shares.served_s("one"), 3), round(shares.served_s("two"), 3)
     (0.3, 0.2)
@@ -57,20 +61,30 @@ class FairShares:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._in_flight: Counter[str] = Counter()
-        self._peaks: dict[str, tuple[float, float, float]] = {}  # by client: requests in flight at most, when, weight
+        # By client: requests in flight at most, when, weight; who was served last comes last.
+        self._peaks: dict[str, tuple[float, float, float]] = {}
         self._least_s = 0.0  # what the client that was served last had been served before
         self._served_s: dict[str, float] = {}
+        self.totals_s: dict[str, float] = {}  # what this process has served each client
+        self._heard_s: dict[str, Mapping[str, float]] = {}  # the same of others
+        self._tenants: dict[str, FairShares] = {}
 
     def served_s(self, client: str) -> float:
         """Return what a client was served, in seconds of a weight of 1."""
         return self._served_s.get(client, 0.0)
 
+    def tenants(self, client: str) -> FairShares:
+        """Return the shares of the tenants of a client."""
+        if client not in self._tenants:
+            self._tenants[client] = FairShares(self._clock)
+        return self._tenants[client]
+
     def begin(self, client: Client) -> None:
         """Have a client wait that had no request waiting."""
         self._served_s[client.name] = max(self.served_s(client.name), self._least_s)
 
-    def has_room(self, client: Client, places: int) -> bool:
-        """Return whether a client may have one more of the places in flight.
+    def has_room(self, client: Client, tenant: str, places: float) -> bool:
+        """Return whether a client, and its tenant, may have one more of the places in flight.
 
         Beyond its share of them it leaves as many free as others have needed of late, within their own shares: else who
         asks seldom would wait for the end of what others have begun.
@@ -78,32 +92,62 @@ class FairShares:
         others = {name: weight for name, (_, _, weight) in self._peaks.items() if name != client.name}
         others = {name: weight for name, weight in others.items() if self._peak(name) > _LEAST_PEAK}
         total = client.weight + sum(others.values())
-        if not others or self._in_flight[client.name] < places * client.weight / total:
-            return True
-        kept = sum(
-            max(0.0, min(places * weight / total, self._peak(name) + 1.0) - self._in_flight[name])
-            for name, weight in others.items()
-        )
-        return self._in_flight.total() + kept < places
+        own, count = places * client.weight / total, self._in_flight[client.name]
+        if others and count >= own:
+            kept = sum(
+                max(0.0, min(places * weight / total, self._peak(name) + 1.0) - self._in_flight[name])
+                for name, weight in others.items()
+            )
+            if self._in_flight.total() + kept >= places:
+                return False
+        return not tenant or self.tenants(client.name).has_room(Client(tenant), "", max(own, count + 1.0))
 
     def _peak(self, name: str) -> float:
         peak, at_s, _ = self._peaks.get(name, (0.0, 0.0, 1.0))
         return max(float(self._in_flight[name]), peak * math.exp((at_s - self._clock()) / _PEAK_S))
 
-    def charge(self, client: Client, price: Price) -> Charge:
-        """Charge a client what a request that is sent is expected to cost."""
-        self._least_s = max(self._least_s, self.served_s(client.name))
-        self._in_flight[client.name] += 1
-        peak = max(self._peak(client.name), float(self._in_flight[client.name]))
-        self._peaks[client.name] = peak, self._clock(), client.weight
-        self._served_s[client.name] = self.served_s(client.name) + price.expected_s() / client.weight
-        return Charge(client, price)
+    def charge(self, client: Client, tenant: str, price: Price) -> Charge:
+        """Charge a client what a request that is sent is expected to cost; and the tenant, if it has a name."""
+        name = client.name
+        self._least_s = max(self._least_s, self.served_s(name))
+        self._in_flight[name] += 1
+        peak = max(self._peak(name), float(self._in_flight[name]))
+        self._peaks.pop(name, None)
+        self._peaks[name] = peak, self._clock(), client.weight
+        self._add(name, price.expected_s() / client.weight)
+        if len(self._peaks) > _MOST_CLIENTS:
+            self._forget_one()
+        return Charge(client, price, self.tenants(name).charge(Client(tenant), "", price) if tenant else None)
 
     def settle(self, charge: Charge, output_tokens: int) -> None:
         """Charge what a request has cost in place of what was expected."""
-        price = charge.price
-        self._in_flight[charge.client.name] -= 1
-        self._served_s[charge.client.name] += (price.at_s(output_tokens) - price.expected_s()) / charge.client.weight
+        name, price = charge.client.name, charge.price
+        self._in_flight[name] -= 1
+        self._add(name, (price.at_s(output_tokens) - price.expected_s()) / charge.client.weight)
+        if charge.tenant is not None:
+            self.tenants(name).settle(charge.tenant, output_tokens)
+
+    def hear(self, process: str, totals_s: Mapping[str, float]) -> None:
+        """Add what another process has served the clients since it was heard before."""
+        before = self._heard_s.get(process, totals_s)
+        self._heard_s[process] = totals_s
+        for name, total_s in totals_s.items():
+            self._served_s[name] = self.served_s(name) + total_s - before.get(name, 0.0)
+
+    def forget(self, process: str) -> None:
+        """Drop what was heard of a process that is gone."""
+        self._heard_s.pop(process, None)
+
+    def _add(self, name: str, seconds: float) -> None:
+        self._served_s[name] = self.served_s(name) + seconds
+        self.totals_s[name] = self.totals_s.get(name, 0.0) + seconds
+
+    def _forget_one(self) -> None:
+        """Forget who was served longest ago, of those without a request in flight."""
+        idle = next((name for name in self._peaks if not self._in_flight[name]), None)
+        if idle is not None:
+            for known in (self._peaks, self._in_flight, self._served_s, self.totals_s):
+                known.pop(idle, None)
 
 
 def price_of(routed: RoutedRequest) -> Price:

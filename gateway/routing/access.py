@@ -23,6 +23,7 @@ from gateway.http.paths import (
 from gateway.routing.keys import UNAUTHENTICATED, Client, Keyring
 from policies.features.request import Endpoint
 
+_MOST_TENANT_BYTES: Final = 128
 _READING_POSTS = frozenset({"/admin/explain"})
 _SAFE = frozenset({"GET", "HEAD"})
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -106,6 +107,7 @@ class RequestHeaders:
     answer_lines: bytes  # header lines that every answer gets: those of CORS
     timeout_s: float  # seconds that the request may take, as it says itself; infinity if it does not
     endpoint: Endpoint  # the API
+    tenant: str  # whose request it is, as the header says that its key names; empty without
     may_repeat: bool  # whether it may run twice: inference only costs time, other requests may have an effect
 
 
@@ -128,6 +130,7 @@ def read_head(
         answer_lines,
         math.inf if timeout_s is None else timeout_s,
         endpoint,
+        by_name.get(client.tenant_header, b"")[:_MOST_TENANT_BYTES].decode("latin-1") if client.tenant_header else "",
         may_repeat=endpoint is not Endpoint.OTHER or method in _REPEATABLE,
     )
 

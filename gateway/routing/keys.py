@@ -36,6 +36,7 @@ class Client:
     admin: str = "none"  # what the client may do at `/admin`: `none`, `read` or `write`
     priority: int = 0  # priority of its requests in the queues of models; lower ones are served first
     weight: float = 1.0  # its share of a model relative to other clients, where requests wait
+    tenant_header: bytes = b""  # header, in lower case, that tells whose request it is; empty for none
     adapters: frozenset[str] | None = None  # LoRA adapters that it may use; None for all of its models
 
     def may_use(self, model: str) -> bool:

@@ -116,6 +116,7 @@ def assemble(
         relay = previous.relay.successor(router, access, timeouts)
         relay.queues = _queues(settings, previous)
         state, peers, exchange = previous.state, previous.peers, previous.peer_exchange
+    peers.shares = {name: queue.shares for name, queue in relay.queues.items()}
     policy_versions = policy_versions_of(models, state.documents)
     if previous is None:
         explain_for(models, settings)
@@ -294,5 +295,6 @@ def _client_of(key: KeySettings, settings: PoolSettings) -> Client:
         key.admin,
         key.priority,
         key.weight,
+        (key.tenant_header or "").encode(),
         None if key.adapters is None else frozenset(key.adapters),
     )

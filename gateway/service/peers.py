@@ -20,6 +20,7 @@ from backends.backend import Backend
 from backends.health import Drain, Ejected
 from backends.pool import Pool
 from gateway.relay.limits import Limits
+from gateway.relay.shares import FairShares
 from gateway.routing.keys import Keyring
 from gateway.routing.model import Model
 from gateway.routing.sticky import ResponseLocations
@@ -93,6 +94,7 @@ class Peers:
         self._draining: dict[str, Draining] = {}
         self._responses: deque[tuple[float, str, str]] = deque(maxlen=_MOST_RESPONSES)  # time, id, backend
         self._response_count = 0
+        self.shares: Mapping[str, FairShares] = {}  # of the models with a queue
         self.sent: deque[tuple[Backend, RequestFeatures]] = deque(maxlen=_MOST_PROMPTS)  # since the last report
         self._prompts: deque[list[SentPrompt]] = deque(maxlen=_REPORTS_OF_A_PROMPT)
         pool.on_eject = self._note_ejection
@@ -137,7 +139,16 @@ class Peers:
         self._prompts.appendleft(sent)
         self.sent.clear()
         self.report = Report(
-            self.writer, self.number, in_flight, keys, ejected, answered, self._draining, responses, [*self._prompts]
+            self.writer,
+            self.number,
+            in_flight,
+            keys,
+            ejected,
+            answered,
+            self._draining,
+            responses,
+            [*self._prompts],
+            {name: shares.totals_s for name, shares in self.shares.items()},
         ).encode()
 
     def receive(self, data: bytes) -> None:
@@ -156,6 +167,9 @@ class Peers:
         self._learn_prompts(report.prompts[: report.number - peer.number])
         peer.number, peer.heard_s, peer.counts, peer.in_flight = report.number, self._clock(), True, report.in_flight
         self._add_answered(peer, report.answered)
+        for model, totals_s in report.served_s.items():
+            if (shares := self.shares.get(model)) is not None:
+                shares.hear(report.writer, totals_s)
         for key, use in report.keys.items():
             if (client := self._keyring.named(key)) is not None:
                 self._limits.hear(report.writer, client, use, is_new=is_new)
@@ -179,6 +193,8 @@ class Peers:
             if peer.counts and now_s - peer.heard_s > SILENT_S:
                 peer.counts = False
                 self._limits.forget(writer)
+                for shares in self.shares.values():
+                    shares.forget(writer)
             elif now_s - peer.heard_s > 2.0 * GONE_S:
                 del self._peers[writer]
             if peer.counts:

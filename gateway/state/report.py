@@ -18,6 +18,7 @@ _MAX_BYTES = 4 << 20
 
 Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 Amount = Annotated[float, Field(ge=0.0, le=MOST_COUNT)]
+Seconds = Annotated[float, Field(ge=-MOST_COUNT, le=MOST_COUNT)]
 Prefixes = Annotated[tuple[int, ...], Field(max_length=MAX_PREFIXES)]
 
 
@@ -57,7 +58,8 @@ class Report(NamedTuple):
     draining: dict[str, Draining]
     responses: dict[str, str]  # the backends that hold the stored responses of the last seconds, by response id
     prompts: list[list[SentPrompt]]  # since the report before, between that and the one before it, and so on
-    format: Literal[4] = 4
+    served_s: dict[str, dict[str, Seconds]]  # what it has served each client, by model with a queue
+    format: Literal[5] = 5
 
     def encode(self) -> bytes:
         """Return the report as JSON."""

@@ -123,6 +123,8 @@ class KeySettings(_KeyOrDigest):
         own further, by `priority` in its body.
     weight
         Share of a model relative to other keys of the same priority, where requests wait in its `queue`.
+    tenant_header
+        Header by which its requests name a tenant, such as `x-tenant`: tenants share alike what is the key's.
     slo
         Latency objective for policies with the objective `goodput`; headers of a request take precedence.
     slo_class
@@ -147,6 +149,7 @@ class KeySettings(_KeyOrDigest):
     max_in_flight: Count | None = None
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    tenant_header: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]+$", to_lower=True)] | None = None
     slo: SloSettings | None = None
     slo_class: Name | None = None
 

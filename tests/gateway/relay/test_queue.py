@@ -35,13 +35,14 @@ from tests.support.waiting import eventually
 
 
 def queued(*names: str, bound: int = 1, waiting: int = 10, size: int = 1 << 20, **bounds: Any) -> Relay:
-    """Return a relay with a queue, and keys `sk`, `greedy`, `big` (weight 2), and `batch` (priority 10)."""
+    """Return a relay with a queue, and keys: `big` has weight 2, `batch` priority 10, and `app` tenants."""
     relay = Relay(*names, policy={"name": "least_loaded"})
     keys = [
         (digest("sk"), relay.client),
         (digest("batch"), Client("batch", priority=10)),
         (digest("greedy"), Client("greedy")),
         (digest("big"), Client("big", weight=2.0)),
+        (digest("app"), Client("app", tenant_header=b"x-tenant")),
     ]
     relay.context.access = Access(Keyring(keys), ["/*"])
     relay.context.queues = {"m": ModelQueue("m", QueueBounds(bound, waiting, size, wait_s=30.0, **bounds))}
@@ -49,9 +50,9 @@ def queued(*names: str, bound: int = 1, waiting: int = 10, size: int = 1 << 20, 
     return relay
 
 
-def ask(relay: Relay, label: str, key: str = "sk", **fields: Any) -> tuple[Exchange, RecordingReply]:
+def ask(relay: Relay, label: str, key: str = "sk", tenant: str = "", **fields: Any) -> tuple[Exchange, RecordingReply]:
     body = json.dumps({"model": "m", "messages": [], "user": label, **fields}).encode()
-    return relay.send(body, headers=[(b"authorization", b"Bearer " + key.encode())])
+    return relay.send(body, headers=[(b"authorization", b"Bearer " + key.encode()), (b"x-tenant", tenant.encode())])
 
 
 def users(relay: Relay, name: str = "a") -> str:
@@ -242,7 +243,7 @@ def test_nothing_waits_that_could_be_sent_and_nothing_is_lost(seed: int) -> None
         places = [exchange for exchange in places if exchange in relay.context.exchanges]
         assert len(places) == queue.waiting <= 12
         assert queue.waiting_bytes == sum(len(exchange.inbound.body) for exchange in places) <= 4000
-        assert not any(queue._free_for(each, len(each.place.line) - 1) for each in places if each.place)
+        assert not any(queue._free_for(each, len(each.place.line) - 2) for each in places if each.place)
         in_flight = [
             sum(
                 attempt.call is not None and attempt.upstream.backend is backend
@@ -458,6 +459,37 @@ def test_who_comes_after_a_pause_has_saved_up_nothing() -> None:
         ask(relay, label, max_tokens=200)
     drain(relay, answered=6)
     assert users(relay)[6:] in {"7A8B9CDEF", "78A9BCDEF"}
+
+
+def test_tenants_share_what_is_their_keys() -> None:
+    relay = queued("a", waiting=100)
+    ask(relay, "-", "app", "one")
+    for label in "123456":
+        ask(relay, label, "app", "one")
+    for label in "AB":
+        ask(relay, label, "app", "two")
+    for label in "xyz":
+        ask(relay, label)
+    drain(relay)
+    order = users(relay)
+    assert order.index("z") < 8, "another key gets as much as all tenants together"
+    assert order.index("B") < order.index("4")
+    assert sorted(order[1:]) == sorted("123456ABxyz")
+
+
+def test_tenants_without_number_neither_gain_nor_take_memory() -> None:
+    relay = queued("a", waiting=5000)
+    ask(relay, "-")
+    for number in range(3000):
+        ask(relay, f"app {number}", "app", f"tenant {number}")
+    for number in range(20):
+        ask(relay, f"other {number}")
+    drain(relay)
+    sent = [json.loads(body)["user"] for body in relay.clients["a"].bodies[1:41]]
+    assert sum(text.startswith("other") for text in sent) >= 19
+    shares = relay.context.queues["m"].shares
+    assert len(shares.tenants("app")._served_s) < 1100
+    ask(relay, "-", "app", "\xff" * 10_000)
 
 
 def test_places_are_kept_for_a_client_that_asks_seldom() -> None:

@@ -12,10 +12,12 @@ from backends.backend import EngineLoad, State
 from backends.health import Strike
 from gateway.dialects.errors import GatewayError
 from gateway.relay.limits import KeyUse, Limits
-from gateway.routing.keys import Keyring
+from gateway.relay.shares import FairShares
+from gateway.routing.keys import Client, Keyring
 from gateway.service.peers import SILENT_S
 from gateway.state.report import Draining, Ejection, Report, SentPrompt, decode
 from policies.features.request import Endpoint, RequestFeatures
+from policies.roles import Price
 from tests.support.peer_process import TEAM, PeerProcess
 
 
@@ -235,16 +237,17 @@ def test_an_engine_without_metrics_is_known_by_what_the_gateways_sent() -> None:
         b"[]",
         b"{}",
         b'["w",1,{},{},{},{},{},{},2]',
-        b'["w","x",{},{},{},{},{},{},[],4]',
-        b'["w",1,[],{},{},{},{},{},[],4]',
-        b'["w",1,{},{"k":[1]},{},{},{},{},[],4]',
-        b'["w",-1,{},{},{},{},{},{},[],4]',
-        b'["w",1,{"http://a":18446744073709551615},{},{},{},{},{},[],4]',
-        b'["w",1,{},{"k":[1,2,0,0,1,NaN,1.0]},{},{},{},{},[],4]',
-        b'["w",1,{},{},{"http://a":[1,1e308,"for ever"]},{},{},{},[],4]',
-        b'["w",1,{},{},{},{"http://a":[1e308,1]},{},{},[],4]',
-        b'["w",1,{},{},{},{},{"http://a":["x",true]},{},[],4]',
-        b'["w",1,{},{},{},{},{},[],[],4]',
+        b'["w",1,{},{},{},{},{},{},[],{"m":{"k":"x"}},5]',
+        b'["w","x",{},{},{},{},{},{},[],{},5]',
+        b'["w",1,[],{},{},{},{},{},[],{},5]',
+        b'["w",1,{},{"k":[1]},{},{},{},{},[],{},5]',
+        b'["w",-1,{},{},{},{},{},{},[],{},5]',
+        b'["w",1,{"http://a":18446744073709551615},{},{},{},{},{},[],{},5]',
+        b'["w",1,{},{"k":[1,2,0,0,1,NaN,1.0]},{},{},{},{},[],{},5]',
+        b'["w",1,{},{},{"http://a":[1,1e308,"for ever"]},{},{},{},[],{},5]',
+        b'["w",1,{},{},{},{"http://a":[1e308,1]},{},{},[],{},5]',
+        b'["w",1,{},{},{},{},{"http://a":["x",true]},{},[],{},5]',
+        b'["w",1,{},{},{},{},{},[],[],{},5]',
         b'["w",1,{},{},{},{},{}]',
     ],
 )
@@ -267,6 +270,7 @@ def test_a_report_is_read_as_it_was_written() -> None:
         draining,
         {"resp_1": "a"},
         [[SentPrompt("http://a", (-(2**63), 2**63 - 1), (40, 80))], []],
+        {"m": {"team": 1.5}},
     )
     assert decode(report.encode()) == report
 
@@ -282,6 +286,27 @@ def test_processes_know_each_other_after_two_exchanges_without_any_request() -> 
     number = one.peers.number
     exchange(one, two, late, rounds=5)
     assert one.peers.number == number, "nothing to report"
+
+
+def test_clients_are_charged_for_what_others_have_served_them() -> None:
+    one, two = known(2)
+    for process in (one, two):
+        process.peers.shares = {"m": FairShares()}
+    client, price = Client("team", weight=2.0), Price(1.0, 0.5, 4.0)
+    mine, others = one.peers.shares["m"], two.peers.shares["m"]
+    charge = mine.charge(client, "", price)
+    exchange(one, two, passed_s=1.0)
+    assert others.served_s("team") == 0.0, "what was served before it was known is not new"
+    mine.settle(charge, 8)
+    mine.charge(client, "", price)
+    exchange(one, two, passed_s=1.0)
+    assert (mine.served_s("team"), others.served_s("team")) == (4.0, 2.5)
+    exchange(one, two, rounds=3, passed_s=1.0)
+    assert others.served_s("team") == 2.5
+    exchange(two, rounds=int(SILENT_S) + 1, passed_s=1.0)
+    mine.charge(client, "", price)
+    exchange(one, two, rounds=3, passed_s=1.0)
+    assert others.served_s("team") == 2.5
 
 
 PROMPT = RequestFeatures("m", Endpoint.CHAT, prompt_tokens=1000, prefix=(1, 2), prefix_tokens=(500, 900))
