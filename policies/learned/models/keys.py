@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
+from functools import lru_cache
 from heapq import nlargest
 from typing import Final
+from zlib import crc32
 
 from policies.features.request import RequestFeatures
 from policies.statistics import Sums
@@ -29,18 +31,25 @@ class Templates:
         self._counted: dict[str, int] = {}
 
     def key(self, request: RequestFeatures, *, counts: bool = True) -> Key:
-        """Return the bucket key of a request, without a template that is not known."""
+        """Return the bucket key of a request, in which a template that is not known is replaced by that of its client.
+
+        So what one client's requests are like is not expected of those of others.
+        """
         key = key_of(request)
         template = request.template
-        if not template or template in self._known or template in self._fitted:
+        if template and self._knows(template, counts=counts):
             return key
-        if counts and self._count(template):
-            return key
-        return without_template(key)
+        own = template_of_client(request.client) if request.client else ""
+        if own and self._knows(own, counts=counts):
+            return with_template(key, own)
+        return with_template(key, "") if template else key
 
     def learn(self, fitted: frozenset[str]) -> None:
         """Also recognize the templates in the fitted statistics, which may come from other gateways or earlier runs."""
         self._fitted = fitted
+
+    def _knows(self, template: str, *, counts: bool) -> bool:
+        return template in self._known or template in self._fitted or (counts and self._count(template))
 
     def _count(self, template: str) -> bool:
         """Count a request; return whether its template is known now."""
@@ -122,7 +131,18 @@ def thinking_of(key: Key) -> str:
 
 def without_template(key: Key) -> Key:
     """Return the key without its template, which merges buckets when there are too many."""
-    return (*key[:-7], "", *key[-6:])
+    return with_template(key, "")
+
+
+def with_template(key: Key, template: str) -> Key:
+    """Return the key with another template."""
+    return (*key[:-7], template, *key[-6:])
+
+
+@lru_cache(maxsize=MOST)
+def template_of_client(client: str) -> str:
+    """Return what stands for the template of a client's requests without one; it is no word of a rule's condition."""
+    return f"@{crc32(client.encode()):08x}"
 
 
 _TURNS: Final = {

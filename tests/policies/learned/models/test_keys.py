@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from backends.backend import Backend
 from backends.speculation import Method
 from benchmarks.routing.learned_rows import set_others
 from policies.features.request import Endpoint, RequestFeatures, describe
-from policies.learned.models.keys import REQUESTS, TEMPLATE, Templates
+from policies.learned.models.keys import REQUESTS, TEMPLATE, Templates, template_of_client
 from policies.learned.models.length import LENGTH
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Outcome
@@ -83,3 +85,15 @@ def test_one_off_prompts_do_not_fill_the_statistics() -> None:
     fresh.choose(request, pool)  # takes over the fit
     assert known(fresh.templates, request)
     assert not known(fresh.templates, chat("Question 3: what is it?"))
+
+
+def test_what_has_no_template_is_learned_by_client() -> None:
+    templates = Templates()
+
+    def template(client: str, text: str) -> str:
+        return templates.key(replace(chat(text), client=client))[TEMPLATE]
+
+    assert [template("one", f"{number} is a question") for number in range(3)] == ["", *[template_of_client("one")] * 2]
+    assert template("two", "another question") == ""
+    assert {template("", f"{number} is a third question") for number in range(3)} == {""}
+    assert [template("one", "again and again") for _ in range(2)][1] == chat("again and again").template
