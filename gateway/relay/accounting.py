@@ -48,7 +48,7 @@ def conclude(exchange: Exchange, status: int, label: str, *, is_over: bool = Fal
     relay, routed, delivery, attempt = exchange.relay, exchange.routed, exchange.delivery, exchange.attempt
     assert routed is not None
     answer, metrics = delivery.answer, relay.metrics
-    routed.model.traffic.in_flight -= 1
+    routed.model.traffic.end(routed.client)
     delivery.times.ended_s = time.perf_counter()
     ended = EndedExchange(
         delivery.request_id,

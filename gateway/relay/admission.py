@@ -81,7 +81,7 @@ def _route_and_send(exchange: Exchange) -> None:
     if relay.reporter is not None:
         delivery.observers.extend(relay.reporter.follow(inbound, delivery.request_id))
     model.traffic.arrive(now_s)
-    model.traffic.in_flight += 1
+    model.traffic.begin(routed.client)
     relay.exchanges.add(exchange)
     if headers.timeout_s < relay.timeouts.total_s:
         exchange.timer = asyncio.get_running_loop().call_later(headers.timeout_s, exchange.expire)

@@ -15,6 +15,7 @@ from gateway.dialects.asked_usage import StreamHabits
 from gateway.http.cors import without_cors
 from gateway.http.headers import gateway_lines, is_json, lines_for_client, media_type
 from gateway.routing.fallback import Fallback
+from gateway.routing.keys import Client
 from gateway.routing.series import BackendSeries
 from policies.policy import Decision, Outcome, Policy
 from policies.roles import CacheWatcher, Corrected, EngineWatcher, Forgetful, Learner, Maintained, Wary
@@ -102,6 +103,9 @@ class Upstream:
         return lines
 
 
+_MOST_OVERUSE: Final = 5.0
+
+
 class Traffic:
     """The load of one model in this gateway process.
 
@@ -120,6 +124,32 @@ class Traffic:
         self._at_s = 0.0
         self.in_flight = 0
         self.arrived = 0  # requests that have arrived
+        self._of: dict[str, tuple[int, float]] = {}  # by client with requests in flight: their number, its weight
+        self._weights = 0.0  # of all of these
+
+    def begin(self, client: Client) -> None:
+        """Count a request as in flight."""
+        self.in_flight += 1
+        count, weight = self._of.get(client.name, (0, client.weight))
+        if not count:
+            self._weights += weight
+        self._of[client.name] = count + 1, weight
+
+    def end(self, client: Client) -> None:
+        """Count it as ended."""
+        self.in_flight -= 1
+        count, weight = self._of.pop(client.name)
+        if count > 1:
+            self._of[client.name] = count - 1, weight
+        else:
+            self._weights = self._weights - weight if self._of else 0.0
+
+    def overuse(self, client: Client) -> float:
+        """Return the requests in flight of a client over its share of all, from 1 to 5."""
+        if len(self._of) < 2 or client.name not in self._of:
+            return 1.0
+        count, weight = self._of[client.name]
+        return min(_MOST_OVERUSE, max(1.0, count / (weight / self._weights * self.in_flight)))
 
     def arrive(self, now_s: float) -> None:
         """Count an arrival."""

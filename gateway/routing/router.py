@@ -161,6 +161,7 @@ class Router:
                 apart = crc32(adapter.encode())
                 features.prefix = tuple([hash((apart, each)) for each in features.prefix])
             features.client = "" if client is ANONYMOUS else client.name
+            features.overuse = traffic.overuse(client)
             features.explore = wanted.explore
             ttft_s, tpot_s = client.slo_ttft_s, client.slo_tpot_s
             if wanted.slo_class:

@@ -60,7 +60,7 @@ class _Weighted(Cost):
         self._others = others
 
     def of(self, request: RequestFeatures, predictions: list[Prediction]) -> tuple[list[float], float]:
-        ttft, decode, others = self._ttft, self._decode, self._others
+        ttft, decode, others = self._ttft, self._decode, self._others * request.overuse
         return [ttft * one.ttft_s + decode * one.decode_s + others * one.others_s for one in predictions], 0.0
 
 
@@ -91,7 +91,7 @@ class _Goodput(Cost):
             urgency = _URGENCY * (1.0 - attained)
             mean_urgency = _KEEP * mean_urgency + (1.0 - _KEEP) * urgency
             own_s = prediction.ttft_s + prediction.decode_s
-            costs.append((1.0 + urgency) * own_s + (1.0 + mean_urgency) * prediction.others_s)
+            costs.append((1.0 + urgency) * own_s + (1.0 + mean_urgency) * request.overuse * prediction.others_s)
         return costs, mean_urgency
 
 

@@ -78,6 +78,9 @@ def test_others_are_delayed_by_shared_steps_and_by_the_prompt() -> None:
     assert _cost(cost_of(Objective.LATENCY, None, None), REQUEST, prediction) == pytest.approx(
         prediction.own_s + prediction.others_s
     )
+    for objective in (Objective.LATENCY, Objective.GOODPUT):
+        greedy = _cost(cost_of(objective, None, None), replace(REQUEST, overuse=3.0), prediction)
+        assert greedy == pytest.approx(prediction.own_s + 3.0 * prediction.others_s), "of a client beyond its share"
 
 
 def test_a_long_prompt_delays_others_more_than_a_short_one() -> None:
