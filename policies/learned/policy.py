@@ -176,7 +176,7 @@ class Learned(Policy):
     def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
         """Remember that a backend has a prompt which another gateway has sent."""
         if (model := self.predictor.backend_models.get(backend)) is not None:
-            model.prefixes.remember(prefixes, lengths, self.clock())
+            model.hear(prefixes, lengths, self.clock(), self.predictor.attention)
 
     def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
         """Forget what was not used for so many seconds, as an engine tells of its cache; None if it tells nothing."""

@@ -185,7 +185,7 @@ class Predictor:
             wait_s = backlog.prefill_left_s(self.now_s) if requests else 0.0
             delayed = requests + meanwhile_per_s * (wait_s + prefill_s)
             if evicted := model.prefixes.recomputed(prompt, self.now_s):
-                delayed += evicted * (1.0 + _mean_in_flight(candidates) + meanwhile_per_s * prefill_s)
+                delayed += evicted * _delayed_later(candidates, meanwhile_per_s * prefill_s)
             alone_s = slowness * model.base_s + own_step_s
             step_s = alone_s + requests * other_step_s
             adds_s = own_step_s  # to each step of the others
@@ -228,8 +228,10 @@ def _meanwhile(arrivals_per_s: float, prefill_s: float) -> tuple[float, float]:
     return stretch, arrivals_per_s * stretch
 
 
-def _mean_in_flight(candidates: Sequence[Candidate]) -> float:
-    return sum([one.in_flight for one in candidates]) / len(candidates)
+def _delayed_later(candidates: Sequence[Candidate], arriving: float) -> float:
+    """Return how many requests wait for what is computed again on some backend."""
+    requests = sum([one.in_flight for one in candidates]) / len(candidates)
+    return min(1.0, requests / _CROWDED) * (1.0 + requests + arriving)
 
 
 def depth_of(schedule: DraftSchedule) -> Depth | None:
@@ -239,4 +241,7 @@ def depth_of(schedule: DraftSchedule) -> Depth | None:
 
 _MOST_BUSY: Final = 0.8
 """Share of a backend's time for prompts above which more would not change what one costs."""
+_CROWDED: Final = 6.0
+"""Requests in flight per backend from which on what is evicted costs all that it takes later. With fewer it is computed
+while the engine would have little else to do, and a conversation gains more from a fast replica than others lose."""
 _MAX_CACHED_KEYS: Final = 10_000

@@ -16,7 +16,7 @@ from policies.learned.models.keys import Key
 from policies.learned.models.length import LengthModel
 from policies.learned.models.prefix_memory import BackendPrefixes
 from policies.learned.models.prior import StepCost
-from policies.learned.models.step_time import Load, PromptTime
+from policies.learned.models.step_time import Load, PromptTime, weighed
 from policies.learned.models.undrafted import Reach
 from policies.learned.shadow_drafting import SHADOWED
 
@@ -94,6 +94,7 @@ class Backlog:
     _context_s: float = 0.0
     _prompt_tokens: float = 0.0
     _prefill_until_s: float = 0.0
+    _told_until_s: float = 0.0  # until the prompts that other gateways have sent are computed
 
     @property
     def requests(self) -> int:
@@ -121,6 +122,8 @@ class Backlog:
         self._prompt_tokens += prediction.weighed_tokens
         self._requests += 1
         self._prefill_until_s = now_s + self.prefill_left_s(now_s) + prediction.prefill_s
+        if self._told_until_s > now_s:
+            self._told_until_s = self._prefill_until_s
         self.prefill_s += prediction.prefill_s
         if prediction.room < math.inf:
             self.undrafted += prediction.undrafted
@@ -130,7 +133,12 @@ class Backlog:
 
     def prefill_left_s(self, now_s: float) -> float:
         """Return the seconds until the prompts sent here are computed, one after another, in order of arrival."""
-        return min(self.prefill_s, max(0.0, self._prefill_until_s - now_s))
+        own_s = min(self.prefill_s, max(0.0, self._prefill_until_s - now_s))
+        return max(own_s, self._told_until_s - now_s)
+
+    def hear(self, prefill_s: float, now_s: float) -> None:
+        """Add a prompt that another gateway has sent, which is not computed at once while there are others."""
+        self._told_until_s = now_s + self.prefill_left_s(now_s) + prefill_s
 
     def end(self, prediction: Prediction, is_beyond: bool = False) -> None:
         """Remove a request that has ended, beyond the drafter's limit or not."""
@@ -242,6 +250,13 @@ class BackendModel:
     def joins(self, requests: int) -> float:
         """Return the steps until the one that gives the first token has ended; the present one is half done."""
         return 2.5 if self.is_asynchronous and requests else 1.5
+
+    def hear(self, prefixes: Sequence[int], lengths: Sequence[int], now_s: float, attention: float) -> None:
+        """Add a prompt that another gateway has sent: it is computed, and cached then."""
+        cached = self.prefixes.known_tokens(prefixes, lengths)
+        work = weighed(lengths[-1] - cached, cached, attention) if lengths else 0.0
+        self.backlog.hear(self.slowness * self.prompt_time.token_s(self.per_prompt_token_s) * work, now_s)
+        self.prefixes.remember(prefixes, lengths, now_s)
 
     def possible(self, per_step: float | None) -> float | None:
         """Return the tokens per step of an answer within what the arm can give; None if they are far beyond it.

@@ -131,6 +131,13 @@ class BackendPrefixes:
                 high = middle
         return request.prefix_tokens[low - 1] * self._trust if low else 0.0
 
+    def known_tokens(self, prefixes: Sequence[int], lengths: Sequence[int]) -> float:
+        """Return the tokens of a prompt that are expected in the cache."""
+        for prefix, tokens in zip(reversed(prefixes), reversed(lengths), strict=True):
+            if prefix in self._used:
+                return tokens * self._trust
+        return 0.0
+
     def remember(self, prefixes: Sequence[int], lengths: Sequence[int], now_s: float = 0.0) -> None:
         """Add the prefixes of a prompt that is sent to the backend, with their lengths in tokens; shortest first."""
         used, holders = self._used, self._holders
@@ -198,8 +205,7 @@ class BackendPrefixes:
 
     def _evict(self, now_s: float) -> None:
         """Forget the least recently used prefixes beyond the capacity, as vLLM evicts blocks."""
-        capacity = self._capacity if self.goes_by is ESTIMATE else 0
-        while len(self._used) > self._max_prefixes or (capacity and self._tokens > capacity):
+        while len(self._used) > self._max_prefixes or 0 < self._capacity < self._tokens:
             self._forget(now_s)
 
     def _forget(self, now_s: float) -> None:

@@ -148,9 +148,28 @@ def test_what_a_full_cache_evicts_is_computed_again_beside_the_requests_of_the_p
         pool = [empty, full, _busy(predictor, _backend("busy"), elsewhere, work(50.0, 800.0, 300.0))]
         return [one.others_s / one.prefill_s for one in predictor.predict(request, key_of(request), pool)[:2]]
 
-    assert lost_s(0) == pytest.approx([0.0, 2.0])
-    assert lost_s(6) == pytest.approx([0.0, 2.0 * (1 + 6 / 3)])
+    assert lost_s(0) == pytest.approx([0.0, 0.0]), "an engine would have little else to do"
+    assert lost_s(6) == pytest.approx([0.0, 2.0 * (2 / 6) * (1 + 6 / 3)])
+    assert lost_s(30) == pytest.approx([0.0, 2.0 * (1 + 30 / 3)])
     assert _predict(predictor, full, known).others_s == 0.0  # it finds its own
+
+
+def test_a_prompt_that_another_gateway_has_sent_delays_the_next_one() -> None:
+    predictor, backend = _predictor(), _backend(in_flight=1)
+    told, request = (1, 2), replace(REQUEST, prompt_tokens=400)
+    before = _predict(predictor, backend, request)
+    predictor.now_s = NOW_S
+    predictor.of(backend).hear(told, (3000, 6000), NOW_S, predictor.attention)
+    after = _predict(predictor, backend, request)
+    token_s = expected_step(DEFAULT_CALIBRATION, Method.EAGLE3, 3).per_prompt_token_s
+    waited_s = token_s * weighed(6000, 0, predictor.attention)
+    assert after.ttft_s - before.ttft_s == pytest.approx(waited_s)
+    predictor.of(backend).hear(told, (3000, 6000), NOW_S, predictor.attention)
+    assert _predict(predictor, backend, request).ttft_s == pytest.approx(after.ttft_s), "it is cached then"
+    predictor.now_s = NOW_S + waited_s / 2
+    assert _predict(predictor, backend, request).ttft_s - before.ttft_s == pytest.approx(waited_s / 2)
+    predictor.now_s = NOW_S + 2 * waited_s
+    assert _predict(predictor, backend, request).ttft_s == pytest.approx(before.ttft_s)
 
 
 def test_a_conversation_is_cheapest_where_its_prefix_is_cached() -> None:

@@ -145,10 +145,10 @@ def test_a_cache_of_conversations_in_use_is_dear_where_one_of_ended_ones_is_free
     assert live.recomputed(300, now_s) > 2.0 > 1.0 > ended.recomputed(300, now_s) > 0.0
 
 
-def test_what_was_not_used_since_an_eviction_is_gone_and_capacity_says_nothing_then() -> None:
+def test_what_was_not_used_since_an_eviction_is_gone_and_what_does_not_fit() -> None:
     memory = PrefixMemory()
     backend = memory.add_backend()
-    backend.resize(300)
+    backend.resize(900)
     backend.evicted(-math.inf, is_full=False)
     for number, now_s in ((1, 10.0), (5, 20.0), (9, 30.0)):
         backend.remember(*_sent(number, number + 1, number + 2), now_s)
@@ -161,7 +161,8 @@ def test_what_was_not_used_since_an_eviction_is_gone_and_capacity_says_nothing_t
     backend.remember(*_sent(5, 6), 40.0)
     backend.evicted(35.0, is_full=True)
     assert [_cached(memory, backend, each, each + 1, each + 2) for each in (5, 9)] == [200, 0]
-    backend.evicted(None, is_full=False)
-    assert backend.goes_by == "estimate"
+    backend.resize(300)
     backend.remember(*_sent(11, 12, 13), 50.0)
     assert [_cached(memory, backend, each, each + 1, each + 2) for each in (5, 11)] == [0, 300]
+    backend.evicted(None, is_full=False)
+    assert backend.goes_by == "estimate"
