@@ -18,9 +18,10 @@ from gateway.routing.keys import ANONYMOUS, Client, Keyring
 
 _LAST: Final = 1_000_001
 """A priority behind those that keys may have."""
-_NOT_THEIRS: Final[dict[str, Any]] = dict.fromkeys(
-    ("requests_per_minute", "tokens_per_minute", "max_in_flight", "slo_ttft_s", "slo_tpot_s")
-)
+_NOT_THEIRS: Final[dict[str, Any]] = {
+    "slo_class": "",
+    **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "max_in_flight", "slo_ttft_s", "slo_tpot_s")),
+}
 
 
 def client_of_lines(keyring: Keyring, name: str) -> Client:
