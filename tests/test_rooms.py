@@ -36,6 +36,7 @@ ROOMS = {
     "batches": ["gateway/batches"],
     "KV events": ["gateway/kv_events"],
     "fleet": ["gateway/fleet"],
+    "SLO classes": ["gateway/slo_classes"],
     "importer": ["gateway/importer"],
     "discovery by DNS": ["gateway/discovery/resolver.py"],
     "discovery in Kubernetes": ["gateway/discovery/kubernetes.py", "gateway/discovery/inference_pool.py"],

@@ -85,7 +85,7 @@ class Gateways(Policy):
         for replica in replicas:
             for member in self._members:
                 if isinstance(member, CacheWatcher):
-                    member.evicted(replica.name, now_s - replica.evicted_s, is_full=replica.evicted_s > 0)
+                    member.evicted(replica.name, now_s - replica.evicted_s, is_full=replica.is_full)
 
     def _present(self, replicas: Sequence[Replica]) -> Sequence[Replica]:
         """Return the replicas that are neither drained nor restarting."""

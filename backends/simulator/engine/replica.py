@@ -92,6 +92,12 @@ class Replica:
         """When the block was used that was used last, of those that the prefix cache has evicted; 0 if none was."""
         return float(self._records[self._number]["evicted_s"])
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a block that is filled evicts another one."""
+        record = self._records[self._number]
+        return bool(record["used"] + record["remembered"] >= record["kv_blocks"])
+
     def restart(self) -> None:
         """Forget all prefixes before the next request."""
         self._records[self._number]["restarted"] = 1
