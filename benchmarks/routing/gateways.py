@@ -34,7 +34,7 @@ class Gateways(Policy):
         self._members, self._events, self._restart_every = members, events, restart_every
         self._rng = Random(seed)
         self._clock: Callable[[], float] = lambda: 0.0
-        self._sent_by: dict[int, tuple[Decision, Policy]] = {}
+        self._sent_by: dict[int, tuple[Decision, Policy, float]] = {}  # with the time
         self._requests = 0
         self._leaving = ""  # the replica that is drained
         self._back_s: dict[str, float] = {}  # when a replica that restarts is back
@@ -68,7 +68,7 @@ class Gateways(Policy):
         if self._events:
             self._tell(replicas)
         decision = member.choose(request, present)
-        self._sent_by[id(decision)] = decision, member
+        self._sent_by[id(decision)] = decision, member, self._clock()
         for other in self._members:
             if other is not member and isinstance(other, CacheWatcher):
                 other.sent_elsewhere(decision.backend, request.prefix, request.prefix_tokens)
@@ -76,16 +76,23 @@ class Gateways(Policy):
 
     def observe(self, outcome: Outcome) -> None:
         """Have the one learn that has chosen."""
-        _, member = self._sent_by.pop(id(outcome.decision))
+        decision, member, _ = self._sent_by.pop(id(outcome.decision))
         if isinstance(member, Learner):
             member.observe(outcome)
+        if self._events:
+            for other in self._members:
+                if other is not member and isinstance(other, CacheWatcher):
+                    other.sent_elsewhere(decision.backend, outcome.request.prefix, outcome.request.prefix_tokens)
 
     def _tell(self, replicas: Sequence[Replica]) -> None:
-        now_s = self._clock()
+        now_s, oldest_s = self._clock(), dict[str, float]()
+        for decision, _, sent_s in self._sent_by.values():
+            oldest_s[decision.backend] = min(sent_s, oldest_s.get(decision.backend, sent_s))
         for replica in replicas:
+            until_s = min(replica.evicted_s, oldest_s.get(replica.name, now_s))  # what runs is not evicted
             for member in self._members:
                 if isinstance(member, CacheWatcher):
-                    member.evicted(replica.name, now_s - replica.evicted_s, is_full=replica.is_full)
+                    member.evicted(replica.name, now_s - until_s, is_full=replica.is_full)
 
     def _present(self, replicas: Sequence[Replica]) -> Sequence[Replica]:
         """Return the replicas that are neither drained nor restarting."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from backends import background
 from gateway.relay.observers import EndedExchange, Follower, Observer
 from gateway.rooms import Room
-from gateway.routing.router import RoutedRequest
+from gateway.routing.router import RoutedRequest, Sent
 from gateway.telemetry.series import Count, Family
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class KvEventsRoom(Room):
             for backend, settings in model.backends.items()
             if settings.kv_events is not None
         }
-        return {name: _Comparison(name, self._tokens) for name in {name for name, _ in self._endpoints}}
+        sent = self.gateway.relay.router.sent
+        return {name: _Comparison(name, self._tokens, sent) for name in {name for name, _ in self._endpoints}}
 
     def start(self) -> None:
         """Start reading, where there is something to read."""
@@ -80,19 +81,29 @@ class KvEventsRoom(Room):
 
     def tick(self) -> None:
         """Tell the policies up to which age the engines have evicted what was unused."""
-        now_s = time.monotonic()
+        now_s, in_use_s = time.monotonic(), self._in_use_s() if self._caches else {}
         for name, cache in [*self._caches.items()]:
             model = self.gateway.models.get(name[0])
             if model is None or name[1] not in model.upstreams or name not in self._endpoints:
                 continue
             is_late = model.upstreams[name[1]].backend.in_flight > 0 and now_s - cache.heard_s > _LATE_S
             is_known = cache.is_known and not is_late
-            model.evicted(name[1], now_s - cache.evicted_s if is_known else None, is_full=cache.is_full)
+            unused_s = max(now_s - cache.evicted_s, in_use_s.get(name, 0.0)) if is_known else None
+            model.evicted(name[1], unused_s, is_full=cache.is_full)
             self._known.labels(*name).set(is_known)
             state = "by its events" if is_known else "by what was sent there"
             if self._told.get(name) != state:
                 self._told[name] = state
                 log.info("%s/%s: what it has cached is expected %s", *name, state)
+
+    def _in_use_s(self) -> dict[_Name, float]:
+        """Return for how long the oldest request of each engine has been in flight: what it uses is not evicted."""
+        now_s, found = time.perf_counter(), dict[_Name, float]()
+        for exchange in self.gateway.relay.exchanges:
+            if exchange.routed is not None and exchange.attempt is not None:
+                name = exchange.routed.model.name, exchange.attempt.decision.backend
+                found[name] = max(found.get(name, 0.0), now_s - exchange.delivery.times.arrived_s)
+        return found
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
@@ -147,13 +158,17 @@ class KvEventsRoom(Room):
 
 
 class _Comparison(Observer):
-    """Compares the tokens of prompts that were expected in caches with those that engines found there."""
+    """Compares the tokens of prompts that were expected in caches with those that engines found there.
+
+    Other gateways are told of a prompt again at its end, until which it was in use.
+    """
 
     needs_answer = False
 
-    def __init__(self, model: str, tokens: Family[Count]) -> None:
+    def __init__(self, model: str, tokens: Family[Count], sent: Sent | None) -> None:
         self._model = model
         self._tokens = tokens
+        self._sent = sent
 
     def follow(self, routed: RoutedRequest, body: bytes) -> Observer:
         """Return itself, which needs to know only the end of each request."""
@@ -162,6 +177,8 @@ class _Comparison(Observer):
     def on_end(self, ended: EndedExchange) -> None:
         """Count the tokens of a prompt, if the answer tells how many of them were cached."""
         outcome = ended.outcome
+        if self._sent is not None and outcome is not None and ended.upstream is not None and outcome.request.prefix:
+            self._sent.append((ended.upstream.backend, outcome.request))
         if outcome is None or outcome.cached_tokens is None or not outcome.decision.cached_by:
             return
         decision, cached = outcome.decision, outcome.cached_tokens

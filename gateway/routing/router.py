@@ -49,6 +49,9 @@ _SHOWN_CHARS: Final = 100
 _WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # a body of theirs has no meaning: RFC 9110, section 9.3
 
 
+Sent = deque[tuple[Backend, RequestFeatures]]
+"""Prompts, and where they were sent."""
+
 Slo = tuple[float | None, float | None]
 """Seconds to the first token, and per output token; None for no bound."""
 
@@ -118,7 +121,7 @@ class Router:
         self._most_values = most_values
         self.slo_classes: Mapping[str, Slo] = {}  # latency objectives that a request may name
         self.locations = ResponseLocations()  # the backends that hold stored responses
-        self.sent: deque[tuple[Backend, RequestFeatures]] | None = None  # prompts to be told to other gateways
+        self.sent: Sent | None = None  # prompts to be told to other gateways
         served = {id(model): model for model in models.values()}
         self._only = next(iter(served.values())) if len(served) == 1 else None
 

@@ -23,9 +23,9 @@ from gateway.relay.limits import Limits
 from gateway.relay.shares import FairShares
 from gateway.routing.keys import Keyring
 from gateway.routing.model import Model
+from gateway.routing.router import Sent
 from gateway.routing.sticky import ResponseLocations
 from gateway.state.report import Draining, Ejection, Report, SentPrompt, decode
-from policies.features.request import RequestFeatures
 
 HEARTBEAT_S = 1.0
 """A process reports at least this often."""
@@ -95,7 +95,7 @@ class Peers:
         self._responses: deque[tuple[float, str, str]] = deque(maxlen=_MOST_RESPONSES)  # time, id, backend
         self._response_count = 0
         self.shares: Mapping[str, FairShares] = {}  # of the models with a queue
-        self.sent: deque[tuple[Backend, RequestFeatures]] = deque(maxlen=_MOST_PROMPTS)  # since the last report
+        self.sent: Sent = deque(maxlen=_MOST_PROMPTS)  # since the last report
         self._prompts: deque[list[SentPrompt]] = deque(maxlen=_REPORTS_OF_A_PROMPT)
         pool.on_eject = self._note_ejection
         locations.on_new = self._note_response

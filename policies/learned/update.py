@@ -86,7 +86,7 @@ class Observer:
             expected = request.prompt_tokens - memo.prediction.prompt_tokens
             model.prefixes.learn(expected, outcome.cached_tokens)
         if model.prefixes.goes_by is not ESTIMATE:  # what it evicts depends on the end of the use
-            model.prefixes.remember(request.prefix, request.prefix_tokens, now_s)
+            model.prefixes.remember(request.prefix, request.prefix_tokens, now_s, is_asked=False)
 
     def observe_shadow(self, outcome: Outcome, now_s: float) -> None:
         """Learn from shadow drafting. For the backend's own arm it only calibrates the replay against the engine."""

@@ -138,8 +138,13 @@ class BackendPrefixes:
                 return tokens * self._trust
         return 0.0
 
-    def remember(self, prefixes: Sequence[int], lengths: Sequence[int], now_s: float = 0.0) -> None:
-        """Add the prefixes of a prompt that is sent to the backend, with their lengths in tokens; shortest first."""
+    def remember(
+        self, prefixes: Sequence[int], lengths: Sequence[int], now_s: float = 0.0, *, is_asked: bool = True
+    ) -> None:
+        """Add the prefixes of a prompt that is sent to the backend, with their lengths in tokens; shortest first.
+
+        A prompt that was in use until now is not asked for again (`is_asked`).
+        """
         used, holders = self._used, self._holders
         index = len(prefixes)
         is_known = False
@@ -150,7 +155,7 @@ class BackendPrefixes:
                 if not is_known:
                     is_known = True
                     before_s = self._used_s.pop(prefix, None)
-                    if before_s is not None:
+                    if before_s is not None and is_asked:
                         self._reuse.add(now_s - before_s, True)
             else:
                 tokens = lengths[index] - lengths[index - 1] if index else lengths[0]

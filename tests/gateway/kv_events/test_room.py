@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from backends.launch.ports import free_port
 from gateway.config.settings import PoolSettings
 from gateway.kv_events import room
 from gateway.kv_events.room import KvEventsRoom
+from gateway.rooms import join
 from tests.gateway.conftest import ADMIN_KEY, Running, Start
 from tests.gateway.kv_events.test_cache import message, removed, stored
 from tests.support.upstream import Wire
@@ -102,9 +104,13 @@ async def test_what_an_engine_tells_decides_what_is_expected_there(
         assert 'gateway_kv_events_known{backend="a",model="m"} 0.0' in page
 
 
-def _cache(running: Running) -> Any:
+def _room(running: Running) -> KvEventsRoom:
     (found,) = [each for each in running.gateway.rooms if isinstance(each, KvEventsRoom)]
-    return found._caches["m", "a"]
+    return found
+
+
+def _cache(running: Running) -> Any:
+    return _room(running)._caches["m", "a"]
 
 
 async def until_heard(running: Running, engine: Publisher) -> None:
@@ -132,6 +138,36 @@ async def test_an_engine_that_tells_nothing_while_it_works_is_not_believed(
         await until_noted(running, "by estimate")
         running.backend("a").in_flight -= 1
         await until_noted(running, "by events")
+
+
+async def test_what_a_request_in_flight_uses_is_not_evicted(gateway_of: Start, engine: Publisher) -> None:
+    may_end = asyncio.Event()
+
+    async def hold(wire: Wire) -> None:
+        await may_end.wait()
+        await answer(wire)
+
+    async with gateway_of({"a": "baseline"}, LEARNED, behaviour=hold, kv_events={"a": engine.endpoint}) as running:
+        await until_heard(running, engine)
+        running.gateway.relay.router.sent = sent = deque()
+        join(running.gateway)
+        asked = asyncio.create_task(running.chat(TEXT))
+        await running.until(lambda: running.backend("a").in_flight == 1)
+        engine.tell(stored(engine.number))
+        engine.tell(removed(engine.number - 1))
+        await running.until(lambda: _cache(running)._number == engine.number - 1)
+        _room(running).tick()
+        assert "tokens of the prompt cached, by events" in await note(running)
+        assert len(sent) == 1
+        may_end.set()
+        assert (await asked).status_code == 200
+        await running.until(lambda: len(sent) == 2)
+        assert {backend.name for backend, _ in sent} == {"a"}, "other gateways are told when it ends, too"
+        engine.tell(stored(engine.number))
+        engine.tell(removed(engine.number - 1))
+        await running.until(lambda: _cache(running)._number == engine.number - 1)
+        _room(running).tick()
+        assert "cached" not in await note(running)
 
 
 @pytest.mark.parametrize(
