@@ -97,21 +97,21 @@ class Served:
                 model="tiny", prompt="def", max_tokens=8, n=8, temperature=1, extra_headers={"x-gateway-backend": name}
             )
 
-    def explain(self, **body: Any) -> dict[str, Any]:
+    def explain(self, workload: str = "", **body: Any) -> dict[str, Any]:
         """Return the answer of /admin/explain for a chat request."""
         response = self.http.post(
             f"{self.url}/admin/explain",
             json={"model": "tiny", **body},
-            headers={"authorization": f"Bearer {ADMIN_KEY}"},
+            headers={"authorization": f"Bearer {ADMIN_KEY}", "x-gateway-workload": workload},
         )
         response.raise_for_status()
         explained: dict[str, Any] = response.json()
         return explained
 
-    def predictions(self, **body: Any) -> dict[str, Prediction]:
+    def predictions(self, workload: str = "", **body: Any) -> dict[str, Prediction]:
         """Return what the policy predicts for a chat request, by backend."""
         found: dict[str, Prediction] = {}
-        for candidate in self.explain(**body)["candidates"]:
+        for candidate in self.explain(workload, **body)["candidates"]:
             match = re.search(r"([\d.]+) per step of ([\d.]+) ms", candidate["note"])
             assert match is not None, candidate["note"]
             found[candidate["backend"]] = Prediction(float(match.group(1)), float(match.group(2)))
