@@ -66,12 +66,10 @@ class Gateways(Policy):
         present = self._present(replicas) if self._restart_every else replicas
         member = self._rng.choice(self._members)
         if self._events:
-            self._tell(replicas)
+            self._report_evictions(replicas)
         decision = member.choose(request, present)
         self._sent_by[id(decision)] = decision, member, self._clock()
-        for other in self._members:
-            if other is not member and isinstance(other, CacheWatcher):
-                other.sent_elsewhere(decision.backend, request.prefix, request.prefix_tokens)
+        self._tell_others(member, decision.backend, request)
         return decision
 
     def observe(self, outcome: Outcome) -> None:
@@ -80,11 +78,14 @@ class Gateways(Policy):
         if isinstance(member, Learner):
             member.observe(outcome)
         if self._events:
-            for other in self._members:
-                if other is not member and isinstance(other, CacheWatcher):
-                    other.sent_elsewhere(decision.backend, outcome.request.prefix, outcome.request.prefix_tokens)
+            self._tell_others(member, decision.backend, outcome.request)
 
-    def _tell(self, replicas: Sequence[Replica]) -> None:
+    def _tell_others(self, member: Policy, backend: str, request: RequestFeatures) -> None:
+        for other in self._members:
+            if other is not member and isinstance(other, CacheWatcher):
+                other.sent_elsewhere(backend, request.prefix, request.prefix_tokens)
+
+    def _report_evictions(self, replicas: Sequence[Replica]) -> None:
         now_s, oldest_s = self._clock(), dict[str, float]()
         for decision, _, sent_s in self._sent_by.values():
             oldest_s[decision.backend] = min(sent_s, oldest_s.get(decision.backend, sent_s))

@@ -95,5 +95,5 @@ class LineRequest:
             self._answer.set_result(Answer(status, body, self._exchange.delivery.request_id.decode("latin-1")))
 
     def abort(self) -> None:
-        """Note that the answer is incomplete."""
+        """Mark the answer as incomplete."""
         self.whole(0, b"", b"")

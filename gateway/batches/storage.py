@@ -122,7 +122,7 @@ class Lease:
         return is_held
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the lease."""
         if self.renew():
             self._storage.remove(self._path)
 

@@ -69,7 +69,7 @@ class Throttle:
         return has_place
 
     def leave(self) -> None:
-        """Give a place back."""
+        """Release a place."""
         self.in_flight -= 1
         self._left.set()
 

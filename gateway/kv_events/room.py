@@ -80,7 +80,7 @@ class KvEventsRoom(Room):
         self._thread.shutdown(wait=False)
 
     def tick(self) -> None:
-        """Tell the policies up to which age the engines have evicted what was unused."""
+        """Report to the policies how long ago the prefixes were used that each engine has evicted."""
         now_s, in_use_s = time.monotonic(), self._in_use_s() if self._caches else {}
         for name, cache in [*self._caches.items()]:
             model = self.gateway.models.get(name[0])

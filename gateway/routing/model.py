@@ -248,7 +248,7 @@ class Model:
             self._guarded("engine_changed", self.policy.engine_changed, backend, change)
 
     def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
-        """Tell the policy of a prompt that another gateway has sent."""
+        """Report to the policy that another gateway has sent a prompt."""
         if isinstance(self.policy, CacheWatcher):
             self._guarded("sent_elsewhere", self.policy.sent_elsewhere, backend, prefixes, lengths)
 

@@ -41,8 +41,8 @@ _OTHER: Final = Endpoint.OTHER
 _CHAT: Final = Endpoint.CHAT
 _COMPLETIONS: Final = Endpoint.COMPLETIONS
 _RESPONSES: Final = Endpoint.RESPONSES
-SMALL_BYTES: Final = 2**15
 _LEAST_TOLD: Final = 256  # tokens of a prompt that are worth telling other gateways of
+SMALL_BYTES: Final = 2**15
 """A body up to this is parsed at once, whatever it holds, and kept parsed until its features are wanted."""
 _SHOWN_CHARS: Final = 100
 """Of what a client sent as a model's name, in the error about it."""

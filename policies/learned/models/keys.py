@@ -42,7 +42,7 @@ class Templates:
         own = template_of_client(request.client) if request.client else ""
         if own and self._knows(own, counts=counts):
             return with_template(key, own)
-        return with_template(key, "") if template else key
+        return without_template(key)
 
     def learn(self, fitted: frozenset[str]) -> None:
         """Also recognize the templates in the fitted statistics, which may come from other gateways or earlier runs."""
