@@ -58,8 +58,9 @@ class LineRequest:
         headers = read_head("POST", client, endpoint, endpoint.encode(), [(b"content-type", b"application/json")])
         self._exchange = Exchange(relay, Inbound(headers, body), self)
 
-    async def answer(self) -> Answer:
-        """Send the request, and return its answer."""
+    async def answer(self, closed: tuple[str, ...]) -> Answer:
+        """Send the request, not to backends that are closed to it, and return its answer."""
+        self._exchange.closed = closed
         admit(self._exchange)
         return await self._answer
 

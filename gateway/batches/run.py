@@ -196,7 +196,7 @@ class BatchRun:
         self._requests.add(request)
         throttle.requests[request] = None
         try:
-            return Answer(0) if self._end else await request.answer()
+            return Answer(0) if self._end else await request.answer(throttle.full())
         finally:
             self._requests.discard(request)
             del throttle.requests[request]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -45,6 +46,7 @@ class Throttle:
         self._left = asyncio.Event()
         self._refused_s = 0.0
         self._shared_s: dict[str, float] = {}  # by backend, when it last had requests of others
+        self._places: dict[str, int] = {}  # by backend
         self.requests: dict[LineRequest, None] = {}  # the oldest first
         self.in_flight = 0
 
@@ -83,7 +85,8 @@ class Throttle:
 
     def places(self) -> int:
         """Return how many lines may be in flight, and take from each replica those that others have no room for."""
-        now_s, places, queue = time.monotonic(), 0, self._gateway.relay.queues.get(self._model)
+        now_s, queue = time.monotonic(), self._gateway.relay.queues.get(self._model)
+        self._places.clear()
         for backend in self._gateway.pool.up(self._model):
             lines = [request for request in self.requests if request.backend == backend.name]
             is_shared = backend.in_flight > len(lines) or backend.load.others > len(lines) / 4  # a report is old
@@ -92,6 +95,11 @@ class Throttle:
             most = places_of(now_s - self._shared_s[backend.name], self._most_per_backend)
             for request in lines[most:]:
                 request.give_up(503)
-            places += 0 if backend.load.waiting else most
+            self._places[backend.name] = 0 if backend.load.waiting else most
         is_pressed = (queue is not None and queue.waiting) or now_s - self._refused_s < _REFUSED_S
-        return 0 if is_pressed else places
+        return 0 if is_pressed else sum(self._places.values())
+
+    def full(self) -> tuple[str, ...]:
+        """Return the backends that have no place for another line."""
+        lines = Counter(request.backend for request in self.requests)
+        return tuple(name for name, places in self._places.items() if lines[name] >= places)

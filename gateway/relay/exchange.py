@@ -72,6 +72,7 @@ class Exchange:
         self.queue: ModelQueue | None = None  # that of the model; None without one
         self.place: Place | None = None  # in the queue, while the request waits; None otherwise
         self.charge: Charge | None = None  # what its client was charged in the queue's shares
+        self.closed: tuple[str, ...] = ()  # names of backends that have no room for it
         self.has_turn = False  # to come, with a large body
         self.deadline_s = math.inf  # by `time.perf_counter`
         self.timer: asyncio.TimerHandle | None = None  # for a deadline that the request sets itself
@@ -120,7 +121,7 @@ class Exchange:
         """Return the backends that the request may be sent to, without those tried."""
         assert self.routed is not None
         may_try = may_try and not (tried or self.delivery.endpoint is _OTHER or self.routed.headers.backend)
-        return self.relay.router.candidates(self.routed, tried, may_try=may_try)
+        return self.relay.router.candidates(self.routed, tried + self.closed, may_try=may_try)
 
     def send(self, candidates: list[Backend]) -> None:
         """Send the request to one of the candidates."""
