@@ -27,6 +27,7 @@ from gateway.dashboard.recent import (
     Past,
     Recent,
     Totals,
+    loads_of,
     totals_of,
 )
 from gateway.dashboard.static_files import PageFiles
@@ -61,6 +62,7 @@ class Dashboard(Room):
         self._started_s = time.time()
         self._past = Past()
         self._kept = KeptObjectives()
+        self._loads: dict[str, float] = {}
         self._recent: dict[tuple[str, str], tuple[Backend, Recent]] = {}
         self._decisions: dict[str, SampledDecisions] = {}
         self._beliefs: dict[str, Beliefs] = {}
@@ -132,6 +134,7 @@ class Dashboard(Room):
     async def _read(self) -> None:
         samples = await asyncio.to_thread(lambda: list(self.gateway.metrics.samples()))
         self._kept.add(samples)
+        self._loads = loads_of(samples)
         self._add_points(await asyncio.to_thread(totals_of, samples))
         if self._is_watched:
             models = self.gateway.models
@@ -201,7 +204,8 @@ class Dashboard(Room):
         document = model_view(
             self.gateway, name, backends, None if belief is None else belief.json, self._decisions.get(name)
         )
-        return document | {"classes": self._kept.of(name)}  # requests with a latency objective in `window_s`
+        # classes: requests with a latency objective in `window_s`; load: None if unknown
+        return document | {"classes": self._kept.of(name), "load": self._loads.get(name)}
 
 
 def _json(document: bytes) -> Response:

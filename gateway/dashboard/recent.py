@@ -212,6 +212,11 @@ class KeptObjectives:
         return sorted(found.values(), key=lambda row: str(row["name"]))
 
 
+def loads_of(samples: Iterable[Sample]) -> dict[str, float]:
+    """Return the share of what its replicas carry within the targets that the traffic of a model is, where known."""
+    return {each.labels["model"]: each.value for each in samples if each.name == "gateway_pool_saturation"}
+
+
 class Past:
     """The points of all backends, with a bound on its memory: 10 kB for each.
 

@@ -62,6 +62,7 @@ function showWell(model, process) {
   const waiting = sum((backend) => backend.engine?.waiting) + model.waiting;
   if (up === 0) answer("well", "No: no replica is up.", "bad");
   else if (wrong.length > 0) answer("well", `Not all of it: ${up} of ${backends.length} replicas are up, ${wrong.length} need${wrong.length > 1 ? "" : "s"} a look.`, "warn");
+  else if (model.load > 1) answer("well", `All ${backends.length} replicas are up, but they are too few for the traffic.`, "warn");
   else if (model.gain?.frozen) answer("well", `All ${backends.length} replicas are up, but ${model.policy} is frozen: it was worse.`, "warn");
   else answer("well", backends.length > 1 ? `Yes: all ${backends.length} replicas are up.` : "Yes: its replica is up.", "good");
   const measured = backends.filter((backend) => backend.ttft !== null);
@@ -71,6 +72,7 @@ function showWell(model, process) {
     `${failed === 0 ? "No" : number(failed)} request${failed === 1 ? "" : "s"} failed in the last ${age(process.window_s)}.`,
     `${number(sum((each) => each.requests_per_s))} requests and ${number(sum((each) => each.output_tokens_per_s))} output tokens per second; ${number(sum((each) => each.in_flight))} in flight, ${number(waiting)} waiting.`,
     ...model.classes.map(inTime),
+    model.load === null ? "" : `The traffic is ${percent(model.load)} of what these replicas carry within the targets.`,
     worst ? `Slowest first token: ${duration(worst.ttft.p95_s)} at ${worst.name} (95th percentile).` : "",
   ]);
 }

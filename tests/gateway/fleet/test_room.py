@@ -9,7 +9,9 @@ import pytest
 
 from gateway.fleet import room
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
+from tests.gateway.dashboard.conftest import snapshot
 from tests.support.upstream import Wire, delta
+from tests.support.waiting import eventually_async
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 
@@ -64,6 +66,12 @@ async def test_it_says_how_many_of_which_method(
         titles = [each["title"] for each in advised["findings"] if each["rule"] == "fleet"]
         assert len(titles) == 1
         assert titles[0].startswith("the traffic needs 1 replicas: 1 ") == is_enough
+
+        async def is_shown() -> bool:
+            shown = (await snapshot(running))["models"][0]["load"]
+            return shown is not None and (shown <= 1.0) == is_enough
+
+        await eventually_async(is_shown)
         one = await running.client.get(url, params={"model": MODEL, "method": "ngram"}, headers=ADMIN)
         assert one.json()["needed"] == one.json()["methods"]["ngram"]
 
