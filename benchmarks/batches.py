@@ -10,7 +10,7 @@ second in which no request was in flight, over those of a replica that runs noth
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from random import Random
 
 import numpy as np
@@ -35,6 +35,11 @@ class Run:
     lost_lines: int = 0
     idle_s: float = 0.0  # with no request in flight
 
+    def add(self, other: Run) -> None:
+        """Add another run."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
     def p99_ms(self) -> tuple[float, float]:
         """Return the P99 of the time to the first token, and of that per token after it."""
         return 1e3 * float(np.quantile(self.ttft_s, 0.99)), 1e3 * float(np.quantile(self.tpot_s, 0.99))
@@ -46,9 +51,9 @@ def script(draws: Random) -> Script:
     return Script(draws.randint(*PROMPT), output_tokens, *plain_steps(output_tokens))
 
 
-def arrivals(rate: float, cycle_s: float, until_s: float) -> list[tuple[float, Script]]:
+def arrivals(rate: float, cycle_s: float, until_s: float, seed: int) -> list[tuple[float, Script]]:
     """Return the requests, in order."""
-    draws, at_s, found = Random(1), 0.0, list[tuple[float, Script]]()
+    draws, at_s, found = Random(seed), 0.0, list[tuple[float, Script]]()
     while (at_s := at_s + draws.expovariate(rate)) < until_s:
         if at_s % cycle_s < cycle_s / 2:
             found.append((at_s, script(draws)))
@@ -102,14 +107,16 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=6.0, help="requests per second while they come")
     parser.add_argument("--most", type=int, default=128, help="batches.max_in_flight")
     parser.add_argument("--cycles", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--cycle", type=float, nargs="*", default=[30.0, 120.0])
     options = parser.parse_args()
     for cycle_s in options.cycle:
         until_s = options.cycles * cycle_s
-        asked = arrivals(options.rate, cycle_s, until_s)
-        alone = play(options.calibration, asked, until_s, 0)
-        batch = play(options.calibration, [], min(until_s, 120.0), options.most)
-        both = play(options.calibration, asked, until_s, options.most)
+        batch, alone, both = play(options.calibration, [], min(until_s, 120.0), options.most), Run(), Run()
+        for seed in range(options.seeds):
+            asked = arrivals(options.rate, cycle_s, until_s, seed)
+            alone.add(play(options.calibration, asked, until_s, 0))
+            both.add(play(options.calibration, asked, until_s, options.most))
         share = both.batch_tokens / both.idle_s / (batch.batch_tokens / batch.idle_s)
         (ttft_ms, tpot_ms), (with_ttft_ms, with_tpot_ms) = alone.p99_ms(), both.p99_ms()
         print(
