@@ -2,9 +2,11 @@
 
 Real time: two simulated replicas of Llama-3.1-70B on four H100 each, `learned`, at most 8 requests in flight at each,
 the others wait in the gateway. A polite client sends requests (Poisson, prompts of 300 tokens, answers of 48), the same
-in each run. A greedy one attacks: it sends at once whatever waits. Each attack is played with two keys, which get their
-shares, and with one key for both, which are served as they come. `alone` is what the polite client sees with its share
-for itself: one of the two replicas. Prints mean and 95th percentile of its seconds to the last token, over `alone`.
+in each run. A greedy one attacks: it sends at once whatever waits. Each attack is played with two keys that get their
+shares; with keys that take turns, whatever requests cost; with 100,000 tokens per minute for the greedy key, which is
+half of what the pool has time for of the polite client's requests, and no shares; and with one key for both, which are
+served as they come. `alone` is what the polite client sees with its share for itself: one of the two replicas. Prints
+mean and 95th percentile of its seconds to the last token, over `alone`, and the greedy client's requests that ended.
 """
 
 from __future__ import annotations
@@ -33,10 +35,26 @@ models:
     policy: {name: learned}
     queue: {max_in_flight_per_backend: 8, max_waiting: 5000, max_wait_s: 600}
     backends: {%s}
-keys: [{name: polite, key: sk-polite}, {name: greedy, key: sk-greedy}]
+keys: [{name: polite, key: sk-polite}, {name: greedy, key: sk-greedy%s}]
 state: none
 """
 REPLICA = "{method: baseline, simulate: {calibration: llama-3.1-70b-4xh100}}"
+IN_TURN = """\
+from gateway.cli.app import main
+from gateway.relay import queue
+from policies.roles import Price
+queue.price_of = lambda _: Price(1.0, 0.0, 0.0, 0.0)
+queue.FairShares.has_room = lambda *_: True
+%s
+main()
+"""
+IN_ORDER = "queue.ModelQueue._turn = lambda self, place: place.order"
+SERVED = {  # the greedy client's key, its limit, and how the gateway is started
+    "by shares": ("sk-greedy", "", ["-m", "gateway"]),
+    "in turn": ("sk-greedy", "", ["-c", IN_TURN % ""]),
+    "by limit": ("sk-greedy", ", tokens_per_minute: 100000", ["-c", IN_TURN % IN_ORDER]),
+    "as they come": ("sk-polite", "", ["-m", "gateway"]),
+}
 ATTACKS = {  # clients at once, words of the prompt, tokens of the answer, seconds until it hangs up
     "alone": (0, 0, 0, None),
     "200 at once": (200, 300, 48, None),
@@ -63,18 +81,23 @@ async def ask(client: httpx.AsyncClient, key: str, request: dict[str, Any]) -> f
     return time.monotonic() - began_s
 
 
-async def attack(client: httpx.AsyncClient, key: str, name: str, number: int) -> None:
-    """Send one request after the other."""
+async def attack(client: httpx.AsyncClient, key: str, name: str, number: int, ended: list[float]) -> None:
+    """Send one request after the other, not in step with others: the simulated engines read prompts one by one."""
     _, words, tokens, hangs_up_s = ATTACKS[name]
+    await asyncio.sleep(number / ATTACKS[name][0])
     while True:
         number += 1000
-        with contextlib.suppress(TimeoutError, httpx.HTTPError):
+        try:
             async with asyncio.timeout(hangs_up_s):
-                await ask(client, key, body(f"greedy {number}", words, tokens))
+                ended.append(await ask(client, key, body(f"greedy {number}", words, tokens)))
+        except httpx.HTTPStatusError:  # a limit
+            await asyncio.sleep(1.0)
+        except (TimeoutError, httpx.HTTPError):
+            continue
 
 
-async def measure(port: int, name: str, greedy: str, options: argparse.Namespace) -> list[float]:
-    """Return the seconds of the polite client's requests."""
+async def measure(port: int, name: str, greedy: str, options: argparse.Namespace) -> tuple[list[float], int]:
+    """Return the seconds of the polite client's requests, and how many of the greedy one ended beside them."""
     limits = httpx.Limits(max_connections=None)
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=None, trust_env=False, limits=limits) as client:
@@ -84,8 +107,10 @@ async def measure(port: int, name: str, greedy: str, options: argparse.Namespace
                     break
             await asyncio.sleep(0.5)
         await asyncio.gather(*(ask(client, "sk-polite", body(f"warm {n}", 300, 48)) for n in range(16)))
-        attacking = [asyncio.create_task(attack(client, greedy, name, n)) for n in range(ATTACKS[name][0])]
+        ended = list[float]()
+        attacking = [asyncio.create_task(attack(client, greedy, name, n, ended)) for n in range(ATTACKS[name][0])]
         await asyncio.sleep(WARM_S if attacking else 0.0)
+        ended.clear()
         draws, asking = random.Random(1), list[asyncio.Task[float]]()
         end_s = time.monotonic() + options.seconds
         while time.monotonic() < end_s:
@@ -93,10 +118,11 @@ async def measure(port: int, name: str, greedy: str, options: argparse.Namespace
             request = body(f"polite {len(asking)}", 300, 48)
             asking.append(asyncio.create_task(ask(client, "sk-polite", request)))
         seconds = await asyncio.gather(*asking)
+        others = len(ended)
         for each in attacking:
             each.cancel()
         await asyncio.gather(*attacking, return_exceptions=True)
-        return list(seconds)
+        return list(seconds), others
 
 
 def main() -> None:
@@ -104,24 +130,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--rate", type=float, default=1.5)
-    parser.add_argument("--only", choices=("by shares", "as they come"))
+    parser.add_argument("--only", nargs="*", choices=SERVED, default=[*SERVED])
+    parser.add_argument("--attack", nargs="*", choices=ATTACKS, default=[*ATTACKS])
     options, alone = parser.parse_args(), np.ones(2)
-    print("| attack | served | requests | mean s | P95 s | mean / alone | P95 / alone |\n|" + "---|" * 7)
-    for name, (greedy_clients, *_) in ATTACKS.items():
-        for served, greedy in (("by shares", "sk-greedy"), ("as they come", "sk-polite"))[: 2 if greedy_clients else 1]:
-            if greedy_clients and options.only not in {None, served}:
-                continue
+    print("| attack | served | requests | mean s | P95 s | mean / alone | P95 / alone | greedy |\n|" + "---|" * 8)
+    for name in ["alone", *(each for each in options.attack if each != "alone")]:
+        is_alone = name == "alone"
+        for served in ["by shares"] if is_alone else options.only:
+            greedy, limit, argv = SERVED[served]
             with tempfile.TemporaryDirectory() as folder:
                 port, pool = free_port(), Path(folder, "pool.yaml")
-                names = [f"r{number}: {REPLICA}" for number in range(2 if greedy_clients else 1)]
-                pool.write_text(POOL % (port, MODEL, ", ".join(names)))
-                argv = [sys.executable, "-m", "gateway", "--config", str(pool)]
+                names = [f"r{number}: {REPLICA}" for number in range(1 if is_alone else 2)]
+                pool.write_text(POOL % (port, MODEL, ", ".join(names), limit))
+                argv = [sys.executable, *argv, "--config", str(pool)]
                 with running(argv, {SYSTEM_CPU, LOAD_CPU}, Path(folder, "log")):
-                    seconds = asyncio.run(measure(port, name, greedy, options))
+                    seconds, others = asyncio.run(measure(port, name, greedy, options))
             figures = np.array([np.mean(seconds), np.quantile(seconds, 0.95)])
-            alone = alone if greedy_clients else figures
+            alone = figures if is_alone else alone
             cells = [f"{value:.2f}" for value in (*figures, *(figures / alone))]
-            print("|", " | ".join([name, served, str(len(seconds)), *cells]), "|", flush=True)
+            print("|", " | ".join([name, served, str(len(seconds)), *cells, str(others)]), "|", flush=True)
 
 
 if __name__ == "__main__":

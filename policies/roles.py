@@ -91,6 +91,7 @@ class Price(NamedTuple):
     prompt_s: float
     output_token_s: float
     output_tokens: float  # expected
+    prefill_s: float  # of the prompt, alone
 
     def at_s(self, output_tokens: float) -> float:
         """Return the seconds with an answer of so many tokens."""

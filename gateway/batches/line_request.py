@@ -18,6 +18,8 @@ from gateway.routing.keys import ANONYMOUS, Client, Keyring
 
 _LAST: Final = 1_000_001
 """A priority behind those that keys may have."""
+_WEIGHT: Final = 0.001
+"""Lines take no share of a model from others, whose delay weighs five times where it is chosen between replicas."""
 _NOT_THEIRS: Final[dict[str, Any]] = {
     "slo_class": "",
     **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "max_in_flight", "slo_ttft_s", "slo_tpot_s")),
@@ -25,11 +27,11 @@ _NOT_THEIRS: Final[dict[str, Any]] = {
 
 
 def client_of_lines(keyring: Keyring, name: str) -> Client:
-    """Return the client of a key's lines: with its models, but no place before others, and no part in its limits."""
+    """Return the client of a key's lines: with its models, but no share beside others, and no part in its limits."""
     client = ANONYMOUS if keyring.is_open else keyring.named(name)
     if client is None:
         raise GatewayError(401, "The key that this batch belongs to is gone.", code="invalid_api_key")
-    return replace(client, name=f"{name} batch", priority=_LAST, **_NOT_THEIRS)
+    return replace(client, name=f"{name} batch", priority=_LAST, weight=_WEIGHT, **_NOT_THEIRS)
 
 
 class Answer(NamedTuple):

@@ -41,6 +41,7 @@ from gateway.relay.shares import Charge
 from gateway.routing.router import RoutedRequest
 from policies.arm import arm_of
 from policies.features.request import Endpoint
+from policies.roles import Price
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Exchange:
         self.rescuer: Rescuer | None = None  # has another backend go on with the stream; None if nothing does
         self.queue: ModelQueue | None = None  # that of the model; None without one
         self.place: Place | None = None  # in the queue, while the request waits; None otherwise
+        self.price: Price | None = None  # what it is expected to cost, where it is charged
         self.charge: Charge | None = None  # what its client was charged in the queue's shares
         self.closed: tuple[str, ...] = ()  # names of backends that have no room for it
         self.has_turn = False  # to come, with a large body

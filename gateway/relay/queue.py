@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Final
 from backends.backend import Backend
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.json_body import set_field
-from gateway.relay.shares import FairShares, price_of
+from gateway.relay.shares import LONG_PROMPT_S, FairShares, price_of
 from gateway.routing.keys import ANONYMOUS, Client
 from gateway.routing.model import Traffic
+from policies.roles import Price
 
 if TYPE_CHECKING:
     from gateway.relay.exchange import Exchange
@@ -104,23 +105,41 @@ class ModelQueue:
             waiter.place = self.enter(waiter, members, rank, size_bytes)
 
     def _charge(self, waiter: Exchange) -> None:
-        routed = waiter.routed
-        assert routed is not None
-        if routed.client is not ANONYMOUS:  # there are others
-            tenant = waiter.inbound.request_headers.tenant
-            waiter.charge = self.shares.charge(routed.client, tenant, price_of(routed))
+        client, tenant = waiter.inbound.request_headers.client, waiter.inbound.request_headers.tenant
+        if client is not ANONYMOUS:  # there are others
+            waiter.charge = self.shares.charge(client, tenant, self._price(waiter))
+
+    def _price(self, waiter: Exchange) -> Price:
+        """Return what a request was expected to cost when it came."""
+        if waiter.price is None:
+            assert waiter.routed is not None
+            waiter.price = price_of(waiter.routed)
+        return waiter.price
 
     def _free_for(self, waiter: Exchange, backends: int) -> list[Backend]:
         """Return the backends that a request may be sent to now."""
-        client, tenant = waiter.inbound.request_headers.client, waiter.inbound.request_headers.tenant
-        places = backends * self.bounds.in_flight_per_backend
-        if client is not ANONYMOUS and not self.shares.has_room(client, tenant, places):
-            return []
         try:
-            # The backend on trial, which comes first, may be full.
-            return self.free(waiter.candidates(())) or self.free(waiter.candidates((), may_try=False))
+            for may_try in (True, False):  # the backend on trial, which comes first, may be full
+                candidates = waiter.candidates((), may_try=may_try)
+                if free := self.free(candidates):
+                    return self._within_share(waiter, candidates, free, backends)
         except GatewayError:  # raised again where the client is told
+            pass
+        return []
+
+    def _within_share(
+        self, waiter: Exchange, candidates: list[Backend], free: list[Backend], backends: int
+    ) -> list[Backend]:
+        """Return those of the free backends that the client's share lets it have."""
+        client, tenant = waiter.inbound.request_headers.client, waiter.inbound.request_headers.tenant
+        bound = self.bounds.in_flight_per_backend
+        if client is ANONYMOUS:
+            return free
+        if not self.shares.has_room(client, tenant, backends * bound):
             return []
+        if len(candidates) > 1 and (price := self._price(waiter)).prefill_s > LONG_PROMPT_S:
+            return self.free(candidates[: self.shares.backends_for(client, tenant, price, len(candidates), bound)])
+        return free
 
     def enter(self, waiter: Exchange, members: Sequence[Backend], rank: int, size_bytes: int) -> Place:
         """Add a request to the queue; if it is full, the last request of a lower rank gives up its place."""

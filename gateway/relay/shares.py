@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backends.backend import State
 from gateway.routing.keys import Client
@@ -24,6 +24,9 @@ _OUTPUT_TOKENS: Final = 256.0
 _PEAK_S: Final = 20.0
 _LEAST_PEAK: Final = 0.1
 """A client that has had one request counts for 46 s."""
+LONG_PROMPT_S: Final = 0.02
+"""Seconds of a prompt, about a step, from which on it counts as one that holds up others."""
+_ROUNDING: Final = 0.01
 _MOST_CLIENTS: Final = 1000
 """Tenants have the names that requests give them."""
 
@@ -35,6 +38,15 @@ class Charge:
         self.client = client
         self.price = price
         self.tenant = tenant
+
+
+class _Peak(NamedTuple):
+    """What a client had in flight at most, less the longer ago."""
+
+    requests: float
+    cost_s: float  # as expected
+    weight: float  # of the client
+    at_s: float
 
 
 class FairShares:
@@ -52,7 +64,7 @@ class FairShares:
     --------
     >>> shares, one, two = FairShares(), Client("one"), Client("two", weight=2.0)
     >>> for _ in range(3):
-    ...     charge = shares.charge(one, "", Price(0.1, 0.0, 0.0))
+    ...     charge = shares.charge(one, "", Price(0.1, 0.0, 0.0, 0.1))
     >>> shares.begin(two)
     >>> round(shares.served_s("one"), 3), round(shares.served_s("two"), 3)
     (0.3, 0.2)
@@ -61,8 +73,8 @@ class FairShares:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._in_flight: Counter[str] = Counter()
-        # By client: requests in flight at most, when, weight; who was served last comes last.
-        self._peaks: dict[str, tuple[float, float, float]] = {}
+        self._cost_s: dict[str, float] = {}  # of what is in flight, as expected
+        self._peaks: dict[str, _Peak] = {}  # by client; who was served last comes last
         self._least_s = 0.0  # what the client that was served last had been served before
         self._served_s: dict[str, float] = {}
         self.totals_s: dict[str, float] = {}  # what this process has served each client
@@ -89,31 +101,53 @@ class FairShares:
         Beyond its share of them it leaves as many free as others have needed of late, within their own shares: else who
         asks seldom would wait for the end of what others have begun.
         """
-        others = {name: weight for name, (_, _, weight) in self._peaks.items() if name != client.name}
-        others = {name: weight for name, weight in others.items() if self._peak(name) > _LEAST_PEAK}
-        total = client.weight + sum(others.values())
-        own, count = places * client.weight / total, self._in_flight[client.name]
-        if others and count >= own:
-            kept = sum(
-                max(0.0, min(places * weight / total, self._peak(name) + 1.0) - self._in_flight[name])
-                for name, weight in others.items()
-            )
+        own, needed = self._needed(client, places)
+        count = self._in_flight[client.name]
+        if needed and count >= own:
+            kept = sum(max(0.0, need - self._in_flight[name]) for name, need in needed.items())
             if self._in_flight.total() + kept >= places:
                 return False
         return not tenant or self.tenants(client.name).has_room(Client(tenant), "", max(own, count + 1.0))
 
-    def _peak(self, name: str) -> float:
-        peak, at_s, _ = self._peaks.get(name, (0.0, 0.0, 1.0))
-        return max(float(self._in_flight[name]), peak * math.exp((at_s - self._clock()) / _PEAK_S))
+    def backends_for(self, client: Client, tenant: str, price: Price, backends: int, per_backend: float) -> int:
+        """Return on how many backends a request may hold up others by its prompt.
+
+        All that runs beside a prompt waits for it, so that places alone keep nobody from being held up. A client that
+        has more than its share in flight, by what that costs, leaves the backends to others that they have needed.
+        """
+        own, needed = self._needed(client, backends * per_backend)
+        own_s = max(price.expected_s(), self._peak(client.name).cost_s)
+        others_s = sum(self._peak(name).cost_s for name in needed)
+        if own_s * (backends * per_backend - own) > others_s * own:
+            backends = max(1, int(backends - sum(needed.values()) / per_backend + _ROUNDING))
+        if tenant and backends > 1:
+            return self.tenants(client.name).backends_for(Client(tenant), "", price, backends, per_backend)
+        return backends
+
+    def _needed(self, client: Client, places: float) -> tuple[float, dict[str, float]]:
+        """Return a client's share of the places, and of the places what others have needed of late within theirs."""
+        peaks = {name: self._peak(name) for name in self._peaks if name != client.name}
+        others = {name: peak for name, peak in peaks.items() if peak.requests > _LEAST_PEAK}
+        share = places / (client.weight + sum(peak.weight for peak in others.values()))
+        needed = {name: min(share * peak.weight, peak.requests + 1.0) for name, peak in others.items()}
+        return share * client.weight, needed
+
+    def _peak(self, name: str) -> _Peak:
+        """Return the most that a client has had in flight of late."""
+        peak = self._peaks.get(name, _Peak(0.0, 0.0, 1.0, 0.0))
+        left = math.exp((peak.at_s - self._clock()) / _PEAK_S)
+        requests = max(float(self._in_flight[name]), left * peak.requests)
+        return _Peak(requests, max(self._cost_s.get(name, 0.0), left * peak.cost_s), peak.weight, self._clock())
 
     def charge(self, client: Client, tenant: str, price: Price) -> Charge:
         """Charge a client what a request that is sent is expected to cost; and the tenant, if it has a name."""
         name = client.name
         self._least_s = max(self._least_s, self.served_s(name))
         self._in_flight[name] += 1
-        peak = max(self._peak(name), float(self._in_flight[name]))
+        self._cost_s[name] = self._cost_s.get(name, 0.0) + price.expected_s()
+        peak = self._peak(name)
         self._peaks.pop(name, None)
-        self._peaks[name] = peak, self._clock(), client.weight
+        self._peaks[name] = peak._replace(weight=client.weight)
         self._add(name, price.expected_s() / client.weight)
         if len(self._peaks) > _MOST_CLIENTS:
             self._forget_one()
@@ -123,6 +157,7 @@ class FairShares:
         """Charge what a request has cost in place of what was expected."""
         name, price = charge.client.name, charge.price
         self._in_flight[name] -= 1
+        self._cost_s[name] = max(0.0, self._cost_s.get(name, 0.0) - price.expected_s())
         self._add(name, (price.at_s(output_tokens) - price.expected_s()) / charge.client.weight)
         if charge.tenant is not None:
             self.tenants(name).settle(charge.tenant, output_tokens)
@@ -146,7 +181,7 @@ class FairShares:
         """Forget who was served longest ago, of those without a request in flight."""
         idle = next((name for name in self._peaks if not self._in_flight[name]), None)
         if idle is not None:
-            for known in (self._peaks, self._in_flight, self._served_s, self.totals_s):
+            for known in (self._peaks, self._in_flight, self._cost_s, self._served_s, self.totals_s):
                 known.pop(idle, None)
 
 
@@ -160,4 +195,5 @@ def price_of(routed: RoutedRequest) -> Price:
         except Exception as error:  # noqa: BLE001
             model.fallback.note(model.policy.name, "price", error)
     output_tokens = min(features.max_tokens or _OUTPUT_TOKENS, _OUTPUT_TOKENS) * features.n
-    return Price(_PROMPT_TOKEN_S * features.prompt_tokens, _OUTPUT_TOKEN_S, output_tokens)
+    prompt_s = _PROMPT_TOKEN_S * features.prompt_tokens
+    return Price(prompt_s, _OUTPUT_TOKEN_S, output_tokens, prompt_s)

@@ -255,7 +255,7 @@ class Learned(Policy):
         tokens = max(1.0, one.output_tokens * request.n)
         prompt_s = (1 + one.requests) * one.prefill_s
         rest_s = max(0.0, one.prefill_s + one.decode_s + one.others_s - prompt_s)
-        return Price(prompt_s, rest_s / tokens, tokens)
+        return Price(prompt_s, rest_s / tokens, tokens, one.prefill_s)
 
     def _publish_fit(self) -> None:
         """Take over the models of a fit that has ended."""

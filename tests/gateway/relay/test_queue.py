@@ -502,3 +502,20 @@ def test_places_are_kept_for_a_client_that_asks_seldom() -> None:
     ask(relay, "B")
     assert relay.in_flight()[0] == 8
     assert users(relay)[-1] == "B"
+
+
+def test_long_prompts_of_a_client_leave_a_replica_to_others() -> None:
+    relay = queued("a", "b", bound=8, waiting=100)
+    long = [{"role": "user", "content": "green house " * 2400}]  # 0.15 s, under a policy without prices
+    ask(relay, "0", "greedy", messages=long)
+    ask(relay, "1", "greedy", messages=long)
+    assert relay.in_flight()[:2] == [1, 1], "nobody else is there"
+    drain(relay, "a")
+    drain(relay, "b")
+    ask(relay, "A")
+    for number in range(2, 12):
+        ask(relay, str(number), "greedy", messages=long)
+    assert relay.in_flight()[0] == 8
+    assert not set(users(relay, "b")) & set("23456789"), "they are left to the first"
+    ask(relay, "x", "greedy")
+    assert users(relay, "b")[-1] == "x", "short ones may go to the other"

@@ -292,7 +292,7 @@ def test_clients_are_charged_for_what_others_have_served_them() -> None:
     one, two = known(2)
     for process in (one, two):
         process.peers.shares = {"m": FairShares()}
-    client, price = Client("team", weight=2.0), Price(1.0, 0.5, 4.0)
+    client, price = Client("team", weight=2.0), Price(1.0, 0.5, 4.0, 0.0)
     mine, others = one.peers.shares["m"], two.peers.shares["m"]
     charge = mine.charge(client, "", price)
     exchange(one, two, passed_s=1.0)
