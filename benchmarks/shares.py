@@ -3,10 +3,11 @@
 Real time: two simulated replicas of Llama-3.1-70B on four H100 each, `learned`, at most 8 requests in flight at each,
 the others wait in the gateway. A polite client sends requests (Poisson, prompts of 300 tokens, answers of 48), the same
 in each run. A greedy one attacks: it sends at once whatever waits. Each attack is played with two keys that get their
-shares; with keys that take turns, whatever requests cost; with 100,000 tokens per minute for the greedy key, which is
-half of what the pool has time for of the polite client's requests, and no shares; and with one key for both, which are
-served as they come. `alone` is what the polite client sees with its share for itself: one of the two replicas. Prints
-mean and 95th percentile of its seconds to the last token, over `alone`, and the greedy client's requests that ended.
+shares; with two tenants of a key; with keys that take turns, whatever requests cost; with 100,000 tokens per minute for
+the greedy key, half of what the pool has time for of the polite client's requests, and no shares; and with one key for
+both, which are served as they come. `alone` is what the polite client sees with its share for itself: one of the two
+replicas. Prints mean and 95th percentile of its seconds to the last token, over `alone`, and the requests of the greedy
+client that ended.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ models:
     policy: {name: learned}
     queue: {max_in_flight_per_backend: 8, max_waiting: 5000, max_wait_s: 600}
     backends: {%s}
-keys: [{name: polite, key: sk-polite}, {name: greedy, key: sk-greedy%s}]
+keys:
+  - {name: polite, key: sk-polite}
+  - {name: greedy, key: sk-greedy%s}
+  - {name: app, key: sk-app, tenant_header: x-tenant}
 state: none
 """
 REPLICA = "{method: baseline, simulate: {calibration: llama-3.1-70b-4xh100}}"
@@ -51,6 +55,7 @@ main()
 IN_ORDER = "queue.ModelQueue._turn = lambda self, place: place.order"
 SERVED = {  # the greedy client's key, its limit, and how the gateway is started
     "by shares": ("sk-greedy", "", ["-m", "gateway"]),
+    "tenants": ("sk-app", "", ["-m", "gateway"]),
     "in turn": ("sk-greedy", "", ["-c", IN_TURN % ""]),
     "by limit": ("sk-greedy", ", tokens_per_minute: 100000", ["-c", IN_TURN % IN_ORDER]),
     "as they come": ("sk-polite", "", ["-m", "gateway"]),
@@ -74,7 +79,7 @@ def body(text: str, words: int, tokens: int) -> dict[str, Any]:
 async def ask(client: httpx.AsyncClient, key: str, request: dict[str, Any]) -> float:
     """Send a request; return the seconds to the end of its stream."""
     began_s = time.monotonic()
-    headers = {"authorization": f"Bearer {key}"}
+    headers = {"authorization": f"Bearer {key}", "x-tenant": str(request["messages"][0]["content"]).split()[0]}
     async with client.stream("POST", "/v1/chat/completions", json=request, headers=headers) as answer:
         async for _ in answer.raise_for_status().aiter_bytes():
             pass
@@ -98,7 +103,7 @@ async def attack(client: httpx.AsyncClient, key: str, name: str, number: int, en
 
 async def measure(port: int, name: str, greedy: str, options: argparse.Namespace) -> tuple[list[float], int]:
     """Return the seconds of the polite client's requests, and how many of the greedy one ended beside them."""
-    limits = httpx.Limits(max_connections=None)
+    limits, polite = httpx.Limits(max_connections=None), "sk-app" if greedy == "sk-app" else "sk-polite"
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=None, trust_env=False, limits=limits) as client:
         while True:
@@ -106,7 +111,7 @@ async def measure(port: int, name: str, greedy: str, options: argparse.Namespace
                 if (await client.get("/readyz")).status_code == 200:
                     break
             await asyncio.sleep(0.5)
-        await asyncio.gather(*(ask(client, "sk-polite", body(f"warm {n}", 300, 48)) for n in range(16)))
+        await asyncio.gather(*(ask(client, polite, body(f"polite warm {n}", 300, 48)) for n in range(16)))
         ended = list[float]()
         attacking = [asyncio.create_task(attack(client, greedy, name, n, ended)) for n in range(ATTACKS[name][0])]
         await asyncio.sleep(WARM_S if attacking else 0.0)
@@ -116,7 +121,7 @@ async def measure(port: int, name: str, greedy: str, options: argparse.Namespace
         while time.monotonic() < end_s:
             await asyncio.sleep(draws.expovariate(options.rate))
             request = body(f"polite {len(asking)}", 300, 48)
-            asking.append(asyncio.create_task(ask(client, "sk-polite", request)))
+            asking.append(asyncio.create_task(ask(client, polite, request)))
         seconds = await asyncio.gather(*asking)
         others = len(ended)
         for each in attacking:
