@@ -18,7 +18,8 @@ def fleet(model: ModelEvidence) -> list[Finding]:
     ]
     if not changes:
         return []
-    title = f"the traffic needs {sum(model.needed.values())} replicas: {', '.join(changes)}"
+    total = sum(model.needed.values())
+    title = f"the traffic needs {total} replica{'' if total == 1 else 's'}: {', '.join(changes)}"
     evidence = "the step times learned, the targets of `slo`, and the traffic of the last hour and of a day ago"
     how = "# Begin those to add first; `gateway drain` those to take away, and stop them once they are idle."
     return [Finding("fleet", model.name, "", title, None, evidence, how)]

@@ -65,7 +65,7 @@ async def test_it_says_how_many_of_which_method(
         advised = (await running.client.get("/admin/advice", headers=ADMIN)).json()["models"][MODEL]
         titles = [each["title"] for each in advised["findings"] if each["rule"] == "fleet"]
         assert len(titles) == 1
-        assert titles[0].startswith("the traffic needs 1 replicas: 1 ") == is_enough
+        assert titles[0].startswith("the traffic needs 1 replica: 1 ") == is_enough
 
         async def is_shown() -> bool:
             shown = (await snapshot(running))["models"][0]["load"]
