@@ -26,10 +26,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.routing.ablation.parts import PARTS, without
+from benchmarks.routing.ablation.regressions import Bandit, Model, PerReplica, Seen, bayesian_ridge, boosted_trees
 from benchmarks.routing.learned_rows import learned_rows, set_learned
-from benchmarks.routing.parts import PARTS, without
 from benchmarks.routing.peers import Greedy
-from benchmarks.routing.regressions import Bandit, Model, PerReplica, Seen, bayesian_ridge, boosted_trees
 from benchmarks.routing.runs import of_runs
 from benchmarks.routing.scenes import SCENES, Stage, break_later
 from lab.replay.simulate import replay
