@@ -27,6 +27,7 @@ _LEAST_PEAK: Final = 0.1
 LONG_PROMPT_S: Final = 0.02
 """Seconds of a prompt, about a step, from which on it counts as one that holds up others."""
 _ROUNDING: Final = 0.01
+"""Of a backend: what clients need that have next to no weight, as the lines of a batch, takes none from others."""
 _MOST_CLIENTS: Final = 1000
 """Tenants have the names that requests give them."""
 

@@ -253,7 +253,7 @@ class Model:
             self._guarded("sent_elsewhere", self.policy.sent_elsewhere, backend, prefixes, lengths)
 
     def evicted(self, backend: str, unused_s: float | None, *, is_full: bool) -> None:
-        """Tell the policy what an engine has evicted."""
+        """Report to the policy what an engine has evicted."""
         if isinstance(self.policy, CacheWatcher):
             self._guarded("evicted", self.policy.evicted, backend, unused_s, is_full)
 

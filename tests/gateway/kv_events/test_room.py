@@ -114,7 +114,7 @@ def _cache(running: Running) -> Any:
 
 
 async def until_heard(running: Running, engine: Publisher) -> None:
-    """Tell of a block, and of its eviction, until the gateway has heard it; it joins at some time."""
+    """Publish a block and its eviction until the gateway, which subscribes at some time, has received one."""
 
     def hears() -> bool:
         engine.tell(stored(engine.number))
