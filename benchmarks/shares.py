@@ -4,10 +4,11 @@ Real time: two simulated replicas of Llama-3.1-70B on four H100 each, `learned`,
 the others wait in the gateway. A polite client sends requests (Poisson, prompts of 300 tokens, answers of 48), the same
 in each run. A greedy one attacks: it sends at once whatever waits. Each attack is played with two keys that get their
 shares; with two tenants of a key; with keys that take turns, whatever requests cost; with 100,000 tokens per minute for
-the greedy key, half of what the pool has time for of the polite client's requests, and no shares; and with one key for
-both, which are served as they come. `alone` is what the polite client sees with its share for itself: one of the two
-replicas. Prints mean and 95th percentile of its seconds to the last token, over `alone`, and the requests of the greedy
-client that ended.
+the greedy key, half of what the pool has time for of the polite client's requests, and no shares; by vLLM's
+`--scheduling-policy priority`, which is told who is greedy, with `--max-num-seqs` as it is or 8, without a queue in the
+gateway; and with one key for both, which are served as they come. `alone` is what the polite client sees with its share
+for itself: one of the two replicas. Prints mean and 95th percentile of its seconds to the last token, over `alone`, and
+the requests of the greedy client that ended.
 """
 
 from __future__ import annotations
@@ -19,22 +20,26 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 
+from backends.calibration import files
 from backends.launch.ports import free_port
 from benchmarks.overhead.process import LOAD_CPU, SYSTEM_CPU, running
 
+CALIBRATION = Path(files.__file__).parent / "data/llama-3.1-70b-4xh100.yaml"
 MODEL, WARM_S = "llama-3.1-70b", 8.0
 POOL = """\
 server: {host: 127.0.0.1, port: %d}
 models:
   %s:
     policy: {name: learned}
-    queue: {max_in_flight_per_backend: 8, max_waiting: 5000, max_wait_s: 600}
+    queue: %s
     backends: {%s}
 keys:
   - {name: polite, key: sk-polite}
@@ -42,7 +47,8 @@ keys:
   - {name: app, key: sk-app, tenant_header: x-tenant}
 state: none
 """
-REPLICA = "{method: baseline, simulate: {calibration: llama-3.1-70b-4xh100}}"
+QUEUE = "{max_in_flight_per_backend: 8, max_waiting: 5000, max_wait_s: 600}"
+REPLICA = "{method: baseline, simulate: {calibration: engine.yaml}}"
 IN_TURN = """\
 from gateway.cli.app import main
 from gateway.relay import queue
@@ -53,12 +59,28 @@ queue.FairShares.has_room = lambda *_: True
 main()
 """
 IN_ORDER = "queue.ModelQueue._turn = lambda self, place: place.order"
-SERVED = {  # the greedy client's key, its limit, and how the gateway is started
-    "by shares": ("sk-greedy", "", ["-m", "gateway"]),
-    "tenants": ("sk-app", "", ["-m", "gateway"]),
-    "in turn": ("sk-greedy", "", ["-c", IN_TURN % ""]),
-    "by limit": ("sk-greedy", ", tokens_per_minute: 100000", ["-c", IN_TURN % IN_ORDER]),
-    "as they come": ("sk-polite", "", ["-m", "gateway"]),
+
+
+@dataclass(frozen=True)
+class Served:
+    """How the two clients are served."""
+
+    greedy: str = "sk-polite"  # the greedy client's key
+    argv: Sequence[str] = ("-m", "gateway")
+    limit: str = ""
+    queue: str = QUEUE
+    priority: int = 0  # of the greedy client
+    max_num_seqs: int = 1024  # of the engines
+
+
+SERVED = {
+    "by shares": Served("sk-greedy"),
+    "tenants": Served("sk-app"),
+    "in turn": Served("sk-greedy", ["-c", IN_TURN % ""]),
+    "by limit": Served("sk-greedy", ["-c", IN_TURN % IN_ORDER], ", tokens_per_minute: 100000"),
+    "by priority": Served(queue="null", priority=1),
+    "by priority, 8": Served(queue="null", priority=1, max_num_seqs=8),
+    "as they come": Served(),
 }
 ATTACKS = {  # clients at once, words of the prompt, tokens of the answer, seconds until it hangs up
     "alone": (0, 0, 0, None),
@@ -69,11 +91,11 @@ ATTACKS = {  # clients at once, words of the prompt, tokens of the answer, secon
 }
 
 
-def body(text: str, words: int, tokens: int) -> dict[str, Any]:
+def body(text: str, words: int, tokens: int, priority: int = 0) -> dict[str, Any]:
     """Return a request with a prompt of its own."""
     content = f"{text}: {' '.join(random.Random(text).choices(('red', 'green', 'house', 'river', 'seven'), k=words))}"
     asked = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
-    return asked | {"max_tokens": tokens, "ignore_eos": True, "stream": True}
+    return asked | {"max_tokens": tokens, "ignore_eos": True, "stream": True, "priority": priority}
 
 
 async def ask(client: httpx.AsyncClient, key: str, request: dict[str, Any]) -> float:
@@ -86,7 +108,7 @@ async def ask(client: httpx.AsyncClient, key: str, request: dict[str, Any]) -> f
     return time.monotonic() - began_s
 
 
-async def attack(client: httpx.AsyncClient, key: str, name: str, number: int, ended: list[float]) -> None:
+async def attack(client: httpx.AsyncClient, served: Served, name: str, number: int, ended: list[float]) -> None:
     """Send one request after the other, not in step with others: the simulated engines read prompts one by one."""
     _, words, tokens, hangs_up_s = ATTACKS[name]
     await asyncio.sleep(number / ATTACKS[name][0])
@@ -94,16 +116,17 @@ async def attack(client: httpx.AsyncClient, key: str, name: str, number: int, en
         number += 1000
         try:
             async with asyncio.timeout(hangs_up_s):
-                ended.append(await ask(client, key, body(f"greedy {number}", words, tokens)))
+                request = body(f"greedy {number}", words, tokens, served.priority)
+                ended.append(await ask(client, served.greedy, request))
         except httpx.HTTPStatusError:  # a limit
             await asyncio.sleep(1.0)
         except (TimeoutError, httpx.HTTPError):
             continue
 
 
-async def measure(port: int, name: str, greedy: str, options: argparse.Namespace) -> tuple[list[float], int]:
+async def measure(port: int, name: str, served: Served, options: argparse.Namespace) -> tuple[list[float], int]:
     """Return the seconds of the polite client's requests, and how many of the greedy one ended beside them."""
-    limits, polite = httpx.Limits(max_connections=None), "sk-app" if greedy == "sk-app" else "sk-polite"
+    limits, polite = httpx.Limits(max_connections=None), "sk-app" if served.greedy == "sk-app" else "sk-polite"
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=None, trust_env=False, limits=limits) as client:
         while True:
@@ -113,7 +136,7 @@ async def measure(port: int, name: str, greedy: str, options: argparse.Namespace
             await asyncio.sleep(0.5)
         await asyncio.gather(*(ask(client, polite, body(f"polite warm {n}", 300, 48)) for n in range(16)))
         ended = list[float]()
-        attacking = [asyncio.create_task(attack(client, greedy, name, n, ended)) for n in range(ATTACKS[name][0])]
+        attacking = [asyncio.create_task(attack(client, served, name, n, ended)) for n in range(ATTACKS[name][0])]
         await asyncio.sleep(WARM_S if attacking else 0.0)
         ended.clear()
         draws, asking = random.Random(1), list[asyncio.Task[float]]()
@@ -141,19 +164,21 @@ def main() -> None:
     print("| attack | served | requests | mean s | P95 s | mean / alone | P95 / alone | greedy |\n|" + "---|" * 8)
     for name in ["alone", *(each for each in options.attack if each != "alone")]:
         is_alone = name == "alone"
-        for served in ["by shares"] if is_alone else options.only:
-            greedy, limit, argv = SERVED[served]
+        for how in ["by shares"] if is_alone else options.only:
+            served = SERVED[how]
             with tempfile.TemporaryDirectory() as folder:
                 port, pool = free_port(), Path(folder, "pool.yaml")
+                text = CALIBRATION.read_text().replace("max_num_seqs: 1024", f"max_num_seqs: {served.max_num_seqs}")
+                Path(folder, "engine.yaml").write_text(text)
                 names = [f"r{number}: {REPLICA}" for number in range(1 if is_alone else 2)]
-                pool.write_text(POOL % (port, MODEL, ", ".join(names), limit))
-                argv = [sys.executable, *argv, "--config", str(pool)]
+                pool.write_text(POOL % (port, MODEL, served.queue, ", ".join(names), served.limit))
+                argv = [sys.executable, *served.argv, "--config", str(pool)]
                 with running(argv, {SYSTEM_CPU, LOAD_CPU}, Path(folder, "log")):
-                    seconds, others = asyncio.run(measure(port, name, greedy, options))
+                    seconds, others = asyncio.run(measure(port, name, served, options))
             figures = np.array([np.mean(seconds), np.quantile(seconds, 0.95)])
             alone = figures if is_alone else alone
             cells = [f"{value:.2f}" for value in (*figures, *(figures / alone))]
-            print("|", " | ".join([name, served, str(len(seconds)), *cells, str(others)]), "|", flush=True)
+            print("|", " | ".join([name, how, str(len(seconds)), *cells, str(others)]), "|", flush=True)
 
 
 if __name__ == "__main__":

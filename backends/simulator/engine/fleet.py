@@ -30,7 +30,7 @@ from backends.simulator.engine.step import Admission, Counters, Emission, Step
 
 __all__ = ["Admission", "Completion", "Counters", "Emission", "Fleet", "Replica", "Step", "load_rules"]
 
-_UNSTARTED = (0,) * (len(REQUEST.names or ()) - 15)
+_UNSTARTED = (0,) * (len(REQUEST.names or ()) - 16)
 
 
 class Fleet:
@@ -111,20 +111,27 @@ class Fleet:
         return self._enqueue(replica, prompt_tokens, output_tokens, arrived_s, profile, NONE, prefix_blocks)
 
     def submit_script(
-        self, replica: int, script: Script, arrived_s: float, *, kind: str = "chat", temperature: float = 0.0
+        self,
+        replica: int,
+        script: Script,
+        arrived_s: float,
+        *,
+        kind: str = "chat",
+        temperature: float = 0.0,
+        priority: int = 0,
     ) -> int:
         """Queue a request with a known script and return its id; see `submit`.
 
-        What its acceptance depends on matters only to adaptive verification, which acts on expectations.
+        What its acceptance depends on matters only to adaptive verification, which acts on expectations. A lower
+        `priority` is admitted first, as with vLLM's `--scheduling-policy priority`; preempted is who came last.
         """
         rows = (script.emitted, script.drafted)
         steps_at = self._steps.put(*(np.asarray(row, np.int16) for row in rows))
         self._state = self._state._replace(steps=self._steps.data)
         profile = self._profile_for(replica, kind, temperature) if self.replicas[replica].parameters.adaptive else 0
         try:
-            return self._enqueue(
-                replica, script.prompt_tokens, script.output_tokens, arrived_s, profile, steps_at, script.prefix_blocks
-            )
+            lengths = script.prompt_tokens, script.output_tokens
+            return self._enqueue(replica, *lengths, arrived_s, profile, steps_at, script.prefix_blocks, priority)
         except ValueError:
             self._steps.give_back(steps_at, 2 * script.output_tokens)
             raise
@@ -238,6 +245,7 @@ class Fleet:
         profile: int,
         steps_at: int,
         prefix_blocks: Sequence[int],
+        priority: int = 0,
     ) -> int:
         parameters = self.replicas[replica].parameters
         length = prompt_tokens + output_tokens
@@ -259,7 +267,7 @@ class Fleet:
         state = self._state
         state.requests[slot] = (
             request_id, arrived_s, 0.0, 0.0, 0, 0.0, steps_at, blocks_at, len(prefix_blocks), 0, 0, replica, profile,
-            prompt_tokens, output_tokens, *_UNSTARTED,
+            prompt_tokens, output_tokens, priority, *_UNSTARTED,
         )  # fmt: skip
         kernel.enqueue(state.replicas, state.requests, state.profiles, slot, self.seed)
         self.replicas[replica].in_flight += 1
@@ -268,8 +276,8 @@ class Fleet:
     def _complete(self, slot: int) -> Completion:
         """Return the completion of a request that has left its replica, and free its slot."""
         (identity, arrived_s, first_s, ended_s, _key, _odds, steps_at, blocks_at, prefix_blocks, _published, _shared,
-         replica, _profile, prompt, output, _sent, _computed, _held, _granted, _verified, _following, _looked_up,
-         cached, steps, drafted, accepted, preemptions) = self._state.requests[slot].item()  # fmt: skip
+         replica, _profile, prompt, output, _priority, _sent, _computed, _held, _granted, _verified, _following,
+         _looked_up, cached, steps, drafted, accepted, preemptions) = self._state.requests[slot].item()  # fmt: skip
         if steps_at != NONE:
             self._steps.give_back(steps_at, 2 * output)
         if blocks_at != NONE:

@@ -14,7 +14,7 @@ from backends.simulator.engine.verification import choose_verified, tokens_s
 
 @compiled
 def _admit(state: State, replica: Record, batch: npt.NDArray[np.int32], budget: int) -> None:
-    """Admit from the queue in order of arrival while requests, tokens and blocks allow.
+    """Admit from the queue by priority and arrival while requests, tokens and blocks allow.
 
     An asynchronous scheduler has decided on this step when the one before it began.
     """
@@ -296,20 +296,26 @@ def advance(  # noqa: PLR0917 -- passing a tuple of arrays to numba takes four t
 
 @compiled
 def enqueue(replicas: Records, requests: Records, profiles: Records, slot: int, seed: int) -> None:
-    """Append a request, whose id, arrival, lengths, script and blocks are set, to its replica's queue."""
+    """Queue a request, whose id, arrival, lengths, script and blocks are set, behind those of its priority."""
     request = requests[slot]
     request.first_s = -1.0
     request.key = draws.request_key(seed, request.id)
     request.odds = draws.request_odds(request.key, profiles[request.profile].spread)
-    request.following = NONE
     replica = replicas[request.replica]
     if not replica.running and not replica.waiting:
         replica.now_s = max(replica.now_s, request.arrived_s)
-    if replica.last == NONE:
+    before, after = replica.last, np.int64(NONE)
+    if before != NONE and request.priority < requests[before].priority:
+        before, after = np.int64(NONE), replica.first
+        while requests[after].priority <= request.priority:
+            before, after = after, np.int64(requests[after].following)
+    request.following = after
+    if before == NONE:
         replica.first = slot
     else:
-        requests[replica.last].following = slot
-    replica.last = slot
+        requests[before].following = slot
+    if after == NONE:
+        replica.last = slot
     replica.waiting += 1
 
 

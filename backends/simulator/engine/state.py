@@ -122,6 +122,7 @@ REQUEST = np.dtype(
         ("profile", np.int32),
         ("prompt", np.int32),
         ("output", np.int32),
+        ("priority", np.int32),  # lower ones are admitted first
         ("sent", np.int32),
         ("computed", np.int32),
         ("blocks", np.int32),

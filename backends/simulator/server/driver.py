@@ -82,13 +82,21 @@ class Driver:
         return self._fleet.counters()
 
     def play(
-        self, index: int, answer: Answer, script: Script, emit: Callable[[Emitted], object], temperature: float = 0.0
+        self,
+        index: int,
+        answer: Answer,
+        script: Script,
+        emit: Callable[[Emitted], object],
+        temperature: float = 0.0,
+        priority: int = 0,
     ) -> Play:
         """Submit an answer to the engine; it joins the next step that has room for it."""
         now_s = time.monotonic()
         play = Play(index, answer, emit, arrived_s=now_s)
         arrived_s = self._engine_time(now_s)
-        request = self._fleet.submit_script(0, script, arrived_s, kind=answer.kind, temperature=temperature)
+        request = self._fleet.submit_script(
+            0, script, arrived_s, kind=answer.kind, temperature=temperature, priority=priority
+        )
         self._plays[request] = play
         self._ids[play] = request
         if not self._is_running:
@@ -156,12 +164,12 @@ class Generation:
     """The answers to a request while the engine plays them."""
 
     def __init__(
-        self, driver: Driver, answers: Sequence[Answer], scripts: Sequence[Script], temperature: float
+        self, driver: Driver, answers: Sequence[Answer], scripts: Sequence[Script], temperature: float, priority: int
     ) -> None:
         self._driver = driver
         self._emitted: asyncio.Queue[Emitted] = asyncio.Queue()
         self.plays = [
-            driver.play(index, answer, script, self._emitted.put_nowait, temperature)
+            driver.play(index, answer, script, self._emitted.put_nowait, temperature, priority)
             for index, (answer, script) in enumerate(zip(answers, scripts, strict=True))
         ]
 

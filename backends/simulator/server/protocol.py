@@ -52,6 +52,7 @@ class TextBody(Body):
     logit_bias: dict[str, float] | None = None
     n: int = Field(1, ge=1, le=128)
     seed: int | None = None
+    priority: int = Field(0, ge=-(2**31), lt=2**31)
     max_tokens: int | None = Field(None, ge=1)
     stop: str | list[str] | None = None
     ignore_eos: bool = False

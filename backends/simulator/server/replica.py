@@ -149,7 +149,7 @@ class Replica:
             f"vllm-{VERSION}-{self._settings.method}",
             self._served.num_speculative_tokens,
         )
-        return _Played(api, reply, partial(Generation, self._driver, answers, scripts, temperature))
+        return _Played(api, reply, partial(Generation, self._driver, answers, scripts, temperature, body.priority))
 
     def _compose(self, api: Api[T], body: T, temperature: float) -> tuple[list[Answer], list[Script]]:
         answers = api.compose(self._served, body)

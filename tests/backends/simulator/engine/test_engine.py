@@ -152,6 +152,15 @@ def test_cancelled_requests_free_their_blocks_at_once() -> None:
     assert load(engine).kv_usage == 0
 
 
+def test_requests_are_admitted_by_priority_and_then_by_arrival() -> None:
+    engine = engine_of(replace(PLAIN, max_num_seqs=1))
+    ids = [engine.submit_script(0, plain(9, 1), 0.0, priority=each) for each in (2, 1, 2, 0, 1, -1)]
+    engine.cancel(ids[2])
+    assert [emission.request_id for step in drain(engine) for emission in step.emissions] == [
+        ids[number] for number in (5, 3, 1, 4, 0)
+    ]
+
+
 def test_a_schedule_cuts_drafts_as_the_batch_grows() -> None:
     schedule = k_by_batch([[1, 1, 4], [2, 4, 2], [5, 16, 0]], 4)
     engine = engine_of(replace(PLAIN, drafting=DRAFTING, k=4, k_by_batch=schedule))
