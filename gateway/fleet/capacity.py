@@ -18,7 +18,7 @@ from policies.learned.models.prior import StepCost
 Floats = npt.NDArray[np.float64]
 
 _QUANTILE: Final = 2.1
-"""Standard deviations of what is left to chance; with these, 99% of the requests of a day keep the targets."""
+"""Standard deviations of what is left to chance."""
 _TAIL: Final = 3.0
 """Times the mean wait that a first token may have to wait."""
 _MOST_REQUESTS: Final = 256.0
@@ -34,8 +34,8 @@ _MOST_REPLICAS: Final = 1000
 class Targets:
     """Seconds that 99% of the requests are to keep; None for any."""
 
-    tpot_s: float | None
     ttft_s: float | None
+    tpot_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,11 @@ class Carrier:
     cost: StepCost
     spread: float  # standard deviation of log(tokens per step) between similar requests
     per_step: Mapping[tuple[str, str, str], float]  # tokens per step by group of requests
-    cached: float  # share of the prompt tokens that its prefix cache has
     kv_tokens: int  # 0 if unknown
 
-    def seconds(self, group: tuple[str, str, str], mean: Rates, targets: Targets) -> tuple[float, float]:
+    def seconds(
+        self, group: tuple[str, str, str], mean: Rates, targets: Targets, cached: float = 0.0
+    ) -> tuple[float, float]:
         """Return the share of a replica that one request per second takes, and the seconds that its answer takes.
 
         Parameters
@@ -57,16 +58,19 @@ class Carrier:
             The group of the request; one that is not known is like the others.
         mean
             Tokens of a request, per request.
+        cached
+            Share of the prompt tokens that prefix caches have.
         """
         per_step = self.per_step.get(group) or 1.0 / float(np.mean([1.0 / each for each in self.per_step.values()]))
         base_s, per_request_s, per_context_s, per_prompt_s = self.cost
-        prompt, output = mean.prompt_tokens * (1.0 - self.cached), max(1.0, mean.output_tokens)
+        prompt, output = mean.prompt_tokens * (1.0 - cached), max(1.0, mean.output_tokens)
         context = mean.prompt_tokens + output / 2
         most = _MOST_REQUESTS if not self.kv_tokens else min(_MOST_REQUESTS, self.kv_tokens / context)
         request_s = per_request_s + context * per_context_s
         step_s = base_s + 2.0 * most * request_s  # half of it for prompts
         if targets.tpot_s is not None:
-            step_s = min(step_s, targets.tpot_s * per_step * math.exp(-_QUANTILE * self.spread))
+            fewest = max(1.0, per_step * math.exp(-_QUANTILE * self.spread))  # a step emits a token at least
+            step_s = min(step_s, targets.tpot_s * fewest)
         steps = output / per_step
         rate = (step_s - base_s) / (step_s * (steps * request_s + prompt * per_prompt_s))
         rate = min(rate, most / (steps * step_s))
@@ -76,7 +80,7 @@ class Carrier:
         return (1.0 / rate if rate > 1.0 / _IMPOSSIBLE else _IMPOSSIBLE), steps * step_s
 
 
-def carrier(model: BackendModel, groups: Sequence[Group], batch: float, cached: float, kv_tokens: int) -> Carrier:
+def carrier(model: BackendModel, groups: Sequence[Group], batch: float, kv_tokens: int) -> Carrier:
     """Return what the policy believes of a backend, which stands for all of its method."""
     per_step = {
         (group.workload, group.template, group.temperature): belief.tokens_per_step
@@ -84,7 +88,7 @@ def carrier(model: BackendModel, groups: Sequence[Group], batch: float, cached: 
         for belief in group.backends
         if belief.backend == model.name
     }
-    return Carrier(model.cost_at(model.place(batch)), model.spread, per_step, cached, kv_tokens)
+    return Carrier(model.cost_at(model.place(batch)), model.spread, per_step, kv_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +136,25 @@ class Load:
         return counts
 
 
-def load_of(rates: Rates, groups: Sequence[Group], carriers: Mapping[str, Carrier], targets: Targets) -> Load:
-    """Return what a traffic takes of each method, for requests of the groups in the shares that were seen of late."""
+def load_of(
+    rates: Rates,
+    groups: Sequence[Group],
+    carriers: Mapping[str, Carrier],
+    targets: Targets,
+    cached: float,
+    factor: float = 1.0,
+) -> Load:
+    """Return what a traffic takes of each method, for requests of the groups in the shares that were seen of late.
+
+    All of it is multiplied by a factor, which makes up for what is not in the formulas.
+    """
     total = sum(group.requests for group in groups)
     requests = max(rates.requests, _FEWEST)
     mean = Rates(1.0, rates.prompt_tokens / requests, rates.output_tokens / requests)
     costs, in_flight = np.zeros((len(groups), len(carriers))), 0.0
     for row, group in enumerate(groups):
         rate, key = requests * group.requests / total, (group.workload, group.template, group.temperature)
-        taken = [each.seconds(key, mean, targets) for each in carriers.values()]
+        taken = [each.seconds(key, mean, targets, cached) for each in carriers.values()]
         costs[row] = [rate * share for share, _ in taken]
         in_flight += rate * min(answer_s for _, answer_s in taken)
-    return Load(tuple(carriers), costs, 1.0 + _QUANTILE / math.sqrt(max(in_flight, 1.0)))
+    return Load(tuple(carriers), factor * costs, 1.0 + _QUANTILE / math.sqrt(max(in_flight, 1.0)))

@@ -25,6 +25,8 @@ class Minute(NamedTuple):
     prompt_tokens: float
     output_tokens: float
     engine_tokens: float = 0.0  # output tokens that the engines counted, for all their clients
+    judged: float = 0.0  # requests that kept or missed the targets
+    missed: float = 0.0
 
 
 class Rates(NamedTuple):
@@ -65,7 +67,7 @@ def forecast(minutes: Sequence[Minute], day: int = DAY_MINUTES, ahead: int = STA
 
 def _rates(per_minute: np.ndarray[tuple[int, ...], np.dtype[np.float64]], minutes: Sequence[Minute]) -> Rates:
     """Return rates per second, with the share of traffic that other gateways and clients sent in the last hour."""
-    _, _, own, engines = np.array(minutes)[-HOUR_MINUTES:].sum(0).tolist()
+    _, _, own, engines, *_ = np.array(minutes)[-HOUR_MINUTES:].sum(0).tolist()
     others = max(1.0, engines / own) if own else 1.0
-    requests, prompt_tokens, output_tokens, _ = (per_minute * others / 60.0).tolist()
+    requests, prompt_tokens, output_tokens, *_ = (per_minute * others / 60.0).tolist()
     return Rates(requests, prompt_tokens, output_tokens)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI
@@ -15,6 +15,7 @@ from backends import background
 from backends.backend import Candidate
 from gateway.dialects.errors import GatewayError
 from gateway.fleet.capacity import Carrier, Targets, carrier, load_of
+from gateway.fleet.correction import Correction
 from gateway.fleet.demand import DAY_MINUTES, HOUR_MINUTES, SHORT_MINUTES, START_UP_MINUTES, Minute, forecast, present
 from gateway.rooms import Room
 from policies.build import learned_of
@@ -34,10 +35,13 @@ _NEEDED: Final = {
     "labels": ["model", "method"],
 }
 _COLUMNS: Final = {
-    "gateway_requests_total": 0,
-    "gateway_prompt_tokens_total": 1,
-    "gateway_output_tokens_total": 2,
+    ("gateway_requests_total", None): ("requests",),
+    ("gateway_prompt_tokens_total", None): ("prompt_tokens",),
+    ("gateway_output_tokens_total", None): ("output_tokens",),
+    ("gateway_slo_requests_total", "kept"): ("judged",),
+    ("gateway_slo_requests_total", "missed"): ("judged", "missed"),
 }
+"""What counts for a minute, by series and, for those of requests that are judged by the model's targets, by outcome."""
 
 
 class ModelFleet:
@@ -48,18 +52,19 @@ class ModelFleet:
         self.ahead_minutes = ahead_minutes  # until a replica is up
         self.minutes: deque[Minute] = deque(maxlen=day_minutes + HOUR_MINUTES)
         self.saturation = math.nan
+        self.correction = Correction()
         self.needed: dict[str, int] = {}
-        self._totals: list[float] | None = None
+        self._totals: Minute | None = None
         self._carriers: dict[str, Carrier] = {}  # also of methods that are no longer up
 
-    def count(self, totals: list[float]) -> None:
+    def count(self, totals: Minute) -> None:
         """Add a minute, by what was counted since the start."""
         if self._totals is not None:
             pairs = zip(totals, self._totals, strict=True)
             self.minutes.append(Minute(*(max(0.0, now - before) for now, before in pairs)))
         self._totals = totals
 
-    def update(self, learned: Learned, up: Sequence[tuple[str, Candidate]], cached: Mapping[str, float]) -> None:
+    def update(self, learned: Learned, up: Sequence[tuple[str, Candidate]], cached: float) -> None:
         """Work out what is needed; may be called from another thread.
 
         Parameters
@@ -67,23 +72,24 @@ class ModelFleet:
         up
             The backends that are up, each with the name of its method.
         cached
-            Shares of prompt tokens that the prefix caches had, by backend.
+            Share of the prompt tokens that prefix caches had.
         """
-        slo, models, minutes = learned.settings.slo, learned.predictor.backend_models, list(self.minutes)
-        targets = Targets(*(None if each is None else each / 1e3 for each in (slo.tpot_ms, slo.ttft_ms)))
+        models, minutes = learned.predictor.backend_models, list(self.minutes)
         batch = max(1.0, sum(each.in_flight + each.load.others for _, each in up) / max(1, len(up)))
         groups = belief_of(learned, [each for _, each in up], batch).groups
         for method, each in up:
             if (model := models.get(each.name)) is not None:
-                found = carrier(model, groups, batch, cached.get(each.name, 0.0), each.load.kv_tokens)
+                found = carrier(model, groups, batch, each.load.kv_tokens)
                 if found.per_step:
                     self._carriers[method] = found
         if not groups or not self._carriers or len(minutes) < SHORT_MINUTES:
             return
+        self.correction.update(minutes[-1].judged, minutes[-1].missed, self.saturation)
         counts = Counter(method for method, _ in up)
-        expected = forecast(minutes, self.day_minutes, self.ahead_minutes)
-        self.needed = load_of(expected, groups, self._carriers, targets).needed(counts)
-        self.saturation = load_of(present(minutes), groups, self._carriers, targets).saturation(counts)
+        targets = Targets(*learned.settings.slo.seconds)
+        world = groups, self._carriers, targets, cached, self.correction.factor
+        self.needed = load_of(forecast(minutes, self.day_minutes, self.ahead_minutes), *world).needed(counts)
+        self.saturation = load_of(present(minutes), *world).saturation(counts)
 
 
 class FleetRoom(Room):
@@ -130,16 +136,19 @@ class FleetRoom(Room):
         self.fleets = {name: self.fleets.get(name) or ModelFleet() for name in self.gateway.models}
         for name, fleet in self.fleets.items():
             engines = {each.name: self.gateway.pool.engine(each) for each in self.gateway.pool.of(name)}
-            tokens = float(sum(each.generation_tokens for each in engines.values() if each is not None))
-            fleet.count([*totals.get(name, [0.0] * 3), tokens])
+            counted = totals.get(name, {})
+            counted["engine_tokens"] = float(
+                sum(each.generation_tokens for each in engines.values() if each is not None)
+            )
+            fleet.count(Minute(*(counted.get(each, 0.0) for each in Minute._fields)))
             learned = learned_of(self.gateway.models[name].policy)
             if learned is None:
                 continue
-            cached = {
-                each: engine.prefix_hits / engine.prefix_queries
-                for each, engine in engines.items()
-                if engine is not None and engine.prefix_queries
-            }
+            hits, queries = (
+                sum(getattr(each, name) for each in engines.values() if each is not None)
+                for name in ("prefix_hits", "prefix_queries")
+            )
+            cached = hits / queries if queries else 0.0
             up = [(each.said.method.value, each) for each in self.gateway.pool.up(name)]
             await asyncio.to_thread(fleet.update, learned, up, cached)
             if not math.isnan(fleet.saturation):
@@ -147,9 +156,12 @@ class FleetRoom(Room):
             for method, needed in fleet.needed.items():
                 self._needed.labels(name, method).set(needed)
 
-    def _counted(self) -> dict[str, list[float]]:
-        totals: dict[str, list[float]] = {}
+    def _counted(self) -> dict[str, dict[str, float]]:
+        totals: dict[str, dict[str, float]] = {}
         for sample in self.gateway.metrics.samples():
-            if (column := _COLUMNS.get(sample.name)) is not None:
-                totals.setdefault(sample.labels["model"], [0.0] * 3)[column] += sample.value
+            labels = sample.labels
+            outcome = labels.get("outcome") if labels.get("slo_class") == "" else None
+            for column in _COLUMNS.get((sample.name, outcome), ()):
+                counted = totals.setdefault(labels["model"], defaultdict(float))
+                counted[column] += sample.value
         return totals

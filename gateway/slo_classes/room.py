@@ -10,15 +10,18 @@ from gateway.rooms import Room
 from gateway.routing.access import NO_ROUTING_HEADERS
 from gateway.routing.router import RoutedRequest
 from gateway.telemetry.series import Count, Distribution, Family
+from policies.build import learned_of
+from policies.learned.policy import Learned
 
 if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
 
+NO_SLO = None, None
 _FAILED = frozenset({"engine_error", "unanswered", "interrupted"})
 
 
 class SloRoom(Room):
-    """Judges the requests that have an objective, their own or that of their key or class."""
+    """Judges the requests that have an objective, their own or that of their key, class or model."""
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
@@ -27,25 +30,31 @@ class SloRoom(Room):
 
     def follow(self) -> Mapping[str, Follower]:
         """Judge the requests of all models."""
-        return {name: _Judge(name, self._requests, self._ttft) for name in self.gateway.models}
+        return {
+            name: _Judge(name, self._requests, self._ttft, learned_of(model.policy))
+            for name, model in self.gateway.models.items()
+        }
 
 
 class _Judge(Observer):
     needs_answer = False
 
-    def __init__(self, model: str, requests: Family[Count], ttft: Family[Distribution]) -> None:
+    def __init__(
+        self, model: str, requests: Family[Count], ttft: Family[Distribution], learned: Learned | None
+    ) -> None:
         self._model, self._requests, self._ttft = model, requests, ttft
+        self._slo = NO_SLO if learned is None else learned.settings.slo.seconds
 
     def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
         """Return itself if the request has an objective."""
         client, headers = routed.client, routed.headers
-        if client.slo_class or client.slo_ttft_s is not None or client.slo_tpot_s is not None:
+        if self._slo != NO_SLO or client.slo_class or client.slo_ttft_s is not None or client.slo_tpot_s is not None:
             return self
         return None if headers is NO_ROUTING_HEADERS or judged(routed) is None else self
 
     def on_end(self, ended: EndedExchange) -> None:
         """Count the request, unless its client made it fail."""
-        slo_class, outcome = judged(ended.routed) or "", outcome_of(ended)
+        slo_class, outcome = judged(ended.routed) or "", outcome_of(ended, self._slo)
         if outcome:
             self._requests.labels(self._model, slo_class, outcome).inc()
         if ended.stream is not None and ended.times.first_s:
@@ -58,7 +67,7 @@ def judged(routed: RoutedRequest) -> str | None:
     return name or (None if features.slo_ttft_s is None and features.slo_tpot_s is None else "")
 
 
-def outcome_of(ended: EndedExchange) -> str:
+def outcome_of(ended: EndedExchange, slo: tuple[float | None, float | None]) -> str:
     """Return `kept`, `missed` or `failed`; empty if that cannot be told.
 
     An answer in one piece shows neither its first token nor the time between two. If both are bounded, so is all of it.
@@ -68,7 +77,7 @@ def outcome_of(ended: EndedExchange) -> str:
     if ended.label != "ok" or ended.outcome is None:
         return ""
     features, times, tokens = ended.routed.features, ended.times, ended.outcome.output_tokens
-    ttft_s, tpot_s = features.slo_ttft_s, features.slo_tpot_s
+    ttft_s, tpot_s = features.slo_ttft_s or slo[0], features.slo_tpot_s or slo[1]
     if ended.stream is None:
         if ttft_s is None or tpot_s is None:
             return ""

@@ -45,6 +45,11 @@ class Slo(CheckedModel):
     ttft_ms: float | None = Field(default=None, gt=0, description="Milliseconds to the first token.")
     tpot_ms: float | None = Field(default=None, gt=0, description="Milliseconds per output token after the first.")
 
+    @property
+    def seconds(self) -> tuple[float | None, float | None]:
+        """Seconds to the first token, and per output token."""
+        return _seconds(self.ttft_ms), _seconds(self.tpot_ms)
+
 
 class LearnedSettings(LoadSettings):
     """The objective of `learned`, and the limits of its learning."""
@@ -74,7 +79,7 @@ class LearnedSettings(LoadSettings):
 
     def cost(self) -> Cost:
         """Return the cost function of the objective."""
-        return cost_of(self.objective, _seconds(self.slo.ttft_ms), _seconds(self.slo.tpot_ms))
+        return cost_of(self.objective, *self.slo.seconds)
 
     @field_validator("calibration")
     @classmethod

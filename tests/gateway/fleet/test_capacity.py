@@ -16,7 +16,7 @@ from policies.learned.models.prior import StepCost
 from policies.learned.models.step_time import seconds, terms
 
 CODE, CHAT = ("code", "", "0-0.05"), ("chat", "", "0-0.05")
-HEAD = Carrier(StepCost(0.008, 2e-5, 1e-8, 2e-5), 0.0, {CODE: 3.0, CHAT: 2.0}, 0.0, 0)
+HEAD = Carrier(StepCost(0.008, 2e-5, 1e-8, 2e-5), 0.0, {CODE: 3.0, CHAT: 2.0}, 0)
 MEAN = Rates(1.0, 1000.0, 200.0)
 
 
@@ -25,7 +25,7 @@ def load(*rows: tuple[float, ...], headroom: float = 1.0) -> Load:
 
 
 def test_a_replica_at_its_capacity_keeps_the_target_by_the_fitted_step_time() -> None:
-    share, answer_s = HEAD.seconds(CODE, MEAN, Targets(0.005, None))
+    share, answer_s = HEAD.seconds(CODE, MEAN, Targets(None, 0.005))
     in_flight = answer_s / share
     step_s = 0.005 * 3.0
     found_s = seconds(HEAD.cost, terms(in_flight, in_flight * 1100.0, MEAN.prompt_tokens / share * step_s))
@@ -36,25 +36,25 @@ def test_a_replica_at_its_capacity_keeps_the_target_by_the_fitted_step_time() ->
 @pytest.mark.parametrize(
     ("worse", "targets"),
     [
-        (HEAD, Targets(0.0035, None)),
-        (HEAD, Targets(0.005, 0.1)),
-        (replace(HEAD, spread=0.25), Targets(0.005, None)),
-        (replace(HEAD, kv_tokens=20_000), Targets(0.005, None)),
+        (HEAD, Targets(None, 0.0035)),
+        (HEAD, Targets(0.1, 0.005)),
+        (replace(HEAD, spread=0.25), Targets(None, 0.005)),
+        (replace(HEAD, kv_tokens=20_000), Targets(None, 0.005)),
     ],
 )
 def test_less_is_carried_with_stricter_targets_uneven_requests_or_little_memory(
     worse: Carrier, targets: Targets
 ) -> None:
-    assert worse.seconds(CODE, MEAN, targets)[0] > 1.05 * HEAD.seconds(CODE, MEAN, Targets(0.005, None))[0]
+    assert worse.seconds(CODE, MEAN, targets)[0] > 1.05 * HEAD.seconds(CODE, MEAN, Targets(None, 0.005))[0]
 
 
 def test_more_is_carried_of_prompts_that_are_cached() -> None:
-    targets = Targets(0.005, None)
-    assert replace(HEAD, cached=0.9).seconds(CODE, MEAN, targets)[0] < 0.9 * HEAD.seconds(CODE, MEAN, targets)[0]
+    targets = Targets(None, 0.005)
+    assert HEAD.seconds(CODE, MEAN, targets, cached=0.9)[0] < 0.9 * HEAD.seconds(CODE, MEAN, targets)[0]
 
 
 def test_a_target_that_cannot_be_kept_takes_any_number() -> None:
-    assert HEAD.seconds(CODE, MEAN, Targets(0.002, None))[0] == 1e6
+    assert HEAD.seconds(CODE, MEAN, Targets(None, 0.002))[0] == 1e6
 
 
 def test_saturation_is_that_of_the_best_spread() -> None:

@@ -54,6 +54,10 @@ async def test_it_says_how_many_of_which_method(
         assert (await running.client.get(url, params={"model": MODEL})).status_code == 401
         assert (await running.client.get(url, params={"model": "other"}, headers=ADMIN)).status_code == 404
         said = await until_known(running)
+        (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
+        judged, missed = (sum(getattr(each, of) for each in found.fleets[MODEL].minutes) for of in ("judged", "missed"))
+        assert judged > 0
+        assert missed == (0 if is_enough else judged)
         page = (await running.client.get("/metrics")).text
         needed = series(page, "gateway_replicas_needed")
         assert len(needed) == 2

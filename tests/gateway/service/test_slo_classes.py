@@ -95,3 +95,11 @@ async def test_a_class_that_is_not_there_is_answered_with_those_that_are() -> No
     async with start_gateway({"a": "baseline"}, policy) as running:
         refused = await running.chat(headers={"x-slo-class": "instant"})
         assert "the gateway has no slo_classes" in refused.json()["error"]["message"]
+
+
+async def test_requests_without_an_objective_are_judged_by_that_of_the_model() -> None:
+    policy = {"name": "learned", "slo": {"ttft_ms": 60000, "tpot_ms": 0.001}}
+    async with start_gateway({"a": "baseline"}, policy, slo_classes=CLASSES) as running:
+        assert (await running.chat(stream=True)).status_code == 200
+        assert (await running.chat(stream=True, headers={"x-slo-class": "interactive"})).status_code == 200
+        assert await counted(running) == {("", "missed"): 1, ("interactive", "kept"): 1}

@@ -1,0 +1,1 @@
+"""Fleets that follow days of traffic."""
