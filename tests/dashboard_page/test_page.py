@@ -135,6 +135,19 @@ def test_everything_can_be_reached_by_tab_and_shows_its_focus(page: Page) -> Non
     assert {"Rules", "forget", "model", "tables", "distill", "reason", "pause"} <= reached
 
 
+def test_it_is_not_well_where_a_class_is_late(watched: Watched, served: Served) -> None:
+    snapshot = httpx.get(f"{served.url}/admin/dashboard/snapshot", headers=served.gateway.admin, trust_env=False).json()
+    fine, late = ({"name": name, "requests": 200, "kept": kept} for name, kept in (("batch", 199), ("chat", 150)))
+    model = snapshot["models"][0]
+    model["classes"] = [fine, late]
+    model["backends"] = [backend | {"state": "up", "reason": ""} for backend in model["backends"]]
+    page = watched.page
+    page.route("**/admin/dashboard/snapshot", lambda route: route.fulfill(json=snapshot))
+    page.goto(f"{served.url}/dashboard#key={ADMIN_KEY}")
+    expect(page.locator("#well-verdict")).to_contain_text("but too many requests are late: chat.")
+    expect(page.locator("#well-list")).to_contain_text("chat: 75% of 200 requests in time.")
+
+
 def test_text_of_others_is_never_parsed(watched: Watched, served: Served) -> None:
     evil = "<img src=x onerror=document.title='x'>"
 

@@ -5,6 +5,8 @@ import { age, duration, fixed, number, percent, times, words } from "./format.js
 
 const MOST_NAMED = 3;
 const MOST_CHARACTERS = 26; // of a name in a headline; the pool below has all of it
+const LEAST_JUDGED = 20; // requests of a class
+const IN_TIME = 0.95; // share of them below which a class is late
 const LOWEST = Math.log2(0.25); // the ends of the scale of the gain
 const HIGHEST = Math.log2(2);
 const RULES = {
@@ -57,12 +59,14 @@ function showWell(model, process) {
   const { backends } = model;
   const up = backends.filter((backend) => backend.state === "up").length;
   const wrong = backends.filter(trouble);
+  const late = model.classes.filter(({ kept, requests }) => requests >= LEAST_JUDGED && kept < IN_TIME * requests);
   const sum = (value) => backends.reduce((total, backend) => total + (value(backend) ?? 0), 0);
   const failed = sum((backend) => backend.failed);
   const waiting = sum((backend) => backend.engine?.waiting) + model.waiting;
   if (up === 0) answer("well", "No: no replica is up.", "bad");
   else if (wrong.length > 0) answer("well", `Not all of it: ${up} of ${backends.length} replicas are up, ${wrong.length} need${wrong.length > 1 ? "" : "s"} a look.`, "warn");
   else if (model.load > 1) answer("well", `All ${backends.length} replicas are up, but they are too few for the traffic.`, "warn");
+  else if (late.length > 0) answer("well", `All ${backends.length} replicas are up, but too many requests are late${late[0].name && `: ${short(late[0].name)}`}.`, "warn");
   else if (model.gain?.frozen) answer("well", `All ${backends.length} replicas are up, but ${model.policy} is frozen: it was worse.`, "warn");
   else answer("well", backends.length > 1 ? `Yes: all ${backends.length} replicas are up.` : "Yes: its replica is up.", "good");
   const measured = backends.filter((backend) => backend.ttft !== null);
