@@ -119,7 +119,7 @@ TRAFFIC = {
         LARGE, peak=22.0, ttft_s=2.0, tpot_s=0.05,
     ),
     "mooncake": Traffic(_mooncake, {"chat": Kind(1.0, 15.0, 0.75)}, SMALL, peak=5.0, ttft_s=5.0, tpot_s=0.05),
-    "agents": Traffic(_agents, {"code": Kind(1.0, 11.0, 0.95)}, SMALL, peak=0.8, ttft_s=10.0, tpot_s=0.05),
+    "agents": Traffic(_agents, {"code": Kind(1.0, 11.0, 0.95)}, SMALL, peak=0.8, ttft_s=20.0, tpot_s=0.05),
     "recorded": Traffic(
         _recorded, {"chat": Kind(0.5, 15.0, 0.9), "code": Kind(0.5, 3.0, 0.9)},
         SMALL, peak=110.0, ttft_s=1.0, tpot_s=0.012,

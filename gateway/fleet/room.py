@@ -160,7 +160,7 @@ class FleetRoom(Room):
         totals: dict[str, dict[str, float]] = {}
         for sample in self.gateway.metrics.samples():
             labels = sample.labels
-            outcome = labels.get("outcome") if labels.get("slo_class") == "" else None
+            outcome = labels.get("outcome") if labels.get("slo_class") == "default" else None
             for column in _COLUMNS.get((sample.name, outcome), ()):
                 counted = totals.setdefault(labels["model"], defaultdict(float))
                 counted[column] += sample.value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gateway.relay.observers import EndedExchange, Follower, Observer
 from gateway.rooms import Room
@@ -16,8 +16,8 @@ from policies.learned.policy import Learned
 if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
 
-NO_SLO = None, None
-_FAILED = frozenset({"engine_error", "unanswered", "interrupted"})
+NO_SLO: Final = None, None
+_FAILED: Final = frozenset({"engine_error", "unanswered", "interrupted"})
 
 
 class SloRoom(Room):
@@ -54,7 +54,8 @@ class _Judge(Observer):
 
     def on_end(self, ended: EndedExchange) -> None:
         """Count the request, unless its client made it fail."""
-        slo_class, outcome = judged(ended.routed) or "", outcome_of(ended, self._slo)
+        slo_class, outcome = judged(ended.routed), outcome_of(ended, self._slo)
+        slo_class = "default" if slo_class is None else slo_class  # judged by the objective of its model
         if outcome:
             self._requests.labels(self._model, slo_class, outcome).inc()
         if ended.stream is not None and ended.times.first_s:

@@ -102,4 +102,5 @@ async def test_requests_without_an_objective_are_judged_by_that_of_the_model() -
     async with start_gateway({"a": "baseline"}, policy, slo_classes=CLASSES) as running:
         assert (await running.chat(stream=True)).status_code == 200
         assert (await running.chat(stream=True, headers={"x-slo-class": "interactive"})).status_code == 200
-        assert await counted(running) == {("", "missed"): 1, ("interactive", "kept"): 1}
+        assert (await running.chat(stream=True, headers={"x-slo-tpot-ms": "60000"})).status_code == 200
+        assert await counted(running) == {("default", "missed"): 1, ("interactive", "kept"): 1, ("", "kept"): 1}
