@@ -53,6 +53,10 @@ def test_more_is_carried_of_prompts_that_are_cached() -> None:
     assert HEAD.seconds(CODE, MEAN, targets, cached=0.9)[0] < 0.9 * HEAD.seconds(CODE, MEAN, targets)[0]
 
 
+def test_a_step_emits_a_token_however_uneven_the_requests_are() -> None:
+    assert replace(HEAD, spread=5.0).seconds(CODE, MEAN, Targets(None, 0.02))[0] < 1.0
+
+
 def test_a_target_that_cannot_be_kept_takes_any_number() -> None:
     assert HEAD.seconds(CODE, MEAN, Targets(None, 0.002))[0] == 1e6
 
