@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from openai import AsyncOpenAI, AsyncStream
 
+from gateway.config.load import load_pool
 from tests.support.waiting import eventually_blocking
 from tests.vllm.conftest import START_S, Served
 from tests.vllm.requests import MESSAGES, check_acceptance, check_stream, check_whole_answer, to
@@ -34,6 +38,16 @@ def test_a_chat_answer_comes_whole(served: Served, backend: str, temperature: fl
 @pytest.mark.parametrize("backend", METHODS)
 def test_a_chat_answer_comes_as_a_stream(served: Served, backend: str, temperature: float) -> None:
     check_stream(served, backend, temperature)
+
+
+def test_init_writes_a_pool_of_what_the_engines_say_and_a_probe_agrees(served: Served, tmp_path: Path) -> None:
+    urls = [each["url"] for each in served.backends().values()]
+    gateway, path = str(Path(sys.executable).with_name("gateway")), str(tmp_path / "pool.yaml")
+    for words in (["init", *urls], ["check", "--probe"]):
+        asked = [gateway, *words, "--config", path]
+        ran = subprocess.run(asked, check=False, capture_output=True, text=True, timeout=120)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert sorted(each.url or "" for each in load_pool(Path(path)).models["tiny"].backends.values()) == sorted(urls)
 
 
 @pytest.mark.parametrize("backend", SPECULATING)
