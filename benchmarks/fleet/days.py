@@ -11,7 +11,7 @@ from benchmarks.fleet.traffic import Traffic
 from gateway.fleet.demand import Minute
 from lab.replay.request import ReplayRequest
 from lab.replay.sessions import LOOKAHEAD_S, Agenda, Order
-from lab.replay.simulate import ReplicaSpec, _Simulation
+from lab.replay.simulate import ReplicaSpec, _Simulation, slo_kept
 from policies.build import build
 from policies.learned.policy import Learned, LearnedSettings
 
@@ -30,7 +30,7 @@ class Days(_Simulation):
             for number in range(MOST)
         ]
         slo = {"tpot_ms": 1e3 * traffic.tpot_s, "ttft_ms": 1e3 * traffic.ttft_s}
-        settings = LearnedSettings.model_validate({"slo": slo, "calibration": traffic.calibration})
+        settings = LearnedSettings.model_validate({"slo": slo, "calibration": traffic.calibration, "seed": 0})
         policy = build("learned", settings)
         super().__init__(specs, requests, policy, 0, remembers=False)
         assert isinstance(policy, Learned)
@@ -107,7 +107,7 @@ def play(traffic: Traffic, requests: Sequence[ReplayRequest], hours: float, star
             hours_up[4 * (minute - day) // day].update(method for method, _ in days.up)
     result = days.finish(0)
     judged = result.arrived_s >= 60.0 * day
-    good = (result.ttft_s <= traffic.ttft_s) & ~(result.tpot_s > traffic.tpot_s)
+    good = slo_kept(result, {"ttft": traffic.ttft_s, "tpot": traffic.tpot_s})
     share = float(good[judged].sum() / (judged.sum() + result.errors))
     night, noon = (
         ", ".join(f"{4.0 * hours_up[quarter][method] / day:.1f} {method}" for method in METHODS) for quarter in (0, 2)
