@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,16 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.routing.ground import REPORTED, read
-from benchmarks.routing.sessions import records_of
+from benchmarks.routing.sessions import records_of, table_of
 from lab.replay.request import ReplayRequest, replay_request
-from lab.replay.table import RequestTable, request_table
+from lab.replay.table import RequestTable
 from lab.trace.read import read_trace
 from lab.trace.record import TraceRecord
 
 SMALL, LARGE = "llama-3.1-8b-h100", "llama-3.1-70b-4xh100"
 GROWTH = 1.1
 """Traffic of the second day over that of the first."""
-_OPEN = ExitStack()  # tables of sessions
 
 
 class Kind(NamedTuple):
@@ -99,8 +97,7 @@ def _mooncake(data: Path | None) -> dict[str, list[ReplayRequest]]:
 
 def _agents(data: Path | None) -> dict[str, Any]:
     assert data is not None
-    records = records_of("agents", data / "agent_sessions", None, tune=False)
-    return {"code": _OPEN.enter_context(request_table(records, 0.0))}
+    return {"code": table_of("agents", data / "agent_sessions", None, tune=False)}
 
 
 def _recorded(data: Path | None) -> dict[str, list[ReplayRequest]]:

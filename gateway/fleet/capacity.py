@@ -142,7 +142,7 @@ def load_of(
     carriers: Mapping[str, Carrier],
     targets: Targets,
     cached: float,
-    factor: float = 1.0,
+    factor: float,
 ) -> Load:
     """Return what a traffic takes of each method, for requests of the groups in the shares that were seen of late.
 

@@ -21,9 +21,9 @@ _MOST_GROWTH: Final = 2.0
 class Minute(NamedTuple):
     """What ended within a minute."""
 
-    requests: float
-    prompt_tokens: float
-    output_tokens: float
+    requests: float = 0.0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
     engine_tokens: float = 0.0  # output tokens that the engines counted, for all their clients
     judged: float = 0.0  # requests that kept or missed the targets
     missed: float = 0.0

@@ -135,20 +135,16 @@ class FleetRoom(Room):
         totals = await asyncio.to_thread(self._counted)
         self.fleets = {name: self.fleets.get(name) or ModelFleet() for name in self.gateway.models}
         for name, fleet in self.fleets.items():
-            engines = {each.name: self.gateway.pool.engine(each) for each in self.gateway.pool.of(name)}
-            counted = totals.get(name, {})
-            counted["engine_tokens"] = float(
-                sum(each.generation_tokens for each in engines.values() if each is not None)
-            )
-            fleet.count(Minute(*(counted.get(each, 0.0) for each in Minute._fields)))
+            engines = [
+                one for each in self.gateway.pool.of(name) if (one := self.gateway.pool.engine(each)) is not None
+            ]
+            tokens = float(sum(each.generation_tokens for each in engines))
+            fleet.count(Minute(**totals.get(name, {}), engine_tokens=tokens))
             learned = learned_of(self.gateway.models[name].policy)
             if learned is None:
                 continue
-            hits, queries = (
-                sum(getattr(each, name) for each in engines.values() if each is not None)
-                for name in ("prefix_hits", "prefix_queries")
-            )
-            cached = hits / queries if queries else 0.0
+            queries = sum(each.prefix_queries for each in engines)
+            cached = sum(each.prefix_hits for each in engines) / queries if queries else 0.0
             up = [(each.said.method.value, each) for each in self.gateway.pool.up(name)]
             await asyncio.to_thread(fleet.update, learned, up, cached)
             if not math.isnan(fleet.saturation):
