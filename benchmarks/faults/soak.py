@@ -1,4 +1,7 @@
-"""An hour of mixed faults: whether anything is lost without a word, counters drift, or memory grows."""
+"""An hour of mixed faults: whether anything is lost without a word, counters drift, or memory grows.
+
+Batches run beside, on a model of their own, so that the counts of requests are compared to the last one.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,12 @@ from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 
-from benchmarks.faults.asking import Work
+from benchmarks.faults.asking import MODEL, Work
+from benchmarks.faults.batches import Batches
 from benchmarks.faults.injections import INJECTIONS, Injection
 from benchmarks.faults.load import ANSWERED, LEFT, REFUSED, SILENT, Ask, Load, mixed, numbers
 from benchmarks.faults.stage import Stage, total
-from benchmarks.faults.systems import SYSTEMS
+from benchmarks.faults.systems import HOSTS, SYSTEMS
 
 _SYSTEM = "gateway, Redis"
 _NOT_HERE = {"system-kill", "system-restart", "replica-removed", "clock-jumps"}
@@ -26,6 +30,8 @@ _MINUTE_S, _IDLE_S, _SAMPLE_S = 60.0, 60.0, 10.0
 _START_S, _SLOPE_S, _BLOCKS, _T_975 = 600.0, 2400.0, 8, 2.447
 """What is left out at the start; length of the end over which growth of memory is judged; its parts; Student's t."""
 _GROWTH_MB_PER_H, _MORE_FILES = 3.0, 50
+_MOST_RUNS = 3
+"""Of a line of a batch."""
 _FILLING_TURNS, _FILLING_REQUESTS, _FILLING_AT_ONCE = 30, 700, 16
 """What fills the 20,000 prefixes that `learned` remembers of each replica, for which the load takes an hour."""
 
@@ -65,6 +71,10 @@ class Soak:
         Requests of those run twice that a replica ended when it woke, which another had got while it was stopped.
     frozen
         Replicas that were stopped, from when and until when.
+    batches
+        What became of the batches that ran beside.
+    most_runs
+        How often the line was begun that was begun most often.
     problems
         What should not have been, in words.
     """
@@ -87,6 +97,8 @@ class Soak:
     idle_s: float | None = None
     orphans: int = 0
     lag_s: float = 0.0
+    batches: Batches = field(default_factory=Batches)
+    most_runs: int = 0
     problems: list[str] = field(default_factory=list)
 
 
@@ -102,12 +114,15 @@ async def soak(seconds: float, rate_per_s: float, seed: int, faults: Sequence[st
             await _fill(stage)
             before = _counts(await stage.metrics())
             load, end_s = Load(stage.port), time.monotonic() + seconds
-            watch = asyncio.create_task(_watch(stage, load, run, target))
+            watch, enough = asyncio.create_task(_watch(stage, load, run, target)), asyncio.Event()
+            batches = asyncio.create_task(run.batches.run(stage.port, enough))
             async with load.steady(mixed(seed), rate_per_s):
                 while time.monotonic() < end_s:
                     await _one(stage, rng.choice(injections), rng, run, end_s)
             watch.cancel()
+            enough.set()
             await load.finish()
+            await batches
             run.idle_s = await stage.until_idle(_IDLE_S)
             await _close(stage, load, run, before)
         run.orphans = stage.orphans
@@ -158,7 +173,7 @@ def _sample(stage: Stage, load: Load, seconds: float) -> Sample:
 
 async def _fill(stage: Stage) -> None:
     """Fill what is remembered of each replica, so that what grows afterwards is something else."""
-    for number, _ in enumerate(stage.replicas.each):
+    for number, _ in enumerate(HOSTS):
         load = Load(stage.port, {"x-gateway-backend": f"b{number}"})
         for _ in range(_FILLING_REQUESTS):
             if len(load.pending) >= _FILLING_AT_ONCE:
@@ -199,8 +214,9 @@ def _was_woken(begun: dict[str, float], ended: dict[str, float], run: Soak) -> b
 
 def _counts(page: str) -> dict[str, float]:
     outcomes = ("ok", "client_error", "engine_error", "unanswered", "interrupted", "cancelled", "refused")
-    counts = {outcome: total(page, "gateway_requests_total", f'outcome="{outcome}"') for outcome in outcomes}
-    return {**counts, "attempts": total(page, "gateway_decisions_total")}
+    model = f'model="{MODEL}"'
+    counts = {outcome: total(page, "gateway_requests_total", model, f'outcome="{outcome}"') for outcome in outcomes}
+    return {**counts, "attempts": total(page, "gateway_decisions_total", model)}
 
 
 async def _close(stage: Stage, load: Load, run: Soak, before: dict[str, float]) -> None:
@@ -214,6 +230,7 @@ async def _close(stage: Stage, load: Load, run: Soak, before: dict[str, float]) 
     run.attempts = run.counted.pop("attempts", 0.0)
     run.begun = sum(count for request_id, count in journal.begun.items() if request_id in ids)
     run.lag_s = load.lag_s
+    run.most_runs = max((journal.begun[each] for each in run.batches.ids), default=0)
     twice = ids.intersection(journal.run_twice())
     run.run_twice = len(twice)
     run.woken = sum(
@@ -234,6 +251,8 @@ def _problems(run: Soak, silent: int, refused: int) -> list[str]:
         f"{run.answered} were answered, but {ok:g} counted": run.answered <= ok <= run.answered + run.left + events,
         f"replicas began {run.begun}, but {run.attempts:g} were sent": run.begun <= run.attempts,
         f"in flight after {_IDLE_S:g} s": run.idle_s is not None,
+        f"of {run.batches.lines} lines: {dict(run.batches.wrong)}": not run.batches.wrong,
+        f"a line was begun {run.most_runs} times": run.most_runs <= _MOST_RUNS,
     }
     if (found := growth(run.samples)) is not None:
         low = found[0] - found[1]
@@ -273,6 +292,9 @@ def summary(run: Soak) -> str:
         f"| run twice to their end | {run.run_twice}, of which {run.woken} by a replica that was stopped, and woke |",
         f"| the gateway's own count | {sum(run.counted.values()):g}: {counted} |",
         f"| attempts that it sent, requests that replicas began | {run.attempts:g}, {run.begun} |",
+        f"| batches that ended, their lines, answered once | {run.batches.ended}, {run.batches.lines}, "
+        f"{run.batches.answered} |",
+        f"| most runs of a line | {run.most_runs} |",
         f"| nothing in flight | {idle} |",
         f"| memory (RSS), second quarter and last | {early:.1f} MB, {late:.1f} MB |",
         f"| growth of memory (PSS), last 40 minutes, 95% interval | {_shown(growth(run.samples))} |",

@@ -6,15 +6,17 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from backends.launch.ports import free_port
-from benchmarks.faults.asking import MODEL
+from benchmarks.faults.asking import LINES, MODEL
 
 HOSTS = tuple(f"127.0.0.{number}" for number in range(1, 5))
+LINE_HOSTS = tuple(f"127.0.0.{number}" for number in range(5, 7))
+"""The replicas of the model that batches ask for."""
 ADMIN_KEY = "faults-admin-key"
 
 
@@ -46,7 +48,11 @@ class Site:
     @property
     def urls(self) -> list[str]:
         """Return the addresses of the replicas."""
-        return [f"http://{host}:{self.upstream_port}" for host in HOSTS]
+        return self.urls_of(HOSTS)
+
+    def urls_of(self, hosts: Sequence[str]) -> list[str]:
+        """Return the addresses of replicas on hosts."""
+        return [f"http://{host}:{self.upstream_port}" for host in hosts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,8 @@ class System:
         Whether it reads its configuration again at SIGHUP.
     has_state
         Whether it stores what it learns, and records requests.
+    replicas
+        Number of its replicas.
     """
 
     name: str
@@ -73,13 +81,22 @@ class System:
     stops_with: signal.Signals = signal.SIGTERM
     reloads: bool = False
     has_state: bool = False
+    replicas: int = len(HOSTS)
 
 
 def _pool(site: Site, policy: str, *, rescue: bool, **more: Any) -> Path:
     """Write a pool file; JSON is YAML."""
-    backends = {f"b{number}": {"method": "baseline", "url": url} for number, url in enumerate(site.urls)}
-    model = {"policy": {"name": policy}, "rescue": rescue, "backends": backends}
-    pool = {"models": {MODEL: model}, "admin": {"key": ADMIN_KEY}, **more}
+    models = {
+        name: {
+            "policy": {"name": policy},
+            "rescue": rescue,
+            "backends": {
+                f"b{number}": {"method": "baseline", "url": url} for number, url in enumerate(site.urls_of(hosts))
+            },
+        }
+        for name, hosts in {MODEL: HOSTS, **({LINES: LINE_HOSTS} if "batches" in more else {})}.items()
+    }
+    pool = {"models": models, "admin": {"key": ADMIN_KEY}, **more}
     site.pool.write_text(json.dumps(pool, indent=1))
     return site.pool
 
@@ -100,7 +117,8 @@ def _rescuing(site: Site) -> list[str]:
 
 
 def _shared(site: Site) -> list[str]:
-    return gateway(site, "learned", rescue=True, state={"redis": site.redis}, recorder=_recorder(site))
+    more = {"state": {"redis": site.redis}, "recorder": _recorder(site), "batches": {"url": str(site.disk / "batches")}}
+    return gateway(site, "learned", rescue=True, **more)
 
 
 def _local(site: Site) -> list[str]:
@@ -174,7 +192,11 @@ SYSTEMS = (
     System("gateway", _plain, "its defaults", reloads=True),
     System("gateway, rescue", _rescuing, "`rescue: true`", reloads=True),
     System(
-        "gateway, Redis", _shared, "`learned`, state in Redis, recorder, `rescue: true`", reloads=True, has_state=True
+        "gateway, Redis",
+        _shared,
+        "`learned`, state in Redis, recorder, `rescue: true`, batches",
+        reloads=True,
+        has_state=True,
     ),
     System("gateway, SQLite", _local, "`learned`, a state file, recorder", reloads=True, has_state=True),
     System(

@@ -1,0 +1,204 @@
+"""Compare fleets over worlds of what is not known: `python -m benchmarks.routing.worlds FOLDER [--azure TRACE.csv.gz]`.
+
+Which fleet is best depends on what differs between installations, and what no published table has for yours. So each
+world draws it (`World`), and all fleets get the same arrivals of recorded requests (see `benchmarks.routing` for
+FOLDER). The regret of a fleet in a world is how much longer its requests take in the mean than with the best fleet of
+that world. Nothing that a policy or a schedule was fitted to is reported, and no prompt is recognized when it comes
+again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+
+from backends.calibration.batch_schedule import SCHEDULE_KEY
+from backends.calibration.calibration import Calibration, load_calibration
+from backends.speculation import Method
+from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, WORKLOADS, Ground, OnGround, bare, throughput
+from benchmarks.routing.runs import of_runs
+from benchmarks.routing.scenes import thinned
+from lab.parallel import all_cores
+from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
+from lab.replay.request import ReplayRequest
+from lab.replay.simulate import ReplicaSpec, replay
+
+POOL_OF: Final = {"8B": "b/n/s/e", "70B": "70B"}
+LOOKUP_S: Final = 0.04e-3, 3.0e-3
+"""Seconds that a step with n-gram or suffix drafting takes longer, from what the calibration has to the least that was
+measured on an H100 with vLLM 0.24 (2.9 to 6 ms, of a step that is not scheduled asynchronously); 0.87 ms on an A100."""
+HEAD_PASS: Final = 0.7, 1.6
+"""Factor on the time of a head's pass."""
+HEAD_FITS: Final = 0.7
+"""Share of the worlds whose head fits its target; in the others a share of 0.2 to 0.9 of its drafts stays accepted."""
+POOR_HEAD: Final = 0.2, 0.9
+LOADS: Final = 0.1, 1.2
+"""Of what one replica each of baseline, n-gram, suffix and EAGLE-3 carry with full batches."""
+MOST_K: Final = 8
+BEHIND: Final = 1.02
+
+FLEETS: Final[Mapping[str, str]] = {
+    "4 baseline": "bbbb",
+    "4 n-gram": "nnnn",
+    "4 suffix": "ssss",
+    "4 EAGLE-3": "EEEE",
+    "one each of four": "bnsE",
+    "2 suffix, 2 EAGLE-3": "ssEE",
+    "1 suffix, 3 EAGLE-3": "sEEE",
+}
+"""The method of each replica; EAGLE-3 has the k by batch size that is best in the world."""
+MIXED: Final = ("one each of four", "2 suffix, 2 EAGLE-3", "1 suffix, 3 EAGLE-3")
+ALIKE: Final = tuple(name for name in FLEETS if name not in MIXED)
+POLICIES: Final = ("least_loaded", "learned")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What is not known, as drawn from a seed."""
+
+    seed: int
+    target: str
+    lookup_s: float  # by which a step with n-gram or suffix drafting is longer
+    head_pass: float  # factor on the time of a head's pass
+    head_fit: float  # share of the head's accepted drafts that stay accepted
+    mix: tuple[float, ...]  # shares of chat, code, maths and summaries
+    load: float
+    arrivals: str
+
+    @classmethod
+    def drawn(cls, seed: int) -> World:
+        """Return the world of a seed."""
+        rng = np.random.default_rng([seed, 82])
+        fit = 1.0 if rng.random() < HEAD_FITS else float(rng.uniform(*POOR_HEAD))
+        return cls(
+            seed,
+            str(rng.choice(list(POOL_OF))),
+            float(np.exp(rng.uniform(*np.log(LOOKUP_S)))),
+            float(np.exp(rng.uniform(*np.log(HEAD_PASS)))),
+            fit,
+            tuple(float(share) for share in rng.dirichlet(np.ones(len(WORKLOADS)))),
+            float(rng.uniform(*LOADS)),
+            "azure" if seed % 2 else "poisson",
+        )
+
+    def calibration(self, folder: Path) -> str:
+        """Write the calibration of this world into a folder, and return its path."""
+        known = load_calibration(POOLS[POOL_OF[self.target]][0])
+        document: dict[str, Any] = known.model_dump(mode="json", exclude={"name", "methods_from"}, exclude_none=True)
+        for method in (Method.NGRAM, Method.SUFFIX):
+            document["methods"][method]["drafting"] |= {"verify_share": 0.0, "base_s": self.lookup_s}
+        drafting = document["methods"][Method.EAGLE3]["drafting"]
+        for name in ("per_pass_s", "per_request_s"):
+            drafting[name] *= self.head_pass
+        path = folder / f"world-{self.seed}.yaml"
+        path.write_text(json.dumps(document), encoding="utf-8")
+        return str(path)
+
+    def requests(self, known: Mapping[str, Sequence[ReplayRequest]], count: int, rng: Random) -> list[ReplayRequest]:
+        """Return random requests of the mix, of which none is recognized."""
+        drawn = rng.choices(list(WORKLOADS.values()), self.mix, k=count)
+        chosen = (rng.choice(known[workload]) for workload in drawn)
+        requests = [replace(one, features=replace(one.features, template="")) for one in chosen]
+        return requests if self.head_fit == 1.0 else [thinned(one, self.head_fit) for one in requests]
+
+
+def specs_of(calibration: str, others: Sequence[ReplayRequest], pool: str) -> dict[str, ReplicaSpec]:
+    """Return a replica of each letter of `FLEETS`; the schedule is made on requests that are not reported."""
+    members = zip("bnsE", POOLS[pool][1], strict=True)
+    specs = {letter: ReplicaSpec(letter, method, config, calibration) for letter, (method, config) in members}
+    return specs | {"E": _scheduled(specs["E"], load_calibration(calibration), others)}
+
+
+def _scheduled(spec: ReplicaSpec, calibration: Calibration, requests: Sequence[ReplayRequest]) -> ReplicaSpec:
+    config = {**spec.config, "num_speculative_tokens": MOST_K}
+    per_step = tokens_per_step(calibration, spec.method, config, requests)
+    batch, context = calibration.scheduler.max_num_seqs, mean_context_tokens(requests)
+    ranges = best_schedule(calibration, spec.method, config, per_step, context, batch)
+    if not ranges:
+        return spec
+    config |= {"num_speculative_tokens": max(k for *_, k in ranges), SCHEDULE_KEY: [list(one) for one in ranges]}
+    return replace(spec, config=config)
+
+
+def _timed(ground: Ground, world: World, rate: float, requests: Sequence[ReplayRequest]) -> list[ReplayRequest]:
+    rng = np.random.default_rng(world.seed)
+    gaps_s = rng.exponential(1.0, len(requests))
+    if world.arrivals == "azure" and ground.gaps_s is not None:
+        start = int(rng.integers(len(ground.gaps_s) - len(requests)))
+        gaps_s = ground.gaps_s[start : start + len(requests)]
+        gaps_s = gaps_s / gaps_s.mean()
+    at_s = np.cumsum(gaps_s) / rate
+    return [replace(one, arrived_s=at) for one, at in zip(requests, at_s.tolist(), strict=True)]
+
+
+def play(ground: Ground, seed: int) -> dict[str, float]:
+    """Play a world on every fleet with every policy; return mean seconds to finish, by `FLEET: POLICY`."""
+    world, rng, means = World.drawn(seed), Random(seed), {}
+    with tempfile.TemporaryDirectory(prefix="worlds-") as folder:
+        calibration = world.calibration(Path(folder))
+        others = world.requests(ground.others, COUNTED, rng)
+        specs = specs_of(calibration, others, POOL_OF[world.target])
+        chosen = world.requests(ground.requests, WARMUP + COUNTED, rng)
+        rate = world.load * throughput([specs[letter] for letter in "bnsE"], chosen[WARMUP:])
+        requests = _timed(ground, world, rate, chosen)
+        for fleet, letters in FLEETS.items():
+            members = [replace(specs[letter], name=f"{letter}{at}") for at, letter in enumerate(letters)]
+            for policy in POLICIES:
+                played = replay(members, requests, bare(policy, seed), seed=seed, warmup=WARMUP)
+                means[f"{fleet}: {policy}"] = float(played.e2e_s.mean())
+    return means
+
+
+def report(worlds: Sequence[Mapping[str, float]]) -> None:
+    """Print the regret of each fleet, and what routing is worth in the mixed ones."""
+    print("| fleet | policy | regret, mean | median | worst tenth | worst | best or within 1% |\n" + "|---" * 7 + "|")
+    best = np.array([min(world.values()) for world in worlds])
+    for name in worlds[0]:
+        regret = np.array([world[name] for world in worlds]) / best - 1.0
+        figures = [regret.mean(), np.median(regret), np.quantile(regret, 0.9), regret.max()]
+        cells = " | ".join(f"{each:.1%}" for each in figures)
+        print(f"| {name.replace(': ', ' | ')} | {cells} | {(regret < 0.01).sum()} of {len(worlds)} |")
+    print("\n| routed | over | time | sooner in | later by over 2% in |\n|---|---|---|---|---|")
+    for fleet in MIXED:
+        alike = [min(world[f"{one}: {policy}"] for one in ALIKE for policy in POLICIES) for world in worlds]
+        for what, others in (
+            ("the same, `least_loaded`", [world[f"{fleet}: least_loaded"] for world in worlds]),
+            ("the best of one method", alike),
+            ("4 baseline", [world["4 baseline: least_loaded"] for world in worlds]),
+        ):
+            ratios = [world[f"{fleet}: learned"] / other for world, other in zip(worlds, others, strict=True)]
+            mean, half = of_runs(ratios)
+            reach = "" if math.isnan(half) else f" ±{mean * half:.3f}"
+            sooner, later = sum(one < 1.0 for one in ratios), sum(one > BEHIND for one in ratios)
+            print(f"| {fleet} | {what} | {mean:.3f}{reach} | {sooner} of {len(worlds)} | {later} |")
+
+
+def main() -> None:
+    """Play all worlds on all cores, and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of the recordings")
+    parser.add_argument("--azure", type=Path, help="trace of which every second world takes the gaps between arrivals")
+    parser.add_argument("--worlds", type=int, default=80)
+    parser.add_argument("--tune", action="store_true", help="report the half of the requests that is for development")
+    parser.add_argument("--json", type=Path, help="file to write all worlds and figures to")
+    arguments = parser.parse_args()
+    seeds = list(range(arguments.worlds))
+    with all_cores(OnGround(play, arguments.folder, arguments.azure, arguments.tune), label="playing") as play_all:
+        worlds = list(play_all(seeds))
+    report(worlds)
+    if arguments.json is not None:
+        rows = [asdict(World.drawn(seed)) | {"means": world} for seed, world in zip(seeds, worlds, strict=True)]
+        arguments.json.write_text(json.dumps(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
