@@ -144,6 +144,12 @@ def _send(exchange: Exchange, rank: int) -> None:
     relay, inbound, routed = exchange.relay, exchange.inbound, exchange.routed
     assert routed is not None
     if exchange.queue is None:
-        exchange.send(exchange.candidates(()))
+        try:
+            candidates = exchange.candidates(())
+        except GatewayError as none_up:
+            if none_up.status != 503 or not relay.first_start.hold(exchange):
+                raise
+        else:
+            exchange.send(candidates)
     else:
         exchange.queue.send_or_enter(exchange, relay.router.members(routed), rank, len(inbound.body))

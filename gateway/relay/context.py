@@ -23,6 +23,7 @@ from gateway.dialects.sse import EventStream
 from gateway.http.headers import Header, lines_of, request_id_lines
 from gateway.http.paths import canonical_path, format_of
 from gateway.relay.failures import Outlook
+from gateway.relay.first_start import FirstStart
 from gateway.relay.limits import Limits
 from gateway.relay.observers import EndedExchange, Follower, Observer
 from gateway.relay.queue import ModelQueue
@@ -177,13 +178,14 @@ class RelayContext:
         self.rescuer_for: Callable[[Exchange], Rescuer] | None = None
         self.reporter: Reporting | None = None  # what reports requests outside; None if nothing does
         self.turns = Turns()  # where large bodies are parsed one after another
+        self.first_start = FirstStart()  # where requests wait for the first replica of their model
         self._ids: list[bytes] = []
 
     def successor(self, router: Router, access: Access, timeouts: Timeouts) -> RelayContext:
         """Return the context of later exchanges; those in flight keep theirs, and are in `exchanges` of both."""
         later = RelayContext(router, self.pool, access, self.limits, self.metrics, timeouts, self.writes)
         later.exchanges, later.reporter = self.exchanges, self.reporter
-        later.turns, later.rescuer_for = self.turns, self.rescuer_for
+        later.turns, later.rescuer_for, later.first_start = self.turns, self.rescuer_for, self.first_start
         return later
 
     def new_request_id(self) -> bytes:
@@ -210,6 +212,7 @@ class RelayContext:
 
     def ready(self, backend: Backend) -> None:
         """Send requests that wait, since a backend may take more."""
+        self.first_start.ready(backend)
         if (queue := self.queues.get(backend.model)) is not None:
             queue.dispatch()
 
@@ -222,6 +225,7 @@ class RelayContext:
         """Check all exchanges for silent backends and waits that are over; called about once a second."""
         now_s = time.perf_counter()
         self._for_each(lambda exchange: exchange.check_silence(now_s))
+        self.first_start.end_overdue(now_s)
         for queue in self.queues.values():
             with background.guarded("requests", of=f"the queue of {queue.model}"):
                 queue.end_overdue(now_s)

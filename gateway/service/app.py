@@ -112,7 +112,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     async def readyz(request: Request) -> Response:
         """Answer 200 if every model has a backend that is up, else 503; with a key, name those that are."""
         up = {name: [backend.name for backend in gateway.pool.up(name)] for name in gateway.models}
-        ready = all(up.values())
+        ready = gateway.is_ready()
         shown: dict[str, Any] = {"ready": ready}
         with contextlib.suppress(GatewayError):  # without a key it tells no names
             client = _client(gateway, request)

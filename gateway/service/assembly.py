@@ -71,6 +71,10 @@ class Gateway:
     # Reads the pool file again, or tells what that would change; None if this process was not started with one.
     reload: Reload | None = None
 
+    def is_ready(self) -> bool:
+        """Return whether each model has a replica that is up."""
+        return all(self.pool.up(name) for name in self.models)
+
 
 def assemble(
     settings: PoolSettings,

@@ -101,7 +101,6 @@ def start_lines(settings: PoolSettings, addresses: Sequence[str], generated_admi
         lines.append("Open: no keys are set, so anyone who can reach this address can use it.")
     if generated_admin_key is not None:
         lines.append(f"Admin key of this run: {generated_admin_key}")
-    lines += ["Try it:", "  " + try_line(settings, url)]
     return lines
 
 

@@ -26,12 +26,13 @@ from gateway.config.settings import PoolSettings
 from gateway.discovery.discovery import Discovery
 from gateway.listening.listener import ListenError, is_listening, open_sockets
 from gateway.listening.systemd import ServiceManager
+from gateway.relay.first_start import LONGEST_S
 from gateway.reload.reloader import Reloader, ReloadError
 from gateway.reload.series import BesideSeries
 from gateway.reload.watch import watch
 from gateway.routing.keys import digest
 from gateway.service.assembly import Gateway, assemble
-from gateway.service.banner import pool_lines, start_lines
+from gateway.service.banner import pool_lines, start_lines, try_line
 from gateway.service.change import prepare
 from gateway.service.replicas import SIMULATOR, Replicas, plan
 from gateway.service.server import MakeCompanion, Server, raise_open_file_limit
@@ -41,7 +42,7 @@ from gateway.service.workers import Workers
 from gateway.telemetry.log_format import configure_logging
 from gateway.telemetry.registry import Registry
 
-_SIMULATOR_READY_S = 30.0  # its first start compiles
+_READY_POLL_S = 0.1
 _DISCOVERY_PAUSE_S = 0.5
 """Least seconds between two changes of the pool by discovery."""
 _FLUSH_S = 1.0
@@ -223,20 +224,24 @@ class _Serving:
             await asyncio.sleep(_FLUSH_S)
 
     async def _announce(self, console: Console) -> None:
-        """Print the address once all workers accept connections, and the simulator has started."""
-        if any(spec.name == SIMULATOR for spec in self._replicas.launches):
-            loop = asyncio.get_running_loop()
-            end_s = loop.time() + _SIMULATOR_READY_S
-            while loop.time() < end_s and not self._simulator_is_ready():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        """Print the address once all workers accept connections, and how to try it once a replica can answer."""
+
+        def show(lines: list[str]) -> None:
+            console.print("\n".join(lines), soft_wrap=True, markup=False)
+
         await self._started.wait()
         self._manager.say("READY=1")
         addresses = [host_and_port(*each) for each in self._addresses]
-        lines = start_lines(self._settings, addresses, self._generated_admin_key)
-        console.print("\n".join(lines), soft_wrap=True, markup=False)
+        show(start_lines(self._settings, addresses, self._generated_admin_key))
+        if not self._is_ready():
+            show([f"No replica answers yet: requests wait for the first one, for at most {LONGEST_S:.0f} s."])
+        while not self._is_ready():  # noqa: ASYNC110 -- pools of several processes
+            await asyncio.sleep(_READY_POLL_S)
+        show(["Try it:", "  " + try_line(self._settings, f"{self._settings.server.scheme}://{addresses[0]}")])
 
-    def _simulator_is_ready(self) -> bool:
-        return any(each.spec.name == SIMULATOR and each.state == "ready" for each in self._launcher.engines)
+    def _is_ready(self) -> bool:
+        serving = self._gateway or self._workers
+        return serving is not None and serving.is_ready()
 
     def _on_launch(self, name: str, text: str) -> None:
         logger.info("%s: %s", name, text)

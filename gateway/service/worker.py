@@ -11,7 +11,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class Alive:
 
     number: int  # the last change that it was told
     problem: str = ""  # why that could not be made; empty if it was
+    is_ready: bool = False  # whether each model has had a replica that is up
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,8 @@ class Worker:
     async def show_life(self) -> None:
         """Send a sign of life to the parent every second, for as long as the event loop runs."""
         while True:
+            if not self._alive.is_ready and self._gateway.is_ready():
+                self._alive = replace(self._alive, is_ready=True)
             self._link.send(self._alive)
             await asyncio.sleep(ALIVE_S)
 
@@ -147,13 +150,13 @@ class Worker:
         return await answer
 
     async def _change(self, current: Current) -> None:
-        self._alive = Alive(current.number)
+        self._alive = replace(self._alive, number=current.number, problem="")
         try:
             change = await prepare(self._gateway, current.settings, current.backends, current.admin_digest)
             change.commit()
         except Exception as error:
             log.exception("this worker cannot make a change")
-            self._alive = Alive(current.number, type(error).__name__)
+            self._alive = replace(self._alive, problem=type(error).__name__)
         self._link.send(self._alive)
 
 

@@ -74,6 +74,10 @@ class Workers:
         checks.cancel()
         return 0
 
+    def is_ready(self) -> bool:
+        """Return whether some worker has seen a replica of each model that is up."""
+        return any(each.said is not None and each.said.is_ready for each in self._workers.values())
+
     def stop(self) -> None:
         """Ask every worker to drain and end, and kill it if it does not; a second call aborts their requests."""
         self._stopping.set()

@@ -131,7 +131,9 @@ def gateway_command(
         )
     command = Command(process, log)
     try:
-        until(lambda: process.poll() is not None or "Listening at" in command.printed(), what="the URL")
+        # A gateway whose replicas are simulated is ready when it says how to try it; others may have none that answers.
+        said = "Try it:" if "simulate" in config.read_text("utf-8") else "Listening at"
+        until(lambda: process.poll() is not None or said in command.printed(), what="the URL")
         if match := re.search(r"Listening at (\S+)", command.printed()):
             command.url = match[1]
         if match := re.search(r"/admin is at (\S+)", command.printed()):

@@ -1,0 +1,92 @@
+"""Requests that come before the first replica of their model: they wait, within bounds."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from backends.backend import State
+from gateway.relay import first_start
+from tests.gateway.relay.test_attempts import Relay
+
+
+@dataclass
+class Clock:
+    """A clock that the test sets."""
+
+    now_s: float = field(default_factory=time.perf_counter)
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def starting(*names: str, state: State = State.STARTING) -> Relay:
+    """Return a relay whose replicas have not been up."""
+    relay = Relay(*names, policy={"name": "least_loaded"})
+    for backend in relay.backends.values():
+        backend.state = state
+    return relay
+
+
+def up(relay: Relay, name: str) -> None:
+    """Have a replica be up."""
+    relay.backends[name].state = State.UP
+    relay.context.ready(relay.backends[name])
+
+
+def test_a_request_waits_for_the_first_replica_and_is_sent_there() -> None:
+    relay = starting("a", "b")
+    _, reply = relay.send()
+    assert reply.status == 0
+    up(relay, "b")
+    relay.answer("b")
+    assert (reply.status, reply.ended) == (200, True)
+    assert relay.in_flight() == [0, 0, 0, 0, 0]
+
+
+def test_where_one_has_been_up_nothing_waits() -> None:
+    relay = starting("a", "b")
+    up(relay, "a")
+    relay.backends["a"].state = State.DOWN
+    _, reply = relay.send()
+    assert (reply.status, reply.code) == (503, "no_backend")
+
+
+def test_replicas_that_are_down_are_not_waited_for() -> None:
+    relay = starting("a", state=State.DOWN)
+    _, reply = relay.send()
+    assert (reply.status, reply.code) == (503, "no_backend")
+
+
+def test_a_wait_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    relay, clock = starting("a"), Clock()
+    monkeypatch.setattr(first_start.time, "perf_counter", clock)
+    _, reply = relay.send()
+    relay.context.first_start.end_overdue(clock.now_s + first_start.LONGEST_S - 1.0)
+    assert reply.status == 0
+    relay.context.first_start.end_overdue(clock.now_s + first_start.LONGEST_S)
+    assert (reply.status, reply.code) == (503, "no_backend")
+    assert relay.in_flight() == [0, 0, 0, 0]
+
+
+def test_a_client_that_leaves_while_waiting_is_not_served() -> None:
+    relay = starting("a")
+    exchange, _ = relay.send()
+    exchange.client_gone()
+    up(relay, "a")
+    assert not relay.clients["a"].calls
+    assert relay.in_flight() == [0, 0, 0, 0]
+
+
+def test_what_waits_is_bounded_and_who_left_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_start, "_MOST", 2)
+    relay = starting("a")
+    first, _ = relay.send()
+    relay.send()
+    _, refused = relay.send()
+    assert (refused.status, refused.code) == (503, "no_backend")
+    first.client_gone()
+    _, reply = relay.send()
+    assert reply.status == 0
