@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from backends.draft_schedule import DraftSchedule, Speculation, draft_schedule, effective_k
 from backends.drafter_limit import DrafterLimit, beyond_of
+from backends.engine import Engine, Said
 from backends.speculation import Method
-
-if TYPE_CHECKING:  # it imports this module
-    from backends.step_comparison import Difference
+from backends.step_comparison import Difference
 
 
 class State(StrEnum):
@@ -137,12 +136,16 @@ class Backend:
         True for a replica whose process the gateway starts, so that it refuses connections at first.
     asks_version
         Whether what happens beyond its drafter's limit is what its engine's version of vLLM does.
+    engine
+        What is known of the engine that answers there now; what follows from it is below, set with it.
     context_tokens
         Tokens of the longest context, as its `/v1/models` says; 0 if unknown.
     contradictions
         What its engine does that contradicts the pool file, by kind.
-    difference
-        Between the tokens per step that its answers show and those that its engine counts; None without.
+    are_several
+        Whether several engines answer at its address.
+    read_s
+        When something of an answer was last read from it, by `time.perf_counter`.
     answered_tokens, answered_steps, answered_by_peers
         Tokens so far of answers whose steps are known, and these steps; both for the peers of this process.
 
@@ -178,11 +181,13 @@ class Backend:
     state: State = State.STARTING
     state_reason: str = "not yet checked"
     in_flight: int = 0
+    engine: Engine = field(default_factory=Engine)
     load: EngineLoad = field(default_factory=EngineLoad)
     context_tokens: int = 0
     adapters: frozenset[str] = frozenset()
     contradictions: Mapping[str, str] = field(default_factory=dict)
-    difference: Difference | None = None
+    are_several: bool = False
+    read_s: float = 0.0
     answered_tokens: float = 0.0
     answered_steps: float = 0.0
     answered_by_peers: tuple[float, float] = 0.0, 0.0
@@ -196,22 +201,28 @@ class Backend:
         self.said = Speculation(self.method, self.draft_schedule)
         self.said_limit = self.drafter_limit
 
-    def set_engine(self, context_tokens: int, version: str = "", adapters: frozenset[str] = frozenset()) -> None:
-        """Set the longest context of its engine (0 if unknown), its version, and the LoRA adapters that it has loaded.
-
-        Its drafter's limit depends on the first two.
-        """
-        self.context_tokens, self.adapters = context_tokens, adapters
+    def set_engine(self, said: Said, *, is_new: bool = False) -> None:
+        """Set what its engine says of itself; of a new one nothing is known that was known of the one before."""
+        if is_new:
+            self.engine, self.load = Engine(), EngineLoad()
+            self.observe({}, self.said)
+        self.engine.said = said
+        self.context_tokens, self.adapters = said.context_tokens, said.adapters
         limit = self.said_limit
         if limit is not None and self.asks_version:
-            limit = replace(limit, beyond=beyond_of(self.said.method, version))
-        self.drafter_limit = None if limit is not None and 0 < context_tokens <= limit.tokens else limit
+            limit = replace(limit, beyond=beyond_of(self.said.method, said.version))
+        self.drafter_limit = None if limit is not None and 0 < self.context_tokens <= limit.tokens else limit
 
     def observe(self, contradictions: Mapping[str, str], speculation: Speculation) -> None:
         """Set how the engine speculates, and in what it contradicts the pool file."""
         self.contradictions = contradictions
         self.method, self.draft_schedule = speculation
         self.num_speculative_tokens = self.draft_schedule.k
+
+    @property
+    def difference(self) -> Difference | None:
+        """Between the tokens per step that its answers show and those that its engine counts; None without."""
+        return self.engine.comparison.difference
 
     @property
     def contradiction(self) -> str | None:

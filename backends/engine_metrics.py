@@ -8,10 +8,11 @@ vLLM's is read in parts, each of which keeps the event loop for some 5 ms at mos
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import zip_longest
+from typing import Any, Final
 
-from backends.backend import EngineChange
 from backends.reported import MOST_COUNT, finite
 
 # vLLM's series, without the `_total` that Prometheus adds to counters, and the field of `EngineMetrics`.
@@ -121,21 +122,26 @@ class EngineMetrics:
         return None if self.later_steps is None else self.first_steps + self.later_steps
 
 
-def change_between(before: EngineMetrics, now: EngineMetrics) -> EngineChange | None:
-    """Return what an engine went through between two readings of its metrics; None if nothing is to be seen.
+def total(pages: Sequence[EngineMetrics]) -> EngineMetrics:
+    """Return the sum of the pages of several engines; what one of them does not say is unknown.
 
     Examples
     --------
-    >>> change_between(EngineMetrics(generation_tokens=900), EngineMetrics(generation_tokens=20)).name
-    'RESTART'
+    >>> total([EngineMetrics(running=1, kv_usage=0.2), EngineMetrics(running=2, kv_usage=0.4, drafts=5)]).running
+    3
     """
-    if now.started_s > before.started_s > 0 or now.generation_tokens < before.generation_tokens:
-        return EngineChange.RESTART
-    if now.reloads > before.reloads:
-        return EngineChange.RELOAD
-    if now.wake_ups > before.wake_ups or (before.awake == 0 and now.awake):
-        return EngineChange.WAKE_UP
-    return None
+    columns = {field.name: [getattr(page, field.name) for page in pages] for field in fields(EngineMetrics)}
+    accepted, ignored = columns.pop("accepted_per_position"), columns.pop("ignored")
+    sums: dict[str, Any] = {name: None if None in column else sum(column) for name, column in columns.items()}
+    return EngineMetrics(
+        **sums
+        | {
+            "kv_usage": sums["kv_usage"] / len(pages),
+            "speculates": None if sums["speculates"] is None else sums["speculates"] > 0,
+            "accepted_per_position": tuple(map(sum, zip_longest(*accepted, fillvalue=0))),
+            "ignored": tuple(sorted(set().union(*ignored))),
+        }
+    )
 
 
 class MetricsReader:

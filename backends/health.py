@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from backends.backend import State
@@ -12,6 +12,8 @@ from backends.engine_metrics import EngineMetrics
 SERVING: Final = frozenset({State.UP, State.RECOVERING})
 _MAX_TRIAL_S: Final = 60.0
 """After this time without a request that could be sent on trial, the replica returns without one."""
+_SLOWEST_PROMPT_TOKENS_PER_S: Final = 1000.0
+"""An engine that computes a prompt in one step shows nothing meanwhile: the longest may take as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class HealthRules:
     # recovers.
     strikes: int = 3
     # Seconds without a new token and without a change of the KV cache after which a replica that has requests is down,
-    # even if it answers probes.
+    # even if it answers probes, and says that it has none.
     stall_s: float = 30.0
 
 
@@ -53,8 +55,10 @@ class Health:
     up_since_s: float = math.inf  # unknown if it was up from the start
     returning_since_s: float = 0.0  # while it recovers: the begin of its trial, then that of its slow start
     is_on_trial: bool = False  # while it recovers: whether it has yet to serve a request
-    progress: tuple[int, int, float] = (-1, -1, -1.0)  # tokens of prompts and answers, KV usage; no engine reports -1
-    progress_at_s: float = 0.0
+    # Tokens of prompts and answers, and KV usage, of which no engine reports -1; when something of an answer was read.
+    progress: tuple[int, int, float, float] = (-1, -1, -1.0, 0.0)
+    moved_at_s: float = 0.0  # when that was last another one
+    progress_at_s: float = 0.0  # the same, or when the engine last reported that it had no request
     has_stalled: bool = False  # since it was last up
 
 
@@ -66,13 +70,23 @@ class Others(NamedTuple):
     trials: int = 0  # requests on trial that the replica itself has
 
 
+class Books(NamedTuple):
+    """What this process itself knows of its requests that are in flight at a replica."""
+
+    read_s: float = 0.0  # when something of an answer was last read, on any clock
+    silent_s: float = 0.0  # for how long the one has waited that has waited longest for a part of its answer
+    prompt_tokens: int = 0  # of the longest prompt, of those without a part that have waited for long
+
+
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A probe has ended."""
+    """A probe has ended; of a replica that stood still, it has no problem only if a request was answered."""
 
     problem: str | None = None
     refused: bool = False
-    engine: EngineMetrics | None = None  # as last read
+    engine: EngineMetrics | None = None  # as read by it
+    is_certain: bool = False  # whether the problem needs no second probe
+    books: Books = field(default_factory=Books)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,25 +189,36 @@ def _probed(health: Health, evidence: Probed, others: Others, rules: HealthRules
         failed = replace(health, failed_probes=health.failed_probes + 1)
         if health.state is State.STARTING and evidence.refused:
             return replace(failed, reason=evidence.problem)  # it has yet to start
-        is_certain = evidence.refused or health.state not in SERVING or failed.failed_probes >= rules.failures
+        is_certain = evidence.refused or evidence.is_certain or failed.failed_probes >= rules.failures
+        is_certain |= health.state not in SERVING
         return _in_state(failed, State.DOWN, evidence.problem, now_s) if is_certain else failed
     health = replace(health, failed_probes=0)
     if evidence.engine is not None:
-        health = _progress(health, evidence.engine, now_s)
-        if now_s - health.progress_at_s > rules.stall_s:
-            stalled = f"has requests but produced no token for {rules.stall_s:g} s"
+        health = _progress(health, evidence.engine, evidence.books.read_s, now_s)
+        if stalled := _standstill(health, evidence.books, rules, now_s):
             return replace(_in_state(health, State.DOWN, stalled, now_s), has_stalled=True)
     if health.state is State.RECOVERING:
         return _advance(health, others, rules, now_s)
     return health if health.state is State.UP else _return(health, others, rules, now_s)
 
 
-def _progress(health: Health, engine: EngineMetrics, now_s: float) -> Health:
+def _progress(health: Health, engine: EngineMetrics, read_s: float, now_s: float) -> Health:
     # The counters of tokens stand still while a long prompt is computed in parts; its part of the KV cache grows.
-    progress = (engine.prompt_tokens, engine.generation_tokens, engine.kv_usage)
-    if progress != health.progress or engine.running + engine.waiting == 0:
-        return replace(health, progress=progress, progress_at_s=now_s)
-    return health
+    progress = (engine.prompt_tokens, engine.generation_tokens, engine.kv_usage, read_s)
+    if progress != health.progress or health.has_stalled:  # then it has answered a request of the probe
+        return replace(health, progress=progress, moved_at_s=now_s, progress_at_s=now_s)
+    return replace(health, progress_at_s=now_s) if engine.running + engine.waiting == 0 else health
+
+
+def _standstill(health: Health, books: Books, rules: HealthRules, now_s: float) -> str:
+    """Return how it shows that an engine stands still: by its word, or by our own books, which come first; else ""."""
+    bound_s = max(rules.stall_s, books.prompt_tokens / _SLOWEST_PROMPT_TOKENS_PER_S)
+    if now_s - health.progress_at_s > bound_s:
+        return f"stands still: has requests but produced no token for {bound_s:g} s"
+    unmoved_s = max(0.0, bound_s - rules.interval_s)  # what is new in a page may be as old as the one before
+    if books.silent_s > bound_s and now_s - health.moved_at_s > unmoved_s:
+        return f"stands still: one of our requests had no answer for {bound_s:g} s, and its counters do not move"
+    return ""
 
 
 def _return(health: Health, others: Others, rules: HealthRules, now_s: float) -> Health:

@@ -21,6 +21,7 @@ from backends.backend import Backend, EngineChange, State
 from backends.engine_metrics import EngineMetrics
 from backends.health import (
     Alone,
+    Books,
     Drain,
     Evidence,
     HealthRules,
@@ -93,6 +94,8 @@ class Pool:
         self.on_implausible: Callable[[Backend, str], None] | None = None
         # Called with a replica whose `difference` is new, another one or gone.
         self.on_difference: Callable[[Backend], None] | None = None
+        # Returns what the books of this process say of its requests at a replica.
+        self.books: Callable[[Backend], Books] = lambda _: Books()
         self._is_started = False
         self._misnamed: set[str] = set()  # models that no engine serves, as was said
         self._closing: set[asyncio.Task[None]] = set()
@@ -214,8 +217,8 @@ class Pool:
         return self._watches[backend.model, backend.name]
 
     def engine(self, backend: Backend) -> EngineMetrics | None:
-        """Return the replica's last metrics page; None if none was read."""
-        return self.watch(backend).engine
+        """Return the last metrics page of the replica's engine; None if it has none."""
+        return backend.engine.metrics
 
     # Evidence: from the relay, from other gateway processes, and from an operator.
 
@@ -239,6 +242,7 @@ class Pool:
             return False  # it has left, and another one has its name
         if isinstance(evidence, Strike | Unreachable):
             watch.wake.set()
+            watch.probe.was_refused |= isinstance(evidence, Unreachable)
         members = [self.watch(other) for other in self.up(backend.model) if other is not backend]
         longest_up_s = max((now_s - other.health.up_since_s for other in members), default=0.0)
         others = Others(len(members), longest_up_s, self.recovery.trials(backend))
@@ -260,7 +264,6 @@ class Pool:
     def _judge(self, watch: Watch, result: ProbeResult) -> None:
         """Take in the result of a probe."""
         backend, now_s = watch.backend, time.monotonic()
-        backend.set_engine(watch.probe.context_tokens, watch.probe.version, watch.probe.adapters)
         watch.serves = result.serves
         wrong = misnamed(backend.model, [self.watch(each).serves for each in self.of(backend.model)])
         if wrong and backend.model not in self._misnamed:
@@ -269,15 +272,13 @@ class Pool:
         if self.on_implausible is not None:
             for what in result.ignored:
                 self.on_implausible(backend, what)
-        if (engine := result.engine) is not None:
-            if watch.compare_speculation(engine):
-                _tell(self.on_engine_change, backend, EngineChange.SPECULATION)
-            if watch.compare_steps(engine, now_s):
-                _tell(self.on_difference, backend)
-            if (change := watch.read(engine, now_s)) is not None:
-                logger.info("%s: its engine has changed %s", watch.label, change.replace("_", " "))
-                _tell(self.on_engine_change, backend, change)
-        self.report(backend, Probed(result.problem, result.refused, watch.engine))
+        difference = backend.difference
+        for change in watch.take(result, now_s):
+            _tell(self.on_engine_change, backend, change)
+        if backend.difference != difference:
+            _tell(self.on_difference, backend)
+        books = self.books(backend) if backend.in_flight else Books(backend.read_s)
+        self.report(backend, Probed(result.problem, result.refused, result.engine, result.is_certain, books))
 
     def _follow(self, watch: Watch, before: State) -> None:
         """Make the health of a replica known."""

@@ -5,26 +5,32 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import httpx
 import orjson
 
 from backends.backend import Backend
+from backends.engine import Said
 from backends.engine_metrics import MOST_PAGE_BYTES, EngineMetrics, MetricsReader
 from backends.http.bounded import PLAIN, UnboundedError, fetch, parts_of
+from backends.processes import Processes
 from backends.reported import MOST_CONTEXT_TOKENS, finite, whole
 
 _MOST_HEALTH_BYTES: Final = 1 << 16
-_MOST_VERSION_BYTES: Final = 1 << 10
+_MOST_SHORT_BYTES: Final = 1 << 10
 _MOST_MODELS_BYTES: Final = 1 << 20
 _MOST_CARD_BYTES: Final = 1 << 14
 _MOST_NAMES: Final = 5
 _MOST_ADAPTERS: Final = 1000
 _MOST_NAME_CHARS: Final = 256
 _HOTTEST: Final = 100.0
+_STEADY_S: Final = 5.0
+_LOOKS: Final = 8
+"""Connections that show whether several engines share an address: of two in no order, one in 128 times they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +44,12 @@ class ProbeResult:
     """
 
     problem: str | None = None  # what is wrong, in words; None if the replica is healthy
-    refused: bool = False  # whether nothing listens at the address, which needs no second probe to confirm
+    refused: bool = False  # whether nothing listens at the address, which is certain
+    is_certain: bool = False  # whether no second probe is needed to confirm the problem
     late: bool = False  # whether it did not answer in time
-    engine: EngineMetrics | None = None  # the replica's metrics; None if it has no such page
+    said: Said | None = None  # what its engine says of itself; None if that was not heard
+    is_new: bool = False  # whether that is another engine than the one that was known
+    engine: EngineMetrics | None = None  # the engine's metrics; None if it has no such page
     serves: tuple[str, ...] = ()  # what it serves in place of its model
     # What it reported that cannot be, which was ignored: fields of `EngineMetrics`, or `metrics` for a page that was
     # not read to its end.
@@ -52,6 +61,7 @@ class Probe:
 
     def __init__(self, backend: Backend, timeout_s: float) -> None:
         self.model = backend.model
+        self._backend = backend
         self._asks_version = backend.asks_version and backend.said_limit is not None
         headers = PLAIN | ({"authorization": f"Bearer {backend.api_key}"} if backend.api_key else {})
         base, uds = backend.url, None
@@ -63,33 +73,31 @@ class Probe:
             headers=headers,
             timeout=timeout_s,
         )
-        # The model's entry in the replica's `/v1/models`, as last read; None before.
-        self.model_card: dict[str, object] | None = None
-        self.context_tokens = 0  # tokens of the longest context, by that entry; 0 if it does not say
-        self.version = ""  # of its vLLM, if that is asked for; empty if it does not say
-        self.served: tuple[str, ...] = ()  # names of its models, without adapters, as last read
-        self.adapters: frozenset[str] = frozenset()  # names of the LoRA adapters that it has loaded, as last read
+        self.processes = Processes()  # those that answer at the address
+        self.was_refused = False  # whether there was no connection since an engine was last heard
+        self._created: tuple[object, float, float] = None, 0.0, 0.0  # of the model; when first and last read
 
-    async def run(self, *, admit: bool) -> ProbeResult:
-        """Probe the replica."""
+    async def run(self, *, admit: bool, prove: bool = False) -> ProbeResult:
+        """Probe the replica; `prove` has it answer a request as well."""
+        known = self._backend.engine.said
         try:
             status = await self._health()
             if status not in {200, 404}:  # 404: not vLLM, but perhaps an OpenAI-compatible server
                 return ProbeResult(f"/health answered {status}")
-            if admit or status == 404 or self.model_card is None:
-                problem = await self._check_model()
-                if problem is not None:
-                    return ProbeResult(problem, serves=() if self.model in self.served else self.served)
-            else:
-                with contextlib.suppress(httpx.HTTPError):  # adapters are loaded and unloaded while it runs
-                    await self._list_models()
-            return await self._metrics()
+            listed = await self._list_models(known, is_needed=admit or status == 404 or known.card is None)
+            if listed.said is None:
+                return listed
+            result = await self._hear(known, listed.said)
+            if prove and result.problem is None and not await self._answers():
+                return ProbeResult("stands still: it does not answer a request for one token")
         except httpx.ConnectError as error:
-            return _unconnected(error)
+            result = _unconnected(error)
+            self.was_refused |= result.refused
         except httpx.TimeoutException:
             return ProbeResult("does not answer its health check in time", late=True)
         except httpx.HTTPError as error:
             return ProbeResult(f"fails its health check ({type(error).__name__}: {error})")
+        return result
 
     def set_timeout(self, timeout_s: float) -> None:
         """Set the seconds until a probe times out."""
@@ -120,11 +128,17 @@ class Probe:
         except httpx.HTTPError:
             return None
 
-    async def ask_version(self) -> None:
-        """Ask for the version of vLLM; without an answer, the one that is known stays."""
-        match as_json(await self.request("GET", "/version", most_bytes=_MOST_VERSION_BYTES)):
+    async def version(self) -> str:
+        """Ask for the version of vLLM; empty without an answer."""
+        match as_json(await self.request("GET", "/version", most_bytes=_MOST_SHORT_BYTES)):
             case {"version": said}:
-                self.version = str(said)
+                return str(said)
+        return ""
+
+    async def meets_several(self) -> bool:
+        """Return whether several engines answer at the address, as their metrics over some connections show."""
+        processes, pages = Processes(), [(await self._metrics())[0] for _ in range(_LOOKS)]
+        return any(processes.take(page, 0.0)[1] for page in pages if page is not None) or processes.are_several
 
     async def close(self) -> None:
         """Close the connections."""
@@ -138,67 +152,116 @@ class Probe:
                     pass  # read, so that the connection can be used again
             return answer.status_code
 
-    async def _metrics(self) -> ProbeResult:
-        async with self._client.stream("GET", "/metrics") as answer:
+    async def _list_models(self, known: Said, *, is_needed: bool) -> ProbeResult:
+        """Read what the engine serves; what is vague changes nothing of what is known, unless it is needed."""
+        try:
+            status, body = await fetch(self._client, "/v1/models", _MOST_MODELS_BYTES)
+        except UnboundedError as error:
+            result = ProbeResult(str(error))
+        except httpx.HTTPError:
+            if is_needed:
+                raise
+            return ProbeResult(said=known)
+        else:
+            result = self._listed(status, body)
+        return result if is_needed or result.is_certain or result.said is not None else ProbeResult(said=known)
+
+    def _listed(self, status: int, body: bytes) -> ProbeResult:
+        """Return what an answer of `/v1/models` says."""
+        if status in {401, 403}:
+            return ProbeResult(f"/v1/models answered {status}: set the backend's api_key", is_certain=True)
+        if status != 200:
+            return ProbeResult(f"/v1/models answered {status}" + (": is this an engine?" if status == 404 else ""))
+        try:
+            cards: list[dict[str, Any]] = orjson.loads(body)["data"]
+            served = {str(card["id"]): card for card in cards}
+            adapters = dict.fromkeys(name for name, card in served.items() if card.get("parent"))
+            self.model = self.model or next(iter(served), "")
+            card = served.get(self.model, {})
+            card_bytes = len(orjson.dumps(card))  # which is not nested too deeply to be written
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return ProbeResult("/v1/models did not answer with a list of models")
+        names = tuple(name for name in served if name not in adapters)
+        if not served:
+            return ProbeResult("serves no model", is_certain=True)
+        if not card:
+            some = ", ".join(name[:80] for name in sorted(served)[:_MOST_NAMES])
+            hint = f", or call the model {some} in the pool file" if len(served) == 1 else ""
+            problem = f"serves {some}, not {self.model}: start it with --served-model-name {self.model}{hint}"
+            return ProbeResult(problem, is_certain=True, serves=names)
+        if card_bytes > _MOST_CARD_BYTES:
+            return ProbeResult(f"/v1/models says more than {_MOST_CARD_BYTES} bytes of {self.model}")
+        context_tokens = whole(card.get("max_model_len"), MOST_CONTEXT_TOKENS) or 0
+        loaded = [name for name in adapters if len(name) <= _MOST_NAME_CHARS][:_MOST_ADAPTERS]
+        return ProbeResult(said=Said(card, context_tokens, names, frozenset(loaded)))
+
+    async def _hear(self, known: Said, listed: Said) -> ProbeResult:
+        """Read the metrics; ask a new engine for the rest of what it says of itself."""
+        page, ignored = await self._metrics()
+        page, is_other = (None, None) if page is None else self.processes.take(page, time.monotonic())
+        is_recreated = self._is_recreated(listed, time.monotonic())
+        if is_other is None:  # the metrics do not tell
+            is_other = self.was_refused or is_recreated or _lasting(listed) != _lasting(known)
+        self.was_refused, is_new = False, is_other or known.card is None
+        version = "" if is_new else known.version
+        paused: bool | None = None
+        if self._asks_version and not version:
+            version = await self.version()
+        if is_new or known.tells_pause:
+            match as_json(await self.request("GET", "/is_paused", most_bytes=_MOST_SHORT_BYTES)):
+                case {"is_paused": bool(said)}:
+                    paused = said
+        tells_pause = paused is not None or (known.tells_pause and not is_new)
+        longest_tokens = known.context_tokens if self.processes.are_several else 0
+        heard = replace(
+            listed,
+            context_tokens=max(listed.context_tokens, longest_tokens),
+            version=version,
+            tells_pause=tells_pause,
+        )
+        problem = "is paused: POST /resume to it" if paused else None
+        if page is not None and page.awake == 0:
+            problem = "is asleep: POST /wake_up to it"
+        return ProbeResult(problem, is_certain=True, said=heard, is_new=is_new, engine=page, ignored=ignored)
+
+    async def _metrics(self) -> tuple[EngineMetrics | None, tuple[str, ...]]:
+        """Return the metrics page, None without one, and what in it cannot be.
+
+        The next request gets another connection: where several engines share an address, one shows but one of them.
+        """
+        async with self._client.stream("GET", "/metrics", headers={"connection": "close"}) as answer:
             if answer.status_code != 200:
-                return ProbeResult()
+                return None, ()
             reader = MetricsReader()
             try:
                 async for part in parts_of(answer, MOST_PAGE_BYTES):
                     reader.feed(part)
             except UnboundedError:
-                return ProbeResult(ignored=("metrics",))
-        engine = reader.metrics()
-        return ProbeResult(engine=engine, ignored=() if engine is None else engine.ignored)
+                return None, ("metrics",)
+        page = reader.metrics()
+        return page, () if page is None else page.ignored
 
-    async def _list_models(self) -> tuple[int, dict[str, dict[str, Any]] | None]:
-        """Read what the engine serves; return the status, and the entries by name, None if that is no list of models.
-
-        Raises
-        ------
-        UnboundedError
-            If the list is too long.
-        """
-        status, body = await fetch(self._client, "/v1/models", _MOST_MODELS_BYTES)
-        if status != 200:
-            return status, None
+    async def _answers(self) -> bool:
+        """Return whether the engine answers a request for one token in time, if only with an error."""
+        body = {"model": self.model, "prompt": "Hi", "max_tokens": 1}
         try:
-            cards: list[dict[str, Any]] = orjson.loads(body)["data"]
-            served = {str(card["id"]): card for card in cards}
-            adapters = dict.fromkeys(name for name, card in served.items() if card.get("parent"))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return status, None
-        self.served = tuple(name for name in served if name not in adapters)
-        self.adapters = frozenset([name for name in adapters if len(name) <= _MOST_NAME_CHARS][:_MOST_ADAPTERS])
-        return status, served
+            await fetch(self._client, "/v1/completions", _MOST_CARD_BYTES, method="POST", body=body)
+        except httpx.TimeoutException:
+            return False
+        return True
 
-    async def _check_model(self) -> str | None:
-        try:
-            status, served = await self._list_models()
-        except UnboundedError as error:
-            return str(error)
-        if status in {401, 403}:
-            return f"/v1/models answered {status}: set the backend's api_key"
-        if status != 200:
-            return f"/v1/models answered {status}" + (": is this an engine?" if status == 404 else "")
-        self.model = self.model or next(iter(served or ()), "")
-        card = (served or {}).get(self.model, {})
-        card_bytes = _bytes_of(card)
-        if served is None or card_bytes is None:
-            return "/v1/models did not answer with a list of models"
-        if not served:
-            return "serves no model"
-        if not card:
-            names = ", ".join(name[:80] for name in sorted(served)[:_MOST_NAMES]) or "nothing"
-            hint = f", or call the model {names} in the pool file" if len(served) == 1 else ""
-            return f"serves {names}, not {self.model}: start it with --served-model-name {self.model}{hint}"
-        if card_bytes > _MOST_CARD_BYTES:
-            return f"/v1/models says more than {_MOST_CARD_BYTES} bytes of {self.model}"
-        self.model_card = card
-        self.context_tokens = whole(card.get("max_model_len"), MOST_CONTEXT_TOKENS) or 0
-        if self._asks_version:
-            await self.ask_version()
-        return None
+    def _is_recreated(self, said: Said, now_s: float) -> bool:
+        """Return whether the model's time of creation is another one; most engines write the time of the answer."""
+        created = None if said.card is None else said.card.get("created")
+        before, first_s, last_s = self._created
+        self._created = created, first_s if created == before else now_s, now_s
+        return created != before and last_s - first_s > _STEADY_S
+
+
+def _lasting(said: Said) -> object:
+    """Return what an engine says of its model that stays as long as it runs."""
+    card = {} if said.card is None else said.card
+    return said.served, {key: value for key, value in card.items() if key not in {"created", "permission"}}
 
 
 def as_json(text: bytes) -> Any:
@@ -238,11 +301,3 @@ def _unconnected(error: httpx.ConnectError) -> ProbeResult:
     if cause is not None:
         return ProbeResult(f"cannot be connected to by TLS ({error})")
     return ProbeResult(f"refuses connections ({error})", refused=True)
-
-
-def _bytes_of(card: dict[str, Any]) -> int | None:
-    """Return the size of an entry of a list of models; None if it is nested too deeply to be written."""
-    try:
-        return len(orjson.dumps(card))
-    except TypeError:
-        return None

@@ -12,11 +12,10 @@ from typing import Final
 from backends import background
 from backends.backend import Backend, EngineChange, EngineLoad, State
 from backends.contradictions import compare
-from backends.engine_metrics import EngineMetrics, change_between
+from backends.engine_metrics import EngineMetrics
 from backends.health import SERVING, Health, HealthRules
-from backends.occupancy import Occupancy
 from backends.probe import Probe, ProbeResult
-from backends.step_comparison import StepComparison
+from backends.processes import SEVERAL
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +35,11 @@ class Watch:
         self.probe = probe
         self.rules = rules
         self.health = Health(backend.state, backend.state_reason)
-        self.engine: EngineMetrics | None = None  # its last metrics page; None if none was read
         self.serves: tuple[str, ...] = ()  # what it serves in place of its model, as last probed
-        self.occupancy = Occupancy()
         self.wake = asyncio.Event()  # set to have it probed now
         self.probed = asyncio.Event()  # set once it has been
         self.has_left = False  # the pool, though requests to it may be in flight
         self.task: asyncio.Task[None] | None = None
-        self._comparison = StepComparison()
         self._peers_in_flight = 0  # requests that other gateway processes have in flight to it
         self._foreign = 0  # requests in the engine that no known gateway process has sent
 
@@ -55,7 +51,8 @@ class Watch:
     @property
     def is_at_work(self) -> bool:
         """Whether the replica's metrics report that it has requests."""
-        return self.engine is not None and self.engine.running + self.engine.waiting > 0
+        metrics = self.backend.engine.metrics
+        return metrics is not None and metrics.running + metrics.waiting > 0
 
     @property
     def is_progressing(self) -> bool:
@@ -65,7 +62,7 @@ class Watch:
 
     def tokens_per_step(self) -> dict[str, float] | None:
         """Return the tokens per step of late, as shown by its answers and as counted; None if not compared."""
-        return self._comparison.figures(self._most_per_step())
+        return self.backend.engine.comparison.figures(self._most_per_step())
 
     def set_peers_in_flight(self, in_flight: int, *, recounted: int = 0) -> None:
         """Set how many requests other gateway processes have in flight to it."""
@@ -123,59 +120,69 @@ class Watch:
     async def _probe_once(self, *, admit: bool) -> ProbeResult:
         try:
             async with asyncio.timeout(5.0 * self.rules.timeout_s):
-                return await self.probe.run(admit=admit)
+                return await self.probe.run(admit=admit, prove=self.health.has_stalled)
         except Exception as error:  # noqa: BLE001 -- an OSError that httpx does not know, say
             logger.warning("a probe failed: %s", type(error).__name__)
             return ProbeResult(f"cannot be probed ({type(error).__name__})", late=isinstance(error, TimeoutError))
 
-    def read(self, engine: EngineMetrics, now_s: float) -> EngineChange | None:
-        """Take in a metrics page; return what the engine went through since the last one."""
-        backend, before = self.backend, self.engine
-        self.engine = engine
-        self.occupancy.add(engine)
-        change = None if before is None else change_between(before, engine)
-        others = max(self._peers_in_flight, engine.running + engine.waiting - backend.in_flight)
+    def take(self, result: ProbeResult, now_s: float) -> list[EngineChange]:
+        """Take in what an engine says of itself; return what it went through since the last time."""
+        backend, before, page = self.backend, self.backend.engine, result.engine
+        if result.said is None:
+            return []
+        how, difference = (backend.method, backend.draft_schedule), backend.difference
+        backend.set_engine(result.said, is_new=result.is_new)
+        if self.probe.processes.are_several != backend.are_several:
+            backend.are_several = not backend.are_several
+            if backend.are_several:
+                logger.warning("%s: %s", self.label, SEVERAL)
+            else:
+                logger.info("%s: one engine answers at its address now", self.label)
+        changes = []
+        if result.is_new and before.said.card is not None:
+            changes.append(EngineChange.RESTART)
+        elif page is not None and before.metrics is not None and not backend.are_several:
+            changes += _changes(before.metrics, page)
+        for change in changes:
+            logger.info("%s: its engine has changed %s", self.label, change.replace("_", " "))
+        backend.engine.metrics = page
+        if page is not None:
+            self._read(page, now_s)
+        if (backend.method, backend.draft_schedule) != how:
+            changes.append(EngineChange.SPECULATION)
+        if backend.difference is not None and difference is None:
+            logger.warning("%s: %s; what is learned from them is corrected", self.label, backend.difference)
+        elif backend.difference is None and difference is not None:
+            logger.info("%s: its answers show what its engine counts again", self.label)
+        return changes
+
+    def _read(self, page: EngineMetrics, now_s: float) -> None:
+        """Compare what an engine counts with what was said and with its answers, and take in its load."""
+        backend, engine = self.backend, self.backend.engine
+        if compare(backend, page):
+            if backend.contradictions:
+                logger.warning("%s: %s", self.label, backend.contradiction)
+            else:
+                logger.info("%s speculates as the pool file says: %s", self.label, backend.said)
+        by_peers, most_per_step = backend.answered_by_peers, self._most_per_step()
+        answered = backend.answered_tokens + by_peers[0], backend.answered_steps + by_peers[1]
+        engine.comparison.add(page, answered, most_per_step, now_s)
+        engine.occupancy.add(page)
+        others = max(self._peers_in_flight, page.running + page.waiting - backend.in_flight)
         self._foreign = others - self._peers_in_flight
-        per_step = min(engine.generation_tokens / engine.steps, self._most_per_step()) if engine.steps else 0.0
         backend.load = EngineLoad(
-            engine.running,
-            engine.waiting,
-            engine.kv_usage,
+            page.running,
+            page.waiting,
+            page.kv_usage,
             others,
             at_s=now_s,
-            kv_tokens=engine.kv_tokens,
-            tokens_per_step=per_step,
-            drafts=engine.drafts,
-            draft_tokens=engine.draft_tokens,
-            accepted_tokens=engine.accepted_tokens,
-            accepted_per_position=engine.accepted_per_position,
+            kv_tokens=page.kv_tokens,
+            tokens_per_step=min(page.generation_tokens / page.steps, most_per_step) if page.steps else 0.0,
+            drafts=page.drafts,
+            draft_tokens=page.draft_tokens,
+            accepted_tokens=page.accepted_tokens,
+            accepted_per_position=page.accepted_per_position,
         )
-        return change
-
-    def compare_speculation(self, engine: EngineMetrics) -> bool:
-        """Compare how it was said to speculate with what its engine counts; return whether it is now another method."""
-        backend = self.backend
-        method, schedule = backend.method, backend.draft_schedule
-        if not compare(backend, engine):
-            return False
-        if backend.contradictions:
-            logger.warning("%s: %s", self.label, backend.contradiction)
-        else:
-            logger.info("%s speculates as the pool file says: %s", self.label, backend.said)
-        return (method, schedule) != (backend.method, backend.draft_schedule)
-
-    def compare_steps(self, engine: EngineMetrics, now_s: float) -> bool:
-        """Compare the tokens per step that its answers show with those that its engine counts; return what is new."""
-        backend, by_peers = self.backend, self.backend.answered_by_peers
-        answered = backend.answered_tokens + by_peers[0], backend.answered_steps + by_peers[1]
-        if not self._comparison.add(engine, answered, self._most_per_step(), now_s):
-            return False
-        before, backend.difference = backend.difference, self._comparison.difference
-        if backend.difference is not None and before is None:
-            logger.warning("%s: %s; what is learned from them is corrected", self.label, backend.difference)
-        elif backend.difference is None and before is not None:
-            logger.info("%s: its answers show what its engine counts again", self.label)
-        return backend.difference != before
 
     def _most_per_step(self) -> int:
         """Return the most tokens that a step gives, with all drafts accepted."""
@@ -184,3 +191,11 @@ class Watch:
     def start(self, judge: Callable[[Watch, ProbeResult], None]) -> None:
         """Start probing."""
         self.task = background.keep_running("probes", lambda: self.run(judge), of=self.label)
+
+
+def _changes(before: EngineMetrics, now: EngineMetrics) -> list[EngineChange]:
+    """Return what one engine went through between two readings of its metrics."""
+    if now.reloads > before.reloads:
+        return [EngineChange.RELOAD]
+    was_woken = now.wake_ups > before.wake_ups or (before.awake == 0 and now.awake)
+    return [EngineChange.WAKE_UP] if was_woken else []

@@ -85,7 +85,7 @@ class AdviceRoom(Room):
             known,
             contradiction=contradiction,
             positions=positions_of(engine.drafts, engine.accepted_per_position),
-            minutes=tuple(self.gateway.pool.watch(backend).occupancy.minutes),
+            minutes=tuple(backend.engine.occupancy.minutes),
         )
 
     def _advised(self, evidence: ModelEvidence) -> dict[str, Any]:

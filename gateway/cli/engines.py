@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from backends import contradictions
 from backends.backend import Backend
+from backends.engine import Said
 from backends.engine_metrics import EngineMetrics
 from backends.probe import Probe, ProbeResult, as_json, misnamed
+from backends.processes import SEVERAL
 from backends.speculation import MODELLESS, Method, SpeculativeConfig, method_named
 from backends.validation import Issue
 from gateway.cli.columns import columns
@@ -31,8 +33,9 @@ class Engine:
     """What the engine of a backend says of itself."""
 
     backend: Backend
-    said: Probe  # names, version and context
     result: ProbeResult = field(default_factory=ProbeResult)
+    said: Said = field(default_factory=Said)  # names, version and context
+    is_several: bool = False  # whether several engines answer at its address
     told: Mapping[str, Any] = field(default_factory=dict)  # its `speculative_config`, in development mode
     usage: Usage | None = None  # at the end of a stream
 
@@ -61,6 +64,8 @@ class Engine:
     def notes(self) -> Iterator[str]:
         """Yield what is to be known of it, and what its operator may have to do."""
         metrics, usage = self.metrics, self.usage
+        if self.is_several:
+            yield SEVERAL
         context = f"{self.said.context_tokens:,} tokens of context"
         cache = {None: "not told", 0: "off"}.get(metrics.prefix_caching, "on")
         yield f"vLLM {self.said.version or '(its version is not told)'}, {context}, prefix cache {cache}"
@@ -133,6 +138,8 @@ def _differences(engine: Engine, *, is_said: bool) -> Iterator[Issue]:
     backend, where = engine.backend, ("speculative_config", "num_speculative_tokens")
     if engine.result.problem is not None and not is_said:
         yield Issue(("url",), engine.result.problem)
+    if engine.is_several:
+        yield Issue(("url",), SEVERAL)
     for kind, what in backend.contradictions.items():
         yield Issue(where if kind == "k" else ("method",), f"the pool file says {backend.said}, but {what}")
     if engine.told and not backend.contradictions:
@@ -145,12 +152,14 @@ def _differences(engine: Engine, *, is_said: bool) -> Iterator[Issue]:
 
 async def _ask(backend: Backend, *, fully: bool) -> Engine:
     probe = Probe(backend, _TIMEOUT_S)
-    engine = Engine(backend, probe)
+    engine = Engine(backend)
     try:
         async with asyncio.timeout(_LONGEST_S):
             engine.result = await probe.run(admit=True)
+        engine.said = engine.result.said or Said()
         if fully and engine.result.problem is None:
-            await probe.ask_version()
+            engine.said = replace(engine.said, version=await probe.version())
+            engine.is_several = await probe.meets_several()
             probe.set_timeout(_SLOW_S)
             match as_json(await probe.request("GET", "/server_info?config_format=json")):
                 case {"vllm_config": {"speculative_config": dict(told)}}:
@@ -161,7 +170,7 @@ async def _ask(backend: Backend, *, fully: bool) -> Engine:
         engine.result = ProbeResult("does not answer in time")
     finally:
         await probe.close()
-    backend.set_engine(probe.context_tokens, probe.version)
+    backend.set_engine(engine.said)
     if engine.result.engine is not None and backend.model:
         contradictions.compare(backend, engine.result.engine)
     return engine

@@ -26,8 +26,9 @@ class KubernetesSource:
         slices = Objects(api, "endpointslices.discovery.k8s.io", "v1", namespace, selector, self._endpoints)
         async with aclosing(slices.changes()) as changes:
             async for _ in changes:
-                found: dict[str, Replica] = {}  # an endpoint has one slice or, while it moves, two
-                for replica in (replica for each in slices.kept.values() for replica in each):
+                found: dict[str, Replica] = {}  # an endpoint has a slice for each family, and two while it moves
+                replicas = [replica for each in slices.kept.values() for replica in each]
+                for replica in sorted(replicas, key=lambda each: each.url.startswith("http://[")):
                     found.setdefault(replica.name, replica)
                 report(sorted(found.values()))
 

@@ -37,16 +37,13 @@ class DnsSource:
             await asyncio.sleep(max(_SHORTEST_S, min(_LONGEST_S, ttl_s)))
 
     async def _addresses(self, resolver: Resolver) -> tuple[list[Replica], float]:
+        """Return the replicas at addresses of IPv4, or of IPv6 without any: a host that has both is one replica."""
         assert self._port is not None
-        answers = await asyncio.gather(
-            *(self._ask(resolver, kind) for kind in (RdataType.A, RdataType.AAAA)), return_exceptions=True
-        )
-        found = [answer for answer in answers if isinstance(answer, Answer)]
-        failed = [answer for answer in answers if isinstance(answer, BaseException)]
-        if failed and not found:
-            raise failed[0]
-        addresses = sorted({str(record.address) for answer in found for record in answer})
-        return [replica_at(address, self._port) for address in addresses], _ttl_s(found)
+        for kind in (RdataType.A, RdataType.AAAA):
+            if (answer := await self._ask(resolver, kind)) is not None:
+                addresses = sorted({str(record.address) for record in answer})
+                return [replica_at(address, self._port) for address in addresses], _ttl_s(answer)
+        return [], 0.0
 
     async def _services(self, resolver: Resolver) -> tuple[list[Replica], float]:
         answer = await self._ask(resolver, RdataType.SRV)
@@ -63,7 +60,7 @@ class DnsSource:
                 if record.priority == first
             }
         )
-        return [Replica(f"{host}:{port}", f"http://{host}:{port}") for host, port in places], _ttl_s([answer])
+        return [Replica(f"{host}:{port}", f"http://{host}:{port}") for host, port in places], _ttl_s(answer)
 
     async def _ask(self, resolver: Resolver, kind: RdataType) -> Answer | None:
         """Return the records of a kind; None if there are none."""
@@ -75,6 +72,6 @@ class DnsSource:
             raise SourceError(f"{kind.name} {self._name}: {error}") from None
 
 
-def _ttl_s(answers: list[Answer]) -> float:
-    """Return the seconds until the first of some answers expires; 0.0 without any."""
-    return min((answer.expiration - time.time() for answer in answers), default=0.0)
+def _ttl_s(answer: Answer) -> float:
+    """Return the seconds until an answer expires."""
+    return answer.expiration - time.time()

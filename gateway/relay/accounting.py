@@ -107,7 +107,7 @@ def _account(
         if is_over:
             _charge_unseen(ended, upstream, ended.routed.features.prompt_tokens)
         return
-    usage, bound = _believed(ended, upstream.backend, metrics), upstream.metrics
+    usage, bound = _believed(ended, attempt, metrics), upstream.metrics
     ended.usage = usage
     if not is_observed and ended.stream is None and _is_plain(usage, model):
         prompt_tokens, output_tokens = usage.prompt_tokens or 0, usage.output_tokens or 0
@@ -160,7 +160,7 @@ def _charge(
             answer.read_usage()
             ended.usage = answer.usage
         events = answer.events_passed
-    ended.usage = _believed(ended, upstream.backend, metrics, _MOST_PER_BYTE * len(body))
+    ended.usage = _believed(ended, attempt, metrics, _MOST_PER_BYTE * len(body))
     prompt_tokens, output_tokens = tokens_of(inbound.path, body, ended.usage, events)
     ended.tokens = prompt_tokens + output_tokens
     upstream.metrics.prompt_tokens.inc(prompt_tokens)
@@ -179,9 +179,9 @@ def _charge(
     )
 
 
-def _believed(ended: EndedExchange, backend: Backend, metrics: RequestSeries, more_tokens: int = 0) -> Usage | None:
-    """Return the usage without what cannot be, which is counted."""
-    usage = ended.usage
+def _believed(ended: EndedExchange, attempt: Attempt, metrics: RequestSeries, more_tokens: int = 0) -> Usage | None:
+    """Return the usage without what cannot be, which is counted; or it is another engine, so it is probed now."""
+    usage, backend = ended.usage, attempt.upstream.backend
     if usage is None:
         return None
     most = backend.context_tokens or MOST_CONTEXT_TOKENS
@@ -189,6 +189,7 @@ def _believed(ended: EndedExchange, backend: Backend, metrics: RequestSeries, mo
         most *= ended.routed.features.n
     usage.ignore_beyond(most + more_tokens, most)
     if usage.ignored:
+        attempt.exchange.relay.pool.report_failure(backend)
         for what in usage.ignored:
             metrics.note_implausible(backend, what)
     return usage

@@ -27,6 +27,8 @@ _OTHER: Final = Endpoint.OTHER
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})  # sent with a content length even if the body is empty
 _REFUSALS: Final = frozenset({400, 422})
 _RETRYABLE: Final = frozenset({500, 502, 503})  # not 504: a server between says that the engine is slow
+_UNAUTHORIZED: Final = 401
+_NOT_FOUND: Final = 404
 OVERLOADED: Final = 503
 """An engine that says so, and is at work, is not at fault, unless most of the others are at hand."""
 
@@ -106,6 +108,7 @@ class Attempt:
     def on_whole(self, head: AnswerHead, body: bytes) -> None:
         """Pass on an answer that was read in one piece."""
         delivery, upstream, call = self.delivery, self.upstream, self.call
+        upstream.backend.read_s = time.perf_counter()
         lines, is_json = upstream.answer_of(head)
         if not is_json or delivery.endpoint is _OTHER:
             headers = [header for header in head.headers if header[0] != b"content-length"]
@@ -132,6 +135,8 @@ class Attempt:
             self.delivery.status = status
             self.exchange.failed("redirect", "redirects to another server, which the gateway does not follow")
             return
+        if status == _UNAUTHORIZED and self._refuses_key():
+            return
         try:
             answer = self.delivery.open(status, headers)
         except InvalidAnswerError as error:
@@ -152,7 +157,7 @@ class Attempt:
         answer = delivery.answer
         assert answer is not None
         previous_s = self.last_read_s
-        self.last_read_s = self.upstream.read_s = now_s
+        self.last_read_s = self.upstream.backend.read_s = now_s
         if answer.events is None:
             delivery.times.first_s = now_s
         try:
@@ -194,6 +199,8 @@ class Attempt:
             # Valid HTTP, which cannot tell: with HTTP/1.0, or a proxy before the engine, every end looks like this.
             self.exchange.failed("broken", "ended the stream before its last event", is_proof=not delivery.was_paused)
             return
+        if delivery.status == _NOT_FOUND and not delivery.has_begun and self._lacks_model(rest):
+            return
         if self._is_refusal(delivery.status, rest):
             self._repeat_unasked()
             return
@@ -217,6 +224,22 @@ class Attempt:
         is_evidence = status != OVERLOADED or not pool.watch(backend).is_at_work or can_spare
         message = f"answered {status} to a request that another served" if is_evidence else ""
         return self.exchange.failed("status", message, may_fail=False)
+
+    def _refuses_key(self) -> bool:
+        """Return whether that was dealt with; if the engine has refused the client's own key, the client may see it."""
+        access, headers = self.exchange.relay.access, self.exchange.inbound.request_headers
+        is_of_client = self.upstream.backend.api_key is None and access.keyring.is_open and headers.key_lines != b""
+        message = "" if is_of_client else "refuses the key that the gateway sends it"
+        return self.exchange.failed("key", message, may_fail=not is_of_client)
+
+    def _lacks_model(self, body: bytes) -> bool:
+        """Return whether that was dealt with; an alias or adapter that no engine serves is for the client to see."""
+        routed = self.exchange.routed
+        if routed is None or self.delivery.endpoint is _OTHER or b"model" not in body.lower():
+            return False
+        is_own = routed.model.name.encode() in body
+        message = "does not serve its model any more" if is_own else ""
+        return self.exchange.failed("model", message, may_fail=is_own)
 
     def _is_refusal(self, status: int, body: bytes) -> bool:
         """Return whether the engine refuses to be asked for usage."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from backends import background
 from backends.backend import Backend
+from backends.health import Books
 from backends.http.wire import WriteBatch
 from backends.pool import Pool
 from gateway.dialects.errors import GatewayError
@@ -31,10 +32,12 @@ from gateway.routing.access import Access, RequestHeaders
 from gateway.routing.large_bodies import Turns
 from gateway.routing.router import Router
 from gateway.routing.series import RequestSeries
+from policies.features.request import Endpoint
 
 if TYPE_CHECKING:
     from gateway.relay.exchange import Exchange
 
+_OTHER: Final = Endpoint.OTHER
 _IDS_AT_ONCE: Final = 256
 STOPPING: Final = "gateway_stopping"
 """The code of the error that ends what is in flight when the drain time is over."""
@@ -218,8 +221,20 @@ class RelayContext:
 
     def abandon(self, backend: Backend) -> None:
         """Retry on other backends the exchanges that wait for the first byte from a backend that went down."""
-        self.router.forget_habits(backend)
         self._for_each(lambda exchange: exchange.backend_is_down(backend))
+
+    def books(self, backend: Backend) -> Books:
+        """Return what the requests in flight at a backend tell of it."""
+        now_s, silent_s, prompt_tokens = time.perf_counter(), 0.0, 0
+        for exchange in self.exchanges:
+            attempt, delivery = exchange.attempt, exchange.delivery
+            if attempt is None or attempt.upstream.backend is not backend or delivery.endpoint is _OTHER:
+                continue
+            waited_s = 0.0 if attempt.call is None or attempt.call.paused else now_s - attempt.last_read_s
+            silent_s = max(silent_s, waited_s)
+            if waited_s > self.pool.rules.stall_s and not delivery.times.first_s and exchange.routed is not None:
+                prompt_tokens = max(prompt_tokens, exchange.routed.features.prompt_tokens)
+        return Books(backend.read_s, silent_s, prompt_tokens)
 
     def sweep(self) -> None:
         """Check all exchanges for silent backends and waits that are over; called about once a second."""

@@ -267,6 +267,8 @@ class Exchange:
         if attempt is None or attempt.call is None or attempt.call.paused:
             return
         silent_s, backend = now_s - attempt.last_read_s, attempt.upstream.backend
+        if silent_s > pool.rules.stall_s and backend.engine.metrics and not pool.watch(backend).is_progressing:
+            pool.report_failure(backend)  # its probe will show whether it stands still
         is_answering = self.delivery.times.first_s and not (self.rescuer is not None and self.rescuer.is_waiting)
         if silent_s > STALL_S and is_answering and self._is_stalled(attempt, now_s):
             self.failed("stalled", f"sent nothing for {silent_s:.1f} s of a stream", may_fail=False)
@@ -291,7 +293,9 @@ class Exchange:
             return False
         upstream, gap_s = attempt.upstream, (attempt.last_read_s - times.first_s) / max(1, answer.events.events)
         is_alone = upstream.backend.in_flight == 1
-        return now_s - attempt.last_read_s > STALL_GAPS * gap_s and (is_alone or now_s - upstream.read_s < _ALIVE_S)
+        return now_s - attempt.last_read_s > STALL_GAPS * gap_s and (
+            is_alone or now_s - upstream.backend.read_s < _ALIVE_S
+        )
 
     def expire(self) -> None:
         """Fail since the request's time is over, which is no evidence against a backend."""

@@ -90,6 +90,8 @@ RULES: Final = {
     "garbage": Rule("not HTTP, or not the answer that was asked for"),
     "refused": Rule("another status than 200 to a request for the rest of a stream"),
     "status": Rule("500, 502 or 503", goes_on=False, otherwise=Step.ENGINE_ERROR),
+    "key": Rule("401: another key than the gateway has", Retried.ALWAYS, is_free=True),
+    "model": Rule("404: another model at its address", Retried.ALWAYS, is_free=True),
     "error": Rule("an error of the engine within a stream that may be rescued", otherwise=Step.ENGINE_ERROR),
     "stalled": Rule(
         "a pause of seconds within a stream, while other streams of the replica go on",
@@ -170,7 +172,7 @@ def _is_retried(rule: Rule, now: Situation) -> bool:
     return rule.retried is Retried.ALWAYS or (rule.retried is Retried.IF_REPEATABLE and now.may_repeat)
 
 
-_STATUSES: Final = {"timeout": 504, "connect": 503, "down": 503, "exhausted": 503}
+_STATUSES: Final = {"timeout": 504, **dict.fromkeys(("connect", "down", "exhausted", "key", "model"), 503)}
 _ADVICE: Final = {
     **dict.fromkeys(("connect", "down", "exhausted", "broken"), " Send the request again."),
     "timeout": " It may be busy: have the answer streamed, or ask for less.",

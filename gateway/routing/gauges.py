@@ -26,6 +26,7 @@ class BackendGauges:
         self._waiting = gauge("gateway_backend_waiting")
         self._kv_usage = gauge("gateway_backend_kv_usage_ratio")
         self._contradiction = gauge("gateway_backend_contradiction")
+        self._shares_address = gauge("gateway_backend_shares_address")
         self._shown_over_counted = gauge("gateway_backend_tokens_per_step_shown_ratio")
 
     def refresh(self, backends: Iterable[Backend]) -> None:
@@ -36,6 +37,7 @@ class BackendGauges:
             self._up.labels(*labels).set(backend.state in {State.UP, State.RECOVERING})
             for state in State:
                 self._state.labels(*labels, state.value).set(backend.state is state)
+            self._shares_address.labels(*labels).set(backend.are_several)
             found = backend.difference
             self._shown_over_counted.labels(*labels).set(1.0 if found is None else found.shown / found.counted)
             for kind in KINDS:

@@ -48,14 +48,21 @@ class Upstream:
         self._drops_cors = drops_cors  # whether the gateway does CORS, so that the engine's headers of it are dropped
         self.client = client
         self.metrics = metrics
-        self.habits = StreamHabits()  # what its streams tell of usage unasked
         self.pace_s = _INITIAL_PACE_S  # mean seconds per token of recent answers, from their arrival to their end
         self._paces = 0
-        self.read_s = 0.0  # when something of an answer was last read, by `time.perf_counter`
         self.tokens_per_chunk = 0.0  # mean of its streams of late; 0.0 if unknown
         self._answer: AnswerHead | None = None
         self._answer_lines = b"", False
         self._choice_lines: dict[tuple[str, str], bytes] = {}  # by policy and reason, of which there are few
+
+    @property
+    def habits(self) -> StreamHabits:
+        """What the streams of its engine tell of usage unasked."""
+        engine = self.backend.engine
+        if engine.habits is None:
+            engine.habits = StreamHabits()
+        habits: StreamHabits = engine.habits
+        return habits
 
     def learn_pace(self, seconds: float, tokens: float) -> None:
         """Update the mean seconds per token with an answer, which gets a weight of 2% once there are many."""

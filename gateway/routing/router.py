@@ -15,7 +15,7 @@ from backends.backend import Backend, State
 from backends.pool import Pool
 from backends.recovery import TRIAL
 from backends.speculation import Method
-from gateway.dialects.asked_usage import StreamHabits, options_to_ask
+from gateway.dialects.asked_usage import options_to_ask
 from gateway.dialects.errors import GatewayError
 from gateway.routing.access import NO_ROUTING_HEADERS, RequestHeaders, RoutingHeaders
 from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
@@ -236,12 +236,6 @@ class Router:
             if backend.drafter_limit is not None:
                 return surviving(routed.features, members)
         return members
-
-    def forget_habits(self, backend: Backend) -> None:
-        """Forget what the streams of a backend are like: it may come back as another engine."""
-        model = self._models.get(backend.model)
-        if model is not None and (upstream := model.upstreams.get(backend.name)) is not None:
-            upstream.habits = StreamHabits()
 
     def choose(
         self,

@@ -156,11 +156,11 @@ def _cards(gateway: Gateway, request: Request) -> list[dict[str, Any]]:
         cards += [own | {"id": adapter} for adapter in sorted(adapters - {*gateway.settings.models, *settings.aliases})]
         if not client.may_use(name):
             continue
-        engine_cards = (gateway.pool.watch(backend).probe.model_card for backend in members)
+        engine_cards = (backend.engine.said.card for backend in members)
         engine_card = next((each for each in engine_cards if each is not None), {})
         simulated = bool(members) and all(backend.simulated for backend in members)
         for alias in (name, *settings.aliases):
-            card = own | {"parent": None} | engine_card | {"id": alias}
+            card = own | {"parent": None, **engine_card, "id": alias}
             cards.append(card | {"simulated": True} if simulated else card)
     return cards
 
@@ -253,9 +253,14 @@ async def _tick(gateway: Gateway) -> None:
 
 
 async def _find_temperature(gateway: Gateway, name: str) -> None:
-    """Set the default temperature of a model to that of its engines, once one of them is up."""
-    temperature = await find_temperature(name, gateway.settings.models[name], gateway.pool)
-    gateway.models[name].default_temperature = temperature
+    """Set the default temperature of a model to that of its engines, once one of them is up, and after a restart."""
+    pool = gateway.pool
+    while True:
+        temperature = await find_temperature(name, gateway.settings.models[name], pool)
+        gateway.models[name].default_temperature = temperature
+        engines = {backend.name: backend.engine for backend in pool.up(name)}
+        while all(engines.get(backend.name, backend.engine) is backend.engine for backend in pool.up(name)):  # noqa: ASYNC110
+            await asyncio.sleep(_TICK_S)
 
 
 async def _learn(policy: Maintained, fallback: Fallback) -> None:

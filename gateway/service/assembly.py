@@ -108,6 +108,7 @@ def assemble(
         limits = Limits(max_in_flight(settings))
         relay = RelayContext(router, pool, access, limits, series, timeouts, writes)
         pool.on_down, pool.on_ready, pool.on_implausible = relay.abandon, relay.ready, series.note_implausible
+        pool.books = relay.books
         relay.queues = _queues(settings, None)
         state = State(open_store(settings.state), learners_of(models), metrics)
         peers = Peers(pool, limits, access.keyring, router.locations, models)

@@ -173,6 +173,8 @@ class Learned(Policy):
         if change is EngineChange.SPECULATION:  # to us it is another backend under the same name
             self.forget(backend)
             return
+        if change is EngineChange.RESTART:
+            self.outlier_ejection.forget(backend)
         if (model := self.predictor.backend_models.get(backend)) is not None:
             model.prefixes.clear()
         if self.drafters.renew(backend, change):

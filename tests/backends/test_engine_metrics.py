@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.backend import EngineChange
-from backends.engine_metrics import EngineMetrics, MetricsReader, change_between, read_metrics
+from backends.engine_metrics import EngineMetrics, MetricsReader, read_metrics
 
 PAGE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -86,23 +85,6 @@ def test_what_an_engine_went_through_is_read() -> None:
     assert (metrics.started_s, metrics.awake, metrics.wake_ups, metrics.reloads) == (1.7e9, 1, 2, 2)
     assert metrics.prefix_caching == 0
     assert (silent.started_s, silent.awake, silent.prefix_caching) == (0.0, None, None)
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "change"),
-    [
-        (EngineMetrics(started_s=5.0), EngineMetrics(started_s=9.0), EngineChange.RESTART),
-        (EngineMetrics(started_s=0.0), EngineMetrics(started_s=9.0), None),
-        (EngineMetrics(generation_tokens=9), EngineMetrics(generation_tokens=1), EngineChange.RESTART),
-        (EngineMetrics(wake_ups=1), EngineMetrics(wake_ups=2, generation_tokens=5), EngineChange.WAKE_UP),
-        (EngineMetrics(awake=0), EngineMetrics(awake=1), EngineChange.WAKE_UP),
-        (EngineMetrics(awake=None), EngineMetrics(awake=1), None),
-        (EngineMetrics(awake=1), EngineMetrics(awake=0), None),
-        (EngineMetrics(), EngineMetrics(reloads=1), EngineChange.RELOAD),
-    ],
-)
-def test_a_change_of_the_engine_is_seen(before: EngineMetrics, now: EngineMetrics, change: EngineChange | None) -> None:
-    assert change_between(before, now) is change
 
 
 @pytest.mark.parametrize(

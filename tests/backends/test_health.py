@@ -14,6 +14,7 @@ from backends.engine_metrics import EngineMetrics
 from backends.health import (
     SERVING,
     Alone,
+    Books,
     Drain,
     Ejected,
     Evidence,
@@ -40,7 +41,14 @@ engines = st.builds(
     kv_usage=st.sampled_from([0.0, 0.5]),
 )
 evidence = st.one_of(
-    st.builds(Probed, st.sampled_from([None, None, "hangs"]), st.booleans(), st.none() | engines),
+    st.builds(
+        Probed,
+        st.sampled_from([None, None, "hangs"]),
+        st.booleans(),
+        st.none() | engines,
+        st.booleans(),
+        st.builds(Books, st.floats(0, 2), st.floats(0, 70), st.sampled_from([0, 8000])),
+    ),
     st.builds(Unreachable, st.just("refused")),
     st.builds(Strike, st.integers(0, 4), st.just("broke off")),
     st.just(Served()),
@@ -75,7 +83,7 @@ def check_transition(before: Health, given: Evidence, around: Others, after: Hea
     elif after.state is State.DOWN:
         assert isinstance(given, Probed | Unreachable)
         if isinstance(given, Probed) and given.problem is not None and before.state in SERVING:
-            assert given.refused or after.failed_probes >= RULES.failures
+            assert given.refused or given.is_certain or after.failed_probes >= RULES.failures
         assert not isinstance(given, Probed) or given.problem is not None or after.has_stalled
     elif after.state is State.UP:
         is_proven = isinstance(given, Served) and before.is_on_trial
@@ -166,6 +174,42 @@ def test_a_prompt_that_is_computed_in_parts_is_progress() -> None:
         (float(number), Probed(engine=EngineMetrics(running=1, kv_usage=number / 100))) for number in range(20)
     ]
     assert after(UP, *parts).state is State.UP
+
+
+IDLE = EngineMetrics(generation_tokens=9)
+
+
+@pytest.mark.parametrize(
+    ("engine", "books", "state"),
+    [
+        (IDLE, Books(silent_s=4.1), State.DOWN),  # whatever it says of itself
+        (IDLE, Books(silent_s=3.9), State.UP),
+        (IDLE, Books(silent_s=4.1, read_s=7.0), State.UP),  # others of ours were answered
+        (replace(IDLE, generation_tokens=10), Books(silent_s=4.1), State.UP),  # it works for somebody
+        (replace(IDLE, running=1, kv_usage=0.1), Books(silent_s=60.0), State.UP),  # a long prompt, in parts
+        (IDLE, Books(silent_s=60.0, prompt_tokens=100_000), State.UP),  # a long prompt at once: 100 s at most
+        (IDLE, Books(silent_s=101.0, prompt_tokens=100_000), State.UP),  # so far it has not moved for 10 s
+        (replace(IDLE, running=1), Books(read_s=7.0), State.UP),  # its metrics stand still, its answers do not
+        (None, Books(silent_s=60.0), State.UP),  # an engine without metrics may be slow
+    ],
+)
+def test_our_own_books_tell_whether_an_engine_stands_still(
+    engine: EngineMetrics | None, books: Books, state: State
+) -> None:
+    before = after(UP, (0.0, Probed(engine=IDLE)), (5.0, Probed(engine=IDLE)))
+    assert after(before, (10.0, Probed(engine=engine, books=books))).state is state
+
+
+def test_a_long_prompt_has_a_bound_too() -> None:
+    waiting = Probed(engine=IDLE, books=Books(silent_s=101.0, prompt_tokens=100_000))
+    assert after(UP, (0.0, Probed(engine=IDLE)), (101.0, waiting)).state is State.DOWN
+
+
+def test_an_engine_that_answers_though_its_metrics_stand_still_is_up_again() -> None:
+    standing = Probed(engine=EngineMetrics(running=1))
+    steps: list[tuple[float, Evidence]] = [(0.0, standing), (5.0, standing), (6.0, Probed("stands still"))]
+    assert after(UP, *steps).state is State.DOWN
+    assert after(UP, *steps, (7.0, standing), (8.0, Served()), (13.0, standing)).state is State.UP
 
 
 def test_an_engine_that_stood_still_has_to_serve_a_request_before_it_is_up() -> None:

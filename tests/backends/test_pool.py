@@ -49,7 +49,7 @@ async def test_a_replica_that_refuses_from_the_start_is_logged_once_unless_the_g
         probes = 0
         problem = "refuses connections (1)"
 
-        async def run(self, *, admit: bool) -> ProbeResult:
+        async def run(self, *, admit: bool, prove: bool = False) -> ProbeResult:
             Refused.probes += 1
             return ProbeResult(Refused.problem, refused=True)
 
@@ -120,7 +120,7 @@ async def test_a_healthy_replica_comes_up_with_its_load_and_metrics() -> None:
         engine = pool.engine(backend)
         assert engine is not None
         assert engine.acceptance_rate == 0.5
-        card = pool.watch(backend).probe.model_card
+        card = backend.engine.said.card
         assert card is not None
         assert card["max_model_len"] == backend.context_tokens == 2048
 
@@ -302,7 +302,7 @@ def test_time_outs_count_if_no_metrics_show_the_engine_at_work() -> None:
         (EngineMetrics(waiting=1), State.UP),
     ):
         pool, (backend, _) = unprobed("a", "b")
-        pool.watch(backend).engine = engine
+        backend.engine.metrics = engine
         for request in range(3):
             pool.report_timeout(backend, request, "sent nothing")
         assert backend.state is state
@@ -326,7 +326,7 @@ async def test_a_probe_that_fails_in_no_known_way_is_not_the_last(hangs: bool) -
     class Odd(Probe):
         runs = 0
 
-        async def run(self, *, admit: bool) -> ProbeResult:
+        async def run(self, *, admit: bool, prove: bool = False) -> ProbeResult:
             self.runs += 1
             if self.runs > 1:
                 return ProbeResult()
@@ -345,7 +345,7 @@ async def test_a_probe_that_fails_in_no_known_way_is_not_the_last(hangs: bool) -
 
 async def test_a_replica_whose_first_probe_fails_in_no_known_way_can_join() -> None:
     class Odd(Probe):
-        async def run(self, *, admit: bool) -> ProbeResult:
+        async def run(self, *, admit: bool, prove: bool = False) -> ProbeResult:
             raise OSError("not one of httpx")
 
     pool = Pool([], RULES, Odd)

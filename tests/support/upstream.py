@@ -115,6 +115,8 @@ class Upstream:
         Answers requests, except those for `/health`, `/v1/models` and `/metrics`.
     models, metrics, metrics_behaviour
         Raw answer of `/v1/models` (None for a valid one), and the page of `/metrics`, or what answers it instead.
+    is_paused
+        What `/is_paused` says; None has it answer 404, as outside of vLLM's development mode.
 
     Attributes
     ----------
@@ -135,6 +137,8 @@ class Upstream:
     metrics: bytes = b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
     metrics_status: int = 200
     metrics_behaviour: Behaviour | None = None
+    is_paused: bool | None = None
+    max_model_len: int = 2048
     close_after_answer: bool = False
     seen: list[Seen] = field(default_factory=list)
     adapters: list[str] = field(default_factory=list)  # which it has loaded
@@ -199,8 +203,10 @@ class Upstream:
                 await wire.send(self.models)
                 return False
             adapters = [{"id": name, "object": "model", "parent": self.model} for name in self.adapters]
-            own = {"id": self.model, "object": "model", "max_model_len": 2048}
+            own = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}
             await wire.json({"object": "list", "data": [own, *adapters]})
+        elif target == "/is_paused":
+            await wire.json({"is_paused": self.is_paused}, 404 if self.is_paused is None else 200)
         elif target == "/metrics" and self.metrics_behaviour is not None:
             await self.metrics_behaviour(wire)
             return False

@@ -393,7 +393,7 @@ def test_an_engine_that_says_it_is_busy_is_taken_out_if_it_is_not_or_most_others
     names: str, running: int, state: State
 ) -> None:
     relay = Relay(*names)
-    relay.pool.watch(relay.backends["a"]).engine = EngineMetrics(running=running)
+    relay.backends["a"].engine.metrics = EngineMetrics(running=running)
     for number in range(3):
         _, reply = relay.send(body_of(number))
         fail(relay, "a", "503")
@@ -742,7 +742,7 @@ def test_a_backend_that_sends_no_first_byte_is_given_up() -> None:
 def test_time_outs_are_evidence_only_without_metrics_that_show_work(running: int | None, state: State) -> None:
     relay = Relay("a", "b")
     if running is not None:
-        relay.pool.watch(relay.backends["a"]).engine = EngineMetrics(running=running)
+        relay.backends["a"].engine.metrics = EngineMetrics(running=running)
     for number in range(3):
         exchange, _ = relay.send(body_of(number))
         exchange.check_silence(later(10.5))

@@ -141,7 +141,7 @@ def test_a_silent_request_on_trial_is_moved_unless_the_engine_makes_progress(
     relay = recovering("a", "b")
     watch = relay.pool.watch(relay.backends["a"])
     if running is not None:
-        watch.engine = EngineMetrics(running=running)
+        relay.backends["a"].engine.metrics = EngineMetrics(running=running)
     watch.health = replace(watch.health, progress_at_s=time.monotonic() - progress_s)
     exchange, reply = relay.send()
     exchange.check_silence(later(6.5))
@@ -185,7 +185,7 @@ def test_a_replica_on_trial_is_not_what_explain_shows() -> None:
 def test_long_answers_of_many_requests_are_no_evidence() -> None:
     """A stream that goes on for an hour, and one whose first event comes late, as the engine is at work."""
     relay = Relay("a", "b")
-    relay.pool.watch(relay.backends["a"]).engine = EngineMetrics(running=9)
+    relay.backends["a"].engine.metrics = EngineMetrics(running=9)
     streams = [relay.send(body_of(number)) for number in range(9)]
     for exchange, _ in streams:
         exchange.check_silence(later(9.5))

@@ -38,12 +38,17 @@ def test_the_pool_file_speaks_for_replicas_elsewhere() -> None:
     assert assumed_temperature(settings(elsewhere)) == 1.0
 
 
-async def test_a_replica_elsewhere_is_asked_once_it_is_up() -> None:
+async def test_a_replica_elsewhere_is_asked_once_it_is_up_and_after_each_restart() -> None:
+    temperature = 0.35
+
     async def answer(wire: Wire) -> None:
-        text = json.dumps({"object": "response", "temperature": 0.35}).encode()
+        text = json.dumps({"object": "response", "temperature": temperature}).encode()
         await wire.send(
             b"HTTP/1.1 200 X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(text) + text
         )
 
     async with start_gateway({"a": "baseline"}, default_temperature=None, behaviour=answer) as running:
         await eventually(lambda: running.gateway.models[MODEL].default_temperature == 0.35)
+        temperature = 0.6
+        running.upstreams["a"].max_model_len = 4096
+        await eventually(lambda: running.gateway.models[MODEL].default_temperature == 0.6)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from backends.backend import Backend
 from backends.drafter_limit import Beyond, DrafterLimit
+from backends.engine import Said
 from backends.probe import Probe
 from backends.simulator.server.settings import ReplicaSettings
 from backends.speculation import Method
@@ -64,7 +65,7 @@ def test_an_engine_with_a_shorter_context_makes_it_no_limit() -> None:
     backend = Backend("a", "m", Method.EAGLE3, "http://h", 3, drafter_limit=LIMIT)
     shown = []
     for tokens in (0, 2049, 2048, 1024, 8192):  # as its probes say, after one another
-        backend.set_engine(tokens)
+        backend.set_engine(Said(context_tokens=tokens))
         shown.append(backend.drafter_limit)
     assert shown == [LIMIT, LIMIT, None, None, LIMIT]
 
@@ -88,9 +89,10 @@ async def test_what_happens_beyond_is_what_the_version_of_the_engine_does(answer
         for asks, expected in ((True, beyond), (False, Beyond.BATCH)):
             backend = Backend("a", "m", Method.EAGLE3, upstream.url, 3, drafter_limit=SHORT, asks_version=asks)
             probe = Probe(backend, 5.0)
-            assert (await probe.run(admit=True)).problem is None
+            result = await probe.run(admit=True)
             await probe.close()
-            backend.set_engine(probe.context_tokens, probe.version)
+            assert result.said is not None
+            backend.set_engine(result.said)
             assert backend.drafter_limit == DrafterLimit(SHORT.tokens, expected)
         assert len(upstream.seen) == 1
 
