@@ -4,16 +4,81 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Final, Literal
 
-import msgspec
+from msgspec import DecodeError, Meta, Raw, Struct, ValidationError
+from msgspec.msgpack import Decoder
 
-_MOST_BLOCKS: Final = 1 << 19
-"""Blocks whose times are kept; the oldest go first, and then less is known of evictions."""
+MOST_BYTES: Final = 1 << 20
+"""Of a message: a step of 64 Ki tokens tells half of that."""
+_MOST_BLOCKS: Final = 1 << 18
+"""Blocks whose times are kept, each in some 80 bytes; an engine with more is not followed."""
 _LATE_NUMBERS: Final = 64
 """How far a message's number may be behind that of the last one; further, the engine has begun anew."""
-_PARTS: Final = {"BlockStored": ("block_hashes", 1, 6), "BlockRemoved": ("block_hashes", 1, 2)}
-"""Where the hashes and the medium of an event stand in it, which is a map or, of older versions, an array."""
+_MOST_HASHES: Final = 1 << 15
+"""Of a message, which takes some 20 ms to read then."""
+_NUMBER_BYTES: Final = 8
+
+Problem = Literal["gap", "nonsense", "too_many"]
+_Hashes = list[int | Annotated[bytes, Meta(max_length=64)]]
+
+
+class _Stored(Struct, tag_field="type", tag="BlockStored"):
+    block_hashes: _Hashes
+    medium: str | None = None
+    group_idx: int | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class _Removed(Struct, tag_field="type", tag="BlockRemoved"):
+    block_hashes: _Hashes
+    medium: str | None = None
+    group_idx: int | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class _Cleared(Struct, tag_field="type", tag="AllBlocksCleared"):
+    pass
+
+
+# Of older versions, whose events are arrays.
+
+
+class _OldStored(Struct, array_like=True, tag="BlockStored"):
+    block_hashes: _Hashes
+    parent_block_hash: Raw
+    token_ids: Raw
+    block_size: Raw
+    lora_id: Raw
+    medium: str | None = None
+
+
+class _OldRemoved(Struct, array_like=True, tag="BlockRemoved"):
+    block_hashes: _Hashes
+    medium: str | None = None
+
+
+class _OldCleared(Struct, array_like=True, tag="AllBlocksCleared"):
+    pass
+
+
+_Event = _Stored | _Removed | _Cleared | _OldStored | _OldRemoved | _OldCleared
+_MOST_EVENTS: Final = Meta(max_length=1 << 14)
+"""Of a message."""
+
+
+class _Batch(Struct, array_like=True):
+    at_s: float
+    events: Annotated[list[_Stored | _Removed | _Cleared], _MOST_EVENTS]
+
+
+class _OldBatch(Struct, array_like=True):
+    at_s: float
+    events: Annotated[list[_OldStored | _OldRemoved | _OldCleared], _MOST_EVENTS]
+
+
+_BATCH: Final = Decoder(_Batch)
+_OLD_BATCH: Final = Decoder(_OldBatch)
 
 
 class EngineCache:
@@ -25,28 +90,41 @@ class EngineCache:
     """
 
     def __init__(self) -> None:
-        self._used_s: dict[object, float] = {}  # by hash, oldest first
+        self._used_s: dict[int, float] = {}  # by what identifies a block, oldest first
         self._number = -1
         self.is_known = False  # whether `evicted_s` holds; otherwise nothing was told yet, or something was missed
         self.evicted_s = -math.inf  # what was not used since then is gone
         self.is_full = False  # whether what comes evicts something
         self.heard_s = -math.inf
-        self.gaps = 0
-        self.nonsense = 0
+        self.problems: list[Problem] = []  # found since they were last counted
+
+    def __len__(self) -> int:
+        """Return how many blocks are followed."""
+        return len(self._used_s)
 
     def read(self, frames: Sequence[bytes], now_s: float) -> None:
-        """Read a message: topic, number, and a batch of events."""
+        """Read a message: topic, number, and a batch of events. Nothing is raised, whatever an engine sends."""
         try:
             _, number, batch = frames
-            events = [_Event(event) for event in msgspec.msgpack.decode(batch)[1]]
-        except (msgspec.DecodeError, ValueError, TypeError, LookupError):
-            self.nonsense += 1
-            self.is_known = False
+            if len(number) != _NUMBER_BYTES or len(batch) > MOST_BYTES:
+                raise ValueError("not a message of vLLM")  # noqa: TRY301
+            events = _events_of(batch)
+        except (DecodeError, ValueError, RecursionError):
+            self._doubt("nonsense")
             return
         self.heard_s = now_s
         if self._follows(int.from_bytes(number, "big"), now_s):
             for event in events:
                 self._apply(event, now_s)
+
+    def give_up(self) -> None:
+        """Forget the blocks, since they are too many."""
+        self._used_s.clear()
+        self._doubt("too_many")
+
+    def _doubt(self, problem: Problem) -> None:
+        self.problems.append(problem)
+        self.is_known = False
 
     def _follows(self, number: int, now_s: float) -> bool:
         """Return whether a message is new."""
@@ -54,8 +132,7 @@ class EngineCache:
         if number == last + 1 or last < 0:
             self.is_known |= number == 0  # from its start on
         elif number > last:
-            self.gaps += 1
-            self.is_known = False
+            self._doubt("gap")
         elif number and number >= last - _LATE_NUMBERS:
             self._number = last
             return False
@@ -65,16 +142,16 @@ class EngineCache:
 
     def _apply(self, event: _Event, now_s: float) -> None:
         used_s = self._used_s
-        if event.kind == "AllBlocksCleared":
+        if isinstance(event, _Cleared | _OldCleared):
             self._clear(now_s)
-        elif event.kind == "BlockStored":
-            for block in event.blocks:  # newly filled, or found by a request that begins with it
+        elif isinstance(event, _Stored | _OldStored):
+            for block in _blocks_of(event):  # newly filled, or found by a request that begins with it
                 used_s.pop(block, None)
                 used_s[block] = now_s
-            while len(used_s) > _MOST_BLOCKS:
-                del used_s[next(iter(used_s))]
+            if len(used_s) > _MOST_BLOCKS:  # the oldest are evicted first: without them, nothing is known of evictions
+                self.give_up()
         else:
-            for block in event.blocks:
+            for block in _blocks_of(event):
                 then_s = used_s.pop(block, None)
                 if then_s is not None:
                     self.evicted_s = max(self.evicted_s, then_s)
@@ -85,21 +162,23 @@ class EngineCache:
         self.evicted_s, self.is_known, self.is_full = now_s, True, False
 
 
-class _Event:
-    """One event, checked."""
+def _events_of(batch: bytes) -> Sequence[_Event]:
+    events: Sequence[_Event]
+    try:
+        events = _BATCH.decode(batch).events
+    except ValidationError:
+        events = _OLD_BATCH.decode(batch).events
+    if sum(len(event.block_hashes) for event in events if not isinstance(event, _Cleared | _OldCleared)) > _MOST_HASHES:
+        raise ValueError("too many hashes")
+    return events
 
-    def __init__(self, event: Any) -> None:
-        is_map = isinstance(event, dict)
-        self.kind: str = event["type"] if is_map else event[0]
-        self.blocks: list[object] = []
-        if self.kind == "AllBlocksCleared":
-            return
-        hashes, at, medium_at = _PARTS[self.kind]
-        blocks = event[hashes] if is_map else event[at]
-        medium = event.get("medium") if is_map else event[medium_at] if len(event) > medium_at else None
-        if not isinstance(blocks, list) or not all(isinstance(block, int | bytes) for block in blocks):
-            raise TypeError("blocks that have no hashes")
+
+def _blocks_of(event: _Stored | _Removed | _OldStored | _OldRemoved) -> list[int]:
+    """Return what identifies each block of an event, in as many bytes whatever its hash is."""
+    group = None
+    if isinstance(event, _Stored | _Removed):
+        group = event.group_idx
         # Blocks of sliding windows are freed while their request runs, and copies elsewhere are not the cache.
-        window, group = (event.get("kv_cache_spec_sliding_window"), event.get("group_idx")) if is_map else (None, None)
-        if medium in {None, "GPU"} and window is None:
-            self.blocks = blocks if group is None else [(group, block) for block in blocks]
+        if event.kv_cache_spec_sliding_window is not None:
+            return []
+    return [hash((group, block)) for block in event.block_hashes] if event.medium in {None, "GPU"} else []

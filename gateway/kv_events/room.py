@@ -7,10 +7,13 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from backends import background
+from backends.background import Seldom
 from gateway.relay.observers import EndedExchange, Follower, Observer
 from gateway.rooms import Room
 from gateway.routing.router import RoutedRequest, Sent
@@ -28,9 +31,22 @@ _Name = tuple[str, str]
 _LATE_S: Final = 30.0
 """An engine with requests that has told nothing for so long is believed no more: it fills blocks meanwhile."""
 _POLL_MS: Final = 200
-_MOST_MESSAGES: Final = 1000
-"""Messages that wait for this process at most, and that are read before those of the next engine."""
-_MOST_BYTES: Final = 1 << 24
+_MOST_WAITING: Final = 8
+"""Messages of an engine that wait in this process; further ones wait at the engine."""
+_TURN_S: Final = 0.02
+"""For how long one engine is read before the next one has its turn; a message is read to its end."""
+_MOST_BLOCKS: Final = 1 << 20
+"""Blocks that are followed of all engines together; beyond that, the engine with most of them is not followed."""
+
+
+@dataclass(slots=True)
+class _Engine:
+    """An engine whose events are read."""
+
+    endpoint: str
+    cache: EngineCache
+    socket: Any = None  # none if it cannot be opened
+    said: str = ""  # what was said of it last
 
 
 class KvEventsRoom(Room):
@@ -39,9 +55,8 @@ class KvEventsRoom(Room):
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         self._endpoints: dict[_Name, str] = {}
-        self._caches: dict[_Name, EngineCache] = {}
-        self._sockets: dict[_Name, tuple[str, Any]] = {}  # of the thread
-        self._told: dict[_Name, str] = {}  # what was said last of each
+        self._engines: dict[_Name, _Engine] = {}  # changed by the thread only
+        self._logged = Seldom()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-events")
         self._reading: asyncio.Task[None] | None = None
         self._known = gateway.metrics.gauge("gateway_kv_events_known")
@@ -59,12 +74,18 @@ class KvEventsRoom(Room):
 
     def follow(self) -> Mapping[str, Follower]:
         """Follow the engines that have events now."""
-        self._endpoints = {
-            (name, backend): settings.kv_events
-            for name, model in self.gateway.settings.models.items()
-            for backend, settings in model.backends.items()
-            if settings.kv_events is not None
-        }
+        before, self._endpoints = (
+            self._endpoints,
+            {
+                (name, backend): settings.kv_events
+                for name, model in self.gateway.settings.models.items()
+                for backend, settings in model.backends.items()
+                if settings.kv_events is not None
+            },
+        )
+        for name, backend in before.keys() - self._endpoints.keys():
+            if (model := self.gateway.models.get(name)) is not None:
+                model.evicted(backend, None, is_full=False)
         sent = self.gateway.relay.router.sent
         return {name: _Comparison(name, self._tokens, sent) for name in {name for name, _ in self._endpoints}}
 
@@ -81,9 +102,9 @@ class KvEventsRoom(Room):
 
     def tick(self) -> None:
         """Report to the policies how long ago the prefixes were used that each engine has evicted."""
-        now_s, in_use_s = time.monotonic(), self._in_use_s() if self._caches else {}
-        for name, cache in [*self._caches.items()]:
-            model = self.gateway.models.get(name[0])
+        now_s, in_use_s = time.monotonic(), self._in_use_s() if self._engines else {}
+        for name, engine in [*self._engines.items()]:
+            model, cache = self.gateway.models.get(name[0]), engine.cache
             if model is None or name[1] not in model.upstreams or name not in self._endpoints:
                 continue
             is_late = model.upstreams[name[1]].backend.in_flight > 0 and now_s - cache.heard_s > _LATE_S
@@ -91,10 +112,10 @@ class KvEventsRoom(Room):
             unused_s = max(now_s - cache.evicted_s, in_use_s.get(name, 0.0)) if is_known else None
             model.evicted(name[1], unused_s, is_full=cache.is_full)
             self._known.labels(*name).set(is_known)
-            state = "by its events" if is_known else "by what was sent there"
-            if self._told.get(name) != state:
-                self._told[name] = state
-                log.info("%s/%s: what it has cached is expected %s", *name, state)
+            said = "by its events" if is_known else "by what was sent there"
+            if engine.said != said and self._logged.may_say((name, said)):
+                engine.said = said
+                log.info("%s/%s: what it has cached is expected %s", *name, said)
 
     def _in_use_s(self) -> dict[_Name, float]:
         """Return for how long the oldest request of each engine has been in flight: what it uses is not evicted."""
@@ -108,7 +129,7 @@ class KvEventsRoom(Room):
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            if self._endpoints or self._sockets:
+            if self._endpoints or self._engines:
                 await loop.run_in_executor(self._thread, self._read_some)
             else:
                 await asyncio.sleep(1e-3 * _POLL_MS)
@@ -116,45 +137,70 @@ class KvEventsRoom(Room):
     # In the thread
 
     def _read_some(self) -> None:
+        """Read what engines have sent, for at most half of the time: the rest is for the requests."""
         import zmq
 
         self._subscribe(self._endpoints)
         poller = zmq.Poller()
-        for _, socket in self._sockets.values():
-            poller.register(socket, zmq.POLLIN)
-        ready = dict(poller.poll(_POLL_MS))
-        for name, (_, socket) in self._sockets.items():
-            cache = self._caches[name]
-            for _ in range(_MOST_MESSAGES if socket in ready else 0):
-                try:
-                    frames = socket.recv_multipart(zmq.NOBLOCK)
-                except zmq.Again:
-                    break
-                before = cache.gaps, cache.nonsense
-                cache.read(frames, time.monotonic())
-                for kind, was, now in zip(("gap", "nonsense"), before, (cache.gaps, cache.nonsense), strict=True):
-                    if now > was:
-                        self._messages.labels(*name, kind).inc()
+        for engine in self._engines.values():
+            if engine.socket is not None:
+                poller.register(engine.socket, zmq.POLLIN)
+        ready, began_s = dict(poller.poll(_POLL_MS)), time.monotonic()
+        for name, engine in self._engines.items():
+            if engine.socket in ready:
+                with background.guarded("kv events", of="/".join(name)):
+                    self._read_turn(name, engine)
+        caches = [engine.cache for engine in self._engines.values()]
+        while sum(map(len, caches)) > _MOST_BLOCKS:
+            max(caches, key=len).give_up()
+        time.sleep(time.monotonic() - began_s)
+
+    def _read_turn(self, name: _Name, engine: _Engine) -> None:
+        """Read of one engine as much as its turn allows."""
+        import zmq
+
+        cache, now_s = engine.cache, time.monotonic()
+        end_s = now_s + _TURN_S
+        with suppress(zmq.Again):
+            while now_s < end_s:
+                cache.read(engine.socket.recv_multipart(zmq.NOBLOCK), now_s)
+                now_s = time.monotonic()
+        for problem in cache.problems:
+            self._messages.labels(*name, problem).inc()
+        cache.problems.clear()
 
     def _subscribe(self, endpoints: Mapping[_Name, str]) -> None:
         """Open and close sockets, so that there is one for each endpoint."""
-        import zmq
-
         from gateway.kv_events.cache import EngineCache
 
-        for name, (endpoint, socket) in [*self._sockets.items()]:
-            if endpoints.get(name) != endpoint:
-                socket.close(linger=0)
-                del self._sockets[name], self._caches[name]
-        for name in endpoints.keys() - self._sockets.keys():
-            socket = zmq.Context.instance().socket(zmq.SUB)
-            socket.set(zmq.RCVHWM, _MOST_MESSAGES)
-            socket.set(zmq.MAXMSGSIZE, _MOST_BYTES)
-            socket.set(zmq.LINGER, 0)
-            socket.subscribe(b"")
-            socket.connect(endpoints[name])
-            self._caches[name] = EngineCache()
-            self._sockets[name] = endpoints[name], socket
+        for name, engine in [*self._engines.items()]:
+            if endpoints.get(name) != engine.endpoint:
+                if engine.socket is not None:
+                    engine.socket.close(linger=0)
+                del self._engines[name]
+        for name in endpoints.keys() - self._engines.keys():
+            engine = self._engines[name] = _Engine(endpoints[name], EngineCache())
+            with background.guarded("kv events", of="/".join(name)):
+                engine.socket = _subscribed(engine.endpoint)
+
+
+def _subscribed(endpoint: str) -> Any:
+    """Return a socket that receives what an engine publishes."""
+    import zmq
+
+    from gateway.kv_events.cache import MOST_BYTES
+
+    socket: Any = zmq.Context.instance().socket(zmq.SUB)
+    try:
+        socket.set(zmq.RCVHWM, _MOST_WAITING)
+        socket.set(zmq.MAXMSGSIZE, MOST_BYTES)
+        socket.set(zmq.LINGER, 0)
+        socket.subscribe(b"")
+        socket.connect(endpoint)
+    except zmq.ZMQError:
+        socket.close(linger=0)
+        raise
+    return socket
 
 
 class _Comparison(Observer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -72,9 +73,9 @@ def test_a_gateway_that_joins_knows_from_the_first_eviction_on() -> None:
 def test_a_gap_ends_the_knowledge_until_the_next_eviction() -> None:
     cache = Told([stored(1)], [stored(2)])
     cache.tell(stored(3), number=5)
-    assert (cache.is_known, cache.gaps) == (False, 1)
+    assert (cache.is_known, cache.problems) == (False, ["gap"])
     cache.tell(removed(2))
-    assert (cache.is_known, cache.evicted_s, cache.gaps) == (True, 1.0, 1)
+    assert (cache.is_known, cache.evicted_s, cache.problems) == (True, 1.0, ["gap"])
 
 
 def test_a_message_that_comes_twice_counts_once() -> None:
@@ -129,19 +130,45 @@ def test_only_the_cache_of_the_engine_itself_counts() -> None:
         message(2, {"block_hashes": [1]}),
         message(2, stored(1) | {"block_hashes": [[1]]}),
         message(2, stored(1) | {"block_hashes": 1}),
+        message(2, stored(1, group_idx=[7])),
+        message(2, removed(1, group_idx={"a": 1})),
+        message(2, stored(1, kv_cache_spec_sliding_window=[])),
+        message(2, stored(1, medium=["GPU"])),
+        message(2, [["BlockStored"], [1]]),
+        message(2, stored(b"x" * 65)),
+        message(2, *[stored(*[1] * 20_000)] * 2),
+        message(2, *[{"type": "AllBlocksCleared"}] * 20_000),
+        [b"", b"\0" * 2**20, msgspec.msgpack.encode([0.0, []])],
+        [b"", b"\0" * 8, b"\x92\xca\0\0\0\0" + b"\x91" * 100_000 + b"\xc0"],
+        [b"", b"\0" * 8, b"\x92\xca\0\0\0\0" + b"\x91\x82\xa4type\xa6nested\xa1x" + b"\x81\xa1y" * 60_000 + b"\xc0"],
     ],
+    ids=range(21),
 )
 def test_nonsense_ends_the_knowledge(frames: list[bytes]) -> None:
     cache = Told([stored(1)], [stored(2)])
     cache.read(frames, 2.0)
-    assert (cache.is_known, cache.nonsense) == (False, 1)
+    assert (cache.is_known, cache.problems) == (False, ["nonsense"])
     cache.tell(removed(2), number=3)
     assert (cache.is_known, cache.evicted_s) == (True, 1.0)
 
 
-def test_the_blocks_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_with_too_many_blocks_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.kv_events.cache._MOST_BLOCKS", 10)
-    cache = Told([stored(*range(100))], [removed(5)])
-    assert cache.evicted_s == -math.inf
-    cache.tell(removed(95))
-    assert cache.evicted_s == 0.0
+    cache = Told([stored(*range(9))], [stored(*range(90, 99))])
+    assert (len(cache), cache.is_known, cache.problems) == (0, False, ["too_many"])
+    cache.tell(removed(3), stored(4))
+    assert not cache.is_known, "what goes first was forgotten"
+    cache.tell(removed(4))
+    assert cache.is_known
+
+
+def test_a_block_takes_as_much_memory_whatever_its_hash_is() -> None:
+    cache, blocks = EngineCache(), 10_000
+    told = message(0, stored(*[b"%064d" % each for each in range(blocks)], group_idx=2**40))
+    tracemalloc.start()
+    try:
+        cache.read(told, 1.0)
+        assert tracemalloc.get_traced_memory()[0] < 120 * blocks
+    finally:
+        tracemalloc.stop()
+    assert len(cache) == blocks

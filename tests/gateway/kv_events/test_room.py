@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -36,8 +37,11 @@ class Publisher:
         self.number = 0
 
     def tell(self, *events: Any) -> None:
-        self._socket.send_multipart(message(self.number, *events))
+        self.send(message(self.number, *events))
         self.number += 1
+
+    def send(self, frames: list[bytes]) -> None:
+        self._socket.send_multipart(frames)
 
     def close(self) -> None:
         self._socket.close(linger=0)
@@ -109,20 +113,88 @@ def _room(running: Running) -> KvEventsRoom:
     return found
 
 
-def _cache(running: Running) -> Any:
-    return _room(running)._caches["m", "a"]
+def _cache(running: Running, name: str = "a") -> Any:
+    return _room(running)._engines["m", name].cache
 
 
-async def until_heard(running: Running, engine: Publisher) -> None:
+async def until_heard(running: Running, engine: Publisher, name: str = "a") -> None:
     """Publish a block and its eviction until the gateway, which subscribes at some time, has received one."""
 
     def hears() -> bool:
         engine.tell(stored(engine.number))
         engine.tell(removed(engine.number - 1))
-        return bool(_cache(running).is_known)
+        return ("m", name) in _room(running)._engines and bool(_cache(running, name).is_known)
 
-    await running.until(lambda: "a" in running.upstreams and hears())
-    await running.until(lambda: _cache(running)._number == engine.number - 1)
+    await running.until(lambda: name in running.upstreams and hears())
+    await running.until(lambda: _cache(running, name)._number == engine.number - 1)
+
+
+NESTED = [b"", bytes(8), b"\x92\xca\0\0\0\0" + b"\x91" * 100_000 + b"\xc0"]
+ATTACKS = {
+    "nesting": NESTED,
+    "a group that cannot be hashed": message(0, stored(1, group_idx=[7])),
+    "many hashes": message(0, stored(*range(30_000))),
+    "a long message": [b"", bytes(8), bytes(16 << 20)],
+    "many frames": [b""] * 200,
+}
+
+
+@pytest.mark.parametrize("frames", ATTACKS.values(), ids=ATTACKS.keys())
+async def test_what_one_engine_sends_delays_the_events_of_no_other(
+    frames: list[bytes], gateway_of: Start, engine: Publisher
+) -> None:
+    other = Publisher()
+    try:
+        endpoints = {"a": engine.endpoint, "b": other.endpoint}
+        async with gateway_of({"a": "baseline", "b": "baseline"}, LEARNED, kv_events=endpoints) as running:
+            await until_heard(running, engine, "a")
+            await until_heard(running, other, "b")
+            longest_s = 0.0
+            for _ in range(10):
+                for _ in range(20):
+                    engine.send(frames)
+                began_s = time.monotonic()
+                other.tell(stored(other.number))
+                await running.until(lambda: _cache(running, "b")._number == other.number - 1)
+                longest_s = max(longest_s, time.monotonic() - began_s)
+            assert _cache(running, "b").is_known
+            assert longest_s < 2.0, "they were late by up to 30 s"
+    finally:
+        other.close()
+
+
+async def test_engines_together_have_a_bounded_number_of_blocks(
+    gateway_of: Start, engine: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_MOST_BLOCKS", 100)
+    other = Publisher()
+    try:
+        endpoints = {"a": engine.endpoint, "b": other.endpoint}
+        async with gateway_of({"a": "baseline", "b": "baseline"}, LEARNED, kv_events=endpoints) as running:
+            await until_heard(running, engine, "a")
+            await until_heard(running, other, "b")
+            other.tell(stored(*range(1000, 1030)))
+            engine.tell(stored(*range(90)))
+            await running.until(lambda: not _cache(running, "a").is_known)
+            assert (len(_cache(running, "a")), len(_cache(running, "b"))) == (0, len(_cache(running, "b")))
+            assert _cache(running, "b").is_known, "the one with most of them is not followed"
+    finally:
+        other.close()
+
+
+async def test_an_engine_whose_events_are_no_longer_read_is_expected_by_what_was_sent_there(
+    gateway_of: Start, engine: Publisher
+) -> None:
+    async with gateway_of({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
+        await until_heard(running, engine)
+        await running.chat(TEXT)
+        _room(running).tick()
+        await until_noted(running, "by events")
+        backends = running.gateway.settings.models["m"].backends
+        backends["a"] = backends["a"].model_copy(update={"kv_events": None})  # type: ignore[index]
+        join(running.gateway)
+        assert "cached, by estimate" in await note(running)
+        await running.until(lambda: not _room(running)._engines)
 
 
 @pytest.mark.slow
