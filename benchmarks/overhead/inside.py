@@ -3,7 +3,8 @@
 A request goes through the frontend's protocol to the relay, and an answer back, over transports that write nothing. The
 figure is the CPU time of one thread without sockets and kernel, the minimum of 24 rounds of 512 requests. It resolves
 savings of half a microsecond, which `benchmarks.overhead` cannot. `--unlike` adds a number to the head of each request
-and answer, so that no head equals the one before. `--recorded` runs the recorder's thread, turns shadow drafting off,
+and answer, so that no head equals the one before. `--stream` has the answers streamed, as by vLLM: each of 64 events is
+read by itself. `--recorded` runs the recorder's thread, turns shadow drafting off,
 and also prints the CPU time of all threads; the queue is emptied after each round. `--telemetry JSON` sets the section
 `telemetry` of the pool file, and runs its threads with `--recorded` too; `{"otlp": {}}` has a collector in another
 process. Compiled if `gateway` is.
@@ -19,6 +20,7 @@ import os
 import tempfile
 import time
 from collections import deque
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,6 +52,15 @@ _HEAD = (
     b"x-stainless-lang: python\r\n%bcontent-length: %d\r\n\r\n%b"
 )
 _ANSWER_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b"
+_STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n%btransfer-encoding: chunked\r\n\r\n"
+_EVENT = (
+    b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":1795220527,"model":"m","choices":[{"index":0,'
+    b'"delta":{"content":" word"},"logprobs":null,"finish_reason":%b,"token_ids":%b}]}\n\n'
+)
+_USAGE_EVENT = (
+    b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":1795220527,"model":"m","choices":[],'
+    b'"usage":{"prompt_tokens":300,"total_tokens":364,"completion_tokens":64}}\n\n'
+)
 _ANSWER = (
     b'{"id":"chatcmpl-0","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant",'
     b'"content":"%b"},"finish_reason":"stop"}],"usage":{"prompt_tokens":300,"total_tokens":440,'
@@ -74,6 +85,8 @@ class NullTransport(asyncio.Transport):
 
     def resume_reading(self) -> None: ...
 
+    def abort(self) -> None: ...
+
 
 class BackendTransport(NullTransport):
     """A transport to a backend, which records the connection that carries a request."""
@@ -84,6 +97,7 @@ class BackendTransport(NullTransport):
         self._carried = carried
 
     def write(self, data: Any) -> None:
+        self.written = data
         self._carried.append(self._connection)
 
 
@@ -95,8 +109,25 @@ def _numbered(number: int, *, unlike: bool) -> bytes:
     return b"x-number: %d\r\n" % number if unlike else b""
 
 
+def _framed(event: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+def _reads_of_stream(with_ids: bool, with_usage: bool) -> list[bytes]:
+    """Return what is read of a stream after its head, piece by piece."""
+    ids = b"[737]" if with_ids else b"null"
+    events = [_EVENT % (b"null", ids)] * 63 + [_EVENT % (b'"length"', ids)] + [_USAGE_EVENT] * with_usage
+    return [*map(_framed, [*events, b"data: [DONE]\n\n"]), b"0\r\n\r\n"]
+
+
 async def measure(
-    pool: Path, body_bytes: int, telemetry: dict[str, Any], *, unlike: bool, recorded: bool = False
+    pool: Path,
+    body_bytes: int,
+    telemetry: dict[str, Any],
+    *,
+    unlike: bool,
+    recorded: bool = False,
+    stream: bool = False,
 ) -> tuple[float, float]:
     """Return the microseconds per request, on the event loop and in all threads."""
     settings = load_pool(pool)
@@ -124,16 +155,21 @@ async def measure(
         gateway.relay.followers = dict.fromkeys(gateway.relay.followers, [recorder] if recorder is not None else [])
     requests, answers = [], []
     for number in range(_REQUESTS):
-        body, extra = chat_body(body_bytes, number, stream=False), _numbered(number, unlike=unlike)
+        body, extra = chat_body(body_bytes, number, stream=stream), _numbered(number, unlike=unlike)
         requests.append(_HEAD % (extra, len(body), body))
-        answers.append(_ANSWER_HEAD % (extra, len(_ANSWER), _ANSWER))
+        answers.append(_STREAM_HEAD % extra if stream else _ANSWER_HEAD % (extra, len(_ANSWER), _ANSWER))
+    rest = {kind: _reads_of_stream(*kind) for kind in product((False, True), repeat=2)}
     taken_s, process_s = [], []
     for _ in range(_ROUNDS):
         begun_s, process_begun_s = time.thread_time(), time.process_time()
         for request, answer in zip(requests, answers, strict=True):
             frontend.data_received(request)
             writes.flush()  # as at the end of a loop iteration
-            carried.pop().data_received(answer)
+            connection = carried.pop()
+            sent = cast("BackendTransport", connection._transport).written
+            connection.data_received(answer)
+            for read in rest[b"return_token_ids" in sent, b"include_usage" in sent] if stream else ():
+                connection.data_received(read)
             writes.flush()
         taken_s.append(time.thread_time() - begun_s)
         _empty(recorder, outlets, recorded=recorded)
@@ -142,7 +178,7 @@ async def measure(
     for each in (*outlets, recorder) if recorded else ():
         if each is not None:
             each.stop()
-    assert bytes(client.written).startswith(b"HTTP/1.1 200 OK\r\n"), client.written
+    assert bytes(client.written).startswith(b"0\r\n\r\n" if stream else b"HTTP/1.1 200 OK\r\n"), client.written
     return 1e6 * min(taken_s) / _REQUESTS, 1e6 * min(process_s) / _REQUESTS
 
 
@@ -165,6 +201,7 @@ def main() -> None:
     parser.add_argument("--body-bytes", type=int, default=2000)
     parser.add_argument("--unlike", action="store_true")
     parser.add_argument("--recorded", action="store_true")
+    parser.add_argument("--stream", action="store_true")
     parser.add_argument("--telemetry", type=json.loads, default={}, help="as in the pool file, in JSON")
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
@@ -183,6 +220,7 @@ def _print(arguments: argparse.Namespace) -> None:
                 arguments.telemetry,
                 unlike=arguments.unlike,
                 recorded=arguments.recorded,
+                stream=arguments.stream,
             )
             taken_us, process_us = uvloop.run(measured)
             all_threads = f", {process_us:.1f} in all threads" if arguments.recorded else ""
