@@ -45,14 +45,14 @@ class Weighing(Learned):
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose with the overuse of the client."""
-        client = Client(request.client)
+        client = Client("", id=request.client)
         request.overuse = self.traffic.overuse(client)
         self.traffic.begin(client)
         return super().choose(request, candidates)
 
     def observe(self, outcome: Outcome) -> None:
         """Count the end."""
-        self.traffic.end(Client(outcome.request.client))
+        self.traffic.end(Client("", id=outcome.request.client))
         super().observe(outcome)
 
 

@@ -31,7 +31,7 @@ def client_of_lines(keyring: Keyring, name: str) -> Client:
     client = ANONYMOUS if keyring.is_open else keyring.named(name)
     if client is None:
         raise GatewayError(401, "The key that this batch belongs to is gone.", code="invalid_api_key")
-    return replace(client, name=f"{name} batch", priority=_LAST, weight=_WEIGHT, **_NOT_THEIRS)
+    return replace(client, name=f"{name} batch", id=f"{client.id} batch", priority=_LAST, weight=_WEIGHT, **_NOT_THEIRS)
 
 
 class Answer(NamedTuple):

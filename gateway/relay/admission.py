@@ -34,7 +34,7 @@ def admit(exchange: Exchange) -> None:
         _route(exchange)
     else:
         exchange.has_turn = True
-        relay.turns.add(client.name, _route_in_turn(exchange))
+        relay.turns.add(client.id, _route_in_turn(exchange))
 
 
 def _route_in_turn(exchange: Exchange) -> Iterator[None]:

@@ -18,7 +18,7 @@ _ROUNDS: Final = 3
 """Exchanges until what was used here is certainly known to all peers: that of now, theirs, and one to spare."""
 
 
-_NAMES_WITHOUT_KEY: Final = frozenset({ANONYMOUS.name, UNAUTHENTICATED.name})
+_WITHOUT_KEY: Final = frozenset({ANONYMOUS.id, UNAUTHENTICATED.id})
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Limits:
         self._max_in_flight = max_in_flight
         self._in_flight = 0
         self._clock = clock  # returns monotonic seconds
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, _Account] = {}  # by the id of the client, as all that follows
         self._limited: dict[str, _Account] = {}  # those of keys with a limit
         self._reported_keys: dict[str, Set[str]] = {}  # in the last report of each peer
         self._share = 1.0  # of what is left, until the next exchange
@@ -179,17 +179,17 @@ class Limits:
     def update(self, clients: Iterable[Client], max_in_flight: int | None) -> None:
         """Replace the limits, keeping what has been used; forget removed keys that have no requests in flight."""
         self._max_in_flight = max_in_flight
-        known = {client.name: client for client in clients}
+        known = {client.id: client for client in clients}
         now_s = self._clock()
-        for name, account in list(self._accounts.items()):
-            client = known.get(name)
+        for key, account in list(self._accounts.items()):
+            client = known.get(key)
             if client is not None:
                 account.requests = _changed(account.requests, client.requests_per_minute, now_s)
                 account.tokens = _changed(account.tokens, client.tokens_per_minute, now_s)
                 self._list(client, account)
-            elif not account.in_flight + account.peers_in_flight and name not in _NAMES_WITHOUT_KEY:
-                del self._accounts[name]
-                self._limited.pop(name, None)
+            elif not account.in_flight + account.peers_in_flight and key not in _WITHOUT_KEY:
+                del self._accounts[key]
+                self._limited.pop(key, None)
 
     # Exchange with the peers: other processes that serve the same pool.
 
@@ -197,13 +197,13 @@ class Limits:
         """Return the use of each key with a limit that was used in the last minute."""
         now_s = self._clock()
         used = {}
-        for name, account in self._limited.items():
+        for key, account in self._limited.items():
             if account.is_asked or account.in_flight:
                 if now_s - account.used_s > QUIET_S and account.reported is not None:
                     account.before = account.reported.requests, account.reported.tokens
                 account.used_s, account.is_asked = now_s, False
             if now_s - account.used_s <= QUIET_S:
-                used[name] = account.reported = KeyUse(
+                used[key] = account.reported = KeyUse(
                     account.sum_requests,
                     account.sum_tokens,
                     *account.before,
@@ -226,8 +226,8 @@ class Limits:
 
     def no_longer_uses(self, peer: str, reported: Set[str]) -> None:
         """Drop the requests in flight of a peer for keys that it no longer reports."""
-        for name in self._reported_keys.get(peer, frozenset()) - reported:
-            if (account := self._limited.get(name)) is not None and (use := account.peers.get(peer)) is not None:
+        for key in self._reported_keys.get(peer, frozenset()) - reported:
+            if (account := self._limited.get(key)) is not None and (use := account.peers.get(peer)) is not None:
                 account.peers[peer] = use._replace(in_flight=0)
         self._reported_keys[peer] = reported
 
@@ -246,10 +246,10 @@ class Limits:
             account.spent -= account.spent_by_round.pop(0)
 
     def _account(self, client: Client) -> _Account:
-        account = self._accounts.get(client.name)
+        account = self._accounts.get(client.id)
         if account is None:
             now_s = self._clock()
-            account = self._accounts[client.name] = _Account(
+            account = self._accounts[client.id] = _Account(
                 _bucket(client.requests_per_minute, now_s),
                 _bucket(client.tokens_per_minute, now_s),
             )
@@ -260,9 +260,9 @@ class Limits:
         """Keep an account among those that are reported to peers if its key has a limit."""
         limits = (client.requests_per_minute, client.tokens_per_minute, client.max_in_flight)
         if client is not UNAUTHENTICATED and any(limit is not None for limit in limits):
-            self._limited[client.name] = account
+            self._limited[client.id] = account
         else:
-            self._limited.pop(client.name, None)
+            self._limited.pop(client.id, None)
 
 
 def _changed(bucket: _Bucket | None, per_minute: float | None, now_s: float) -> _Bucket | None:

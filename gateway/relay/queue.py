@@ -146,15 +146,15 @@ class ModelQueue:
         self._make_room(rank, size_bytes)
         self._number += 1
         client, tenant = waiter.inbound.request_headers.client, waiter.inbound.request_headers.tenant
-        tenants = {line[1] for line in self._lines if line[0] == client.name}
+        tenants = {line[1] for line in self._lines if line[0] == client.id}
         if not tenants:
             self.shares.begin(client)
         if tenant and tenant not in tenants:
             if len(tenants) < _MOST_TENANTS:
-                self.shares.tenants(client.name).begin(Client(tenant))
+                self.shares.tenants(client.id).begin(Client(tenant, id=tenant))
             else:
                 tenant = ""
-        names = client.name, tenant, *[backend.name for backend in members]
+        names = client.id, tenant, *[backend.name for backend in members]
         place = Place(waiter, names, rank, self._number, size_bytes, self._clock())
         insort(self._lines.setdefault(names, []), place)
         self.waiting += 1

@@ -63,7 +63,8 @@ class FairShares:
 
     Examples
     --------
-    >>> shares, one, two = FairShares(), Client("one"), Client("two", weight=2.0)
+    >>> shares = FairShares()
+    >>> one, two = Client("one", id="one"), Client("two", id="two", weight=2.0)
     >>> for _ in range(3):
     ...     charge = shares.charge(one, "", Price(0.1, 0.0, 0.0, 0.1))
     >>> shares.begin(two)
@@ -94,7 +95,7 @@ class FairShares:
 
     def begin(self, client: Client) -> None:
         """Have a client wait that had no request waiting."""
-        self._served_s[client.name] = max(self.served_s(client.name), self._least_s)
+        self._served_s[client.id] = max(self.served_s(client.id), self._least_s)
 
     def has_room(self, client: Client, tenant: str, places: float) -> bool:
         """Return whether a client, and its tenant, may have one more of the places in flight.
@@ -103,12 +104,12 @@ class FairShares:
         asks seldom would wait for the end of what others have begun.
         """
         own, needed = self._needed(client, places)
-        count = self._in_flight[client.name]
+        count = self._in_flight[client.id]
         if needed and count >= own:
             kept = sum(max(0.0, need - self._in_flight[name]) for name, need in needed.items())
             if self._in_flight.total() + kept >= places:
                 return False
-        return not tenant or self.tenants(client.name).has_room(Client(tenant), "", max(own, count + 1.0))
+        return not tenant or self.tenants(client.id).has_room(Client(tenant, id=tenant), "", max(own, count + 1.0))
 
     def backends_for(self, client: Client, tenant: str, price: Price, backends: int, per_backend: float) -> int:
         """Return on how many backends a request may hold up others by its prompt.
@@ -117,17 +118,17 @@ class FairShares:
         has more than its share in flight, by what that costs, leaves the backends to others that they have needed.
         """
         own, needed = self._needed(client, backends * per_backend)
-        own_s = max(price.expected_s(), self._peak(client.name).cost_s)
+        own_s = max(price.expected_s(), self._peak(client.id).cost_s)
         others_s = sum(self._peak(name).cost_s for name in needed)
         if own_s * (backends * per_backend - own) > others_s * own:
             backends = max(1, int(backends - sum(needed.values()) / per_backend + _ROUNDING))
         if tenant and backends > 1:
-            return self.tenants(client.name).backends_for(Client(tenant), "", price, backends, per_backend)
+            return self.tenants(client.id).backends_for(Client(tenant, id=tenant), "", price, backends, per_backend)
         return backends
 
     def _needed(self, client: Client, places: float) -> tuple[float, dict[str, float]]:
         """Return a client's share of the places, and of the places what others have needed of late within theirs."""
-        peaks = {name: self._peak(name) for name in self._peaks if name != client.name}
+        peaks = {name: self._peak(name) for name in self._peaks if name != client.id}
         others = {name: peak for name, peak in peaks.items() if peak.requests > _LEAST_PEAK}
         share = places / (client.weight + sum(peak.weight for peak in others.values()))
         needed = {name: min(share * peak.weight, peak.requests + 1.0) for name, peak in others.items()}
@@ -142,7 +143,7 @@ class FairShares:
 
     def charge(self, client: Client, tenant: str, price: Price) -> Charge:
         """Charge a client what a request that is sent is expected to cost; and the tenant, if it has a name."""
-        name = client.name
+        name = client.id
         self._least_s = max(self._least_s, self.served_s(name))
         self._in_flight[name] += 1
         self._cost_s[name] = self._cost_s.get(name, 0.0) + price.expected_s()
@@ -152,11 +153,13 @@ class FairShares:
         self._add(name, price.expected_s() / client.weight)
         if len(self._peaks) > _MOST_CLIENTS:
             self._forget_one()
-        return Charge(client, price, self.tenants(name).charge(Client(tenant), "", price) if tenant else None)
+        return Charge(
+            client, price, self.tenants(name).charge(Client(tenant, id=tenant), "", price) if tenant else None
+        )
 
     def settle(self, charge: Charge, output_tokens: int) -> None:
         """Charge what a request has cost in place of what was expected."""
-        name, price = charge.client.name, charge.price
+        name, price = charge.client.id, charge.price
         self._in_flight[name] -= 1
         self._cost_s[name] = max(0.0, self._cost_s.get(name, 0.0) - price.expected_s())
         self._add(name, (price.at_s(output_tokens) - price.expected_s()) / charge.client.weight)

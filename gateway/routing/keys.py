@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.dialects.errors import GatewayError
@@ -21,7 +21,9 @@ class Client:
     False
     """
 
-    name: str  # the key's name in the pool file (never the key itself); `anonymous` if the gateway is open
+    # The key's name in the pool file (never the key itself), for people: after a reload it may be another key's.
+    # `anonymous` if the gateway is open.
+    name: str
     models: frozenset[str] | None = None  # models that the client may use; None for all
     may_override: bool = False  # whether the client may choose backends with `x-gateway-backend` and `x-gateway-method`
     # requests_per_minute, tokens_per_minute, max_in_flight: limits; None for no limit.
@@ -38,6 +40,7 @@ class Client:
     weight: float = 1.0  # its share of a model relative to other clients, where requests wait
     tenant_header: bytes = b""  # header, in lower case, that tells whose request it is; empty for none
     adapters: frozenset[str] | None = None  # LoRA adapters that it may use; None for all of its models
+    id: str = ""  # by which whatever is kept of the client goes: made from the key, so that it is never another one's
 
     def may_use(self, model: str) -> bool:
         """Return whether the client may use a model."""
@@ -47,11 +50,17 @@ class Client:
         """Return whether the client may use an adapter of a model."""
         return self.may_use(model) if self.adapters is None else adapter in self.adapters
 
+    @property
+    def source(self) -> str:
+        """Whose evidence its requests are: their key's, as those of a batch are; empty if the gateway is open."""
+        key = self.id.partition(" ")[0]
+        return "" if key == ANONYMOUS.id else key
 
-ANONYMOUS = Client("anonymous", may_override=True)
+
+ANONYMOUS = Client("anonymous", may_override=True, id="anonymous")
 """The client of all requests to an open gateway."""
 
-UNAUTHENTICATED: Final = Client("unauthenticated", models=frozenset(), max_in_flight=16)
+UNAUTHENTICATED: Final = Client("unauthenticated", models=frozenset(), max_in_flight=16, id="unauthenticated")
 """The client of requests that need no key, such as preflight requests. They take no places from those with a key."""
 
 
@@ -80,9 +89,11 @@ class Keyring:
     """
 
     def __init__(self, clients: Sequence[tuple[bytes, Client]], admin: bytes | None = None) -> None:
-        self._clients = tuple(clients)  # pairs of key digest and client; without any, the gateway is open
+        # Pairs of key digest and client; without any, the gateway is open.
+        self._clients = tuple([(digest, replace(client, id=_id_of(digest))) for digest, client in clients])
         self.is_open = not self._clients  # whether requests need no key
         self._by_name = {client.name: client for _, client in self._clients}
+        self._by_id = {client.id: client for _, client in self._clients}
         # Digest of the admin key, which may do everything at `/admin` and nothing else; None if there is none.
         self._admin = admin
 
@@ -94,6 +105,10 @@ class Keyring:
     def named(self, name: str) -> Client | None:
         """Return the client of the key with a given name; None if there is no such key."""
         return self._by_name.get(name)
+
+    def with_id(self, client_id: str) -> Client | None:
+        """Return the client with a given id; None if its key is not here, or no longer."""
+        return self._by_id.get(client_id)
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Client:
         """Return the client that sent a request.
@@ -142,6 +157,11 @@ class Keyring:
             if hmac.compare_digest(key_digest, presented_digest):
                 match = client
         return match
+
+
+def _id_of(key_digest: bytes) -> str:
+    """Return the id of the client of a key, from which nobody learns the digest that its key is compared with."""
+    return hashlib.sha256(b"client " + key_digest).hexdigest()[:32]
 
 
 def presented_key(headers: Mapping[bytes, bytes]) -> bytes:

@@ -131,31 +131,33 @@ class Traffic:
         self._at_s = 0.0
         self.in_flight = 0
         self.arrived = 0  # requests that have arrived
-        self._of: dict[str, tuple[int, float]] = {}  # by client with requests in flight: their number, its weight
+        self._of: dict[
+            str, tuple[int, float]
+        ] = {}  # by id of a client with requests in flight: their number, its weight
         self._weights = 0.0  # of all of these
 
     def begin(self, client: Client) -> None:
         """Count a request as in flight."""
         self.in_flight += 1
-        count, weight = self._of.get(client.name, (0, client.weight))
+        count, weight = self._of.get(client.id, (0, client.weight))
         if not count:
             self._weights += weight
-        self._of[client.name] = count + 1, weight
+        self._of[client.id] = count + 1, weight
 
     def end(self, client: Client) -> None:
         """Count it as ended."""
         self.in_flight -= 1
-        count, weight = self._of.pop(client.name)
+        count, weight = self._of.pop(client.id)
         if count > 1:
-            self._of[client.name] = count - 1, weight
+            self._of[client.id] = count - 1, weight
         else:
             self._weights = self._weights - weight if self._of else 0.0
 
     def overuse(self, client: Client) -> float:
         """Return the requests in flight of a client over its share of all, from 1 to 5."""
-        if len(self._of) < 2 or client.name not in self._of:
+        if len(self._of) < 2 or client.id not in self._of:
             return 1.0
-        count, weight = self._of[client.name]
+        count, weight = self._of[client.id]
         return min(_MOST_OVERUSE, max(1.0, count / (weight / self._weights * self.in_flight)))
 
     def arrive(self, now_s: float) -> None:

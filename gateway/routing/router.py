@@ -163,7 +163,7 @@ class Router:
                 features.template = template_of_adapter(adapter, features.template)
                 apart = crc32(adapter.encode())
                 features.prefix = tuple([hash((apart, each)) for each in features.prefix])
-            features.client = "" if client is ANONYMOUS else client.name
+            features.client = client.source
             features.overuse = traffic.overuse(client)
             features.explore = wanted.explore
             ttft_s, tpot_s = client.slo_ttft_s, client.slo_tpot_s

@@ -73,19 +73,26 @@ class Change:
             for upstream in model.upstreams.values()
             if upstream not in _upstreams_of(later, model.name).values()
         ]
-        keys = {key.name for key in later.settings.keys}
+        keyring = later.relay.access.keyring
+        keys = {client: keyring.named(client.name) for client in gateway.relay.access.keyring.clients}
         gone = Gone(
             gateway,
             [upstream.backend for upstream in retired],
             [name for name in before if name not in later.models],
-            [key.name for key in gateway.settings.keys if key.name not in keys],
+            [client.name for client, later_one in keys.items() if later_one is None],
             set(gateway.relay.exchanges),
         )
         versions = self._kept_versions()
         steps: list[Callable[[], object]] = [
             partial(gateway.pool.update, self.members, self.joining, health_rules(later.settings)),
-            partial(gateway.relay.limits.update, later.relay.access.keyring.clients, max_in_flight(later.settings)),
-            partial(gateway.peers.follow, later.relay.access.keyring, later.models),
+            partial(gateway.relay.limits.update, keyring.clients, max_in_flight(later.settings)),
+            partial(gateway.peers.follow, keyring, later.models),
+            # A name that is another key's now: what is shown by it begins anew.
+            *(
+                partial(gateway.metrics.forget, key=client.name)
+                for client, later_one in keys.items()
+                if later_one is not None and later_one.id != client.id
+            ),
             *(partial(self._forget, upstream.backend, before) for upstream in retired),
             *(each.unfollow for each in gateway.policy_versions.values() if each not in versions.values()),
             *(each.follow for each in versions.values() if each not in gateway.policy_versions.values()),

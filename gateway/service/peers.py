@@ -171,7 +171,7 @@ class Peers:
             if (shares := self.shares.get(model)) is not None:
                 shares.hear(report.writer, totals_s)
         for key, use in report.keys.items():
-            if (client := self._keyring.named(key)) is not None:
+            if (client := self._keyring.with_id(key)) is not None:
                 self._limits.hear(report.writer, client, use, is_new=is_new)
         self._limits.no_longer_uses(report.writer, report.keys.keys())
         for replica, ejection in report.ejected.items():

@@ -51,14 +51,14 @@ class Report(NamedTuple):
     writer: str  # unique name of the process, never reused
     number: Count  # grows with each report of the process
     in_flight: dict[str, Count]
-    keys: dict[str, KeyUse]  # its use of the keys with limits, by name
+    keys: dict[str, KeyUse]  # its use of the keys with limits, by the ids of their clients
     ejected: dict[str, Ejection]
     # Tokens so far of its answers whose steps are known, and these steps, by replica.
     answered: dict[str, tuple[Amount, Amount]]
     draining: dict[str, Draining]
     responses: dict[str, str]  # the backends that hold the stored responses of the last seconds, by response id
     prompts: list[list[SentPrompt]]  # since the report before, between that and the one before it, and so on
-    served_s: dict[str, dict[str, Seconds]]  # what it has served each client, by model with a queue
+    served_s: dict[str, dict[str, Seconds]]  # what it has served each client, by its id, and by model with a queue
     format: Literal[5] = 5
 
     def encode(self) -> bytes:

@@ -119,7 +119,7 @@ class RequestFeatures:
         Whether the request's parameters keep the model from tokens that it would emit by itself, so that drafts may be
         rejected through no fault of their drafter.
     client
-        Name of the client's key; empty if it has none.
+        Id of the client, made from its key; empty if it has none.
     overuse
         Requests in flight of that client over its share of all, at least 1: by so much more the delay of others weighs.
     thinking

@@ -19,7 +19,8 @@ from policies.balancing.lmetric import LMetric
 from policies.load import LoadMeter
 from policies.load_policy import LoadSettings
 
-TEAM = Client("team", requests_per_minute=60)
+TEAM_KEY = b"digest"
+(TEAM,) = Keyring([(TEAM_KEY, Client("team", requests_per_minute=60))]).clients
 
 
 class PeerProcess:
@@ -33,7 +34,7 @@ class PeerProcess:
         self.limits = Limits(clock=clock)
         self.locations = ResponseLocations()
         self.policy = LMetric(LoadSettings(seed=1))
-        keyring = Keyring([(b"digest", TEAM)])
+        keyring = Keyring([(TEAM_KEY, TEAM)])
         models = {"m": Model("m", self.policy, 1.0, {})}
         self.peers = Peers(self.pool, self.limits, keyring, self.locations, models, clock, host)
 

@@ -339,7 +339,7 @@ async def test_of_two_gateways_one_runs_a_batch_and_the_other_goes_on_with_it(tm
 
 def test_lines_have_no_share() -> None:
     """They weigh what they cost others, and keep none of their places."""
-    asks, lines = Client("asks"), client_of_lines(Keyring([(digest("sk"), Client("asks"))]), "asks")
+    asks, lines = Client("asks", id="asks"), client_of_lines(Keyring([(digest("sk"), Client("asks"))]), "asks")
     traffic, shares = Traffic(), FairShares()
     for client, count in ((asks, 20), (lines, 2)):
         for _ in range(count):

@@ -56,7 +56,7 @@ def play(client: Client, arrivals: Arrivals, seed: int, *, takes_s: float = 0.0,
         heapq.heappush(events, (time_s, next(count), what, process))
 
     def exchange(process: int) -> None:
-        use = limits[process].report().get(client.name)
+        use = limits[process].report().get(client.id)
         if use is not None and (process not in board or use.steady() != board[process].steady()):
             board[process] = use
         for peer, use in board.items():
@@ -130,7 +130,7 @@ DEMANDS: dict[str, Callable[[float, Random], int]] = {
 )
 def test_a_flood_is_held_to_the_limit(demand: str, per_minute: int) -> None:
     arrivals = poisson(max(60.0, per_minute / 20.0), DEMANDS[demand], per_minute)
-    admitted = play(Client("k", requests_per_minute=per_minute), arrivals, seed=1, late_s=0.01)
+    admitted = play(Client("k", id="k", requests_per_minute=per_minute), arrivals, seed=1, late_s=0.01)
     assert over(admitted.one, per_minute) <= 1e-6
     assert over(admitted.together, per_minute) <= PROCESSES
     assert len(admitted.together) >= len(admitted.one) - PROCESSES
@@ -139,19 +139,19 @@ def test_a_flood_is_held_to_the_limit(demand: str, per_minute: int) -> None:
 @pytest.mark.parametrize("per_minute", [20, 600])
 def test_none_is_refused_while_the_use_is_below_the_limit(per_minute: int) -> None:
     arrivals = poisson(0.5 * per_minute / 60.0, DEMANDS["even"], per_minute, until_s=90.0)
-    admitted = play(Client("k", requests_per_minute=per_minute), arrivals, seed=2)
+    admitted = play(Client("k", id="k", requests_per_minute=per_minute), arrivals, seed=2)
     assert admitted.together == admitted.one
 
 
 def test_processes_that_all_burst_at_once_out_of_silence_exceed_the_limit_by_one_request_each() -> None:
     arrivals = [(5.0 + 1e-6 * number, number % PROCESSES) for number in range(100 * PROCESSES)]
     for per_minute in (10, 1000):
-        admitted = play(Client("k", requests_per_minute=per_minute), arrivals, seed=3)
+        admitted = play(Client("k", id="k", requests_per_minute=per_minute), arrivals, seed=3)
         assert 0.9 * per_minute <= len(admitted.together) <= per_minute + PROCESSES
 
 
 def test_a_burst_at_one_process_gets_its_share_at_once_and_the_rest_later() -> None:
-    client = Client("k", requests_per_minute=600)
+    client = Client("k", id="k", requests_per_minute=600)
     burst = [(5.0 + 1e-6 * number, 3) for number in range(100)]
     assert len(play(client, burst, seed=4).together) == 600 // PROCESSES + 1
     again = [(time_s + pause_s, 3) for pause_s in (1.0, 2.0, 3.0, 4.0) for time_s, _ in burst]
@@ -161,7 +161,7 @@ def test_a_burst_at_one_process_gets_its_share_at_once_and_the_rest_later() -> N
 @pytest.mark.parametrize("most", [8, 200])
 def test_requests_in_flight_are_held_to_the_limit(most: int) -> None:
     arrivals = poisson(2.0 * most, DEMANDS["even"], most, until_s=12.0)
-    admitted = play(Client("k", max_in_flight=most), arrivals, seed=5, takes_s=1.0)
+    admitted = play(Client("k", id="k", max_in_flight=most), arrivals, seed=5, takes_s=1.0)
     assert admitted.most_in_flight <= most + PROCESSES
     assert len(admitted.together) >= 0.8 * len(admitted.one), "a place that becomes free is known late"
 
@@ -170,7 +170,7 @@ class Pair:
     """Two processes and a client with a limit."""
 
     def __init__(self) -> None:
-        self.clock, self.client = Clock(), Client("k", requests_per_minute=60, max_in_flight=100)
+        self.clock, self.client = Clock(), Client("k", id="k", requests_per_minute=60, max_in_flight=100)
         self.here, self.there = (Limits(clock=self.clock) for _ in range(2))
 
     def ask_there(self, times: int) -> int:
@@ -250,11 +250,11 @@ def test_limits_that_change_apply_to_what_peers_have_used_too() -> None:
     pair = Pair()
     pair.ask_there(50)
     pair.hear(is_new=True)
-    smaller = Client("k", requests_per_minute=5)
+    smaller = Client("k", id="k", requests_per_minute=5)
     pair.here.update([smaller], None)
     bucket = pair.here._accounts["k"].requests
     assert bucket is not None
     assert (bucket.per_minute, bucket.level) == (5, 5)
-    pair.here.update([Client("k")], None)
+    pair.here.update([Client("k", id="k")], None)
     pair.clock.now_s += PERIOD_S
     assert pair.here.report() == {}, "a key without limits is not reported"

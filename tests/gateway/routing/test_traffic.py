@@ -9,7 +9,12 @@ from gateway.routing.model import Traffic
 
 
 def test_a_client_beyond_its_share_is_known_by_its_requests_in_flight() -> None:
-    traffic, one, two, heavy = Traffic(), Client("one"), Client("two"), Client("heavy", weight=2.0)
+    traffic, one, two, heavy = (
+        Traffic(),
+        Client("one", id="one"),
+        Client("two", id="two"),
+        Client("heavy", id="heavy", weight=2.0),
+    )
     for _ in range(9):
         traffic.begin(one)
     assert traffic.overuse(one) == 1.0, "there is nobody else"
@@ -23,19 +28,19 @@ def test_a_client_beyond_its_share_is_known_by_its_requests_in_flight() -> None:
     for client in (two, *[heavy] * 10):
         traffic.end(client)
     assert (traffic.overuse(one), traffic.in_flight) == (1.0, 9)
-    many = [Client(f"client {number}") for number in range(20)]
+    many = [Client("", id=f"client {number}") for number in range(20)]
     for client in many:
         traffic.begin(client)
     assert traffic.overuse(one) == 5.0
 
 
 def test_a_weight_may_change_while_requests_run() -> None:
-    traffic, other = Traffic(), Client("other")
-    traffic.begin(Client("one"))
+    traffic, other = Traffic(), Client("other", id="other")
+    traffic.begin(Client("one", id="one"))
     traffic.begin(other)
-    traffic.begin(Client("one", weight=3.0))
-    traffic.end(Client("one"))
-    traffic.end(Client("one", weight=3.0))
+    traffic.begin(Client("one", id="one", weight=3.0))
+    traffic.end(Client("one", id="one"))
+    traffic.end(Client("one", id="one", weight=3.0))
     traffic.begin(other)
-    traffic.begin(Client("one"))
+    traffic.begin(Client("one", id="one"))
     assert traffic.overuse(other) == pytest.approx(2 / 1.5)

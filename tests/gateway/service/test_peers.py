@@ -18,7 +18,7 @@ from gateway.service.peers import SILENT_S
 from gateway.state.report import Draining, Ejection, Report, SentPrompt, decode
 from policies.features.request import Endpoint, RequestFeatures
 from policies.roles import Price
-from tests.support.peer_process import TEAM, PeerProcess
+from tests.support.peer_process import TEAM, TEAM_KEY, PeerProcess
 
 
 class Clock:
@@ -292,7 +292,7 @@ def test_clients_are_charged_for_what_others_have_served_them() -> None:
     one, two = known(2)
     for process in (one, two):
         process.peers.shares = {"m": FairShares()}
-    client, price = Client("team", weight=2.0), Price(1.0, 0.5, 4.0, 0.0)
+    client, price = Client("team", id="team", weight=2.0), Price(1.0, 0.5, 4.0, 0.0)
     mine, others = one.peers.shares["m"], two.peers.shares["m"]
     charge = mine.charge(client, "", price)
     exchange(one, two, passed_s=1.0)
@@ -351,9 +351,9 @@ def test_other_keys_are_followed() -> None:
     one.peers.follow(Keyring([]), {})
     assert admits(two.limits)
     exchange(one, two)
-    one.peers.follow(Keyring([(b"digest", TEAM)]), {})
+    one.peers.follow(Keyring([(TEAM_KEY, TEAM)]), {})
     assert admits(one.limits)
-    account = one.limits._accounts["team"]
+    account = one.limits._accounts[TEAM.id]
     assert account.peers == {}, "its key was unknown"
     assert admits(two.limits)
     exchange(one, two)
