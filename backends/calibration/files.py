@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from backends.calibration.base_engines import base_engines
-from backends.files.yaml import Document, read_text, read_yaml
+from backends.files.regular import read_text
+from backends.files.yaml import Document, read_yaml
 from backends.validation import did_you_mean
 
 _PACKAGE: Final = Path(__file__).with_name("data")
@@ -61,8 +62,8 @@ def read_calibration(name: str) -> Document:
     path = _PACKAGE / f"{name}.yaml" if name in calibration_names() else Path(name)
     try:
         return read_yaml(read_text(path, _MOST_BYTES), {})
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{name}: cannot read the calibration: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        raise ValueError(f"{name}: cannot read the calibration: {error.strerror}") from None
 
 
 def context_shift(name: str) -> object:

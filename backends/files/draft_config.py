@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from backends.files.yaml import read_text
+from backends.files.regular import read_file
 from backends.reported import MOST_CONTEXT_TOKENS, finite, whole
 from backends.speculation import MODELLESS, Method
 
@@ -31,7 +31,7 @@ def longest_drafted(method: Method, speculative_config: Mapping[str, Any]) -> in
 def context_of(path: Path) -> int | None:
     """Return the longest context that a `config.json` allows; None if it cannot be read or does not say."""
     try:
-        config = orjson.loads(read_text(path, _MOST_BYTES))
+        config = orjson.loads(read_file(path, _MOST_BYTES))
     except (OSError, ValueError):
         return None
     for inner in _INNER:

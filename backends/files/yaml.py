@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path as File
 from typing import Any, NamedTuple
 
 import yaml
@@ -47,17 +44,6 @@ class Document:
         while path and path not in self.keys:
             path = path[:-1]
         return self.keys.get(path, Position(1, 1))
-
-
-def read_text(path: File, most_bytes: int) -> str:
-    """Return the text of a file. A FIFO, or a device, is not waited for: it could have a reload wait for ever."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("not a regular file")
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise ValueError(f"larger than {most_bytes >> 20} MiB")
-    return data.decode()
 
 
 def read_yaml(text: str, environ: Mapping[str, str]) -> Document:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from backends.files.regular import read_file
 from backends.validation import UsageError
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
 from gateway.cli.columns import columns, terminal_columns
@@ -52,8 +53,7 @@ def explain(
 
 def _read(name: str) -> bytes:
     try:
-        with sys.stdin.buffer if name == "-" else Path(name).open("rb") as file:
-            body = file.read(_MOST_BYTES + 1)
+        body = sys.stdin.buffer.read(_MOST_BYTES + 1) if name == "-" else read_file(Path(name), _MOST_BYTES)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from None
     if len(body) > _MOST_BYTES:

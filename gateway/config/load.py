@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from backends import validation
 from backends.calibration.files import paths_from
-from backends.files.yaml import Document, Position, read_text, read_yaml
+from backends.files.regular import read_text
+from backends.files.yaml import Document, Position, read_yaml
 from backends.validation import Issue, UsageError, issues_of
 from gateway.config.settings import AdminSettings, KeySettings, PoolSettings
 from gateway.config.short_forms import written_out
@@ -69,10 +70,6 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
             else ""
         )
         raise ConfigError(path, [Problem(1, 1, "", f"cannot read it: {error.strerror}", hint)]) from None
-    except UnicodeDecodeError:
-        raise ConfigError(path, [Problem(1, 1, "", "not UTF-8", "save the file as UTF-8")]) from None
-    except ValueError as error:
-        raise ConfigError(path, [Problem(1, 1, "", str(error))]) from None
     document = read_yaml(text, environ)
     problems = [_problem(issue, position) for position, issue in document.issues]
     settings: PoolSettings | None = None

@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
+from backends.files.regular import read_text
 from backends.http.address import host_and_port
 from gateway.discovery.source import SourceError
 
@@ -33,6 +34,7 @@ _SHORTEST_S = 1.0
 _PAGE = 500
 _MOST_BYTES = 32 * 2**20
 """Of one page of a list, and of one event."""
+_MOST_FILE_BYTES = 2**20
 _TIMEOUT = httpx.Timeout(10.0, read=_WATCH_S + 30.0)
 _GONE = 410
 Kept = TypeVar("Kept")
@@ -54,27 +56,31 @@ class ApiServer:
             raise SourceError("KUBERNETES_SERVICE_HOST is not set: the gateway does not run in a cluster")
         return cls(f"https://{host_and_port(host, port)}")
 
-    def client(self) -> httpx.AsyncClient:
+    async def client(self) -> httpx.AsyncClient:
         """Return a client with the token and the authority as they are now."""
-        try:
-            token = (self.account / "token").read_text("ascii").strip()
-            tls = self.url.startswith("https:") and ssl.create_default_context(cafile=str(self.account / "ca.crt"))
-        except (OSError, ValueError) as error:
-            raise SourceError(f"the service account's files cannot be read: {error}") from None
+        token, tls = await self._read("token"), None
+        if self.url.startswith("https:"):
+            try:
+                tls = ssl.create_default_context(cadata=await self._read("ca.crt"))
+            except (ssl.SSLError, ValueError) as error:
+                raise SourceError(f"{self.account / 'ca.crt'}: {error}; expected certificates in PEM") from None
         return httpx.AsyncClient(
             base_url=self.url,
             headers={"authorization": f"Bearer {token}"},
-            verify=tls,
+            verify=tls or False,
             timeout=_TIMEOUT,
             trust_env=False,
         )
 
-    def namespace(self) -> str:
-        """Return the namespace that the gateway runs in."""
+    async def namespace(self) -> str:
+        """Return the namespace that the gateway runs in, if the settings name none."""
+        return await self._read("namespace")
+
+    async def _read(self, name: str) -> str:
         try:
-            return (self.account / "namespace").read_text("utf-8").strip()
+            return (await asyncio.to_thread(read_text, self.account / name, _MOST_FILE_BYTES)).strip()
         except OSError as error:
-            raise SourceError(f"the namespace cannot be read, so set it: {error}") from None
+            raise SourceError(f"the service account's {name} cannot be read: {error}") from None
 
 
 class _ExpiredError(Exception):
@@ -108,7 +114,7 @@ class Objects(Generic[Kept]):
         while True:
             began_s = time.monotonic()
             try:
-                async with self._api.client() as client:
+                async with await self._api.client() as client:
                     if not self._version:
                         await self._list(client)
                         yield

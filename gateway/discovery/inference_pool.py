@@ -58,7 +58,7 @@ class InferencePoolSource:
     async def follow(self, report: Report) -> None:
         """List the pods of the pool, and report again at each change of it or of them."""
         api = self._api or ApiServer.of_cluster()
-        namespace = self._namespace or api.namespace()
+        namespace = self._namespace or await api.namespace()
         query = {"fieldSelector": f"metadata.name={self._name}"}
         pools = Objects(api, "inferencepools.inference.networking.k8s.io", "v1", namespace, query, _Pool.of)
         task: asyncio.Task[None] | None = None

@@ -22,7 +22,7 @@ class KubernetesSource:
         """List the slices, and report again at each event that changes them."""
         api = self._api or ApiServer.of_cluster()
         selector = {"labelSelector": f"kubernetes.io/service-name={self._service}"}
-        namespace = self._namespace or api.namespace()
+        namespace = self._namespace or await api.namespace()
         slices = Objects(api, "endpointslices.discovery.k8s.io", "v1", namespace, selector, self._endpoints)
         async with aclosing(slices.changes()) as changes:
             async for _ in changes:

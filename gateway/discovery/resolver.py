@@ -28,7 +28,7 @@ class DnsSource:
     async def follow(self, report: Report) -> None:
         """Ask again whenever the last answer has expired."""
         try:
-            resolver = self._resolver or Resolver()
+            resolver = self._resolver if self._resolver is not None else await asyncio.to_thread(Resolver)
         except DNSException as error:  # no nameserver in /etc/resolv.conf
             raise SourceError(str(error)) from None
         while True:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from backends.files import yaml as files
+from backends.files import regular as files
 from backends.validation import UsageError
 
 _MAX_BYTES = 2**20
@@ -91,8 +91,6 @@ def read_text(path: Path) -> str:
         return files.read_text(path, _MAX_BYTES)
     except OSError as error:
         raise UsageError(f"{path}: cannot read it: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: {'not UTF-8' if isinstance(error, UnicodeDecodeError) else error}") from None
 
 
 def read_mapping(path: Path) -> dict[str, object]:

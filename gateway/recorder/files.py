@@ -14,6 +14,7 @@ from pathlib import Path
 
 import zstandard
 
+from backends.files.regular import check_regular
 from gateway.config.settings import RecorderSettings
 
 logger = logging.getLogger(__name__)
@@ -106,8 +107,9 @@ class TraceFiles:
             return
         files = []
         for path in self._settings.path.glob(f"{PREFIX}*.jsonl*"):
-            with contextlib.suppress(OSError):  # removed by another worker
+            with contextlib.suppress(OSError):  # removed by another worker, or none of a recorder's
                 status = path.stat()
+                check_regular(path, status)
                 files.append((status.st_mtime, status.st_size, path))
         size_bytes = sum(size for _, size, _ in files)
         for changed_at, size, path in sorted(files):

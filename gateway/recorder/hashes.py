@@ -9,6 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from backends.files.regular import read_text
 from gateway.recorder.packed import HASH_BITS as UNIT_BITS
 from gateway.recorder.packed import pack
 from gateway.recorder.schema import Hashing
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 HASH_BITS = 52
 """Bits of hashes in JSON numbers: all JSON readers represent 52 bits exactly."""
 
+_MOST_BYTES: Final = 1 << 28  # of a tokenizer
 _KNOWN: Final = 1 << 17
 """Hashes that are kept."""
 
@@ -101,6 +103,6 @@ def _load(path: Path) -> Tokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     # The library raises plain exceptions from Rust for any defect of the file.
     try:
-        return Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        return Tokenizer.from_str(read_text(file, _MOST_BYTES))
     except Exception as error:  # noqa: BLE001
         raise ValueError(f"{file}: {error}") from None

@@ -13,6 +13,7 @@ from collections import deque
 
 from backends import background
 from backends.background import Seldom
+from backends.validation import UsageError
 from gateway.config.settings import RecorderSettings
 from gateway.recorder.document import RecordBuilder, RequestNotes
 from gateway.recorder.files import TraceFiles
@@ -222,7 +223,10 @@ def _salt(settings: RecorderSettings) -> bytes:
 def _hasher(settings: RecorderSettings, salt: bytes) -> TextHasher | None:
     if settings.text != "hashes":
         return None
-    return TextHasher(salt, settings.tokenizer)
+    try:
+        return TextHasher(salt, settings.tokenizer)
+    except ValueError as error:
+        raise UsageError(f"recorder.tokenizer: {error}") from None
 
 
 def recorder_issue(settings: RecorderSettings) -> str:
@@ -240,8 +244,8 @@ def recorder_issue(settings: RecorderSettings) -> str:
         _hasher(settings, b"")
     except OSError as error:
         return f"recorder.path: {settings.path}: cannot write to {folder}: {error.strerror}"
-    except ValueError as error:
-        return f"recorder.tokenizer: {error}"
+    except UsageError as error:
+        return str(error)
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import time
@@ -49,7 +50,7 @@ def admin_router(gateway: Gateway) -> APIRouter:
     @router.get("/pool")
     async def pool() -> dict[str, Any]:
         """Return the settings, state and load of every replica."""
-        launched = gateway.launched()
+        launched = await asyncio.to_thread(gateway.launched)
         return {
             "models": {
                 name: {

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from backends.files.regular import check_regular
 from gateway.state.documents import Document
 from gateway.state.store import Entry, StateError
 from gateway.state.upgrade import entries_of_first, summary
@@ -143,6 +144,8 @@ class SqliteStore:
 def open_file(path: Path) -> sqlite3.Connection:
     """Open the file, or create it; a corrupt file is renamed first, and one of an earlier format is converted."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        check_regular(path, os.stat(path))
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # one process at a time opens or renames a file
