@@ -16,6 +16,7 @@ import orjson
 from backends.backend import Backend
 from backends.engine import Said
 from backends.engine_metrics import MOST_PAGE_BYTES, EngineMetrics, MetricsReader
+from backends.http.authorities import trusted
 from backends.http.bounded import PLAIN, UnboundedError, fetch, parts_of
 from backends.processes import Processes
 from backends.reported import MOST_CONTEXT_TOKENS, finite, whole
@@ -68,7 +69,9 @@ class Probe:
         if base.startswith("unix:"):
             base, uds = "http://localhost", base.removeprefix("unix:").removeprefix("//")
         self._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=uds, verify=base.startswith("https:"), trust_env=False),
+            transport=httpx.AsyncHTTPTransport(
+                uds=uds, verify=base.startswith("https:") and trusted(), trust_env=False
+            ),
             base_url=base,
             headers=headers,
             timeout=timeout_s,

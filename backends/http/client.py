@@ -10,13 +10,13 @@ connection.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from typing import Any, Final, cast
 
 import httptools
 
 from backends import background
 from backends.http.address import Address, connect
+from backends.http.authorities import trusted
 from backends.http.receiver import AnswerHead, HeaderList, Receiver, UpstreamError, WholeReceiver
 from backends.http.wire import HeadPattern, WriteBatch, pattern_of
 
@@ -288,7 +288,6 @@ class UpstreamClient:
         connect_timeout_s: float = 2.0,
         max_idle: int = 512,
         keep_alive_s: float = 30.0,
-        tls: ssl.SSLContext | None = None,
         writes: WriteBatch | None = None,
     ) -> None:
         self.address = address  # address of the backend
@@ -297,7 +296,7 @@ class UpstreamClient:
         self._connect_timeout_s = connect_timeout_s
         self._max_idle = max_idle  # maximum number of idle connections
         self._keep_alive_s = keep_alive_s  # seconds after which an idle connection is closed
-        self._tls = tls or (ssl.create_default_context() if address.tls else None)
+        self._tls = trusted() if address.tls else None
         self._idle: list[Connection] = []  # the longest idle first
         self._expiry: asyncio.TimerHandle | None = None
         self._closing = False

@@ -41,17 +41,16 @@ class Admin:
         return self._request("POST", path, query, content=body)
 
     def _request(self, method: str, path: str, query: dict[str, object], **body: Any) -> Any:
-        import ssl
-
         import httpx
+
+        from backends.http.authorities import trusted
 
         parameters = urlencode({name: value for name, value in query.items() if value is not None})
         url = f"{self.url.rstrip('/')}{path}{'?' if parameters else ''}{parameters}"
         headers = {b"authorization": f"Bearer {self.key}".encode()} if self.key else {}
-        tls = ssl.create_default_context()
         try:
             response = httpx.request(
-                method, url, headers=headers, timeout=_TIMEOUT_S, trust_env=False, verify=tls, **body
+                method, url, headers=headers, timeout=_TIMEOUT_S, trust_env=False, verify=trusted(), **body
             )
             answer = response.json()
         except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mimetypes
 import os
 from pathlib import Path
 
@@ -23,6 +24,7 @@ class PageFiles(StaticFiles):
     """The files of the folder `static`."""
 
     def __init__(self) -> None:
+        mimetypes.init()  # reads files, as the first answer would
         super().__init__(directory=Path(__file__).parent / "static")
 
     def file_response(

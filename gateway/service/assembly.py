@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,7 +97,9 @@ def assemble(
         upstreams = {each.name: _upstream(each, settings, series, writes, previous) for each in members}
         model = models[name] = _model(name, model_settings, upstreams, previous)
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)
-    access, admin_access = _access(settings, admin_digest)
+    kinds = [*rooms()] if previous is None else [type(room) for room in previous.rooms]  # which are found in files
+    answered = [path for kind in kinds for path in kind.client_paths(settings)]
+    access, admin_access = _access(settings, admin_digest, answered)
     for name in models:
         series.retries_refused.labels(name)  # at once: the rate of a series that begins with an event misses that
     router = Router(by_name, pool, settings.server.max_body_values)
@@ -141,7 +142,7 @@ def assemble(
         launched=dict if run_dir is None else functools.partial(read_launched, run_dir),
     )
     if previous is None:
-        gateway.rooms = [room(gateway) for room in rooms()]
+        gateway.rooms = [kind(gateway) for kind in kinds]
         join(gateway)
     return gateway
 
@@ -197,21 +198,13 @@ def _upstream(
         known = None if before is None else before.upstreams.get(backend.name)
         if known is not None and known.backend is backend:
             return known
-    address = Address.parse(backend.url)
     client = UpstreamClient(
-        address,
+        Address.parse(backend.url),
         connect_timeout_s=settings.timeouts.connect_s,
         keep_alive_s=settings.timeouts.keep_alive_s,
-        tls=_trusted() if address.tls else None,
         writes=writes,
     )
     return Upstream(backend, client, series.of(backend), drops_cors=settings.cors is not None)
-
-
-@functools.cache
-def _trusted() -> ssl.SSLContext:
-    """Return the authorities of the system; reading them takes 17 ms."""
-    return ssl.create_default_context()
 
 
 def _of_clients(settings: PoolSettings) -> tuple[float, float, bool]:
@@ -243,11 +236,10 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
     return Model(name, policy, temperature, upstreams, *counts, rescue=rescue, ask_usage=ask_usage)
 
 
-def _access(settings: PoolSettings, admin_digest: bytes) -> tuple[Access, Access | None]:
+def _access(settings: PoolSettings, admin_digest: bytes, answered: list[str]) -> tuple[Access, Access | None]:
     """Return the access at the address of the clients, and at the admin address if there is one."""
     keyring = Keyring([(key.digest or b"", _client_of(key, settings)) for key in settings.keys], admin_digest)
     cors = None if settings.cors is None else Cors(settings.cors.origins)
-    answered = [path for room in rooms() for path in room.client_paths(settings)]
     nothing, page, metrics = set[str](), {"/dashboard"}, {"/metrics"}
     public = "/admin/dashboard/" if settings.dashboard.public else None
     off = nothing if settings.dashboard.enabled else page

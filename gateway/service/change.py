@@ -13,6 +13,7 @@ from functools import partial
 
 from backends import background
 from backends.backend import Backend, EngineChange
+from backends.http.authorities import trusted
 from backends.pool import Joining
 from gateway.config.settings import PoolSettings
 from gateway.relay.exchange import Exchange
@@ -36,6 +37,8 @@ _FIRST_PROBE_S = 1.0
 
 async def prepare(gateway: Gateway, settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes) -> Change:
     """Return a change to other settings and replicas, which has changed nothing yet."""
+    if any(backend.url.startswith("https:") for backend in backends):
+        await asyncio.to_thread(trusted)
     later = assemble(settings, backends, admin_digest, gateway)
     members = [upstream.backend for model in later.models.values() for upstream in model.upstreams.values()]
     present = {id(backend) for backend in gateway.pool}
