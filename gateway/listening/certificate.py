@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import ssl
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Final
 
+from backends.files.regular import read_file
 from backends.validation import UsageError
 from gateway.config.settings import TlsSettings
-from gateway.reload.watch import stamp_of
 
 log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 0.05
+"""Seconds that a new connection waits for the files; a mount that does not answer may take for ever."""
+_MOST_BYTES: Final = 1 << 20
 
 
 class Certificate:
@@ -26,40 +36,65 @@ class Certificate:
     def __init__(self, tls: TlsSettings, section: str) -> None:
         self._tls = tls
         self._section = section  # of the pool file
-        self._seen = self._state()
-        self.context, self.pem = self._read()
+        self._problem = ""  # of the files as they are now
+        self._looking: Future[bool] | None = None
+        self._looked_s = 0.0
+        self.pem = self._read()
+        self.context = self._context(self.pem)
+
+    def look(self) -> Future[bool] | None:
+        """Begin to look for other files, and return what to wait for, for a moment; None if they do not answer."""
+        now_s = time.monotonic()
+        if self._looking is None or self._looking.done():
+            thread = ThreadPoolExecutor(1, "certificate")
+            self._looking, self._looked_s = thread.submit(self.renew), now_s
+            thread.shutdown(wait=False)
+        return self._looking if now_s < self._looked_s + PATIENCE_S else None
 
     def renew(self) -> bool:
-        """Read the files if they have changed; return False if they have not, or cannot be used, which is said once."""
-        seen = self._state()
-        if seen == self._seen:
-            return False
+        """Show other files if there are such; return False if not, or if they cannot be used, which is said once."""
         try:
-            found = self._read()
+            pem = self._read()
+            context = self.context if pem == self.pem else self._context(pem)
         except UsageError as error:
-            self._seen = seen
-            log.warning("%s; the one before stays in use", error)
+            if str(error) != self._problem:
+                log.warning("%s; the one before stays in use", error)
+            self._problem = str(error)
             return False
-        if self._state() != seen:  # replaced meanwhile: the next connection finds the pair
+        self._problem = ""
+        if pem == self.pem:
             return False
-        self._seen = seen
-        self.context, self.pem = found
+        self.context, self.pem = context, pem
         log.info("%s: %s has been read again", self._section, self._tls.certificate)
         return True
 
-    def _read(self) -> tuple[ssl.SSLContext, tuple[bytes, bytes]]:
-        certificate, key = self._tls.certificate, self._tls.key
+    def _read(self) -> tuple[bytes, bytes]:
+        try:
+            return read_file(self._tls.key, _MOST_BYTES), read_file(self._tls.certificate, _MOST_BYTES)
+        except OSError as error:
+            raise self._unusable(f"{error.filename}: {error.strerror}") from None
+
+    def _context(self, pem: tuple[bytes, bytes]) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # of TLS 1.2 and 1.3
         context.set_alpn_protocols(["http/1.1"])
-        try:
-            context.load_cert_chain(certificate, key, password="")
-            return context, (key.read_bytes(), certificate.read_bytes())
-        except OSError as error:  # those of ssl are some
-            reason = error.strerror or error
-            raise UsageError(
-                f"{self._section}: {certificate} and {key} cannot be used ({reason}); expected a chain of "
-                "certificates and its private key, in PEM"
-            ) from None
+        with _in_memory(pem[0]) as key, _in_memory(pem[1]) as chain:
+            try:
+                context.load_cert_chain(chain, key, password="")
+            except OSError as error:  # those of ssl are some
+                raise self._unusable(error.strerror or str(error)) from None
+        return context
 
-    def _state(self) -> list[object]:
-        return [stamp_of(path) for path in (self._tls.certificate, self._tls.key)]
+    def _unusable(self, reason: str) -> UsageError:
+        return UsageError(
+            f"{self._section}: {self._tls.certificate} and {self._tls.key} cannot be used ({reason}); expected a chain "
+            "of certificates and its private key, in PEM"
+        )
+
+
+@contextmanager
+def _in_memory(data: bytes) -> Iterator[str]:
+    """Yield the path of a file that is in memory only, as OpenSSL reads no bytes."""
+    with open(os.memfd_create("pem"), "wb") as file:
+        file.write(data)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"

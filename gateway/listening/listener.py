@@ -19,7 +19,7 @@ from gateway.config.settings import PoolSettings
 from gateway.config.settings.keys import address_of
 from gateway.http.connection import ServerConnection
 from gateway.http.server import HttpServer
-from gateway.listening.certificate import Certificate
+from gateway.listening.certificate import PATIENCE_S, Certificate
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,8 @@ class Listener:
                     accepted.recv(_MOST_HEAD)  # what is unread would break off the answer
                     accepted.send(_NOT_TLS)
                     return
-                self._certificate.renew()
+                if (looking := self._certificate.look()) is not None:
+                    await asyncio.wait({asyncio.wrap_future(looking)}, timeout=PATIENCE_S)
                 await loop.connect_accepted_socket(
                     self._connect, accepted, ssl=self._certificate.context, ssl_shutdown_timeout=_TLS_CLOSE_S
                 )
