@@ -9,10 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +55,8 @@ _SETTLED_S = 60.0
 
 on_failure: list[Callable[[Work], None]] = []
 """Called with the kind of what has failed."""
+_MOST_THREADS = 32
+_LAST_S = 1.0
 _tasks: set[asyncio.Task[Any]] = set()  # event loops keep weak references only
 _SAID_AGAIN_S = 60.0
 _MOST_SAID = 1000
@@ -162,3 +168,35 @@ def note(work: Work, error: BaseException, *, of: str = "", then: str = "") -> N
             count(work)
         except Exception:
             log.exception("a failure could not be counted")
+
+
+class _Threads(ThreadPoolExecutor):
+    """The threads of an event loop, whose end waits for none of them: what they read may never answer."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait=False, cancel_futures=True)
+
+
+def run_process(main: Coroutine[Any, Any, int]) -> int:
+    """Run the event loop of a process, and return the status that `main` returns."""
+    import uvloop
+
+    async def with_threads() -> int:
+        asyncio.get_running_loop().set_default_executor(_Threads(_MOST_THREADS, "thread"))
+        return await main
+
+    return uvloop.run(with_threads())
+
+
+def end_process(status: int) -> NoReturn:
+    """End this process; threads that hang, as in reading from a mount that does not answer, are not waited for."""
+    end_s = time.monotonic() + _LAST_S
+    others = [each for each in threading.enumerate() if not each.daemon and each is not threading.current_thread()]
+    for thread in others:
+        thread.join(max(0.0, end_s - time.monotonic()))
+    if hanging := [thread.name for thread in others if thread.is_alive()]:
+        log.warning("ended without %s, which hang: a file or a mount may not answer", ", ".join(hanging))
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)

@@ -78,7 +78,7 @@ def serve(
     if context.invoked_subcommand is not None:
         context.obj = config
         return
-    raise typer.Exit(serve_pool(config, {"host": host, "port": port, "workers": workers}))
+    serve_pool(config, {"host": host, "port": port, "workers": workers})
 
 
 def _register() -> None:

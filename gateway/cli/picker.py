@@ -33,4 +33,4 @@ def picker(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--listen") from None
     server = {"host": host, "port": port, "workers": workers}
-    raise typer.Exit(serve_pool(config or context.obj, server, picker))
+    serve_pool(config or context.obj, server, picker)

@@ -6,8 +6,9 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from backends import background
 from gateway.cli.check import read_pool
 from gateway.cli.extras import require
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from gateway.config.settings import PickerSettings, PoolSettings
 
 
-def serve_pool(config: Path, server: Mapping[str, Any], picker: Mapping[str, Any] | None = None) -> int:
-    """Serve a pool file until a signal; return the exit status."""
+def serve_pool(config: Path, server: Mapping[str, Any], picker: Mapping[str, Any] | None = None) -> NoReturn:
+    """Serve a pool file until a signal, and end the process."""
     overrides = {name: value for name, value in server.items() if value is not None}
 
     def load() -> PoolSettings:
@@ -48,10 +49,10 @@ def serve_pool(config: Path, server: Mapping[str, Any], picker: Mapping[str, Any
     from gateway.service.run import serve
 
     if picker is None:
-        return serve(settings, config, load, run_dir)
+        background.end_process(serve(settings, config, load, run_dir))
     from gateway.picker.server import PickerServer
 
-    return serve(settings, config, load, run_dir, PickerServer)
+    background.end_process(serve(settings, config, load, run_dir, PickerServer))
 
 
 def _picker(settings: PoolSettings, overrides: Mapping[str, Any]) -> PickerSettings:

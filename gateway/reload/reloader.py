@@ -45,7 +45,7 @@ class Reloader:
         self._settings = settings  # the settings in effect
         self._apply = apply  # puts other settings into effect; if it raises, those before are in effect
         self._on_end = on_end  # called with cause and outcome of each reload
-        self._one_at_a_time = asyncio.Lock()
+        self._reads_one_at_a_time, self._one_at_a_time = asyncio.Lock(), asyncio.Lock()
         self._wanted: Cause | None = None
         self._is_wanted = asyncio.Event()
 
@@ -65,7 +65,7 @@ class Reloader:
 
     async def reload(self, cause: Cause, *, dry_run: bool = False) -> list[str]:
         """Read the pool file and apply it; return one line for each key that has changed."""
-        async with self._one_at_a_time:
+        async with self._reads_one_at_a_time:  # a file that does not answer holds up no `apply_again`
             try:
                 return await self._reload(cause, dry_run=dry_run)
             except ReloadError as error:
@@ -88,6 +88,10 @@ class Reloader:
             settings = await asyncio.to_thread(self._load)
         except UsageError as error:
             raise ReloadError("invalid", str(error)) from None
+        async with self._one_at_a_time:
+            return await self._reload_with(settings, cause, dry_run=dry_run)
+
+    async def _reload_with(self, settings: PoolSettings, cause: Cause, *, dry_run: bool) -> list[str]:
         lines = differences(self._settings, settings)
         if refused := needs_restart(self._settings, settings):
             raise ReloadError("refused", f"these keys take effect at the next start only: {'; '.join(refused)}")

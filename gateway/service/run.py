@@ -16,7 +16,6 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from rich.console import Console
 
 from backends import background
@@ -71,7 +70,7 @@ def serve(
             print(f"{config_path}: {error}", file=sys.stderr)
             return 1
         serving = _Serving(settings, plan(settings, run_dir), manager, sockets, run_dir, config_path, load, companion)
-        status = uvloop.run(serving.run())
+        status = background.run_process(serving.run())
     if serving.keep_logs:
         print(f"The logs of the replicas are in {run_dir}", file=sys.stderr)
     else:
@@ -133,7 +132,7 @@ class _Serving:
         try:
             await self._launcher.start()
             await self._discovery.start(self._settings)
-            self._replicas = self._plan(self._settings)
+            self._replicas = await self._plan(self._settings)
             if self._settings.server.workers > 1:
                 return await self._serve_with_workers()
             return await self._serve_alone()
@@ -174,7 +173,7 @@ class _Serving:
         settings = settings.model_copy(update={"recorder": self._settings.recorder})
         try:
             await self._discovery.start(settings)
-            replicas = self._plan(settings)
+            replicas = await self._plan(settings)
             if self._gateway is not None:
                 change = await prepare(self._gateway, settings, replicas.backends, admin_digest)
                 change.commit()
@@ -184,8 +183,9 @@ class _Serving:
         finally:
             self._discovery.keep(self._settings)
 
-    def _plan(self, settings: PoolSettings) -> Replicas:
-        return plan(settings, self._run_dir, self._replicas, self._discovery.found(settings))
+    async def _plan(self, settings: PoolSettings) -> Replicas:
+        found = self._discovery.found(settings)
+        return await asyncio.to_thread(plan, settings, self._run_dir, self._replicas, found)
 
     async def _follow_discovery(self) -> None:
         """Add the replicas that sources find to the pool, and remove those that are gone."""
@@ -258,4 +258,5 @@ class _Serving:
                 process_name = SIMULATOR if backend.simulated else f"{backend.model}/{backend.name}"
                 if process_name == engine.spec.name:
                     launched[f"{backend.model}/{backend.name}"] = fields
-        write_launched(self._run_dir, launched)
+        with background.guarded("engines", of="their list"):
+            write_launched(self._run_dir, launched)

@@ -8,14 +8,11 @@ import logging
 import pickle
 import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import uvloop
 
 from backends import background
 from backends.backend import Backend
@@ -165,7 +162,7 @@ def work(assignment: Assignment, link: socket.socket) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent reloads
     level = logging.INFO if assignment.worker == 0 else logging.ERROR  # all would log the same about the pool
     configure_logging(level, assignment.current.settings.telemetry.log_format, assignment.worker)
-    sys.exit(uvloop.run(_work(assignment, link)))
+    background.end_process(background.run_process(_work(assignment, link)))
 
 
 async def _work(assignment: Assignment, link: socket.socket) -> int:

@@ -28,6 +28,7 @@ _MAX_CPU_SHARE = 0.05
 """Largest share of a core for the exchange; large statistics are exchanged less often."""
 _START_TIMEOUT_S = 1.0
 _STOP_TIMEOUT_S = 3.0
+_CLOSE_TIMEOUT_S = 1.0
 
 
 class _Series:
@@ -101,7 +102,8 @@ class State:
             self._stopping.set()
             await asyncio.wait({self._task}, timeout=_STOP_TIMEOUT_S)
             self._task.cancel()
-            self._thread.submit(self._store.close)
+            closing = asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)
+            await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT_S)
         self._thread.shutdown(wait=False)
 
     def _begin(self, store: Store) -> None:

@@ -1,0 +1,88 @@
+"""Files that do not answer, at the start and while requests are served."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.listening.test_tls import Served
+from tests.support.certificates import copied, make_pair
+from tests.support.command import gateway_command, until
+from tests.support.hung_mount import hung_mount
+from tests.support.upstream import upstreams_in_thread
+from tests.support.waiting import TIMEOUT_S
+
+POOL = """
+server: {{tls: {{certificate: "{files}/tls.crt", key: "{files}/tls.key"}}, watch: true, drain_s: 2}}
+health: {{interval_s: 0.2}}
+state: {{file: "{files}/state.sqlite"}}
+recorder: {{path: "{files}/traces", flush_s: 0.1}}
+models:
+  m: {{policy: {{name: learned}}, backends: {{a: {{method: baseline, url: "{url}"}}}}}}
+"""
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+LONGEST_S = 1.0
+"""For a handshake and an answer on a busy machine; a gateway that waits for a file takes for ever."""
+END_S = 30.0
+
+
+def asks_in_time(gateway: Served) -> None:
+    for path in ("/health", "/metrics", "/v1/models"):
+        began_s = time.monotonic()
+        assert gateway.asks(path=path)[0] == 200
+        assert time.monotonic() - began_s < LONGEST_S
+    assert gateway.asks("POST", "/v1/chat/completions", CHAT)[0] == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fifo", "mount"])
+def test_files_that_no_longer_answer_hold_up_no_request_and_no_end(kind: str, tmp_path: Path) -> None:
+    pair = make_pair(tmp_path / "pair")
+    good, files = tmp_path / "good", tmp_path / "files"
+    good.mkdir()
+    copied(pair, good)
+    files.symlink_to(good)
+    with upstreams_in_thread("a", "m") as (upstream,), hung_mount(tmp_path / "hung") as hung:
+        pool = good / "pool.yaml"
+        pool.write_text(POOL.format(files=files, url=upstream.url))
+        with gateway_command(files / "pool.yaml", tmp_path) as command:
+            gateway = Served(int(command.url.rpartition(":")[2]), pair)
+            until(lambda: gateway.asks("POST", "/v1/chat/completions", CHAT)[0] == 200)
+            until(lambda: [*good.glob("traces/*")] and (good / "state.sqlite").exists())
+            if kind == "fifo":
+                for name in ("tls.crt", "tls.key", "pool.yaml", "state.sqlite"):
+                    (good / name).unlink()
+                    os.mkfifo(good / name)
+            else:
+                (tmp_path / "other").symlink_to(hung)
+                (tmp_path / "other").replace(files)
+            for _ in range(5):
+                asks_in_time(gateway)
+            if kind == "fifo":
+                until(lambda: f"{files}/tls.key: not a regular file but a FIFO" in command.printed())
+                until(lambda: "pool.yaml:1:1: cannot read it: not a regular file but a FIFO" in command.printed())
+                until(lambda: f"{files}/state.sqlite: not a regular file but a FIFO" in command.printed())
+                asks_in_time(gateway)
+            began_s = time.monotonic()
+            assert command.end() == 0
+            assert time.monotonic() - began_s < END_S
+            assert "Traceback" not in command.printed()
+            assert ("which hang" in command.printed()) is (kind == "mount")
+
+
+@pytest.mark.parametrize("name", ["tls.crt", "tls.key", "pool.yaml", "tokenizer.json"])
+def test_a_fifo_at_the_start_is_named(name: str, tmp_path: Path) -> None:
+    copied(make_pair(tmp_path / "pair"), tmp_path)
+    pool, tokenizer = tmp_path / "pool.yaml", tmp_path / "tokenizer.json"
+    text = POOL.format(files=tmp_path, url="http://127.0.0.1:9")
+    pool.write_text(text.replace("flush_s: 0.1", f'text: hashes, tokenizer: "{tokenizer}"'))
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with gateway_command(pool, tmp_path) as command:
+        assert command.process.wait(TIMEOUT_S) == 2
+        assert f"{tmp_path / name}" in command.printed()
+        assert "not a regular file but a FIFO" in command.printed()
+        assert "Traceback" not in command.printed()
