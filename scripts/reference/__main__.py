@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from scripts.reference.chart import values_schema
 from scripts.reference.command_line import command_line_page
 from scripts.reference.failures import failures_page
 from scripts.reference.figures import filled, read_figures
@@ -16,6 +17,7 @@ from scripts.reference.pool_file import pool_file_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+VALUES = ROOT / "deploy/helm/speculation-gateway/values.schema.json"
 
 
 def pages() -> dict[Path, str]:
@@ -25,6 +27,7 @@ def pages() -> dict[Path, str]:
     reliability = DOCS / "reliability.md"
     written[reliability] = failures_page(written[reliability])
     return {
+        VALUES: values_schema(VALUES.read_text("utf-8")),
         DOCS / "reference/pool-file.md": pool_file_page(),
         DOCS / "reference/command-line.md": command_line_page(),
         metrics: metrics_page(written[metrics]),

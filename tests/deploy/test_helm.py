@@ -29,6 +29,10 @@ OPERATOR = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
 """Kinds of the Prometheus operator and of KEDA, whose schemas no package has."""
 
 
+def _pool(**model: Any) -> dict[str, Any]:
+    return {"models": {"m": {"policy": {"name": "learned"}, **model}}}
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_helm_lints_it(name: str) -> None:
     report = helm.lint(CHART, values_of(name), strict=True, kube_version=f"v{OLDEST}.0")
@@ -115,7 +119,9 @@ def test_network_policies_let_gateways_reach_replicas(chart: helm.Chart) -> None
         name: each["spec"]["template"]["metadata"]["labels"] for name, each in of_kind(objects, "Deployment").items()
     }
     port = container(objects["Deployment", "pool-speculation-gateway-head"])["ports"][0]["containerPort"]
-    (out,) = [rule for rule in gateway["egress"] if rule["ports"] == [{"port": port}]]
+    (out,) = [
+        rule for rule in gateway["egress"] if rule["ports"] == [{"port": port}] and "podSelector" in rule["to"][0]
+    ]
     assert out["to"][0]["podSelector"]["matchLabels"].items() <= labels["pool-speculation-gateway-head"].items()
     ours, theirs, proxies = replica["ingress"][0]["from"]
     assert ours["podSelector"]["matchLabels"].items() <= labels["pool-speculation-gateway"].items()
@@ -124,6 +130,63 @@ def test_network_policies_let_gateways_reach_replicas(chart: helm.Chart) -> None
     ports = [{"port": port["name"]} for port in container(objects["Deployment", "pool-speculation-gateway"])["ports"]]
     assert gateway["ingress"] == [{"ports": ports, "from": [proxies]}]
     assert {6379, 443, 6443, 53} <= {port["port"] for rule in gateway["egress"] for port in rule["ports"]}
+
+
+@pytest.mark.parametrize(
+    ("backend", "rule"),
+    [
+        ("http://10.0.0.1:8000", {"ports": [{"port": 8000}], "to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}]}),
+        ("https://[fd00::1]", {"ports": [{"port": 443}], "to": [{"ipBlock": {"cidr": "fd00::1/128"}}]}),
+        ("http://engines.example/v", {"ports": [{"port": 80}]}),
+    ],
+)
+def test_network_policies_let_gateways_reach_the_engines_of_the_pool(
+    chart: helm.Chart, backend: str, rule: dict[str, Any]
+) -> None:
+    values = {"networkPolicy": {"enabled": True}, "pool": _pool(backends={"a": {"method": "baseline", "url": backend}})}
+    (policy,) = of_kind(render(chart, values), "NetworkPolicy").values()
+    assert rule in policy["spec"]["egress"]
+
+
+@pytest.mark.parametrize(
+    ("pool", "said"),
+    [
+        (
+            {"discover": {"pods": {"method": "ngram", "kubernetes": {"service": "s", "port": "http"}}}},
+            "pool.models.m.discover.pods",
+        ),
+        ({"backends": {"a": {"method": "baseline", "url": "http://${HOST}:8000"}}}, "pool.models.m.backends.a"),
+    ],
+)
+def test_engines_that_a_policy_would_cut_off_are_named(chart: helm.Chart, pool: dict[str, Any], said: str) -> None:
+    values = {"networkPolicy": {"enabled": True}, "pool": _pool(**pool)}
+    with pytest.raises(helm.HelmError, match=re.escape(f"keeps the gateways from {said}")):
+        render(chart, values)
+    values["networkPolicy"] = {"enabled": True, "egress": [{"ports": [{"port": 8000}]}]}
+    assert render(chart, values)
+
+
+@pytest.mark.parametrize(
+    ("pool", "said"),
+    [
+        ({"servr": {}}, "servr"),
+        (_pool(backends={"a": {"method": "baseline", "urll": "http://a"}}), "urll"),
+        (_pool(backends={"a": {"method": "egale3", "url": "http://a"}}), "egale3|method"),
+    ],
+)
+def test_a_wrong_key_of_the_pool_is_refused(pool: dict[str, Any], said: str) -> None:
+    report = helm.lint(CHART, {"pool": pool}, strict=True, kube_version=f"v{OLDEST}.0")
+    assert re.search(said, " ".join(report["errors"]))
+
+
+def test_replicas_are_spread_and_not_evicted_together(chart: helm.Chart) -> None:
+    objects = render(chart, values_of("replicas"))
+    budgets = of_kind(objects, "PodDisruptionBudget")
+    for name, deployment in of_kind(objects, "Deployment").items():
+        assert budgets[name]["spec"]["maxUnavailable"] == 1
+        if name != "pool-speculation-gateway":
+            (spread,) = pod(deployment)["topologySpreadConstraints"]
+            assert spread["topologyKey"] == "kubernetes.io/hostname"
 
 
 @pytest.mark.parametrize("name", SETS)

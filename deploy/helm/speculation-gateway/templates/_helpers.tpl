@@ -127,6 +127,37 @@ app.kubernetes.io/component: replica
 {{- toYaml $pool -}}
 {{- end -}}
 
+{{/* The rules of egress to the engines that `pool` names by URL or DNS; of others the values must say where they are. */}}
+{{- define "gateway.enginesElsewhere" -}}
+{{- $unknown := "networkPolicy.enabled keeps the gateways from pool.models.%s.%s.%s, as its address is not known here: name it in networkPolicy.egress" -}}
+{{- range $model, $settings := .Values.pool.models | default dict -}}
+{{- range $name, $backend := $settings.backends | default dict -}}
+{{- if $backend.url -}}
+{{- if contains "${" $backend.url -}}
+{{- if not $.Values.networkPolicy.egress -}}{{- fail (printf $unknown $model "backends" $name) -}}{{- end -}}
+{{- else -}}
+{{- $url := urlParse $backend.url -}}
+{{- $port := regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default (ternary "443" "80" (eq $url.scheme "https")) -}}
+{{- $host := regexReplaceAll ":[0-9]+$" $url.host "" | trimAll "[]" }}
+- ports: [{port: {{ $port }}}]
+{{- if regexMatch "^[0-9.]+$" $host }}
+  to: [{ipBlock: {cidr: {{ $host }}/32}}]
+{{- else if contains ":" $host }}
+  to: [{ipBlock: {cidr: "{{ $host }}/128"}}]
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $name, $source := $settings.discover | default dict }}
+{{- if and $source.dns $source.port }}
+- ports: [{port: {{ $source.port }}}]
+{{- else if not $.Values.networkPolicy.egress -}}
+{{- fail (printf $unknown $model "discover" $name) -}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* What every container may do. */}}
 {{- define "gateway.containerSecurity" -}}
 allowPrivilegeEscalation: false
