@@ -20,9 +20,9 @@ _RATIO: Final = 1.25
 def surviving(request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
     """Return the candidates whose engine a request does not end, or all if there is none.
 
-    A request may reach the longest answer that it allows.
+    A request may reach the longest answer that it allows, and have as long a prompt as is not known of it.
     """
-    tokens = max(request.context_tokens, request.prompt_tokens + (request.max_tokens or 0))
+    tokens = request.most_context_tokens
     exceeded = [(one, _exceeded(one, tokens)) for one in candidates]
     return [one for one, limit in exceeded if limit is None or limit.beyond is not Beyond.CRASH] or candidates
 
@@ -33,7 +33,7 @@ def sparing(request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
     Those where it does not, while they have not much more to do than the others. Beyond that, such requests gather: on
     the first of the others, by the order of the pool, that has not much more to do either.
     """
-    tokens = request.context_tokens
+    tokens = request.most_context_tokens if request.is_unknown else request.context_tokens
     harmed = [one for one in candidates if (limit := _exceeded(one, tokens)) is not None and limit.harms_others]
     if not harmed:
         return candidates

@@ -72,6 +72,12 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     asked, choice = answer["features"], answer["choice"]
     temperature = "" if asked["temperature"] is None else f", temperature {asked['temperature']:g}"
     read = f"Read as {asked['endpoint']} for {asked['model']}: about {asked['prompt_tokens']:,} prompt tokens"
+    if unseen := asked["unseen"]:
+        read += f", with {' and '.join(f'{name} ({count})' for name, count in unseen['parts'])}"
+    if unseen and unseen["unknown"]:
+        read += (
+            f" (no engine has told yet how many tokens {' and '.join(unseen['unknown'])} is: it may be of any length)"
+        )
     scored = [each for each in answer["candidates"] if each["score"] is not None]
     ranked = sorted(scored, key=lambda each: float(each["score"]))
     others = [each for each in answer["candidates"] if each["score"] is None]

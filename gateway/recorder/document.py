@@ -298,6 +298,8 @@ def _add_features(document: dict[str, Any], features: RequestFeatures) -> None:
     if features.stream:
         document["stream"] = True
     document["prompt_tokens"] = features.prompt_tokens
+    if (unseen := features.unseen) is not None:
+        document["parts"], document["unknown"] = dict(unseen.parts), unseen.unknown
     document["output_tokens"] = 0
     document["turns"] = features.turns
     document["overlap"] = micro(features.overlap)
@@ -327,15 +329,10 @@ def _all_features(ended: EndedExchange, body: dict[str, Any]) -> RequestFeatures
     features, model = ended.routed.features, ended.routed.model
     if not body:
         return features
-    return describe(
-        features.endpoint,
-        body,
-        model=features.model,
-        default_temperature=model.default_temperature,
-        qps=features.qps,
-        in_flight=features.in_flight,
-        workload=features.workload,
-    )
+    same = {name: getattr(features, name) for name in ("model", "qps", "in_flight", "workload")}
+    found = describe(features.endpoint, body, default_temperature=model.default_temperature, **same)
+    found.prompt_tokens, found.unseen = features.prompt_tokens, features.unseen  # as they were known then
+    return found
 
 
 def _add_outcome(document: dict[str, Any], ended: EndedExchange, outcome: Outcome) -> None:

@@ -109,6 +109,8 @@ def _account(
         return
     usage, bound = _believed(ended, attempt, metrics), upstream.metrics
     ended.usage = usage
+    if ended.routed.unseen is not None and usage is not None and not ended.rescued_from:
+        _learn_parts(ended, usage.prompt_tokens)
     if not is_observed and ended.stream is None and _is_plain(usage, model):
         prompt_tokens, output_tokens = usage.prompt_tokens or 0, usage.output_tokens or 0
         bound.e2e.observe(times.ended_s - times.arrived_s)
@@ -162,6 +164,8 @@ def _charge(
         events = answer.events_passed
     ended.usage = _believed(ended, attempt, metrics, _MOST_PER_BYTE * len(body))
     prompt_tokens, output_tokens = tokens_of(inbound.path, body, ended.usage, events)
+    if ended.routed.unseen is not None and ended.usage is not None:
+        _learn_parts(ended, prompt_tokens)
     ended.tokens = prompt_tokens + output_tokens
     upstream.metrics.prompt_tokens.inc(prompt_tokens)
     upstream.metrics.output_tokens.inc(output_tokens)
@@ -177,6 +181,13 @@ def _charge(
         output_tokens=output_tokens,
         tokens_per_step=None,
     )
+
+
+def _learn_parts(ended: EndedExchange, prompt_tokens: int | None) -> None:
+    """Learn what the engine has made of the parts of a prompt that are no text."""
+    routed = ended.routed
+    if routed.unseen is not None and prompt_tokens is not None:
+        routed.model.parts.learn(routed.unseen, routed.features.client, prompt_tokens)
 
 
 def _believed(ended: EndedExchange, attempt: Attempt, metrics: RequestSeries, more_tokens: int = 0) -> Usage | None:

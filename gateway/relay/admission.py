@@ -13,6 +13,7 @@ from gateway.dialects.errors import GatewayError
 from gateway.relay.observers import LocationObserver, follow
 from gateway.relay.queue import rank_of
 from gateway.routing.router import SMALL_BYTES
+from policies.features.prompt import stored_in
 from policies.features.request import Endpoint
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def _route_and_send(exchange: Exchange) -> None:
         if followers := relay.followers.get(model.name):
             delivery.observers.extend(follow(followers, routed, inbound.body))
         if endpoint is Endpoint.RESPONSES:
-            delivery.observers.append(LocationObserver(relay.router.locations))
+            conversation = "" if routed.response_id else stored_in(routed.document or {})
+            delivery.observers.append(LocationObserver(relay.router.locations, conversation))
         if relay.queues and (queue := relay.queues.get(model.name)) is not None:
             exchange.queue, rank = queue, rank_of(headers.client.priority, routed.priority)
             if endpoint is not _OTHER:

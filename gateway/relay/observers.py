@@ -132,12 +132,13 @@ def _note(error: Exception, failed: object) -> None:
 
 
 class LocationObserver(Observer):
-    """Notes which backend holds a stored response."""
+    """Notes which backend holds a stored response, and how many tokens it has with all before it."""
 
-    def __init__(self, locations: ResponseLocations) -> None:
+    def __init__(self, locations: ResponseLocations, conversation: str = "") -> None:
         self._locations = locations
+        self._conversation = conversation  # id of the conversation that the request goes on with; empty without one
         self._backend = ""
-        self._is_noted = False
+        self._response: str | None = None  # its id; None before the answer
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
         """Keep the name of the backend."""
@@ -145,10 +146,17 @@ class LocationObserver(Observer):
 
     def on_chunk(self, data: bytes, now_s: float) -> None:
         """Read the location from the first events."""
-        if not self._is_noted:
+        if self._response is None:
             self.on_answer(data, None)
 
     def on_answer(self, body: bytes, document: object) -> None:
         """Read the location from the answer."""
-        self._is_noted = True
-        self._locations.note_answer(body, self._backend)
+        self._response = self._locations.note_answer(body, self._backend)
+
+    def on_end(self, ended: EndedExchange) -> None:
+        """Note the tokens, if the engine has told them."""
+        usage = ended.usage
+        if usage is not None and usage.prompt_tokens is not None and usage.output_tokens is not None:
+            for stored in (self._response, self._conversation):
+                if stored:
+                    self._locations.note_tokens(stored, usage.prompt_tokens + usage.output_tokens)

@@ -17,6 +17,7 @@ from gateway.http.headers import gateway_lines, is_json, lines_for_client, media
 from gateway.routing.fallback import Fallback
 from gateway.routing.keys import Client
 from gateway.routing.series import BackendSeries
+from policies.features.parts import PartTokens
 from policies.policy import Decision, Outcome, Policy
 from policies.roles import CacheWatcher, Corrected, EngineWatcher, Forgetful, Learner, Maintained, Wary
 from policies.trouble.troubles import Troubles
@@ -229,6 +230,7 @@ class Model:
     upstreams: dict[str, Upstream]  # its backends by name
     traffic: Traffic = field(default_factory=Traffic)
     fallback: Fallback = field(default_factory=Fallback)  # chooses a backend when the policy fails
+    parts: PartTokens = field(default_factory=PartTokens)  # what its engines make of images and the like
     # Passes an outcome to the policy; None if the policy does not learn.
     observe: Callable[[Outcome], None] | None = None
     retry_budget: RetryBudget = field(init=False)  # bounds how many of its requests are sent a second time

@@ -23,14 +23,15 @@ from gateway.routing.large_bodies import check_cost
 from gateway.routing.model import Model
 from gateway.routing.sticky import ResponseLocations, response_of
 from policies.drafter_limits import sparing, surviving
-from policies.features.prompt import Prompt, read_prompt, template_of_adapter
+from policies.features.constraints import baseline_only
+from policies.features.parts import Unseen
+from policies.features.prompt import Prompt, read_other, read_prompt, template_of_adapter
 from policies.features.request import (
     ANY_REQUEST,
     RARE_FIELDS,
     TEXT_FEATURES,
     Endpoint,
     RequestFeatures,
-    baseline_only,
     describe,
 )
 from policies.policy import Choose, Decision
@@ -101,6 +102,11 @@ class RoutedRequest:
         return self._features
 
     @property
+    def unseen(self) -> Unseen | None:
+        """What of the prompt its text does not show, if that was wanted; None if there is nothing."""
+        return None if self._features is None else self._features.unseen
+
+    @property
     def shape(self) -> tuple[str, ...]:
         """The shape of the request; its features are computed only if it may have one."""
         document = self.document
@@ -112,7 +118,13 @@ class RoutedRequest:
 class Router:
     """Finds the model and the features of a request, and has the model's policy choose a backend."""
 
-    def __init__(self, models: Mapping[str, Model], pool: Pool, most_values: int = 1_500_000) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        pool: Pool,
+        most_values: int = 1_500_000,
+        locations: ResponseLocations | None = None,
+    ) -> None:
         self._models = models  # models by each name that clients may use, including aliases
         self._pool = pool
         self._recovery = pool.recovery
@@ -120,7 +132,7 @@ class Router:
         # Most that the values of a body may count to, as `gateway.routing.large_bodies` counts them.
         self._most_values = most_values
         self.slo_classes: Mapping[str, Slo] = {}  # latency objectives that a request may name
-        self.locations = ResponseLocations()  # the backends that hold stored responses
+        self.locations = locations or ResponseLocations()  # the backends that hold stored responses, and their tokens
         self.sent: Sent | None = None  # prompts to be told to other gateways
         served = {id(model): model for model in models.values()}
         self._only = next(iter(served.values())) if len(served) == 1 else None
@@ -144,6 +156,8 @@ class Router:
         has_wishes = wanted is not NO_ROUTING_HEADERS or client.slo_ttft_s is not None or client.slo_tpot_s is not None
         is_later = not (whole or policy.reads_requests or has_wishes) and len(body) <= SMALL_BYTES
         prompt = None if is_later else read_prompt(document)
+        if endpoint is _OTHER:
+            prompt = read_other(document, len(body))
         text_features: Collection[str] = () if is_later else policy.text_features
         described = partial(
             describe,
@@ -156,6 +170,9 @@ class Router:
             workload=wanted.workload,
             text_features=TEXT_FEATURES if whole else text_features,
             prompt=prompt,
+            client=client.source,
+            parts=model.parts,
+            stored=self.locations,
         )
         features = None if is_later else described()
         if features is not None:
@@ -163,7 +180,6 @@ class Router:
                 features.template = template_of_adapter(adapter, features.template)
                 apart = crc32(adapter.encode())
                 features.prefix = tuple([hash((apart, each)) for each in features.prefix])
-            features.client = client.source
             features.overuse = traffic.overuse(client)
             features.explore = wanted.explore
             ttft_s, tpot_s = client.slo_ttft_s, client.slo_tpot_s
@@ -234,7 +250,10 @@ class Router:
             members = [backend for backend in members if backend.method is Method.BASELINE] or members
         for backend in members:
             if backend.drafter_limit is not None:
-                return surviving(routed.features, members)
+                kept = surviving(routed.features, members)
+                # What may be too long goes where it is taken, if all others are away.
+                is_away = routed.features.is_unknown and not any(each.state is _UP for each in kept)
+                return members if is_away else kept
         return members
 
     def choose(

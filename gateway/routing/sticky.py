@@ -1,4 +1,4 @@
-"""The locations of stored responses: a request that refers to one must go to the backend that holds it."""
+"""Stored responses: a request that refers to one must go to the backend that holds it, and has its tokens before it."""
 
 from __future__ import annotations
 
@@ -10,42 +10,60 @@ from typing import Any, Final
 _ID: Final = re.compile(rb'"id"\s*:\s*"(resp_[^"\\]{1,120})"')
 _WHOLE_ID: Final = re.compile(r"resp_[\w-]{1,120}", re.ASCII)
 _PATH: Final = "/v1/responses/"
+_MOST_CHARS: Final = 128
+_UNKNOWN: Final = None, 0
 
 
 class ResponseLocations:
-    """Remembers which backend holds each recent response of the responses API.
+    """Remembers which backend holds each recent response of the responses API, and how many tokens.
 
     Examples
     --------
     >>> locations = ResponseLocations()
-    >>> locations.note_answer(b'{"id": "resp_1", "object": "response"}', "a")
-    >>> locations.home_of("resp_1")
-    'a'
+    >>> response_id = locations.note_answer(b'{"id": "resp_1", "object": "response"}', "a")
+    >>> locations.note_tokens(response_id, 120)
+    >>> locations.home_of("resp_1"), locations.tokens_of("resp_1")
+    ('a', 120)
     """
 
     def __init__(self, capacity: int = 16_384) -> None:
         self._capacity = capacity  # number of responses remembered; a new one replaces the oldest
-        self._homes: OrderedDict[str, str] = OrderedDict()
+        # Backend and tokens by id; of a conversation, which is not a single response, the tokens alone.
+        self._stored: OrderedDict[str, tuple[str | None, int]] = OrderedDict()
         # Called with id and backend of each response found by `note_answer`.
         self.on_new: Callable[[str, str], None] | None = None
 
-    def note_answer(self, beginning: bytes, backend: str) -> None:
-        """Remember the backend of an answer whose first bytes contain a response id."""
-        if (match := _ID.search(beginning)) is not None:
-            response_id = match[1].decode("latin-1")
-            self.remember(response_id, backend)
-            if self.on_new is not None:
-                self.on_new(response_id, backend)
+    def note_answer(self, beginning: bytes, backend: str) -> str:
+        """Remember the backend of an answer whose first bytes have a response id; return that, or nothing."""
+        if (match := _ID.search(beginning)) is None:
+            return ""
+        response_id = match[1].decode("latin-1")
+        self.remember(response_id, backend)
+        if self.on_new is not None:
+            self.on_new(response_id, backend)
+        return response_id
+
+    def note_tokens(self, stored: str, tokens: int) -> None:
+        """Remember the tokens of a response with all before it, or of a conversation."""
+        if 0 < len(stored) <= _MOST_CHARS:
+            self._keep(stored, self.home_of(stored), tokens)
 
     def remember(self, response_id: str, backend: str) -> None:
         """Remember the backend that holds a response."""
-        self._homes[response_id] = backend
-        if len(self._homes) > self._capacity:
-            self._homes.popitem(last=False)
+        self._keep(response_id, backend, self.tokens_of(response_id))
 
     def home_of(self, response_id: str) -> str | None:
         """Return the backend with a response; None if unknown."""
-        return self._homes.get(response_id)
+        return self._stored.get(response_id, _UNKNOWN)[0]
+
+    def tokens_of(self, stored: str) -> int:
+        """Return the tokens of a response with all before it, or of a conversation; 0 if unknown."""
+        return self._stored.get(stored, _UNKNOWN)[1]
+
+    def _keep(self, stored: str, backend: str | None, tokens: int) -> None:
+        self._stored[stored] = backend, tokens
+        if len(self._stored) > self._capacity:
+            self._stored.popitem(last=False)
 
 
 def response_of(path: str, document: dict[str, Any]) -> str:

@@ -239,10 +239,14 @@ def _note(assessed: Assessment | None, backend: Backend, routed: RoutedRequest) 
 
 def _beyond(backend: Backend, request: RequestFeatures) -> str:
     limit, tokens, most = backend.drafter_limit, request.prompt_tokens, backend.context_tokens
-    if 0 < most <= tokens:
+    if 0 < most <= tokens and not request.is_unknown:
         return f"its context of {most:,} tokens is too short for a prompt of about {tokens:,}"
-    answer_tokens = max(request.context_tokens - tokens, request.max_tokens or 0)
-    return "" if limit is None else limit.note_on(tokens, answer_tokens)
+    if limit is None:
+        return ""
+    if request.unseen is None or not request.unseen.unknown:
+        return limit.note_on(tokens, request.most_context_tokens - tokens)
+    note = limit.note_on(request.unseen.text_tokens, request.most_context_tokens)
+    return f"{note} (the tokens of its {' and '.join(request.unseen.unknown)} are not known yet)"
 
 
 def _ineligible(backend: Backend, request: RequestFeatures) -> str:

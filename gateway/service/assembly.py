@@ -102,7 +102,8 @@ def assemble(
     access, admin_access = _access(settings, admin_digest, answered)
     for name in models:
         series.retries_refused.labels(name)  # at once: the rate of a series that begins with an event misses that
-    router = Router(by_name, pool, settings.server.max_body_values)
+    locations = None if previous is None else previous.relay.router.locations
+    router = Router(by_name, pool, settings.server.max_body_values, locations)
     router.slo_classes = {name: _slo_of(slo) for name, slo in settings.slo_classes.items()}
     timeouts = _timeouts(settings)
     if previous is None:
@@ -118,7 +119,9 @@ def assemble(
         router.sent = None if live is None else peers.sent
         exchange = PeerExchange(peers, live, metrics)
     else:
-        router.locations, router.sent = previous.relay.router.locations, previous.relay.router.sent
+        for name in models.keys() & previous.models.keys():
+            models[name].parts = previous.models[name].parts
+        router.sent = previous.relay.router.sent
         relay = previous.relay.successor(router, access, timeouts)
         relay.queues = _queues(settings, previous)
         state, peers, exchange = previous.state, previous.peers, previous.peer_exchange

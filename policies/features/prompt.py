@@ -8,6 +8,8 @@ from zlib import crc32
 
 import orjson
 
+from policies.features.parts import STORED, StoredTokens, name_of_part, sized
+
 SYSTEM_CHARS: Final = 256
 """Characters of a system prompt that count; applications put the date, user or retrieved passages further on."""
 
@@ -68,7 +70,17 @@ MIN_PREFIX_TOKENS: Final = 32
 """Length of the shortest prefix that is worth finding in a prefix cache."""
 
 
-_IMAGES: Final = ("image_url", "input_image", "image")
+_READ: Final = frozenset({"content", "output", "arguments", "tool_calls", "function_call"})
+_BARE: Final = _READ | {"role", "name", "type", "id", "call_id", "status", "refusal"}
+"""Fields of a message that hold nothing besides what is read of them."""
+_DEEPEST: Final = 4
+_OPTIONS: Final = ("mm_processor_kwargs", "media_io_kwargs")
+"""Parameters that change what an engine makes of a part."""
+_INSERTED: Final = ("tools", "functions", "documents")
+"""What the chat template inserts into the prompt."""
+RARE_PROMPT_FIELDS: Final = frozenset({"prompt_embeds", "previous_response_id", "conversation", *_INSERTED, *_OPTIONS})
+_MOST_OPTIONS: Final = 16
+_REFERENCE: Final = "item_reference"
 
 
 class Prompt:
@@ -86,11 +98,17 @@ class Prompt:
         self.id_count = len(self.ids)  # number of token ids in all prompts
         self.turns = turns  # number of messages, without the system prompt
         self.batch = batch  # number of independent prompts in the request
-        self.has_images = False
+        self.parts: dict[str, int] | None = None  # number of the parts that are no text, by `parts.name_of_part`
+
+    def add_part(self, name: str) -> None:
+        """Count a part that is no text."""
+        if self.parts is None:
+            self.parts = {}
+        self.parts[name] = self.parts.get(name, 0) + 1
 
     @property
     def tokens(self) -> int:
-        """Number of tokens: exact for token ids, an estimate for text."""
+        """Number of tokens without those of `parts`: exact for token ids, an estimate for text."""
         if not self.size_bytes:
             return self.id_count
         return self.id_count + round(self.size_bytes / BYTES_PER_TOKEN) + TOKENS_PER_MESSAGE * self.turns
@@ -112,22 +130,68 @@ def read_prompt(body: dict[str, Any]) -> Prompt:
     """Return the prompt in a request body of any API.
 
     Reads `messages` (chat, and Anthropic's with `system`), `prompt` (completions) and `input` (responses with
-    `instructions`, and embeddings). Images and other media are ignored, and so are fields of the wrong type.
+    `instructions`, and embeddings). Fields of the wrong type are ignored.
     """
+    plain = None
     if isinstance(messages := body.get("messages"), list):
         prompt = _read_messages(messages, body.get("system"))
-    elif "prompt" in body:
-        prompt = _read_plain(body["prompt"])
+    elif (plain := body.get("prompt")) is not None and not isinstance(plain, dict):
+        prompt = _read_plain(plain)
     elif isinstance(items := body.get("input"), list) and any(isinstance(item, dict) for item in items):
         prompt = _read_messages(items, body.get("instructions"))
     else:
         prompt = _read_plain(body.get("input"))
         _add_system(prompt, body.get("instructions"))
+    if isinstance(plain, dict):  # one that is stored, by its id
+        prompt.add_part("prompt")
     for piece in prompt.pieces:
         prompt.size_bytes += _utf8_length(piece)
-    if tools := body.get("tools"):
-        prompt.size_bytes += len(_as_json(tools))  # the chat template inserts them into the prompt
     return prompt
+
+
+def read_other(document: dict[str, Any], size_bytes: int) -> Prompt:
+    """Return the prompt of a path that is only passed through: unknown fields count as text, a form as a part."""
+    prompt = read_prompt(document)
+    if not (prompt.size_bytes or prompt.id_count or prompt.parts):
+        if document:
+            prompt.size_bytes = size_bytes
+        elif size_bytes:
+            prompt.add_part(sized("form", size_bytes))
+    return prompt
+
+
+def add_rare(prompt: Prompt, body: dict[str, Any], stored: StoredTokens | None) -> None:
+    """Add what few prompts have: what the chat template inserts, embeddings, and what an engine has stored."""
+    for name in _INSERTED:
+        if (inserted := body.get(name)) and (
+            name != "documents" or "messages" in body
+        ):  # documents are ranked elsewhere
+            prompt.size_bytes += len(_as_json(inserted))
+    if embeds := body.get("prompt_embeds"):
+        for each in embeds if isinstance(embeds, list) else [embeds]:
+            prompt.add_part(sized("embeds", len(each) if isinstance(each, str) else 0))
+    if conversation := stored_in(body):
+        known = 0 if stored is None else stored.tokens_of(conversation)
+        prompt.id_count += known
+        if not known:
+            prompt.add_part(STORED)
+    if prompt.parts and (options := [body[name] for name in _OPTIONS if body.get(name)]):
+        kind = crc32(_as_json(options)) % _MOST_OPTIONS
+        prompt.parts = {f"{name} options {kind}": count for name, count in prompt.parts.items()}
+
+
+def stored_in(body: dict[str, Any]) -> str:
+    """Return the id of the stored response or conversation that a request goes on with; empty without one.
+
+    Examples
+    --------
+    >>> stored_in({"previous_response_id": "resp_1"}), stored_in({"conversation": {"id": "conv_1"}})
+    ('resp_1', 'conv_1')
+    """
+    found = body.get("previous_response_id") or body.get("conversation")
+    if isinstance(found, dict):
+        found = found.get("id")
+    return found if isinstance(found, str) else ""
 
 
 def prefix_hashes(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -165,58 +229,73 @@ def _read_messages(messages: list[Any], system: object) -> Prompt:
         if not isinstance(message, dict):
             continue
         before = len(prompt.pieces)
-        _add_texts(prompt.pieces, content := message.get("content"))
-        if isinstance(content, list) and not prompt.has_images:
-            prompt.has_images = any(isinstance(part, dict) and part.get("type") in _IMAGES for part in content)
+        _add_content(prompt, content := message.get("content"))
         if message.get("role") in ("system", "developer") and not prompt.turns:
             prompt.system += prompt.pieces[before:]
             continue
         prompt.turns += 1
         if len(message) > 2:
-            _add_tool_traffic(prompt.pieces, message)
+            _add_tool_traffic(prompt, message)
+        if content is None and len(prompt.pieces) == before:
+            _add_item(prompt, message)
     prompt.turns = max(1, prompt.turns)
     return prompt
 
 
 def _add_system(prompt: Prompt, system: object) -> None:
-    texts: list[str] = []
-    _add_texts(texts, system)
+    before = len(prompt.pieces)
+    _add_content(prompt, system)
+    texts = prompt.pieces[before:]
+    del prompt.pieces[before:]
     prompt.system += texts
     prompt.pieces[:0] = texts
 
 
-def _add_texts(pieces: list[str], content: object) -> None:
+def _add_content(prompt: Prompt, content: object, deepest: int = _DEEPEST) -> None:
     if isinstance(content, str):
-        pieces.append(content)
+        prompt.pieces.append(content)
     elif isinstance(content, list):
         for part in content:
             if isinstance(part, str):
-                pieces.append(part)
+                prompt.pieces.append(part)
             elif isinstance(part, dict):
-                _add_part(pieces, part)
+                _add_part(prompt, part, deepest)
+    elif isinstance(content, dict):
+        _add_part(prompt, content, deepest)
 
 
-def _add_part(pieces: list[str], part: dict[str, Any]) -> None:
+def _add_part(prompt: Prompt, part: dict[str, Any], deepest: int) -> None:
     if isinstance(text := part.get("text"), str):
-        pieces.append(text)
+        prompt.pieces.append(text)
     elif isinstance(arguments := part.get("input"), dict):  # Anthropic's tool_use
-        pieces.append(_as_json(arguments).decode())
-    elif isinstance(result := part.get("content"), str):  # Anthropic's tool_result
-        pieces.append(result)
-    elif isinstance(result, list):
-        texts = (inner.get("text") for inner in result if isinstance(inner, dict))
-        pieces.extend(text for text in texts if isinstance(text, str))
+        prompt.pieces.append(_as_json(arguments).decode())
+    elif "content" in part and deepest:  # Anthropic's tool_result
+        _add_content(prompt, part["content"], deepest - 1)
+    elif isinstance(text := part.get("thinking"), str) or isinstance(text := part.get("refusal"), str):
+        prompt.pieces.append(text)
+    else:
+        prompt.add_part(name_of_part(part))
 
 
-def _add_tool_traffic(pieces: list[str], message: dict[str, Any]) -> None:
+def _add_tool_traffic(prompt: Prompt, message: dict[str, Any]) -> None:
     """Add the arguments of tool calls, and their output in the responses API, which stand beside `content`."""
-    _add_texts(pieces, message.get("output"))
-    _add_texts(pieces, message.get("arguments"))
+    _add_content(prompt, message.get("output"))
+    _add_arguments(prompt, message)
+    _add_arguments(prompt, message.get("function_call"))
     if isinstance(calls := message.get("tool_calls"), list):
         for call in calls:
-            function = call.get("function") if isinstance(call, dict) else None
-            if isinstance(function, dict):
-                _add_texts(pieces, function.get("arguments"))
+            _add_arguments(prompt, call.get("function") if isinstance(call, dict) else None)
+
+
+def _add_arguments(prompt: Prompt, call: object) -> None:
+    if isinstance(call, dict) and isinstance(arguments := call.get("arguments"), str):
+        prompt.pieces.append(arguments)
+
+
+def _add_item(prompt: Prompt, item: dict[str, Any]) -> None:
+    """Count an item of the responses API that has no text: one that is stored, hidden thoughts, an image."""
+    if any(value is not None for name, value in item.items() if name not in _BARE) or item.get("type") == _REFERENCE:
+        prompt.add_part(name_of_part(item))
 
 
 def _read_plain(value: object) -> Prompt:

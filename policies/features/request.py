@@ -8,8 +8,12 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
+from policies.features.constraints import EXCLUDING, PENALTIES, baseline_only, is_restricted
+from policies.features.parts import PartTokens, StoredTokens, Unseen
 from policies.features.prompt import (
+    RARE_PROMPT_FIELDS,
     Prompt,
+    add_rare,
     prefix_hashes,
     read_prompt,
     template_of_prompt,
@@ -19,9 +23,6 @@ from policies.features.prompt import (
 from policies.features.shape import GUIDED, LOGPROBS, LONG_TOKENS, forces_tool, offers_tools, shape_of, structure_of
 from policies.features.tail import code_share, overlap_of_ids, overlap_of_text
 from policies.features.values import LARGEST, count, number
-
-MIN_P_EPSILON: Final = 1e-5
-"""vLLM's `_SAMPLING_EPS`: a `min_p` up to this counts as none, so a speculating server accepts it."""
 
 TEXT_FEATURES: Final = frozenset({"overlap", "code_share", "template", "prefix"})
 """Features computed from the prompt's text; together they cost more than all others."""
@@ -35,20 +36,10 @@ TYPICAL_TOKENS: Final = 220
 WORKLOAD_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 """Valid workload names."""
 
-_EXCLUDING: Final = ("allowed_token_ids", "bad_words", "logit_bias", "logits_processors", "vllm_xargs")
-"""Parameters that keep the model from tokens, and a drafter, which does not know them, from being accepted."""
-_PENALTIES: Final = {
-    "presence_penalty": (0.0, 0.5),
-    "frequency_penalty": (0.0, 0.1),
-    "repetition_penalty": (1.0, 0.051),
-}
-"""Penalties on tokens that have come before: the value that changes nothing, and how far from it they change little."""
-_NARROW: Final = frozenset({"choice", "regex", "grammar", "structural_tag"})
-"""Structured outputs that may leave the model one way; a schema leaves it the texts, a JSON object nearly all."""
 _THINKING: Final = ("chat_template_kwargs", "reasoning_effort", "thinking", "reasoning")
 RARE_FIELDS: Final = frozenset(
     {"tools", "functions", "structured_outputs", "response_format", "text", "output_config", "min_p", *LOGPROBS}
-).union(GUIDED, _EXCLUDING, _PENALTIES, _THINKING)
+).union(GUIDED, EXCLUDING, PENALTIES, _THINKING, RARE_PROMPT_FIELDS)
 """Fields that few requests have; testing for all of them at once is cheaper than one by one."""
 
 
@@ -85,7 +76,8 @@ class RequestFeatures:
     code_share
         Share of the lines that begin like source code, over the last 1,024 characters of the prompt, 0 to 1.
     prompt_tokens
-        Length of the prompt in tokens: exact for token ids, else an estimate.
+        Length of the prompt in tokens: exact for token ids, else an estimate. Images and the like count what engines
+        have made of such; until they have told that, a thousand tokens each.
     max_tokens
         Limit on output tokens per sequence; None if there is none. A completion without a limit has 16, as in vLLM.
     template
@@ -126,6 +118,8 @@ class RequestFeatures:
         Whether the request asks for thinking before the answer, or asks for none; None if it leaves that to the model.
     shape
         Which of the things it asks for engines have been seen to break on, see `policies.features.shape`.
+    unseen
+        What of the prompt its text does not show; None if there is nothing.
 
     Examples
     --------
@@ -162,6 +156,7 @@ class RequestFeatures:
     thinking: bool | None
     shape: tuple[str, ...]
     overuse: float
+    unseen: Unseen | None
 
     def __init__(  # noqa: PLR0917 -- explicit, because a compiled class is then created in a fifth of the time
         self,
@@ -193,6 +188,7 @@ class RequestFeatures:
         thinking: bool | None = None,
         shape: tuple[str, ...] = (),
         overuse: float = 1.0,
+        unseen: Unseen | None = None,
     ) -> None:
         self.model = model
         self.endpoint = endpoint
@@ -222,12 +218,27 @@ class RequestFeatures:
         self.thinking = thinking
         self.shape = shape
         self.overuse = overuse
+        self.unseen = unseen
 
     @property
     def context_tokens(self) -> int:
         """Length that the context is expected to reach: the prompt, and an answer of typical length or its limit."""
         limit = self.max_tokens
         return self.prompt_tokens + (TYPICAL_TOKENS if limit is None or limit > TYPICAL_TOKENS else limit)
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the prompt has parts of which engines have told nothing."""
+        return self.unseen is not None and bool(self.unseen.unknown)
+
+    @property
+    def most_context_tokens(self) -> int:
+        """Length that the context may reach, with the longest answer that the request allows.
+
+        What is not known of the prompt may be of any length.
+        """
+        most = max(self.context_tokens, self.prompt_tokens + (self.max_tokens or 0))
+        return most if self.unseen is None else most + max(0, self.unseen.most_tokens - self.prompt_tokens)
 
     def __reduce__(self) -> tuple[type[RequestFeatures], tuple[Any, ...]]:
         """Return what pickling needs, which a compiled class does not provide by itself."""
@@ -249,6 +260,9 @@ def describe(
     workload: str = "",
     text_features: Collection[str] = TEXT_FEATURES,
     prompt: Prompt | None = None,
+    client: str = "",
+    parts: PartTokens | None = None,
+    stored: StoredTokens | None = None,
 ) -> RequestFeatures:
     """Return the features of a request, from its parsed body.
 
@@ -267,6 +281,10 @@ def describe(
         Subset of `TEXT_FEATURES` to compute; the others keep their defaults.
     prompt
         Result of `read_prompt(body)`, if the caller has it already.
+    client
+        As in `RequestFeatures`.
+    parts, stored
+        What is known of the tokens of parts that are no text, and of stored conversations.
 
     Examples
     --------
@@ -293,10 +311,14 @@ def describe(
         structure = structure_of(body)
         structured = bool(structure) or (tools and forces_tool(body))
         rejected = baseline_only(body)
-        restricted = _restricted(body)
+        restricted = is_restricted(body)
         thinking = _thinking(body)
+        add_rare(prompt, body, stored)
     shape: tuple[str, ...] = ()
-    tokens, images = prompt.tokens, prompt.has_images
+    tokens, unseen, images = prompt.tokens, None, False
+    if prompt.parts is not None:
+        tokens, unseen = (PartTokens() if parts is None else parts).unseen(prompt.parts, tokens, client)
+        images = any(name.startswith("image") for name in prompt.parts)
     if has_rare or n > 1 or images or tokens >= LONG_TOKENS:
         shape = shape_of(body, structure, tools=tools, thinking=thinking, n=n, images=images, tokens=tokens)
     prefix, prefix_tokens = prefix_hashes(prompt) if "prefix" in text_features else ((), ())
@@ -322,8 +344,10 @@ def describe(
         prefix=prefix,
         prefix_tokens=prefix_tokens,
         restricted=restricted,
+        client=client,
         thinking=thinking,
         shape=shape,
+        unseen=unseen,
     )
 
 
@@ -356,39 +380,6 @@ def _max_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int | None:
         if key in body and (limit := count(body[key])) is not None:
             return limit
     return COMPLETIONS_MAX_TOKENS if endpoint is _COMPLETIONS and "max_tokens" not in body else None
-
-
-def baseline_only(body: dict[str, Any]) -> tuple[str, ...]:
-    """Return the parameters of a request that a speculating vLLM rejects.
-
-    Examples
-    --------
-    >>> baseline_only({"min_p": 0.1, "temperature": 0.5})
-    ('min_p',)
-    """
-    if "min_p" not in body and "logit_bias" not in body:
-        return ()
-    min_p = number(body.get("min_p"))
-    bound = min_p is not None and min_p > MIN_P_EPSILON
-    biased = bool(body.get("logit_bias"))
-    if not bound and not biased:
-        return ()
-    return (("min_p",) if bound else ()) + (("logit_bias",) if biased else ())
-
-
-def _restricted(body: dict[str, Any]) -> bool:
-    """Return whether the parameters of a request keep the model from tokens that it would emit by itself."""
-    if any(body.get(key) for key in _EXCLUDING):
-        return True
-    for key, (plain, little) in _PENALTIES.items():
-        if key in body and (value := number(body[key])) is not None and abs(value - plain) > little:
-            return True
-    outputs, formatted = body.get("structured_outputs"), body.get("response_format")
-    return (
-        (isinstance(outputs, dict) and any(outputs.get(key) for key in _NARROW))
-        or any(body.get(f"guided_{key}") for key in _NARROW)
-        or (isinstance(formatted, dict) and str(formatted.get("type")) in _NARROW)
-    )
 
 
 def _declared(workload: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from backends.backend import Backend
+from backends.backend import Backend, State
 from backends.drafter_limit import Beyond, DrafterLimit
 from backends.engine import Said
 from backends.probe import Probe
@@ -190,3 +190,80 @@ async def test_requests_beyond_a_limit_are_counted_explained_and_advised_on(poli
         assert (await asked("pool"))["models"][MODEL]["backends"]["head"]["drafter_limit"] == shown
         (model,) = (await asked("dashboard/snapshot"))["models"]
         assert {each["name"]: each["drafter_limit"] for each in model["backends"]} == {"plain": None, "head": shown}
+
+
+CRASH = {"head": DrafterLimit(1024, Beyond.CRASH)}
+
+
+def with_images(number: int, **fields: Any) -> dict[str, Any]:
+    part = {"type": "image_url", "image_url": {"url": "https://example.com/a.png", **fields}}
+    return {"model": MODEL, "messages": [{"role": "user", "content": ["What is it?", *[part] * number]}]}
+
+
+async def images(wire: Wire) -> None:
+    """Report 600 tokens for each image, or 80 for one in low detail; and a response whose conversation has 1,500."""
+    if wire.seen.target == "/v1/responses":
+        usage = {"input_tokens": 1400, "output_tokens": 100}
+        await wire.json({"id": "resp_1", "object": "response", "status": "completed", "output": [], "usage": usage})
+        return
+    body = wire.seen.body
+    tokens = 12 + body.count(b"a.png") * (80 if b'"low"' in body else 600)
+    await wire.json(answer(wire.upstream.name) | {"usage": {"prompt_tokens": tokens, "completion_tokens": 30}})
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "learned"])
+async def test_images_end_no_engine_while_another_can_serve_them(policy: str) -> None:
+    methods = {"plain": "baseline", "head": "eagle3"}
+    async with start_gateway(methods, {"name": policy}, behaviour=images, limits=CRASH) as running:
+
+        async def sent(body: dict[str, Any], path: str = "/v1/chat/completions") -> str:
+            response = await running.client.post(path, json=body)
+            assert response.status_code == 200
+            return response.headers["x-gateway-backend"]
+
+        async def explained(body: dict[str, Any]) -> tuple[Any, str]:
+            document = (await running.client.post("/admin/explain", headers=ADMIN, json=body)).json()
+            return document["features"], {each["backend"]: each["note"] for each in document["candidates"]}["head"]
+
+        three = with_images(3)
+        features, note = await explained(three)
+        assert features["unseen"]["unknown"] == ["image"]
+        assert note.endswith("(the tokens of its image are not known yet)")
+        assert [await sent(three) for _ in range(20)] == ["plain"] * 20
+        features, note = await explained(three)
+        assert (features["prompt_tokens"], features["unseen"]["unknown"]) == (pytest.approx(1812, abs=20), [])
+        assert "the request is beyond its drafter's 1,024 tokens" in note
+        assert "not known" not in note
+
+        low = with_images(2, detail="low")
+        assert await sent(low) == "plain"
+        features, note = await explained(low)
+        assert "beyond" not in note
+        if policy == "round_robin":
+            assert {await sent(low) for _ in range(4)} == {"plain", "head"}, "these are known to be short"
+
+        await running.upstreams["plain"].die()
+        await running.until(lambda: running.backend("plain").state is State.DOWN)
+        assert await sent(with_images(1, detail="high")) == "head", "nobody else can take it, and it may be short"
+        response = await running.client.post("/v1/chat/completions", json=three)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "no_backend")
+
+
+async def test_a_stored_conversation_is_as_long_as_its_engine_has_told() -> None:
+    methods = {"plain": "baseline", "head": "eagle3"}
+    async with start_gateway(methods, behaviour=images, limits=CRASH) as running:
+
+        async def features(**fields: Any) -> Any:
+            body = {"model": MODEL, "input": "hi", **fields}
+            explained = await running.client.post("/admin/explain?path=/v1/responses", headers=ADMIN, json=body)
+            return explained.json()["features"]
+
+        first = {"model": MODEL, "input": "hi", "conversation": "conv_1"}
+        assert (await features(conversation="conv_1"))["unseen"]["unknown"] == ["conversation"]
+        for _ in range(5):
+            response = await running.client.post("/v1/responses", json=first)
+            assert response.headers["x-gateway-backend"] == "plain"
+        for stored in ({"conversation": {"id": "conv_1"}}, {"previous_response_id": "resp_1"}):
+            found = await features(**stored)
+            assert (found["prompt_tokens"], found["unseen"]) == (pytest.approx(1506, abs=5), None)
+        assert (await features(previous_response_id="resp_2"))["unseen"]["unknown"] == ["conversation"]

@@ -151,7 +151,7 @@ def test_a_conversation_has_the_same_features_in_every_api() -> None:
         "input": [
             {"role": "user", "content": [{"type": "input_text", "text": question}]},
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": answer}]},
-            {"role": "user", "content": more},
+            {"role": "user", "content": [more, {"type": "input_image", "image_url": "data:" + "A" * 9000}]},
         ],
         "max_output_tokens": 5,
     }
@@ -162,7 +162,10 @@ def test_a_conversation_has_the_same_features_in_every_api() -> None:
     ]
     assert (
         len(
-            {(features.template, features.turns, features.prompt_tokens, features.overlap) for features in all_features}
+            {
+                (each.template, each.turns, each.prompt_tokens, each.overlap, each.unseen, each.shape)
+                for each in all_features
+            }
         )
         == 1
     )
@@ -266,6 +269,7 @@ _KEYS = st.sampled_from(
     st.sampled_from(("temperature", "top_p", "min_p", "logit_bias", "n", "stream", "max_tokens", "max_output_tokens"))
     | st.sampled_from(("tools", "tool_choice", "functions", "tool_calls", "function", "arguments", "output"))
     | st.sampled_from(("response_format", "guided_json", "structured_outputs", "format", "output_config"))
+    | st.sampled_from(("image_url", "source", "data", "prompt_embeds", "conversation", "mm_processor_kwargs"))
 )
 _JSON = st.recursive(
     _SCALARS,

@@ -1,0 +1,53 @@
+"""What the parameters of a request keep engines and models from."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from policies.features.values import number
+
+MIN_P_EPSILON: Final = 1e-5
+"""vLLM's `_SAMPLING_EPS`: a `min_p` up to this counts as none, so a speculating server accepts it."""
+EXCLUDING: Final = ("allowed_token_ids", "bad_words", "logit_bias", "logits_processors", "vllm_xargs")
+"""Parameters that keep the model from tokens, and a drafter, which does not know them, from being accepted."""
+PENALTIES: Final = {
+    "presence_penalty": (0.0, 0.5),
+    "frequency_penalty": (0.0, 0.1),
+    "repetition_penalty": (1.0, 0.051),
+}
+"""Penalties on tokens that have come before: the value that changes nothing, and how far from it they change little."""
+_NARROW: Final = frozenset({"choice", "regex", "grammar", "structural_tag"})
+"""Structured outputs that may leave the model one way; a schema leaves it the texts, a JSON object nearly all."""
+
+
+def baseline_only(body: dict[str, Any]) -> tuple[str, ...]:
+    """Return the parameters of a request that a speculating vLLM rejects.
+
+    Examples
+    --------
+    >>> baseline_only({"min_p": 0.1, "temperature": 0.5})
+    ('min_p',)
+    """
+    if "min_p" not in body and "logit_bias" not in body:
+        return ()
+    min_p = number(body.get("min_p"))
+    bound = min_p is not None and min_p > MIN_P_EPSILON
+    biased = bool(body.get("logit_bias"))
+    if not bound and not biased:
+        return ()
+    return (("min_p",) if bound else ()) + (("logit_bias",) if biased else ())
+
+
+def is_restricted(body: dict[str, Any]) -> bool:
+    """Return whether the parameters of a request keep the model from tokens that it would emit by itself."""
+    if any(body.get(key) for key in EXCLUDING):
+        return True
+    for key, (plain, little) in PENALTIES.items():
+        if key in body and (value := number(body[key])) is not None and abs(value - plain) > little:
+            return True
+    outputs, formatted = body.get("structured_outputs"), body.get("response_format")
+    return (
+        (isinstance(outputs, dict) and any(outputs.get(key) for key in _NARROW))
+        or any(body.get(f"guided_{key}") for key in _NARROW)
+        or (isinstance(formatted, dict) and str(formatted.get("type")) in _NARROW)
+    )

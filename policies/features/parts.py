@@ -1,0 +1,191 @@
+"""Parts of a prompt whose tokens its text does not show: images, audio, files, what an engine has stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, Protocol
+
+from policies.features.values import LARGEST
+
+STORED: Final = "conversation"
+"""The part of a prompt that an engine has stored, which may have any length."""
+
+_KINDS: Final = ("embeds", "image", "audio", "video", "file", "document")
+_SAID: Final = frozenset(
+    {"low", "high", "original", "png", "jpeg", "jpg", "webp", "gif", "wav", "mp3", "mpeg", "flac", "ogg", "mp4", "pdf"}
+)
+"""What a request may say of a part that tells how many tokens its bytes are: the detail of an image, a format."""
+_TELLING: Final = frozenset({"detail", "format", "media_type"})
+_LEAST_DATA_CHARS: Final = 64
+"""Of a text that is the data itself, not the id of a file."""
+_DEEPEST: Final = 3
+_MOST_FIELDS: Final = 32
+
+_TYPICAL_TOKENS: Final = 1000
+"""What a part counts until engines have told more: an image has from 64 to 16,000 tokens."""
+_TEXT_ERROR: Final = 0.25
+"""Of the estimate for a text: what is left of a prompt beyond that tells little of its parts if it is less."""
+_MOST_CLIENTS: Final = 128
+_MOST_PARTS: Final = 128
+"""Kinds of parts that are known of a client."""
+_LEAST_CLIENTS: Final = 2
+_MOST_COUNT: Final = 20
+_MIXED_RATE: Final = 0.5
+"""Of what is learned from a prompt with parts of several kinds: one of them tells little of each."""
+_DECAY: Final = 0.05
+"""Of the largest part, with each one that is smaller."""
+
+
+class StoredTokens(Protocol):
+    """What knows how long the conversations are that engines have stored."""
+
+    def tokens_of(self, stored: str) -> int:
+        """Return the tokens of a stored response or conversation; 0 if that is not known."""
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Unseen:
+    """What of a prompt its text does not show.
+
+    Parameters
+    ----------
+    parts
+        How many parts of each kind the prompt has.
+    text_tokens
+        Tokens of the rest of the prompt.
+    most_tokens
+        Tokens that the whole prompt may have, by what engines have told of such parts; the largest number if they have
+        told nothing of some of them.
+    unknown
+        Kinds of the parts of which engines have told nothing.
+    """
+
+    parts: tuple[tuple[str, int], ...]
+    text_tokens: int
+    most_tokens: int = LARGEST
+    unknown: tuple[str, ...] = ()
+
+
+def name_of_part(part: Mapping[str, Any]) -> str:
+    """Return what tells how many tokens a part has: its kind, what is said of it, and the power of two of its size.
+
+    Examples
+    --------
+    >>> name_of_part({"type": "image_url", "image_url": {"url": "https://example.com/a.png", "detail": "low"}})
+    'image low'
+    >>> name_of_part({"type": "input_audio", "input_audio": {"data": "x" * 30_000, "format": "wav"}})
+    'audio wav 2^15'
+    """
+    said = part.get("type")
+    words = said if isinstance(said, str) and said else " ".join(islice(part, _MOST_FIELDS))
+    names = [next((kind for kind in _KINDS if kind in words[:_LEAST_DATA_CHARS]), "other")]
+    size = 0
+    for key, text in _texts(part, _DEEPEST):
+        if key in _TELLING:
+            names += _SAID & {text.lower().rpartition("/")[2]}
+        elif text.startswith("data:"):
+            names += _SAID & {text[:_LEAST_DATA_CHARS].partition(";")[0].rpartition("/")[2]}
+            size = max(size, len(text))
+        elif len(text) >= _LEAST_DATA_CHARS and "://" not in text[:_LEAST_DATA_CHARS]:
+            size = max(size, len(text))
+    return sized(" ".join(names), size)
+
+
+def sized(name: str, size: int) -> str:
+    """Return the name of parts with the power of two that their size reaches; without it if that is not known."""
+    return f"{name} 2^{size.bit_length()}" if size else name
+
+
+def _texts(part: Mapping[str, Any], deepest: int) -> Iterator[tuple[str, str]]:
+    for key, value in islice(part.items(), _MOST_FIELDS):
+        if isinstance(value, str):
+            yield key, value
+        elif isinstance(value, dict) and deepest:
+            yield from _texts(value, deepest - 1)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Tokens of one kind of part: those of the usual one, and of the largest of late."""
+
+    mean: float
+    most: float
+    count: int = 1
+
+    @property
+    def bound(self) -> float:
+        """What such a part has at most; the more, the fewer were seen."""
+        return self.most * (1.0 + 1.0 / self.count)
+
+
+class PartTokens:
+    """How many tokens the engines of a model make of the parts of prompts, by the usage that they report.
+
+    A client's own parts tell of its next ones. Who has sent none of a kind goes by all others, if there are two or
+    more: each counts alike in what is expected, and none can lower what there may be at most.
+
+    Examples
+    --------
+    >>> tokens, parts = PartTokens(), {"image": 3}
+    >>> tokens.unseen(parts, 20, "key")
+    (3020, Unseen(parts=(('image', 3),), text_tokens=20, most_tokens=2147483647, unknown=('image',)))
+    >>> tokens.learn(tokens.unseen(parts, 20, "key")[1], "key", 3620)
+    >>> tokens.unseen(parts, 20, "key")
+    (3620, Unseen(parts=(('image', 3),), text_tokens=20, most_tokens=7220, unknown=()))
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[str, _Seen]] = {}  # by client and part; what was seen last comes last
+
+    def unseen(self, parts: Mapping[str, int], text_tokens: int, client: str) -> tuple[int, Unseen]:
+        """Return the tokens to expect of a prompt, and what is known of its parts."""
+        own, unknown = self._of.get(client, {}), dict[str, None]()
+        tokens = most = float(text_tokens)
+        for name, count in parts.items():
+            seen = own.get(name) or self._seen_of_others(name)
+            tokens += count * (_TYPICAL_TOKENS if seen is None else seen.mean)
+            if seen is None:
+                unknown[name.partition(" ")[0]] = None
+            else:
+                most += count * seen.bound
+        most_tokens = LARGEST if unknown else round(most)
+        return round(tokens), Unseen((*parts.items(),), text_tokens, most_tokens, (*unknown,))
+
+    def learn(self, unseen: Unseen, client: str, prompt_tokens: int) -> None:
+        """Learn from the tokens that an engine has counted of a prompt."""
+        if STORED in unseen.unknown:
+            return
+        left, may_be_text = float(prompt_tokens - unseen.text_tokens), _TEXT_ERROR * unseen.text_tokens
+        own = self._of[client] = self._of.pop(client, {})
+        if len(self._of) > _MOST_CLIENTS:
+            del self._of[next(iter(self._of))]
+        new = sum(count for name, count in unseen.parts if name not in own)
+        if left < may_be_text:
+            if not new:
+                return
+            left = max(0.0, left) + may_be_text
+        error = left - sum(count * own[name].mean for name, count in unseen.parts if name in own)
+        short = left - sum(count * own[name].most for name, count in unseen.parts if name in own)
+        squares = sum(count * count for _, count in unseen.parts)
+        for name, count in unseen.parts:
+            seen = own.pop(name, None)
+            if seen is None:
+                seen = _Seen(max(0.0, error / new), left / count)
+            elif not new:
+                seen.count = min(_MOST_COUNT, seen.count + 1)
+                rate = 1.0 / seen.count if len(unseen.parts) == 1 else _MIXED_RATE
+                seen.mean = max(0.0, seen.mean + rate * error * count / squares)
+                grown = short * count / squares if short > 0.0 else _DECAY * (seen.mean - seen.most)
+                seen.most = max(seen.mean, seen.most + grown)
+            own[name] = seen
+        while len(own) > _MOST_PARTS:
+            del own[next(iter(own))]
+
+    def _seen_of_others(self, name: str) -> _Seen | None:
+        found = [seen for own in self._of.values() if (seen := own.get(name)) is not None]
+        if len(found) < _LEAST_CLIENTS:
+            return None
+        mean = sum(seen.mean for seen in found) / len(found)
+        return _Seen(mean, max(seen.bound for seen in found), _MOST_COUNT)
