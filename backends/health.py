@@ -12,8 +12,8 @@ from backends.engine_metrics import EngineMetrics
 SERVING: Final = frozenset({State.UP, State.RECOVERING})
 _MAX_TRIAL_S: Final = 60.0
 """After this time without a request that could be sent on trial, the replica returns without one."""
-_SLOWEST_PROMPT_TOKENS_PER_S: Final = 1000.0
-"""An engine that computes a prompt in one step shows nothing meanwhile: the longest may take as long."""
+_SLOWEST_PROMPT_TOKENS_PER_S: Final = 2000.0
+"""Of an engine that computes a long prompt in one step, and shows nothing meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,11 @@ class HealthRules:
     # Seconds without a new token and without a change of the KV cache after which a replica that has requests is down,
     # even if it answers probes, and says that it has none.
     stall_s: float = 30.0
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds without a part of an answer that are evidence, so that a probe can follow within `stall_s`."""
+        return max(self.stall_s / 2.0, self.stall_s - self.interval_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +80,18 @@ class Books(NamedTuple):
 
     read_s: float = 0.0  # when something of an answer was last read, on any clock
     silent_s: float = 0.0  # for how long the one has waited that has waited longest for a part of its answer
-    prompt_tokens: int = 0  # of the longest prompt, of those without a part that have waited for long
+    prompt_tokens: int = 0  # of the longest prompt among those that have waited as long, and have no part yet
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A probe has ended; of a replica that stood still, it has no problem only if a request was answered."""
+    """A probe has ended."""
 
     problem: str | None = None
     refused: bool = False
     engine: EngineMetrics | None = None  # as read by it
     is_certain: bool = False  # whether the problem needs no second probe
+    is_proven: bool = False  # whether a request of the probe was answered
     books: Books = field(default_factory=Books)
 
 
@@ -194,7 +200,7 @@ def _probed(health: Health, evidence: Probed, others: Others, rules: HealthRules
         return _in_state(failed, State.DOWN, evidence.problem, now_s) if is_certain else failed
     health = replace(health, failed_probes=0)
     if evidence.engine is not None:
-        health = _progress(health, evidence.engine, evidence.books.read_s, now_s)
+        health = _progress(health, evidence.engine, evidence, now_s)
         if stalled := _standstill(health, evidence.books, rules, now_s):
             return replace(_in_state(health, State.DOWN, stalled, now_s), has_stalled=True)
     if health.state is State.RECOVERING:
@@ -202,22 +208,22 @@ def _probed(health: Health, evidence: Probed, others: Others, rules: HealthRules
     return health if health.state is State.UP else _return(health, others, rules, now_s)
 
 
-def _progress(health: Health, engine: EngineMetrics, read_s: float, now_s: float) -> Health:
+def _progress(health: Health, engine: EngineMetrics, evidence: Probed, now_s: float) -> Health:
     # The counters of tokens stand still while a long prompt is computed in parts; its part of the KV cache grows.
-    progress = (engine.prompt_tokens, engine.generation_tokens, engine.kv_usage, read_s)
-    if progress != health.progress or health.has_stalled:  # then it has answered a request of the probe
+    progress = (engine.prompt_tokens, engine.generation_tokens, engine.kv_usage, evidence.books.read_s)
+    if progress != health.progress or evidence.is_proven:
         return replace(health, progress=progress, moved_at_s=now_s, progress_at_s=now_s)
     return replace(health, progress_at_s=now_s) if engine.running + engine.waiting == 0 else health
 
 
 def _standstill(health: Health, books: Books, rules: HealthRules, now_s: float) -> str:
     """Return how it shows that an engine stands still: by its word, or by our own books, which come first; else ""."""
-    bound_s = max(rules.stall_s, books.prompt_tokens / _SLOWEST_PROMPT_TOKENS_PER_S)
+    slowest_s = books.prompt_tokens / _SLOWEST_PROMPT_TOKENS_PER_S
+    bound_s, silence_s = max(rules.stall_s, slowest_s), max(rules.silence_s, slowest_s)
     if now_s - health.progress_at_s > bound_s:
         return f"stands still: has requests but produced no token for {bound_s:g} s"
-    unmoved_s = max(0.0, bound_s - rules.interval_s)  # what is new in a page may be as old as the one before
-    if books.silent_s > bound_s and now_s - health.moved_at_s > unmoved_s:
-        return f"stands still: one of our requests had no answer for {bound_s:g} s, and its counters do not move"
+    if books.silent_s > silence_s and now_s - health.moved_at_s > silence_s:
+        return f"stands still: a request has had no answer for {books.silent_s:.0f} s, and its counters do not move"
     return ""
 
 

@@ -277,8 +277,12 @@ class Pool:
             _tell(self.on_engine_change, backend, change)
         if backend.difference != difference:
             _tell(self.on_difference, backend)
-        books = self.books(backend) if backend.in_flight else Books(backend.read_s)
-        self.report(backend, Probed(result.problem, result.refused, result.engine, result.is_certain, books))
+        books = Books(backend.read_s)
+        if backend.in_flight:
+            with background.guarded("probes", of=watch.label):
+                books = self.books(backend)
+        proof = result.is_certain, result.is_proven
+        self.report(backend, Probed(result.problem, result.refused, result.engine, *proof, books))
 
     def _follow(self, watch: Watch, before: State) -> None:
         """Make the health of a replica known."""

@@ -50,6 +50,7 @@ class ProbeResult:
     late: bool = False  # whether it did not answer in time
     said: Said | None = None  # what its engine says of itself; None if that was not heard
     is_new: bool = False  # whether that is another engine than the one that was known
+    is_proven: bool = False  # whether the engine has answered a request
     engine: EngineMetrics | None = None  # the engine's metrics; None if it has no such page
     serves: tuple[str, ...] = ()  # what it serves in place of its model
     # What it reported that cannot be, which was ignored: fields of `EngineMetrics`, or `metrics` for a page that was
@@ -81,7 +82,7 @@ class Probe:
         self._created: tuple[object, float, float] = None, 0.0, 0.0  # of the model; when first and last read
 
     async def run(self, *, admit: bool, prove: bool = False) -> ProbeResult:
-        """Probe the replica; `prove` has it answer a request as well."""
+        """Probe the replica; `prove` has its engine answer a request too."""
         known = self._backend.engine.said
         try:
             status = await self._health()
@@ -91,8 +92,8 @@ class Probe:
             if listed.said is None:
                 return listed
             result = await self._hear(known, listed.said)
-            if prove and result.problem is None and not await self._answers():
-                return ProbeResult("stands still: it does not answer a request for one token")
+            if prove and result.problem is None:
+                return await self._prove(result)
         except httpx.ConnectError as error:
             result = _unconnected(error)
             self.was_refused |= result.refused
@@ -244,14 +245,14 @@ class Probe:
         page = reader.metrics()
         return page, () if page is None else page.ignored
 
-    async def _answers(self) -> bool:
-        """Return whether the engine answers a request for one token in time, if only with an error."""
+    async def _prove(self, result: ProbeResult) -> ProbeResult:
+        """Have the engine answer a request for one token; an error says nothing, as of an engine for embeddings."""
         body = {"model": self.model, "prompt": "Hi", "max_tokens": 1}
         try:
-            await fetch(self._client, "/v1/completions", _MOST_CARD_BYTES, method="POST", body=body)
+            status, _ = await fetch(self._client, "/v1/completions", _MOST_CARD_BYTES, method="POST", body=body)
         except httpx.TimeoutException:
-            return False
-        return True
+            return ProbeResult("stands still: it does not answer a request for one token")
+        return replace(result, is_proven=status == httpx.codes.OK)
 
     def _is_recreated(self, said: Said, now_s: float) -> bool:
         """Return whether the model's time of creation is another one; most engines write the time of the answer."""

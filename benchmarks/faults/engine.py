@@ -38,6 +38,7 @@ _OTHERS = {
 _METRICS = (
     "vllm:num_requests_running {running}\nvllm:num_requests_waiting 0\n"
     "vllm:prompt_tokens_total {ended}\nvllm:generation_tokens_total {tokens}\n"
+    'vllm:engine_sleep_state{{sleep_state="awake"}} {awake}\n'
 )
 
 
@@ -142,8 +143,15 @@ class Connection(asyncio.Protocol):
             self._wire(None).whole(json.dumps({"prompt": text}).encode())
         elif self._url == b"/metrics":
             counts = replica.counts
-            page = _METRICS.format(running=counts.running, ended=counts.ended, tokens=counts.tokens)
+            is_asleep = replica.fault == misbehaviour.ASLEEP
+            running = 0 if is_asleep or replica.fault == misbehaviour.STANDS_STILL else counts.running
+            awake = int(not is_asleep)
+            page = _METRICS.format(running=running, ended=counts.ended, tokens=counts.tokens, awake=awake)
             self._wire(None).whole(page.encode(), b"text/plain")
+        elif self._url == b"/v1/models" and replica.fault == misbehaviour.OTHER_MODEL:
+            self._wire(None).whole(_MODELS.replace(MODEL.encode(), b"other"))
+        elif self._url == b"/v1/models" and replica.fault == misbehaviour.OTHER_KEY:
+            self._wire(None).whole(b'{"error": "Unauthorized"}', status=401)
         else:
             self._wire(None).whole(_OTHERS.get(self._url, b"{}"))
 

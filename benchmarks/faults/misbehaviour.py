@@ -6,9 +6,13 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 
+from benchmarks.faults.asking import MODEL
 from benchmarks.faults.wire import Wire, framed
 
 Behaviour = Callable[[Wire], Awaitable[None]]
+STANDS_STILL, ASLEEP = "stands-still", "asleep"
+"""These answer nothing, and their metrics say that they have no request."""
+OTHER_MODEL, OTHER_KEY = "other-model", "other-key"
 HUGE_BYTES = 4 << 20
 _MOST_DRIPS, _DRIP_S = 200, 0.01
 _ERROR = {"error": {"message": "the engine failed", "type": "InternalServerError", "param": None, "code": 500}}
@@ -143,6 +147,17 @@ async def stall(wire: Wire) -> None:
     await asyncio.Event().wait()
 
 
+async def other_model(wire: Wire) -> None:
+    """Answer as an engine with another model does."""
+    error = {"message": f"The model `{MODEL}` does not exist.", "type": "NotFoundError", "param": "model", "code": 404}
+    wire.whole(json.dumps({"error": error}).encode(), status=404)
+
+
+async def other_key(wire: Wire) -> None:
+    """Answer as an engine with another key does."""
+    wire.whole(b'{"error": "Unauthorized"}', status=401)
+
+
 async def stall_middle(wire: Wire) -> None:
     """Stop in the middle of the answer."""
     await _half(wire)
@@ -238,6 +253,10 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "error-event": error_event,
     "stall": stall,
     "stall-middle": stall_middle,
+    STANDS_STILL: stall,
+    ASLEEP: stall,
+    OTHER_MODEL: other_model,
+    OTHER_KEY: other_key,
     "slow-drip": slow_drip,
     "huge-lines": huge_lines,
     "informational": informational,

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _OTHER: Final = Endpoint.OTHER
 _IDS_AT_ONCE: Final = 256
+_TOGETHER_S: Final = 1.0
 STOPPING: Final = "gateway_stopping"
 """The code of the error that ends what is in flight when the drain time is over."""
 
@@ -225,15 +226,20 @@ class RelayContext:
 
     def books(self, backend: Backend) -> Books:
         """Return what the requests in flight at a backend tell of it."""
-        now_s, silent_s, prompt_tokens = time.perf_counter(), 0.0, 0
+        now_s = time.perf_counter()
+        waiting: list[tuple[float, Exchange]] = []
         for exchange in self.exchanges:
-            attempt, delivery = exchange.attempt, exchange.delivery
-            if attempt is None or attempt.upstream.backend is not backend or delivery.endpoint is _OTHER:
+            attempt = exchange.attempt
+            if attempt is None or attempt.upstream.backend is not backend or exchange.delivery.endpoint is _OTHER:
                 continue
-            waited_s = 0.0 if attempt.call is None or attempt.call.paused else now_s - attempt.last_read_s
-            silent_s = max(silent_s, waited_s)
-            if waited_s > self.pool.rules.stall_s and not delivery.times.first_s and exchange.routed is not None:
-                prompt_tokens = max(prompt_tokens, exchange.routed.features.prompt_tokens)
+            if attempt.call is not None and not attempt.call.paused:
+                waiting.append((now_s - attempt.last_read_s, exchange))
+        silent_s = max((waited_s for waited_s, _ in waiting), default=0.0)
+        prompt_tokens = 0
+        if silent_s > self.pool.rules.silence_s:
+            for waited_s, exchange in waiting:  # what was sent later than the first would not have held it up
+                if waited_s > silent_s - _TOGETHER_S and not exchange.delivery.times.first_s and exchange.routed:
+                    prompt_tokens = max(prompt_tokens, exchange.routed.features.prompt_tokens)
         return Books(backend.read_s, silent_s, prompt_tokens)
 
     def sweep(self) -> None:

@@ -267,7 +267,7 @@ class Exchange:
         if attempt is None or attempt.call is None or attempt.call.paused:
             return
         silent_s, backend = now_s - attempt.last_read_s, attempt.upstream.backend
-        if silent_s > pool.rules.stall_s and backend.engine.metrics and not pool.watch(backend).is_progressing:
+        if silent_s > pool.rules.silence_s and backend.engine.metrics and not pool.watch(backend).is_progressing:
             pool.report_failure(backend)  # its probe will show whether it stands still
         is_answering = self.delivery.times.first_s and not (self.rescuer is not None and self.rescuer.is_waiting)
         if silent_s > STALL_S and is_answering and self._is_stalled(attempt, now_s):

@@ -47,6 +47,7 @@ evidence = st.one_of(
         st.booleans(),
         st.none() | engines,
         st.booleans(),
+        st.booleans(),
         st.builds(Books, st.floats(0, 2), st.floats(0, 70), st.sampled_from([0, 8000])),
     ),
     st.builds(Unreachable, st.just("refused")),
@@ -182,13 +183,13 @@ IDLE = EngineMetrics(generation_tokens=9)
 @pytest.mark.parametrize(
     ("engine", "books", "state"),
     [
-        (IDLE, Books(silent_s=4.1), State.DOWN),  # whatever it says of itself
-        (IDLE, Books(silent_s=3.9), State.UP),
+        (IDLE, Books(silent_s=2.1), State.DOWN),  # whatever it says of itself
+        (IDLE, Books(silent_s=1.9), State.UP),
         (IDLE, Books(silent_s=4.1, read_s=7.0), State.UP),  # others of ours were answered
         (replace(IDLE, generation_tokens=10), Books(silent_s=4.1), State.UP),  # it works for somebody
         (replace(IDLE, running=1, kv_usage=0.1), Books(silent_s=60.0), State.UP),  # a long prompt, in parts
-        (IDLE, Books(silent_s=60.0, prompt_tokens=100_000), State.UP),  # a long prompt at once: 100 s at most
-        (IDLE, Books(silent_s=101.0, prompt_tokens=100_000), State.UP),  # so far it has not moved for 10 s
+        (IDLE, Books(silent_s=45.0, prompt_tokens=100_000), State.UP),  # a long prompt at once: 50 s at most
+        (IDLE, Books(silent_s=51.0, prompt_tokens=100_000), State.UP),  # so far it has not moved for 10 s
         (replace(IDLE, running=1), Books(read_s=7.0), State.UP),  # its metrics stand still, its answers do not
         (None, Books(silent_s=60.0), State.UP),  # an engine without metrics may be slow
     ],
@@ -201,7 +202,7 @@ def test_our_own_books_tell_whether_an_engine_stands_still(
 
 
 def test_a_long_prompt_has_a_bound_too() -> None:
-    waiting = Probed(engine=IDLE, books=Books(silent_s=101.0, prompt_tokens=100_000))
+    waiting = Probed(engine=IDLE, books=Books(silent_s=51.0, prompt_tokens=100_000))
     assert after(UP, (0.0, Probed(engine=IDLE)), (101.0, waiting)).state is State.DOWN
 
 
@@ -209,7 +210,9 @@ def test_an_engine_that_answers_though_its_metrics_stand_still_is_up_again() -> 
     standing = Probed(engine=EngineMetrics(running=1))
     steps: list[tuple[float, Evidence]] = [(0.0, standing), (5.0, standing), (6.0, Probed("stands still"))]
     assert after(UP, *steps).state is State.DOWN
-    assert after(UP, *steps, (7.0, standing), (8.0, Served()), (13.0, standing)).state is State.UP
+    assert after(UP, *steps, (7.0, standing)).state is State.DOWN
+    proven = replace(standing, is_proven=True)
+    assert after(UP, *steps, (7.0, proven), (8.0, Served()), (13.0, proven)).state is State.UP
 
 
 def test_an_engine_that_stood_still_has_to_serve_a_request_before_it_is_up() -> None:

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 OF_ONE_REPLICA = [
     *("kill", "refuse", "reset-accept", "reset-request", "reset-middle", "half-chunk", "early-end", "error-event"),
-    *("503", "slow-drip", "huge-lines", "http-1.0-cut"),
+    *("503", "slow-drip", "huge-lines", "http-1.0-cut", "other-model", "other-key"),
 ]
 """`python -m benchmarks.faults` has more, which the tests of the relay have too."""
 IN_THE_MIDDLE = {"kill", "reset-middle", "half-chunk", "early-end", "error-event", "http-1.0-cut"}
