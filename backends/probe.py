@@ -19,7 +19,7 @@ from backends.engine_metrics import MOST_PAGE_BYTES, EngineMetrics, MetricsReade
 from backends.http.authorities import trusted
 from backends.http.bounded import PLAIN, UnboundedError, fetch, parts_of
 from backends.processes import Processes
-from backends.reported import MOST_CONTEXT_TOKENS, finite, whole
+from backends.reported import MOST_CONTEXT_TOKENS, finite, printable, whole
 
 _MOST_HEALTH_BYTES: Final = 1 << 16
 _MOST_SHORT_BYTES: Final = 1 << 10
@@ -136,7 +136,7 @@ class Probe:
         """Ask for the version of vLLM; empty without an answer."""
         match as_json(await self.request("GET", "/version", most_bytes=_MOST_SHORT_BYTES)):
             case {"version": said}:
-                return str(said)
+                return printable(str(said))
         return ""
 
     async def meets_several(self) -> bool:
@@ -178,7 +178,7 @@ class Probe:
             return ProbeResult(f"/v1/models answered {status}" + (": is this an engine?" if status == 404 else ""))
         try:
             cards: list[dict[str, Any]] = orjson.loads(body)["data"]
-            served = {str(card["id"]): card for card in cards}
+            served = {printable(str(card["id"])): card for card in cards}
             adapters = dict.fromkeys(name for name, card in served.items() if card.get("parent"))
             self.model = self.model or next(iter(served), "")
             card = served.get(self.model, {})

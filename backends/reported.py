@@ -1,4 +1,4 @@
-"""Numbers that replicas and other gateways report, which are believed within bounds only."""
+"""What replicas, clients and other gateways say: numbers are believed within bounds, texts shown without effect."""
 
 from __future__ import annotations
 
@@ -34,3 +34,16 @@ def finite(value: object, most: float, least: float = 0.0) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most:
         return float(value)
     return None
+
+
+def printable(text: str) -> str:
+    r"""Return a text as it may be shown in a line: what steers a terminal, or ends the line, as an escape.
+
+    Examples
+    --------
+    >>> printable("0.32\x1b[2J\n")
+    '0.32\\x1b[2J\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join([each if each.isprintable() else each.encode("unicode_escape").decode() for each in text])

@@ -17,6 +17,7 @@ import httpx
 from backends import background
 from backends.launch.ports import port_is_free
 from backends.launch.process import EngineProcess, describe_exit
+from backends.reported import printable
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
@@ -176,7 +177,7 @@ def _last_lines(path: Path) -> list[str]:
         return []
     with path.open("rb") as log:
         log.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
-        return log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return [printable(line) for line in log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]]
 
 
 def check_command(spec: LaunchSpec) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url
+from gateway.cli.output import say
 
 
 def advise(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "") -> None:
@@ -18,7 +17,7 @@ def advise(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "") -> None:
     gateway advise --url http://gateway:8080
     """
     models = Admin(url, admin_key, None).get("/admin/advice")["models"]
-    typer.echo("\n\n".join(_text(name, advised) for name, advised in models.items()))
+    say("\n\n".join(_text(name, advised) for name, advised in models.items()))
 
 
 def _text(name: str, advised: dict[str, Any]) -> str:

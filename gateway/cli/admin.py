@@ -8,6 +8,8 @@ from urllib.parse import urlencode
 
 import typer
 
+from gateway.cli.output import say
+
 DEFAULT_URL = "http://127.0.0.1:8080"
 _TIMEOUT_S = 60.0
 _KEY_HELP = (
@@ -63,10 +65,12 @@ class Admin:
         if response.status_code == httpx.codes.UNAUTHORIZED:
             raise failure(f"{self.url}: {'this key is not accepted' if self.key else 'a key is needed'}; {_KEY_HELP}")
         if response.status_code != httpx.codes.OK:
-            said = answer.get("error", {}).get("message") if isinstance(answer, dict) else None
-            unknown = f"{self.url} does not know {path}: it is no gateway, or older than this command"
-            is_unknown = response.status_code == httpx.codes.NOT_FOUND
-            raise failure(str(said or (unknown if is_unknown else f"{url} answered {response.status_code}")))
+            match answer:
+                case {"error": {"message": str(said), "code": code}} if code != "not_found":
+                    raise failure(said)
+            if response.status_code == httpx.codes.NOT_FOUND:
+                raise failure(f"{self.url} does not know {path}: it is no gateway, or older than this command")
+            raise failure(f"{url} answered {response.status_code}")
         return _Answer(answer, url) if isinstance(answer, dict) else answer
 
 
@@ -83,5 +87,5 @@ class _Answer(dict[str, Any]):
 
 def failure(message: str) -> typer.Exit:
     """Print a message on standard error; return what ends the command."""
-    typer.echo(message, err=True)
+    say(message, err=True)
     return typer.Exit(1)

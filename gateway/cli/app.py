@@ -20,6 +20,7 @@ from gateway.cli.extras import is_installed
 from gateway.cli.group import CommandGroup
 from gateway.cli.init import init
 from gateway.cli.operate import drain, reload, resume
+from gateway.cli.output import say
 from gateway.cli.picker import picker
 from gateway.cli.policy import app as policy
 from gateway.cli.serve import serve_pool
@@ -56,7 +57,7 @@ def _print_version(requested: bool) -> None:
     if requested:
         from gateway import __version__
 
-        typer.echo(f"gateway {__version__}")
+        say(f"gateway {__version__}")
         raise typer.Exit
 
 

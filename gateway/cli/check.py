@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backends.validation import UsageError
+from gateway.cli.output import say
 
 if TYPE_CHECKING:
     from gateway.config.settings import PoolSettings
@@ -44,8 +45,8 @@ def check(
     for room in rooms():
         if problem := room.problem(settings):
             raise UsageError(f"{path}: {problem}")
-    typer.echo("\n".join(pool_lines(settings)))
-    typer.echo(describe(settings.state))
+    say("\n".join(pool_lines(settings)))
+    say(describe(settings.state))
     backends, warnings = configured(settings), list[str]()
     running = [each for each in backends if not each.launched]
     if (engines or probe) and running:
@@ -55,14 +56,14 @@ def check(
         asked = ask(running, fully=probe)
         compared = sum(each.result.engine is not None for each in asked)
         lines = table(asked) if probe else [f"Compared with the metrics of {compared} of {len(asked)} engines."]
-        typer.echo("\n".join(lines))
+        say("\n".join(lines))
         aliases = {name: model.aliases for name, model in settings.models.items()}
         if issues := list(differences(asked, aliases, fully=probe)):
             warnings = located(path, issues)
     for line in limit_lines(backends):
-        typer.echo(line)
+        say(line)
     for warning in warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        say(f"warning: {warning}", err=True)
     if probe and warnings:
         raise typer.Exit(1)
 
@@ -71,7 +72,7 @@ def schema() -> None:
     """Print the JSON schema of a pool file."""
     from gateway.config.schema import schema_text
 
-    typer.echo(schema_text(), nl=False)
+    say(schema_text(), nl=False)
 
 
 def read_pool(path: Path) -> PoolSettings:

@@ -14,6 +14,7 @@ from backends.engine import Said
 from backends.engine_metrics import EngineMetrics
 from backends.probe import Probe, ProbeResult, as_json, misnamed
 from backends.processes import SEVERAL
+from backends.reported import printable
 from backends.speculation import MODELLESS, Method, SpeculativeConfig, method_named
 from backends.validation import Issue
 from gateway.cli.columns import columns
@@ -163,7 +164,9 @@ async def _ask(backend: Backend, *, fully: bool) -> Engine:
             probe.set_timeout(_SLOW_S)
             match as_json(await probe.request("GET", "/server_info?config_format=json")):
                 case {"vllm_config": {"speculative_config": dict(told)}}:
-                    engine.told = told
+                    engine.told = {
+                        key: printable(each) if isinstance(each, str) else each for key, each in told.items()
+                    }
             answer = await probe.request("POST", "/v1/completions", {"model": probe.model, **_SAMPLE})
             engine.usage = first_usage(as_json(line[5:]) for line in answer.splitlines() if line.startswith(b"data:"))
     except TimeoutError:

@@ -13,6 +13,7 @@ from backends.files.regular import read_file
 from backends.validation import UsageError
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
 from gateway.cli.columns import columns, terminal_columns
+from gateway.cli.output import say
 
 _MOST_BYTES = 64 << 20
 _PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/responses"}
@@ -48,7 +49,7 @@ def explain(
         raise UsageError(f"{request} is not JSON: {error}") from None
     given = fields if isinstance(fields, dict) else {}  # the gateway says what is wrong of anything else
     known = next((path for field, path in _PATHS.items() if field in given), "/v1/chat/completions")
-    typer.echo("\n".join(_lines(admin.send("/admin/explain", body, path=path or known))))
+    say("\n".join(_lines(admin.send("/admin/explain", body, path=path or known))))
 
 
 def _read(name: str) -> bytes:

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from backends.validation import UsageError
+from gateway.cli.output import say
 
 _WRONG_USAGE = 2
 
@@ -23,7 +24,7 @@ class CommandGroup(TyperGroup):
             from gateway.config.load import ConfigError
 
             has_prefix = isinstance(error, ConfigError)  # its lines begin with the name of the file
-            typer.echo(str(error) if has_prefix else f"{_name(ctx)}: {error}", err=True)
+            say(str(error) if has_prefix else f"{_name(ctx)}: {error}", err=True)
             raise typer.Exit(_WRONG_USAGE) from None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

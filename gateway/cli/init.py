@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from backends.validation import UsageError
+from gateway.cli.output import say
 
 if TYPE_CHECKING:
     from gateway.cli.engines import Engine
@@ -54,7 +55,7 @@ def init(
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
         raise UsageError(f"cannot write {path}: {reason}; give another name with --config") from None
-    typer.echo(f"Wrote {path}: {summary}. Serve them with `gateway --config {path}`.")
+    say(f"Wrote {path}: {summary}. Serve them with `gateway --config {path}`.")
 
 
 def _of_engines(urls: list[str], api_key: str | None) -> tuple[str, str]:
@@ -67,7 +68,7 @@ def _of_engines(urls: list[str], api_key: str | None) -> tuple[str, str]:
 
     addresses = dict.fromkeys(map(_address, urls))
     engines = ask([Backend(name_of(u), "", Method.BASELINE, u, api_key=api_key) for u in addresses], fully=True)
-    typer.echo("\n".join(table(engines)))
+    say("\n".join(table(engines)))
     silent = [each for each in engines if each.result.problem is not None]
     hint = "" if api_key else "; engines with a key need --api-key or VLLM_API_KEY"
     if len(silent) == len(engines):
@@ -84,9 +85,9 @@ def _of_engines(urls: list[str], api_key: str | None) -> tuple[str, str]:
     )
     check_text(text, {})
     if silent:
-        typer.echo(f"Left out, as comments: {', '.join(each.backend.url for each in silent)}{hint}", err=True)
+        say(f"Left out, as comments: {', '.join(each.backend.url for each in silent)}{hint}", err=True)
     if key:
-        typer.echo("Set VLLM_API_KEY before you serve it: the key of the engines, which clients need too.", err=True)
+        say("Set VLLM_API_KEY before you serve it: the key of the engines, which clients need too.", err=True)
     return text, ", ".join(f"{len(model['backends'])} x {name}" for name, model in models.items())
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
+from gateway.cli.output import say
 
 _POLL_S = 0.5
 
@@ -31,12 +32,12 @@ def drain(
     admin = Admin(url, admin_key)
     model, backend, backends = _find(admin, name)
     answer = admin.post("/admin/drain", model=model, backend=backend)
-    typer.echo(
+    say(
         f"{model}/{backend} is {answer['state']}; {answer['in_flight']} requests in flight there finish. "
         f"`gateway resume {backend}` sends it requests again."
     )
     if not any(each["state"] == "up" for other, each in backends.items() if other != backend):
-        typer.echo(f"warning: no other replica of {model} is up: its requests are refused", err=True)
+        say(f"warning: no other replica of {model} is up: its requests are refused", err=True)
     while wait and (each := admin.get("/admin/pool")["models"][model]["backends"].get(backend)):
         if not each["in_flight"] + each["others"]:
             break
@@ -52,7 +53,7 @@ def resume(name: Replica, *, url: Url = DEFAULT_URL, admin_key: AdminKey = "") -
     admin = Admin(url, admin_key)
     model, backend, _ = _find(admin, name)
     state = admin.post("/admin/resume", model=model, backend=backend)["state"]
-    typer.echo(f"{model}/{backend} is {state}{'' if state == 'up' else ', until its engine has answered'}")
+    say(f"{model}/{backend} is {state}{'' if state == 'up' else ', until its engine has answered'}")
 
 
 def reload(
@@ -70,7 +71,7 @@ def reload(
     gateway reload
     """
     changes = Admin(url, admin_key).send("/admin/reload", dry_run=dry_run)["changes"]
-    typer.echo("\n".join([*changes, f"{len(changes)} changes{', not made' if dry_run and changes else ''}"]))
+    say("\n".join([*changes, f"{len(changes)} changes{', not made' if dry_run and changes else ''}"]))
 
 
 def _find(admin: Admin, name: str) -> tuple[str, str, dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
+from gateway.cli.output import say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,14 +37,14 @@ def show(
     """
     admin = Admin(url, admin_key, model)
     if version is not None:
-        typer.echo(admin.get("/admin/policy/rules", version=version)["text"], nl=False)
+        say(admin.get("/admin/policy/rules", version=version)["text"], nl=False)
         return
     models = Admin(url, admin_key, None).get("/admin/policy")["models"]
     if model is not None and model not in models:
         raise failure(f"There is no model {model}; there are: {', '.join(models)}.")
     for name, description in models.items():
         if model in (None, name):
-            typer.echo("\n".join(_lines(name, description)))
+            say("\n".join(_lines(name, description)))
 
 
 @app.command()
@@ -56,10 +57,8 @@ def distill(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = 
     gateway policy distill
     """
     rules = Admin(url, admin_key, model).post("/admin/policy/distill")
-    typer.echo(rules["text"], nl=False)
-    typer.echo(
-        f"Stored as version {rules['version']}; activate it with `gateway policy pin {rules['version']}`.", err=True
-    )
+    say(rules["text"], nl=False)
+    say(f"Stored as version {rules['version']}; activate it with `gateway policy pin {rules['version']}`.", err=True)
 
 
 @app.command()
@@ -100,13 +99,11 @@ def thaw(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = Non
     gateway policy thaw
     """
     answer = Admin(url, admin_key, model).post("/admin/policy/thaw")
-    typer.echo(f"{answer['model']}: thawed at {answer['thawed']}")
+    say(f"{answer['model']}: thawed at {answer['thawed']}")
 
 
 def _print_pin(answer: dict[str, Any]) -> None:
-    typer.echo(
-        f"{answer['model']}: {answer['decides']} decides; the other gateways of the pool follow within two seconds"
-    )
+    say(f"{answer['model']}: {answer['decides']} decides; the other gateways of the pool follow within two seconds")
 
 
 def _lines(name: str, description: dict[str, Any]) -> list[str]:

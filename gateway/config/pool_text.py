@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from backends.reported import printable
 from backends.validation import Path, UsageError, issues_of
 
 _WIDTH = 110
@@ -128,7 +129,7 @@ def _plain(value: Any) -> Any:
 
 def _comment(text: str, indent: str) -> list[str]:
     return textwrap.wrap(
-        text,
+        printable(text),
         _WIDTH,
         initial_indent=f"{indent}# ",
         subsequent_indent=f"{indent}# ",

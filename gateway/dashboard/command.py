@@ -12,6 +12,7 @@ import typer
 
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
 from gateway.cli.columns import columns, shortened, terminal_columns
+from gateway.cli.output import say
 
 _EACH_S = 2.0
 _LEAST_NAME = 8
@@ -60,7 +61,9 @@ def _print(admin: Admin, *, as_json: bool, clears: bool) -> None:
             text = "\n".join(_lines(document, admin.url, terminal_columns()))
     except (KeyError, TypeError, AttributeError):
         raise failure(f"{admin.url} answers in another form: it is no gateway of this version") from None
-    typer.echo(f"\033[H\033[J{text}" if clears else text)
+    if clears:
+        typer.echo("\033[H\033[J", nl=False)
+    say(text)
 
 
 def _lines(document: dict[str, Any], url: str, width: int) -> Iterator[str]:

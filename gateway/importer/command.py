@@ -10,6 +10,7 @@ import typer
 
 from backends.validation import UsageError
 from gateway.cli.group import CommandGroup
+from gateway.cli.output import say
 
 if TYPE_CHECKING:
     from gateway.importer.configuration import Configuration
@@ -110,12 +111,12 @@ def _write(source: str, read: Callable[[], Configuration], output: Path | None) 
     text = pool_text(pool, configuration.notes, head)
     check_text(text, configuration.placeholders)
     if output is None:
-        typer.echo(text, nl=False)
+        say(text, nl=False)
     else:
         output.write_text(text, encoding="utf-8")
     if names := variables(text):
-        typer.echo(f"Set these variables before you check or serve it: {', '.join(names)}", err=True)
+        say(f"Set these variables before you check or serve it: {', '.join(names)}", err=True)
     if configuration.notes:
-        typer.echo("Different, not kept, or to be checked:", err=True)
+        say("Different, not kept, or to be checked:", err=True)
     for path, note in dict.fromkeys(configuration.notes):
-        typer.echo(f"  {'.'.join(map(str, path)) + ': ' if path else ''}{note}", err=True)
+        say(f"  {'.'.join(map(str, path)) + ': ' if path else ''}{note}", err=True)

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from backends.reported import printable
+
 _ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
@@ -40,7 +42,8 @@ class LogFormat(logging.Formatter):
             record.exc_text = kept
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 -- overrides
-        """Return the first line: the message, and the fields as `name=value`."""
+        """Return the message, whose further lines are indented, and the fields as `name=value`."""
+        record.message = "\n    ".join(map(printable, record.message.split("\n")))
         fields = [f"{name}={json.dumps(value, default=str)}" for name, value in fields_of(record).items()]
         return " ".join([super().formatMessage(record), *fields])
 
@@ -112,4 +115,4 @@ def _lines_of(error: BaseException) -> Iterator[str]:
         yield "which led to:"
     yield "Traceback (most recent call last):"
     yield "".join(traceback.format_tb(error.__traceback__)).rstrip()
-    yield f"{type(error).__name__}: {error}" if isinstance(error, OSError) else type(error).__name__
+    yield f"{type(error).__name__}: {printable(str(error))}" if isinstance(error, OSError) else type(error).__name__

@@ -14,6 +14,7 @@ import typer
 from backends.validation import UsageError
 from gateway.cli.extras import require
 from gateway.cli.group import CommandGroup
+from gateway.cli.output import say
 from lab.options.shared import JsonFile, Strict, TraceFormat
 
 if TYPE_CHECKING:
@@ -160,13 +161,13 @@ def _broken_lines() -> Iterator[BrokenLines]:
     require("lab", "duckdb")
     from lab.trace.lines import BrokenLines
 
-    broken = BrokenLines(lambda line: typer.echo(line, err=True))
+    broken = BrokenLines(lambda line: say(line, err=True))
     try:
         yield broken
     except ValueError as error:
         raise UsageError(str(error)) from error
     if broken.count > BrokenLines.SHOWN:
-        typer.echo(f"{broken.count} broken lines skipped.", err=True)
+        say(f"{broken.count} broken lines skipped.", err=True)
 
 
 def _read(
@@ -190,6 +191,6 @@ def _write(trace: Path, out: Path, records: Iterator[TraceRecord], to: str) -> N
     elif out.exists() and any(out.samefile(file) for file in trace_files(trace)):
         raise TraceError(f"{out}: is being read; choose another output file")
     written, left_out = write_trace(out, records, to)
-    typer.echo(f"{written} requests written to {out}", err=True)
+    say(f"{written} requests written to {out}", err=True)
     if left_out:
-        typer.echo(f"{left_out} left out: they lack fields that {to} requires (docs/replay.md)", err=True)
+        say(f"{left_out} left out: they lack fields that {to} requires (docs/replay.md)", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -123,3 +124,13 @@ def test_checking_a_pool_imports_no_server() -> None:
     code = f"import sys, gateway.cli.app, gateway.config.load; print(*({heavy} & {{*sys.modules}}))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     assert run.stdout.split() == []
+
+
+def test_commands_print_by_the_one_function_that_cleans_what_others_say() -> None:
+    """The others print what they have made themselves."""
+    printing = {
+        str(path.relative_to(ROOT)): count
+        for path in (ROOT / "gateway").rglob("*.py")
+        if (count := len(re.findall(r"typer\.echo\(|(?<![\w.])print\(", path.read_text().replace(">>> print(", ""))))
+    }
+    assert printing == {"gateway/cli/output.py": 1, "gateway/dashboard/command.py": 1, "gateway/service/run.py": 3}

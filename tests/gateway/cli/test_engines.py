@@ -144,3 +144,32 @@ models:
         f"warning: {path}:6:91: {at}.lookup.speculative_config.prompt_lookup_max: the pool file says 3, "
         "but its engine 4"
     ]
+
+
+HOSTILE = "x\x1b[2J\x9b31m\u202e\x85\nkeys: []\x00"
+"""Clears the screen, colours, reverses what follows, and ends a line of a terminal or a comment of YAML."""
+
+
+async def test_what_an_engine_says_steers_neither_terminal_nor_file(tmp_path: Path) -> None:
+    async def behave(wire: Wire) -> None:
+        match wire.seen.target:
+            case "/version":
+                await wire.json({"version": HOSTILE})
+            case "/server_info?config_format=json":
+                config = {"method": "eagle3", "model": HOSTILE, "num_speculative_tokens": 5}
+                await wire.json({"vllm_config": {"speculative_config": config}})
+            case "/v1/completions":
+                await wire.json_event({**answer("x"), "metrics": {}})
+
+    path = tmp_path / "pool.yaml"
+    async with Upstream("engine", MODEL, behave, metrics=IDLE + DRAFTS) as engine:
+        status, *made = await run("init", engine.url, "--config", str(path))
+        assert status == 0, made
+        written = path.read_text()
+        pool = load_pool(path, {})
+        assert (list(pool.models), pool.keys) == ([MODEL], [])
+        engine.model = HOSTILE
+        _, *checked = await run("check", "--probe", "--config", str(path))
+    for lines in (made[0], checked[1], written.splitlines()):
+        assert "".join(lines).isprintable(), ascii(lines)
+        assert r"x\x1b[2J\x9b31m\u202e\x85\nkeys: []\x00" in "".join(lines)

@@ -85,3 +85,13 @@ def test_an_address_says_what_is_wrong_with_it() -> None:
         TelemetrySettings.model_validate({"otlp": {"endpoint": "collector:4317"}})
     with pytest.raises(ValueError, match="put it in `headers`"):
         TelemetrySettings.model_validate({"otlp": {"endpoint": "https://u:p@collector"}})
+
+
+@pytest.mark.parametrize("text", ["\x1b]0;title\x07\r\x9b2J", "\u2028\x85\u202e", "\ud800"])
+def test_what_others_say_ends_no_line_and_steers_no_terminal(text: str) -> None:
+    record = logging.makeLogRecord({"msg": "said %s", "args": (f"{text}\n2026-01-01 CRITICAL forged",), "levelno": 20})
+    record.fields = {"name": text}
+    record.exc_info = (OSError, OSError(2, text), None)
+    first, second, *rest = LogFormat("%(message)s").format(record).split("\n")
+    assert second.startswith("    2026-01-01 CRITICAL forged name=")
+    assert all(line.isprintable() for line in (first, second, *rest))
