@@ -14,9 +14,11 @@ _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    405: "invalid_request_error",
     408: "invalid_request_error",
     413: "request_too_large",
     414: "invalid_request_error",
+    422: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
     499: "client_closed_request",
@@ -97,6 +99,11 @@ def exceeded(timeout_s: float) -> GatewayError:
         "Allow more time, or ask for less.",
         code=EXCEEDED,
     )
+
+
+def nothing_here() -> GatewayError:
+    """Return the error for a path that is neither relayed nor the gateway's own."""
+    return GatewayError(404, "There is nothing at this path of this address.", code="not_found")
 
 
 def gateway_failed() -> GatewayError:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.dialects.errors import GatewayError
+from gateway.dialects.errors import GatewayError, nothing_here
 from gateway.http.cors import Cors, is_preflight
 from gateway.http.headers import Header, lines_for_backend, positive_number
 from gateway.http.paths import (
@@ -168,7 +168,7 @@ class Access:
                 self.cors.preflight(by_name)
             return None
         if not (self._exact or self._beginnings):
-            raise _nothing_here()
+            raise nothing_here()
         client = self.identify(method, by_name)
         if not path:
             raise GatewayError(
@@ -199,7 +199,7 @@ class Access:
     def check_own(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Check a request that the gateway answers itself."""
         if own_root(path) in self._closed:
-            raise _nothing_here()
+            raise nothing_here()
         is_public = method in _SAFE and (
             path == ADMIN_DOCS or (self._public is not None and path.startswith(self._public))
         )
@@ -224,10 +224,6 @@ class Access:
     def lines_of_refusal(self, target: bytes, headers: list[Header]) -> bytes:
         """Return the header lines of an error that answers a request before it was admitted."""
         return b"" if self.cors is None or is_admin(canonical_path(target)) else self.lines_for(dict(headers))
-
-
-def _nothing_here() -> GatewayError:
-    return GatewayError(404, "There is nothing at this path of this address.", code="not_found")
 
 
 def has_body(headers: Mapping[bytes, bytes]) -> bool:

@@ -11,13 +11,15 @@ from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from backends import background
 from backends.backend import Backend, EngineChange
 from gateway import __version__
-from gateway.dialects.errors import GatewayError
+from gateway.dialects.errors import GatewayError, gateway_failed, nothing_here
 from gateway.http.headers import headers_of
 from gateway.http.paths import canonical_path, is_admin
 from gateway.relay.frontend import Current, access_of
@@ -98,10 +100,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     for room in gateway.rooms:
         room.add_routes(app)
 
-    @app.exception_handler(GatewayError)
-    async def answer_error(request: Request, error: GatewayError) -> Response:
-        headers = {name.decode(): value.decode() for name, value in error.headers()}
-        return Response(error.body(), error.status, headers)
+    _answer_errors(app)
 
     @app.get("/health")
     async def health() -> Response:
@@ -144,6 +143,36 @@ def create_app(gateway: Gateway) -> FastAPI:
         return card
 
     return app
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Have all errors answered in OpenAI's format, those of FastAPI too."""
+
+    @app.exception_handler(GatewayError)
+    async def answer(_: Request, error: GatewayError) -> Response:
+        headers = {name.decode(): value.decode() for name, value in error.headers()}
+        return Response(error.body(), error.status, headers)
+
+    @app.exception_handler(HTTPException)
+    async def answer_http_error(request: Request, error: HTTPException) -> Response:
+        known = nothing_here()
+        if error.status_code != known.status:
+            text = f"{request.method} {request.url.path}: {error.detail}."
+            known = GatewayError(error.status_code, text, code="invalid_request")
+        answered = await answer(request, known)
+        answered.headers.update(error.headers or {})
+        return answered
+
+    @app.exception_handler(RequestValidationError)
+    async def answer_invalid(request: Request, error: RequestValidationError) -> Response:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"][1:]))
+        text = f"{where or wrong['loc'][0]}: {wrong['msg']}."
+        return await answer(request, GatewayError(422, text, code="invalid_request", param=where or None))
+
+    @app.exception_handler(Exception)  # which is logged
+    async def answer_defect(request: Request, _: Exception) -> Response:
+        return await answer(request, gateway_failed())
 
 
 def _cards(gateway: Gateway, request: Request) -> list[dict[str, Any]]:

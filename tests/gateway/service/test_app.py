@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from pathlib import Path
 
 import pytest
 
@@ -242,3 +243,32 @@ async def test_requests_add_no_new_labels(gateway_of: Start) -> None:
             await running.client.post("/v1/chat/completions", json={"model": f"m{number}", "messages": []})
         after = len((await running.client.get("/metrics")).text.splitlines())
         assert after <= before + 2  # one new series: refused requests
+
+
+async def test_what_fastapi_refuses_has_the_shape_of_openai(
+    gateway_of: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_of(batches={"url": str(tmp_path)}) as running:
+
+        def fails() -> dict[str, object]:
+            raise RuntimeError("secret")
+
+        monkeypatch.setattr(running.gateway, "launched", fails)
+        for method, path, status, param in (
+            ("GET", "/v1/files/file-1/content/more", 404, None),
+            ("PATCH", "/v1/files", 405, None),
+            ("GET", "/v1/batches/a/b/c", 404, None),
+            ("GET", "/admin/none", 404, None),
+            ("GET", "/admin/dashboard/none.js", 404, None),
+            ("POST", "/v1/models", 405, None),
+            ("GET", "/admin/policy/rules?version=first", 422, "version"),
+            ("POST", "/admin/drain", 422, None),
+            ("GET", "/admin/pool", 500, None),
+        ):
+            answered = await running.client.request(method, path, headers=ADMIN)
+            assert answered.status_code == status, path
+            assert answered.headers["content-type"] == "application/json"
+            error = answered.json()["error"]
+            assert error.keys() == {"message", "type", "param", "code"}
+            assert (error["param"], "secret" in error["message"]) == (param, False)
+            assert (answered.headers.get("allow") is not None) is (status == 405), path
