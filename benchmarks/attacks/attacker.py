@@ -366,7 +366,7 @@ async def framing(port: int, hold_s: float, report: Report) -> None:
     """Send requests whose end is ambiguous, each with another one inside (`benchmarks.attacks.framing`)."""
     upstream = int(os.environ["UPSTREAM"])
     for case in CASES:
-        before = await _smuggled(upstream)
+        before = await _seen(upstream, "smuggled")
         peer = await connect(port)
         if peer is None:
             report.notes.append(f"{case.name}: not accepted")
@@ -376,21 +376,29 @@ async def framing(port: int, hold_s: float, report: Report) -> None:
         status = await peer.status(2.0)
         report.answers[status] += 1
         await asyncio.sleep(0.2)  # what is passed on after the answer
-        seen = await _smuggled(upstream) > before
+        seen = await _seen(upstream, "smuggled") > before
         report.smuggled += seen
         report.notes.append(f"{case.name}: {status}{', SMUGGLED' if seen else ''}")
         peer.close()
 
 
-async def _smuggled(upstream: int) -> int:
-    """Return how many smuggled requests the replicas have seen."""
+async def unknown_responses(port: int, hold_s: float, report: Report) -> None:
+    """Ask for a stored response that nobody has, as fast as 16 connections go."""
+    upstream = int(os.environ["UPSTREAM"])
+    before = await _seen(upstream, "asked")
+    await _repeat(port, report, 16, b"GET /v1/responses/resp_unknown HTTP/1.1\r\nhost: a\r\n%b\r\n" % _KEY)
+    report.notes.append(f"{await _seen(upstream, 'asked') - before} questions to replicas")
+
+
+async def _seen(upstream: int, what: str) -> int:
+    """Return how many requests of a kind the replicas have seen."""
     peer = await connect(upstream)
     assert peer is not None
     await peer.send(b"GET /stats HTTP/1.1\r\nhost: a\r\n\r\n")
     await peer.reader.readuntil(b"\r\n\r\n")
     counts: dict[str, int] = json.loads(await peer.reader.readuntil(b"}"))
     peer.close()
-    return counts["smuggled"]
+    return counts[what]
 
 
 Attack = Callable[[int, float, Report], Awaitable[None]]
@@ -398,6 +406,7 @@ ATTACKS: dict[str, Attack] = {
     attack.__name__.replace("_", "-"): attack
     for attack in (
         *(header_value, url, many_headers, chunk_extensions, keyless, garbage, preflights, pipelined, framing),
+        unknown_responses,
         *(
             silent,
             half_heads,

@@ -1,7 +1,8 @@
 """Replicas that misbehave on demand: `python -m benchmarks.attacks.upstream PORT`.
 
 They answer as those of `benchmarks.overhead.upstream`, but for requests whose body has one of the words below. `GET
-/stats` counts, besides, requests whose message is `SMUGGLED`: those that a proxy has found inside another one.
+/stats` counts requests whose message is `SMUGGLED`, which a proxy has found inside another one, and those for a stored
+response, which none of them has.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SHORT_BYTES = 4096
 class Upstream(upstream.Upstream):
     """One connection."""
 
-    smuggled = 0
+    smuggled = asked = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +61,12 @@ class Upstream(upstream.Upstream):
     def on_message_complete(self) -> None:
         assert self._transport is not None
         if self._url == b"/stats":
-            self._transport.write(upstream._answer(json.dumps({"smuggled": Upstream.smuggled}).encode()))
+            self._transport.write(
+                upstream._answer(json.dumps({"smuggled": Upstream.smuggled, "asked": Upstream.asked}).encode())
+            )
+        elif self._url.startswith(b"/v1/responses/"):
+            Upstream.asked += 1
+            self._transport.write(upstream._answer(b"{}", status=b"404 Not Found"))
         elif GARBAGE in self._body and self._transport.get_extra_info("sockname")[0] == _BAD_REPLICA:
             self._transport.write(b"\x16\x03\x01\x00 this is no HTTP\r\n\r\n" * 100)
             self._transport.close()

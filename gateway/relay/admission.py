@@ -125,9 +125,13 @@ async def _find_home(exchange: Exchange, rank: int) -> None:
     relay, routed = exchange.relay, exchange.routed
     assert routed is not None
     try:
-        up, wanted = relay.pool.up(routed.model.name), routed.response_id
-        said = await asyncio.gather(*[relay.pool.watch(each).probe.has_response(wanted) for each in up])
-        if exchange not in relay.exchanges:  # its client has gone, or its time is over
+        wanted = routed.response_id
+        async with relay.lookups.place(routed.client.name):
+            if exchange not in relay.exchanges:  # its client has gone, or its time is over
+                return
+            up = relay.pool.up(routed.model.name)
+            said = await asyncio.gather(*[relay.pool.watch(each).probe.has_response(wanted) for each in up])
+        if exchange not in relay.exchanges:
             return
         if True in said:
             routed.home = up[said.index(True)].name

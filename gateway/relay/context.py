@@ -26,6 +26,7 @@ from gateway.http.paths import canonical_path, format_of
 from gateway.relay.failures import Outlook
 from gateway.relay.first_start import FirstStart
 from gateway.relay.limits import Limits
+from gateway.relay.lookups import Lookups
 from gateway.relay.observers import EndedExchange, Follower, Observer
 from gateway.relay.queue import ModelQueue
 from gateway.routing.access import Access, RequestHeaders
@@ -181,6 +182,7 @@ class RelayContext:
         # Returns what goes on with the streams of a request elsewhere; None if nothing does.
         self.rescuer_for: Callable[[Exchange], Rescuer] | None = None
         self.reporter: Reporting | None = None  # what reports requests outside; None if nothing does
+        self.lookups = Lookups()  # of stored responses that are not known here
         self.turns = Turns()  # where large bodies are parsed one after another
         self.first_start = FirstStart()  # where requests wait for the first replica of their model
         self._ids: list[bytes] = []
@@ -189,7 +191,8 @@ class RelayContext:
         """Return the context of later exchanges; those in flight keep theirs, and are in `exchanges` of both."""
         later = RelayContext(router, self.pool, access, self.limits, self.metrics, timeouts, self.writes)
         later.exchanges, later.reporter = self.exchanges, self.reporter
-        later.turns, later.rescuer_for, later.first_start = self.turns, self.rescuer_for, self.first_start
+        later.turns, later.lookups, later.first_start = self.turns, self.lookups, self.first_start
+        later.rescuer_for = self.rescuer_for
         return later
 
     def new_request_id(self) -> bytes:

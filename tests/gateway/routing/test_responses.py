@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 
@@ -9,6 +11,7 @@ import httpx
 import pytest
 
 from backends.backend import State
+from gateway.relay import lookups
 from tests.gateway.conftest import MODEL, Running, Start, start_gateway
 from tests.support.upstream import Behaviour, Wire
 
@@ -101,3 +104,34 @@ async def test_what_is_no_id_is_the_engine_s_to_refuse(gateway_of: Start, previo
         assert response.status_code == 404
         assert "has no" in response.json()["error"]["message"]
         assert [seen.method for each in running.upstreams.values() for seen in each.seen] == ["POST"]
+
+
+async def test_one_key_has_engines_asked_only_so_often(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "PER_MINUTE", 8)
+    at_once, most = 0, 0
+
+    async def slow(wire: Wire) -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0)
+        at_once -= 1
+        await wire.json({"error": {}}, 404)
+
+    keys = [{"name": "greedy", "key": "sk-1"}, {"name": "other", "key": "sk-2"}]
+    async with gateway_of(THREE, behaviour=slow, keys=keys) as running:
+        running.gateway.relay.lookups = lookups.Lookups(lambda: 1000.0)  # all in one minute
+
+        async def get(number: int, key: str) -> httpx.Response:
+            headers = {"authorization": f"Bearer {key}"}
+            return await running.client.get(f"{PATH}/resp_x{number}?model={MODEL}", headers=headers)
+
+        answers = await asyncio.gather(*(get(number, "sk-1") for number in range(40)))
+        assert Counter(each.status_code for each in answers) == {404: 8, 429: 32}
+        refused = next(each for each in answers if each.status_code == 429)
+        assert refused.json()["error"]["code"] == "too_many_unknown_responses"
+        assert 0 < int(refused.headers["retry-after"]) <= 60
+        assert sum(len(each.seen) for each in running.upstreams.values()) == 8 * len(THREE)
+        assert most <= lookups.AT_ONCE * len(THREE)
+        assert (await get(1, "sk-2")).status_code == 404
+        assert sum(each.in_flight for each in running.gateway.pool) == 0
