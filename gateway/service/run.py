@@ -75,6 +75,7 @@ def serve(
         print(f"The logs of the replicas are in {run_dir}", file=sys.stderr)
     else:
         shutil.rmtree(run_dir, ignore_errors=True)
+    logger.info("ended")
     return status
 
 
@@ -151,15 +152,17 @@ class _Serving:
         )
         gateway.reload = partial(self._reloader.reload, "admin")
         server = Server(gateway, self._companion, has_process=True, on_started=self._started.set)
-        self._end_by(server.drain)
+        self._end_by(server.drain, lambda: server.in_flight)
         await server.serve_at(*self._sockets)
         return 0 if server.started else 1
 
-    def _end_by(self, end: Callable[[], None]) -> None:
-        """End at a signal."""
+    def _end_by(self, end: Callable[[], None], in_flight: Callable[[], int]) -> None:
+        """End at a signal, and say what is waited for."""
 
         def ended() -> None:
             self._manager.say("STOPPING=1")
+            longest = f"at most {self._settings.server.drain_s:g} s; a second signal aborts them"
+            logger.info("stopping: %d requests are in flight, which may take %s", in_flight(), longest)
             end()
 
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -210,7 +213,7 @@ class _Serving:
             reload=partial(self._reloader.reload, "admin"),
             on_started=self._started.set,
         )
-        self._end_by(self._workers.stop)
+        self._end_by(self._workers.stop, self._workers.in_flight)
         flushing = background.keep_running("tick", self._flush, of="metrics")
         try:
             return await self._workers.run()

@@ -91,6 +91,11 @@ class Server:
         connections: set[ServerConnection] = self._clients.connections
         return connections
 
+    @property
+    def in_flight(self) -> int:
+        """Requests that are in flight."""
+        return len(self._gateway.relay.exchanges)
+
     async def serve_at(self, clients: socket.socket, *others: socket.socket) -> None:
         """Serve until `drain`: clients at one address, `/admin` and the companion at others if there are such."""
         sockets = list(others)
@@ -143,13 +148,18 @@ class Server:
     def drain(self) -> None:
         """Stop accepting requests, and abort those still in flight after `drain_s`; a second call aborts them now."""
         if self.is_draining.is_set():
-            self._gateway.relay.stop()
+            self._abort()
             self._must_end = True
             return
         self.is_draining.set()
         if self._companion is not None:
             self._companion.drain()
-        asyncio.get_running_loop().call_later(self._gateway.settings.server.drain_s, self._gateway.relay.stop)
+        asyncio.get_running_loop().call_later(self._gateway.settings.server.drain_s, self._abort)
+
+    def _abort(self) -> None:
+        if self.in_flight:
+            log.warning("%d requests in flight are aborted", self.in_flight)
+        self._gateway.relay.stop()
 
 
 def server_limits(settings: ServerSettings) -> ServerLimits:

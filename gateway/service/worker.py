@@ -47,6 +47,7 @@ class Alive:
     number: int  # the last change that it was told
     problem: str = ""  # why that could not be made; empty if it was
     is_ready: bool = False  # whether each model has had a replica that is up
+    in_flight: int = 0  # its requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Worker:
         while True:
             if not self._alive.is_ready and self._gateway.is_ready():
                 self._alive = replace(self._alive, is_ready=True)
-            self._link.send(self._alive)
+            self._link.send(replace(self._alive, in_flight=len(self._gateway.relay.exchanges)))
             await asyncio.sleep(ALIVE_S)
 
     async def follow(self) -> None:

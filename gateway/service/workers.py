@@ -78,6 +78,10 @@ class Workers:
         """Return whether some worker has seen a replica of each model that is up."""
         return any(each.said is not None and each.said.is_ready for each in self._workers.values())
 
+    def in_flight(self) -> int:
+        """Return the requests in flight in all workers, as they said last."""
+        return sum(worker.said.in_flight for worker in self._workers.values() if worker.said is not None)
+
     def stop(self) -> None:
         """Ask every worker to drain and end, and kill it if it does not; a second call aborts their requests."""
         self._stopping.set()
