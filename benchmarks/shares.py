@@ -58,7 +58,7 @@ queue.FairShares.has_room = lambda *_: True
 %s
 main()
 """
-IN_ORDER = "queue.ModelQueue._turn = lambda self, place: place.order"
+IN_ORDER = "queue._turn = lambda place: (*place.order, place)"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The queue of a model: requests wait here, in order of priority, while each of their backends has enough of them.
 
 Among requests of one priority each client gets its share. The queue bounds what waits in the engines, where a request
-that should be served first no longer can be. Requests of a client that the same backends can serve form a line. A line
-whose backends are full holds up no other.
+that should be served first no longer can be. Requests of a client, or a tenant of it, that the same backends can serve
+form a line. A line whose backends are full holds up no other.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import math
 import sys
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import merge
+from heapq import heapify, heappop, merge
 from typing import TYPE_CHECKING, Final
 
-from backends.backend import Backend
+from backends.backend import Backend, State
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.json_body import set_field
-from gateway.relay.shares import LONG_PROMPT_S, FairShares, price_of
-from gateway.routing.keys import ANONYMOUS, Client
+from gateway.relay.shares import LONG_PROMPT_S, FairShares, Party, price_of
+from gateway.routing.keys import ANONYMOUS
 from gateway.routing.model import Traffic
 from policies.roles import Price
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 _LONGEST_RETRY_S = 60.0
 _LARGEST: Final = 2**31 - 1
-_MOST_TENANTS: Final = 100
-"""Tenants of a key with lines of their own; further ones wait in one line."""
+_SENT_TO: Final = frozenset({State.UP, State.RECOVERING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +48,26 @@ class QueueBounds:
 UNBOUNDED: Final = QueueBounds(sys.maxsize, sys.maxsize, sys.maxsize, math.inf)
 
 
+_Sender = tuple[Party, Party | None]
+"""A client and, if its key names one, its tenant."""
+
+
 class Place:
     """The place of one request in the queue."""
 
     def __init__(
-        self, waiter: Exchange, line: tuple[str, ...], rank: int, number: int, size_bytes: int, since_s: float
+        self,
+        waiter: Exchange,
+        of: _Sender,
+        members: tuple[str, ...],
+        rank: int,
+        number: int,
+        size_bytes: int,
+        since_s: float,
     ) -> None:
         self.waiter = waiter
-        self.line = line
+        self.of = of
+        self.members = members  # the names of the backends that can serve it
         self.rank = rank
         self.size_bytes = size_bytes
         self.since_s = since_s
@@ -78,8 +89,8 @@ class ModelQueue:
         # Requests that were refused, by reason: `full`, `evicted`, `timeout` or `deadline`.
         self.refused = dict.fromkeys(("full", "evicted", "timeout", "deadline"), 0)
         self._clock = clock  # returns seconds, as `time.perf_counter`, by which exchanges measure
-        # By the names of a client, its tenant, and the backends that can serve its requests, in the order of arrival.
-        self._lines: dict[tuple[str, ...], list[Place]] = {}
+        # By the backends that can serve the requests, then by client and tenant; in the order of arrival.
+        self._lines: dict[tuple[str, ...], dict[_Sender, list[Place]]] = {}
         self._number = 0
         self._sent = Traffic()
         self.shares = FairShares()
@@ -98,16 +109,18 @@ class ModelQueue:
 
     def send_or_enter(self, waiter: Exchange, members: Sequence[Backend], rank: int, size_bytes: int) -> None:
         """Send a request if one of its backends has few enough; else add it to the queue."""
-        if free := self._free_for(waiter, len(members)):
-            self._charge(waiter)
+        head = waiter.inbound.request_headers
+        party = self.shares.party(head.client.id, head.client.weight)
+        of = party, self.shares.tenant(party, head.tenant) if head.client.tenant_header else None
+        if free := self._free_for(waiter, of, len(members)):
+            self._charge(waiter, of)
             waiter.send(free)
         else:
-            waiter.place = self.enter(waiter, members, rank, size_bytes)
+            waiter.place = self._enter(waiter, of, members, rank, size_bytes)
 
-    def _charge(self, waiter: Exchange) -> None:
-        client, tenant = waiter.inbound.request_headers.client, waiter.inbound.request_headers.tenant
-        if client is not ANONYMOUS:  # there are others
-            waiter.charge = self.shares.charge(client, tenant, self._price(waiter))
+    def _charge(self, waiter: Exchange, of: _Sender) -> None:
+        if waiter.inbound.request_headers.client is not ANONYMOUS:  # there are others
+            waiter.charge = self.shares.charge(*of, self._price(waiter))
 
     def _price(self, waiter: Exchange) -> Price:
         """Return what a request was expected to cost when it came."""
@@ -116,60 +129,56 @@ class ModelQueue:
             waiter.price = price_of(waiter.routed)
         return waiter.price
 
-    def _free_for(self, waiter: Exchange, backends: int) -> list[Backend]:
-        """Return the backends that a request may be sent to now."""
+    def _free_for(self, waiter: Exchange, of: _Sender, members: int) -> list[Backend]:
+        """Return the backends that a request may be sent to now, if its client's share has room for it."""
+        bound = self.bounds.in_flight_per_backend
+        if not self.shares.has_room(*of, members * bound):
+            return []
         try:
             for may_try in (True, False):  # the backend on trial, which comes first, may be full
                 candidates = waiter.candidates((), may_try=may_try)
                 if free := self.free(candidates):
-                    return self._within_share(waiter, candidates, free, backends)
+                    return self._within_share(waiter, of, candidates, free)
         except GatewayError:  # raised again where the client is told
             pass
         return []
 
     def _within_share(
-        self, waiter: Exchange, candidates: list[Backend], free: list[Backend], backends: int
+        self, waiter: Exchange, of: _Sender, candidates: list[Backend], free: list[Backend]
     ) -> list[Backend]:
-        """Return those of the free backends that the client's share lets it have."""
-        client, tenant = waiter.inbound.request_headers.client, waiter.inbound.request_headers.tenant
-        bound = self.bounds.in_flight_per_backend
-        if client is ANONYMOUS:
+        """Return those of the free backends on which the request may hold up others by its prompt."""
+        if waiter.inbound.request_headers.client is ANONYMOUS or len(candidates) == 1:
             return free
-        if not self.shares.has_room(client, tenant, backends * bound):
-            return []
-        if len(candidates) > 1 and (price := self._price(waiter)).prefill_s > LONG_PROMPT_S:
-            return self.free(candidates[: self.shares.backends_for(client, tenant, price, len(candidates), bound)])
-        return free
+        price, bound = self._price(waiter), self.bounds.in_flight_per_backend
+        if price.prefill_s <= LONG_PROMPT_S:
+            return free
+        return self.free(candidates[: self.shares.backends_for(*of, price, len(candidates), bound)])
 
-    def enter(self, waiter: Exchange, members: Sequence[Backend], rank: int, size_bytes: int) -> Place:
+    def _enter(self, waiter: Exchange, of: _Sender, members: Sequence[Backend], rank: int, size_bytes: int) -> Place:
         """Add a request to the queue; if it is full, the last request of a lower rank gives up its place."""
         self._make_room(rank, size_bytes)
         self._number += 1
-        client, tenant = waiter.inbound.request_headers.client, waiter.inbound.request_headers.tenant
-        tenants = {line[1] for line in self._lines if line[0] == client.id}
-        if not tenants:
-            self.shares.begin(client)
-        if tenant and tenant not in tenants:
-            if len(tenants) < _MOST_TENANTS:
-                self.shares.tenants(client.id).begin(Client(tenant, id=tenant))
-            else:
-                tenant = ""
-        names = client.id, tenant, *[backend.name for backend in members]
-        place = Place(waiter, names, rank, self._number, size_bytes, self._clock())
-        insort(self._lines.setdefault(names, []), place)
+        names = tuple([backend.name for backend in members])
+        place = Place(waiter, of, names, rank, self._number, size_bytes, self._clock())
+        insort(self._lines.setdefault(names, {}).setdefault(of, []), place)
+        self.shares.wait(*of)
         self.waiting += 1
         self.waiting_bytes += size_bytes
         return place
 
     def leave(self, place: Place) -> None:
         """Remove a request from the queue, unless it has left already."""
-        line = self._lines.get(place.line, [])
+        lines = self._lines.get(place.members, {})
+        line = lines.get(place.of, [])
         at = bisect_left(line, place)
         if at == len(line) or line[at] is not place:
             return
         del line[at]
         if not line:
-            del self._lines[place.line]
+            del lines[place.of]
+        if not lines:
+            del self._lines[place.members]
+        self.shares.leave(*place.of)
         self.waiting -= 1
         self.waiting_bytes -= place.size_bytes
 
@@ -186,7 +195,7 @@ class ModelQueue:
                 now_s = self._clock()
                 self._sent.arrive(now_s)
                 waiter.place = None
-                self._charge(waiter)
+                self._charge(waiter, place.of)
                 waited_s = waiter.delivery.times.waited_s = now_s - place.since_s
                 waiter.relay.metrics.queue_wait.labels(self.model).observe(waited_s)
                 try:
@@ -201,8 +210,9 @@ class ModelQueue:
         self._is_busy = True
 
     def end_overdue(self, now_s: float) -> None:
-        """End the requests that have waited for as long as they may."""
-        for place in [place for line in self._lines.values() for place in line]:
+        """End the requests that have waited for as long as they may; called about twice a second."""
+        self.shares.age()
+        for place in [place for line in self._each_line() for place in line]:
             if now_s - place.since_s < self.bounds.wait_s:
                 continue
             error = self.refusal("timeout", f"The request waited for {now_s - place.since_s:.0f} s for a backend.")
@@ -226,16 +236,30 @@ class ModelQueue:
 
     def _next(self) -> tuple[Place, list[Backend]] | None:
         """Return the place that is served first among those whose backends may take more, with these backends."""
-        firsts = [line[0] for line in self._lines.values()]
-        for first in sorted(firsts, key=self._turn):
-            if candidates := self._free_for(first.waiter, len(first.line) - 2):
+        firsts = [
+            _turn(line[0])
+            for lines in self._lines.values()
+            if self._may_send(next(iter(lines.values()))[0].waiter)
+            for line in lines.values()
+        ]
+        heapify(firsts)
+        while firsts:
+            first = heappop(firsts)[-1]
+            if candidates := self._free_for(first.waiter, first.of, len(first.members)):
                 return first, candidates
         return None
 
-    def _turn(self, place: Place) -> tuple[object, ...]:
-        client, tenant = place.line[:2]
-        tenant_s = self.shares.tenants(client).served_s(tenant) if tenant else 0.0
-        return place.rank, self.shares.served_s(client), tenant_s, place.order
+    def _may_send(self, waiter: Exchange) -> bool:
+        """Return whether any backend that can serve a request may take more: else none of its line has to be asked."""
+        assert waiter.routed is not None
+        try:
+            members = waiter.relay.router.members(waiter.routed)
+        except GatewayError:  # raised again where the client is told
+            return True
+        return any(backend.state in _SENT_TO for backend in self.free(members))
+
+    def _each_line(self) -> Iterator[list[Place]]:
+        return (line for lines in self._lines.values() for line in lines.values())
 
     def _make_room(self, rank: int, size_bytes: int) -> None:
         """End the last requests of lower rank until there is room; none of them if there are not enough."""
@@ -243,7 +267,7 @@ class ModelQueue:
         waiting, waiting_bytes = self.waiting, self.waiting_bytes
         if waiting < bounds.waiting and waiting_bytes + size_bytes <= bounds.waiting_bytes:
             return
-        last_first = merge(*[reversed(line) for line in self._lines.values()], reverse=True)
+        last_first = merge(*[reversed(line) for line in self._each_line()], reverse=True)
         for place in last_first:
             if place.rank <= rank:
                 break
@@ -259,6 +283,12 @@ class ModelQueue:
             self.leave(place)
             text = f"The queue of {self.model} is full, and a request of higher priority has come."
             place.waiter.end_with_error(self.refusal("evicted", text))
+
+
+def _turn(place: Place) -> tuple[int, float, float, int, Place]:
+    """Return what places are served in the order of."""
+    (party, tenant), (rank, number) = place.of, place.order
+    return rank, party.served_s, 0.0 if tenant is None else tenant.served_s, number, place
 
 
 def rank_of(key_priority: int, sent: object) -> int:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backends.backend import State
-from gateway.routing.keys import Client
-from policies.roles import Price, Pricing
+from policies.roles import Price
 
 if TYPE_CHECKING:
     from gateway.routing.router import RoutedRequest
@@ -24,30 +22,61 @@ _OUTPUT_TOKENS: Final = 256.0
 _PEAK_S: Final = 20.0
 _LEAST_PEAK: Final = 0.1
 """A client that has had one request counts for 46 s."""
+_MOST_FADING: Final = 100.0
 LONG_PROMPT_S: Final = 0.02
 """Seconds of a prompt, about a step, from which on it counts as one that holds up others."""
 _ROUNDING: Final = 0.01
 """Of a backend: what clients need that have next to no weight, as the lines of a batch, takes none from others."""
 _MOST_CLIENTS: Final = 1000
-"""Tenants have the names that requests give them."""
+_MOST_TENANTS: Final = 100
+"""Tenants have the names that requests give them, of 128 bytes at most: a client's take 64 KB."""
+
+
+class Party:
+    """A client, or a tenant of one: what it has here, what it needed of late, and what it was served."""
+
+    __slots__ = (
+        "cost_s",
+        "id",
+        "in_flight",
+        "peak",
+        "peak_cost_s",
+        "served_s",
+        "tenants",
+        "total_s",
+        "waiting",
+        "weight",
+    )
+
+    def __init__(self, party_id: str, weight: float, served_s: float) -> None:
+        self.id = party_id
+        self.weight = weight
+        self.in_flight = self.waiting = 0  # requests
+        self.cost_s = 0.0  # of what is in flight, as expected
+        # peak, peak_cost_s: requests in flight at most, and their cost, less the longer ago: as of `FairShares.age`.
+        self.peak = self.peak_cost_s = 0.0
+        self.served_s = served_s  # by all processes, in seconds of a weight of 1
+        self.total_s = 0.0  # by this process
+        self.tenants: FairShares | None = None
+
+
+class _Needed(NamedTuple):
+    """What parties have needed of late, each within its share."""
+
+    places: float
+    kept: float  # of these, the ones that they do not take
+    cost_s: float
 
 
 class Charge:
-    """What a client, or a tenant of it, was charged for a request that was sent."""
+    """What a client and a tenant of it were charged for a request that was sent."""
 
-    def __init__(self, client: Client, price: Price, tenant: Charge | None = None) -> None:
-        self.client = client
-        self.price = price
+    __slots__ = ("party", "price", "tenant")
+
+    def __init__(self, party: Party, tenant: Party | None, price: Price) -> None:
+        self.party = party
         self.tenant = tenant
-
-
-class _Peak(NamedTuple):
-    """What a client had in flight at most, less the longer ago."""
-
-    requests: float
-    cost_s: float  # as expected
-    weight: float  # of the client
-    at_s: float
+        self.price = price
 
 
 class FairShares:
@@ -55,7 +84,7 @@ class FairShares:
 
     What a client was served is the cost of its requests, over its weight: what is expected when one is sent, and in its
     place what it has cost when it has ended. Who comes after a pause has saved up nothing. The tenants of a client
-    share what is its, alike.
+    share what is its, alike: each client with tenants has shares of its own for them.
 
     References
     ----------
@@ -64,138 +93,218 @@ class FairShares:
     Examples
     --------
     >>> shares = FairShares()
-    >>> one, two = Client("one", id="one"), Client("two", id="two", weight=2.0)
+    >>> one = shares.party("one")
     >>> for _ in range(3):
-    ...     charge = shares.charge(one, "", Price(0.1, 0.0, 0.0, 0.1))
-    >>> shares.begin(two)
-    >>> round(shares.served_s("one"), 3), round(shares.served_s("two"), 3)
+    ...     charge = shares.charge(one, None, Price(0.1, 0.0, 0.0, 0.1))
+    >>> two = shares.party("two", weight=2.0)
+    >>> round(one.served_s, 3), round(two.served_s, 3)
     (0.3, 0.2)
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, most: int = _MOST_CLIENTS, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._most = most  # parties that are known at once
         self._clock = clock
-        self._in_flight: Counter[str] = Counter()
-        self._cost_s: dict[str, float] = {}  # of what is in flight, as expected
-        self._peaks: dict[str, _Peak] = {}  # by client; who was served last comes last
-        self._least_s = 0.0  # what the client that was served last had been served before
-        self._served_s: dict[str, float] = {}
-        self.totals_s: dict[str, float] = {}  # what this process has served each client
-        self._heard_s: dict[str, Mapping[str, float]] = {}  # the same of others
-        self._tenants: dict[str, FairShares] = {}
+        self._parties: dict[str, Party] = {}  # who was served last comes last
+        self._in_flight = 0  # requests of all
+        self._weights = 0.0  # of those that have needed anything of late
+        self._least_s = 0.0  # what the party that was served last had been served before
+        self._aged_s = clock()
+        self._needed: dict[float, _Needed] = {}  # by the share of a weight of 1; empty once anything has changed
+        self._heard_s: dict[str, Mapping[str, float]] = {}  # what other processes have served each
 
-    def served_s(self, client: str) -> float:
-        """Return what a client was served, in seconds of a weight of 1."""
-        return self._served_s.get(client, 0.0)
+    @property
+    def totals_s(self) -> dict[str, float]:
+        """What this process has served each party."""
+        return {party.id: party.total_s for party in self._parties.values()}
 
-    def tenants(self, client: str) -> FairShares:
-        """Return the shares of the tenants of a client."""
-        if client not in self._tenants:
-            self._tenants[client] = FairShares(self._clock)
-        return self._tenants[client]
+    def party(self, party_id: str, weight: float = 1.0) -> Party:
+        """Return a party with its present weight.
 
-    def begin(self, client: Client) -> None:
-        """Have a client wait that had no request waiting."""
-        self._served_s[client.id] = max(self.served_s(client.id), self._least_s)
+        One that comes anew has been served as much as who was served last. Beyond the most that are known, all that
+        come are one, of an empty id, while none of the others is idle.
+        """
+        party = self._parties.get(party_id)
+        if party is None:
+            if len(self._parties) >= self._most and not self._forget_one() and party_id:
+                return self.party("")
+            party = self._parties[party_id] = Party(party_id, weight, self._least_s)
+        elif party.weight != weight:
+            if party.peak > _LEAST_PEAK:
+                self._weights += weight - party.weight
+            party.weight = weight
+            self._needed.clear()
+        return party
 
-    def has_room(self, client: Client, tenant: str, places: float) -> bool:
+    def tenant(self, party: Party, name: str) -> Party:
+        """Return a tenant of a party; requests that name none are of one."""
+        if party.tenants is None:
+            party.tenants = FairShares(_MOST_TENANTS, self._clock)
+        return party.tenants.party(name)
+
+    def wait(self, party: Party, tenant: Party | None) -> None:
+        """Count a request that begins to wait."""
+        if not party.waiting:
+            party.served_s = max(party.served_s, self._least_s)
+        party.waiting += 1
+        if tenant is not None and party.tenants is not None:
+            party.tenants.wait(tenant, None)
+
+    def has_room(self, party: Party, tenant: Party | None, places: float) -> bool:
         """Return whether a client, and its tenant, may have one more of the places in flight.
 
         Beyond its share of them it leaves as many free as others have needed of late, within their own shares: else who
         asks seldom would wait for the end of what others have begun.
         """
-        own, needed = self._needed(client, places)
-        count = self._in_flight[client.id]
-        if needed and count >= own:
-            kept = sum(max(0.0, need - self._in_flight[name]) for name, need in needed.items())
-            if self._in_flight.total() + kept >= places:
-                return False
-        return not tenant or self.tenants(client.id).has_room(Client(tenant, id=tenant), "", max(own, count + 1.0))
+        own = self._share(party, places)
+        if own < places and party.in_flight >= own and self._in_flight + self._need(own / party.weight).kept >= places:
+            return False
+        if tenant is None or party.tenants is None:
+            return True
+        return party.tenants.has_room(tenant, None, max(own, party.in_flight + 1.0))
 
-    def backends_for(self, client: Client, tenant: str, price: Price, backends: int, per_backend: float) -> int:
+    def backends_for(self, party: Party, tenant: Party | None, price: Price, backends: int, per_backend: float) -> int:
         """Return on how many backends a request may hold up others by its prompt.
 
         All that runs beside a prompt waits for it, so that places alone keep nobody from being held up. A client that
         has more than its share in flight, by what that costs, leaves the backends to others that they have needed.
         """
-        own, needed = self._needed(client, backends * per_backend)
-        own_s = max(price.expected_s(), self._peak(client.id).cost_s)
-        others_s = sum(self._peak(name).cost_s for name in needed)
-        if own_s * (backends * per_backend - own) > others_s * own:
-            backends = max(1, int(backends - sum(needed.values()) / per_backend + _ROUNDING))
-        if tenant and backends > 1:
-            return self.tenants(client.id).backends_for(Client(tenant, id=tenant), "", price, backends, per_backend)
+        places = backends * per_backend
+        own = self._share(party, places)
+        needed, _, cost_s = self._need(own / party.weight)
+        peak, own_s = _peak(party, self._left())
+        if party.peak > _LEAST_PEAK:
+            needed, cost_s = needed - min(own, peak + 1.0), cost_s - own_s
+        if max(price.expected_s(), own_s) * (places - own) > cost_s * own:
+            backends = max(1, int(backends - needed / per_backend + _ROUNDING))
+        if tenant is not None and party.tenants is not None and backends > 1:
+            return party.tenants.backends_for(tenant, None, price, backends, per_backend)
         return backends
 
-    def _needed(self, client: Client, places: float) -> tuple[float, dict[str, float]]:
-        """Return a client's share of the places, and of the places what others have needed of late within theirs."""
-        peaks = {name: self._peak(name) for name in self._peaks if name != client.id}
-        others = {name: peak for name, peak in peaks.items() if peak.requests > _LEAST_PEAK}
-        share = places / (client.weight + sum(peak.weight for peak in others.values()))
-        needed = {name: min(share * peak.weight, peak.requests + 1.0) for name, peak in others.items()}
-        return share * client.weight, needed
-
-    def _peak(self, name: str) -> _Peak:
-        """Return the most that a client has had in flight of late."""
-        peak = self._peaks.get(name, _Peak(0.0, 0.0, 1.0, 0.0))
-        left = math.exp((peak.at_s - self._clock()) / _PEAK_S)
-        requests = max(float(self._in_flight[name]), left * peak.requests)
-        return _Peak(requests, max(self._cost_s.get(name, 0.0), left * peak.cost_s), peak.weight, self._clock())
-
-    def charge(self, client: Client, tenant: str, price: Price) -> Charge:
-        """Charge a client what a request that is sent is expected to cost; and the tenant, if it has a name."""
-        name = client.id
-        self._least_s = max(self._least_s, self.served_s(name))
-        self._in_flight[name] += 1
-        self._cost_s[name] = self._cost_s.get(name, 0.0) + price.expected_s()
-        peak = self._peak(name)
-        self._peaks.pop(name, None)
-        self._peaks[name] = peak._replace(weight=client.weight)
-        self._add(name, price.expected_s() / client.weight)
-        if len(self._peaks) > _MOST_CLIENTS:
-            self._forget_one()
-        return Charge(
-            client, price, self.tenants(name).charge(Client(tenant, id=tenant), "", price) if tenant else None
-        )
+    def charge(self, party: Party, tenant: Party | None, price: Price) -> Charge:
+        """Charge a client what a request that is sent is expected to cost; and its tenant, if it has some."""
+        cost_s = price.expected_s()
+        self._least_s = max(self._least_s, party.served_s)
+        self._in_flight += 1
+        party.in_flight += 1
+        party.cost_s += cost_s
+        if party.peak <= _LEAST_PEAK:
+            self._weights += party.weight
+        left = self._left()
+        party.peak = max(party.peak, party.in_flight / left)
+        party.peak_cost_s = max(party.peak_cost_s, party.cost_s / left)
+        self._add(party, cost_s / party.weight)
+        self._parties.pop(party.id, None)
+        self._parties[party.id] = party
+        if tenant is not None and party.tenants is not None:
+            party.tenants.charge(tenant, None, price)
+        return Charge(party, tenant, price)
 
     def settle(self, charge: Charge, output_tokens: int) -> None:
         """Charge what a request has cost in place of what was expected."""
-        name, price = charge.client.id, charge.price
-        self._in_flight[name] -= 1
-        self._cost_s[name] = max(0.0, self._cost_s.get(name, 0.0) - price.expected_s())
-        self._add(name, (price.at_s(output_tokens) - price.expected_s()) / charge.client.weight)
-        if charge.tenant is not None:
-            self.tenants(name).settle(charge.tenant, output_tokens)
+        party, price = charge.party, charge.price
+        self._in_flight -= 1
+        party.in_flight -= 1
+        party.cost_s = max(0.0, party.cost_s - price.expected_s())
+        self._add(party, (price.at_s(output_tokens) - price.expected_s()) / party.weight)
+        if charge.tenant is not None and party.tenants is not None:
+            party.tenants.settle(Charge(charge.tenant, None, price), output_tokens)
+
+    def leave(self, party: Party, tenant: Party | None) -> None:
+        """Count a request that waits no longer; who has nothing else here is forgotten."""
+        party.waiting -= 1
+        self._forget(party)
+        if tenant is not None and party.tenants is not None:
+            party.tenants.leave(tenant, None)
+
+    def age(self) -> None:
+        """Let fade what was needed of late, and forget who has nothing here any more; called about once a second."""
+        left = self._left()
+        self._aged_s, self._weights = self._clock(), 0.0
+        self._needed.clear()
+        for party in [*self._parties.values()]:
+            party.peak, party.peak_cost_s = _peak(party, left)
+            if party.peak > _LEAST_PEAK:
+                self._weights += party.weight
+            else:
+                self._forget(party)
+            if party.tenants is not None:
+                party.tenants.age()
 
     def hear(self, process: str, totals_s: Mapping[str, float]) -> None:
         """Add what another process has served the clients since it was heard before."""
         before = self._heard_s.get(process, totals_s)
         self._heard_s[process] = totals_s
-        for name, total_s in totals_s.items():
-            self._served_s[name] = self.served_s(name) + total_s - before.get(name, 0.0)
+        for party_id, total_s in totals_s.items():
+            if served_s := total_s - before.get(party_id, 0.0):
+                party = self._parties.get(party_id) or self.party(party_id)
+                party.served_s += served_s
 
     def forget(self, process: str) -> None:
         """Drop what was heard of a process that is gone."""
         self._heard_s.pop(process, None)
 
-    def _add(self, name: str, seconds: float) -> None:
-        self._served_s[name] = self.served_s(name) + seconds
-        self.totals_s[name] = self.totals_s.get(name, 0.0) + seconds
+    def _share(self, party: Party, places: float) -> float:
+        """Return a party's share of the places, beside those that have needed any of late."""
+        own = 0.0 if party.peak > _LEAST_PEAK else party.weight
+        return places * party.weight / (self._weights + own)
 
-    def _forget_one(self) -> None:
-        """Forget who was served longest ago, of those without a request in flight."""
-        idle = next((name for name in self._peaks if not self._in_flight[name]), None)
-        if idle is not None:
-            for known in (self._peaks, self._in_flight, self._cost_s, self._served_s, self.totals_s):
-                known.pop(idle, None)
+    def _left(self) -> float:
+        """Return how much is left of what was needed when parties were aged."""
+        return math.exp(max(-_MOST_FADING, (self._aged_s - self._clock()) / _PEAK_S))
+
+    def _need(self, share: float) -> _Needed:
+        """Return what all have needed of late, where the share of a weight of 1 is so many places.
+
+        Who has more than its share in flight keeps nothing for itself, so that `kept` is what it has to leave.
+        """
+        needed = self._needed.get(share)
+        if needed is None:
+            places, kept, cost_s, left = 0.0, 0.0, 0.0, self._left()
+            for party in self._parties.values():
+                if party.peak > _LEAST_PEAK:
+                    peak, peak_cost_s = _peak(party, left)
+                    need = min(share * party.weight, peak + 1.0)
+                    places += need
+                    kept += max(0.0, need - party.in_flight)
+                    cost_s += peak_cost_s
+            needed = self._needed[share] = _Needed(places, kept, cost_s)
+        return needed
+
+    def _add(self, party: Party, seconds: float) -> None:
+        party.served_s += seconds
+        party.total_s += seconds
+        self._needed.clear()
+
+    def _forget(self, party: Party) -> None:
+        """Forget a party that has nothing in flight, nothing waiting, no need of late, and no debt."""
+        is_here = party.in_flight or party.waiting or party.peak > _LEAST_PEAK
+        if not is_here and party.served_s <= self._least_s:
+            self._parties.pop(party.id, None)
+
+    def _forget_one(self) -> bool:
+        """Forget who was served longest ago, of those without a request here; return whether there is one."""
+        for party in self._parties.values():
+            if not party.in_flight and not party.waiting:
+                del self._parties[party.id]
+                if party.peak > _LEAST_PEAK:
+                    self._weights -= party.weight
+                    self._needed.clear()
+                return True
+        return False
+
+
+def _peak(party: Party, left: float) -> tuple[float, float]:
+    """Return the requests that a party has had in flight of late at most, and their cost."""
+    return max(float(party.in_flight), left * party.peak), max(party.cost_s, left * party.peak_cost_s)
 
 
 def price_of(routed: RoutedRequest) -> Price:
     """Return what the policy expects a request to cost on the best of the backends that are up, or an assumption."""
     model, features = routed.model, routed.features
-    if isinstance(model.policy, Pricing):
+    if model.pricing is not None:
         try:
             backends = [each.backend for each in model.upstreams.values()]
-            return model.policy.price(features, [each for each in backends if each.state is State.UP] or backends)
+            return model.pricing.price(features, [each for each in backends if each.state is State.UP] or backends)
         except Exception as error:  # noqa: BLE001
             model.fallback.note(model.policy.name, "price", error)
     output_tokens = min(features.max_tokens or _OUTPUT_TOKENS, _OUTPUT_TOKENS) * features.n

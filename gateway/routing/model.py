@@ -19,7 +19,7 @@ from gateway.routing.keys import Client
 from gateway.routing.series import BackendSeries
 from policies.features.parts import PartTokens
 from policies.policy import Decision, Outcome, Policy
-from policies.roles import CacheWatcher, Corrected, EngineWatcher, Forgetful, Learner, Maintained, Wary
+from policies.roles import CacheWatcher, Corrected, EngineWatcher, Forgetful, Learner, Maintained, Pricing, Wary
 from policies.trouble.troubles import Troubles
 
 _INITIAL_PACE_S = 0.02  # until there is an answer
@@ -235,11 +235,15 @@ class Model:
     observe: Callable[[Outcome], None] | None = None
     retry_budget: RetryBudget = field(init=False)  # bounds how many of its requests are sent a second time
     troubles: Troubles = field(init=False)  # what goes wrong with which of its requests
+    pricing: Pricing | None = field(
+        init=False
+    )  # the policy, if it knows what requests cost: looked up once, it is dear
     rescue: bool = False  # whether streams outlive their backends
     ask_usage: bool = True  # whether engines are asked for the usage of streams whose clients do not ask for it
 
     def __post_init__(self) -> None:
         self.retry_budget = RetryBudget(self.traffic)
+        self.pricing = self.policy if isinstance(self.policy, Pricing) else None
         self.troubles = self.policy.troubles if isinstance(self.policy, Wary) else Troubles()
         if isinstance(self.policy, Learner):
             self.observe = self.policy.observe

@@ -169,7 +169,10 @@ class Peers:
         self._add_answered(peer, report.answered)
         for model, totals_s in report.served_s.items():
             if (shares := self.shares.get(model)) is not None:
-                shares.hear(report.writer, totals_s)
+                known = {
+                    key: total_s for key, total_s in totals_s.items() if self._keyring.with_id(key.partition(" ")[0])
+                }
+                shares.hear(report.writer, known)
         for key, use in report.keys.items():
             if (client := self._keyring.with_id(key)) is not None:
                 self._limits.hear(report.writer, client, use, is_new=is_new)

@@ -346,12 +346,13 @@ def test_lines_have_no_share() -> None:
             traffic.begin(client)
     assert traffic.overuse(asks) == pytest.approx(1.0, rel=0.11)
     assert traffic.overuse(lines) == 5.0
+    of_lines, of_asks = shares.party("lines", lines.weight), shares.party("asks")
     for _ in range(30):
-        shares.charge(lines, "", Price(0.1, 0.01, 10.0, 0.1))
+        shares.charge(of_lines, None, Price(0.1, 0.01, 10.0, 0.1))
     for _ in range(61):
-        shares.charge(asks, "", Price(0.1, 0.01, 10.0, 0.1))
-    assert shares.has_room(asks, "", 62.0)
-    assert shares.backends_for(asks, "", Price(0.5, 0.01, 10.0, 0.5), 4, 16.0) == 4
+        shares.charge(of_asks, None, Price(0.1, 0.01, 10.0, 0.1))
+    assert shares.has_room(of_asks, None, 62.0)
+    assert shares.backends_for(of_asks, None, Price(0.5, 0.01, 10.0, 0.5), 4, 16.0) == 4
 
 
 def test_a_line_at_a_time_is_held(tmp_path: Path) -> None:

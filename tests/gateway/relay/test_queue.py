@@ -17,6 +17,7 @@ from gateway.dialects.json_body import set_field
 from gateway.http.headers import Header
 from gateway.relay.exchange import Exchange
 from gateway.relay.queue import ModelQueue, QueueBounds
+from gateway.relay.shares import FairShares
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring, digest
 from gateway.service.assembly import assemble
@@ -243,7 +244,7 @@ def test_nothing_waits_that_could_be_sent_and_nothing_is_lost(seed: int) -> None
         places = [exchange for exchange in places if exchange in relay.context.exchanges]
         assert len(places) == queue.waiting <= 12
         assert queue.waiting_bytes == sum(len(exchange.inbound.body) for exchange in places) <= 4000
-        assert not any(queue._free_for(each, len(each.place.line) - 2) for each in places if each.place)
+        assert not any(queue._free_for(each, each.place.of, len(each.place.members)) for each in places if each.place)
         in_flight = [
             sum(
                 attempt.call is not None and attempt.upstream.backend is backend
@@ -487,9 +488,34 @@ def test_tenants_without_number_neither_gain_nor_take_memory() -> None:
     drain(relay)
     sent = [json.loads(body)["user"] for body in relay.clients["a"].bodies[1:41]]
     assert sum(text.startswith("other") for text in sent) >= 19
-    shares = relay.context.queues["m"].shares
-    assert len(shares.tenants("app")._served_s) < 1100
+    assert len(tenants(relay)) <= 101
     ask(relay, "-", "app", "\xff" * 10_000)
+    assert max(map(len, tenants(relay))) == 128
+
+
+def tenants(relay: Relay) -> set[str]:
+    """Return the tenants that are known of the key that has some."""
+    parties = relay.context.queues["m"].shares._parties.values()
+    return {name for party in parties if party.tenants is not None for name in party.tenants.totals_s}
+
+
+def test_who_has_nothing_here_is_forgotten() -> None:
+    relay, now_s = queued("a", waiting=5000), 0.0
+    queue = relay.context.queues["m"]
+    queue.shares = FairShares(clock=lambda: now_s)
+    ask(relay, "-", "app", "sent")
+    for number in range(50):
+        ask(relay, str(number), "app", f"tenant {number}")[0].client_gone()
+    assert tenants(relay) == {"sent"}, "who waited and left was charged nothing"
+    for number in range(3):
+        ask(relay, str(number), "app", "more")
+    drain(relay)
+    queue.end_overdue(0.0)
+    assert tenants(relay) == {"sent", "more"}, "they had something of late"
+    now_s = 100.0
+    queue.end_overdue(0.0)
+    assert tenants(relay) == {"more"}, "it was served more than the other"
+    assert (waiting(relay), queue._lines) == (0, {})
 
 
 def test_places_are_kept_for_a_client_that_asks_seldom() -> None:

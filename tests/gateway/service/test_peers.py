@@ -13,7 +13,7 @@ from backends.health import Strike
 from gateway.dialects.errors import GatewayError
 from gateway.relay.limits import KeyUse, Limits
 from gateway.relay.shares import FairShares
-from gateway.routing.keys import Client, Keyring
+from gateway.routing.keys import Keyring
 from gateway.service.peers import SILENT_S
 from gateway.state.report import Draining, Ejection, Report, SentPrompt, decode
 from policies.features.request import Endpoint, RequestFeatures
@@ -292,21 +292,21 @@ def test_clients_are_charged_for_what_others_have_served_them() -> None:
     one, two = known(2)
     for process in (one, two):
         process.peers.shares = {"m": FairShares()}
-    client, price = Client("team", id="team", weight=2.0), Price(1.0, 0.5, 4.0, 0.0)
-    mine, others = one.peers.shares["m"], two.peers.shares["m"]
-    charge = mine.charge(client, "", price)
+    mine, others = (process.peers.shares["m"].party(TEAM.id, 2.0) for process in (one, two))
+    shares, price = one.peers.shares["m"], Price(1.0, 0.5, 4.0, 0.0)
+    charge = shares.charge(mine, None, price)
     exchange(one, two, passed_s=1.0)
-    assert others.served_s("team") == 0.0, "what was served before it was known is not new"
-    mine.settle(charge, 8)
-    mine.charge(client, "", price)
+    assert others.served_s == 0.0, "what was served before it was known is not new"
+    shares.settle(charge, 8)
+    shares.charge(mine, None, price)
     exchange(one, two, passed_s=1.0)
-    assert (mine.served_s("team"), others.served_s("team")) == (4.0, 2.5)
+    assert (mine.served_s, others.served_s) == (4.0, 2.5)
     exchange(one, two, rounds=3, passed_s=1.0)
-    assert others.served_s("team") == 2.5
+    assert others.served_s == 2.5
     exchange(two, rounds=int(SILENT_S) + 1, passed_s=1.0)
-    mine.charge(client, "", price)
+    shares.charge(mine, None, price)
     exchange(one, two, rounds=3, passed_s=1.0)
-    assert others.served_s("team") == 2.5
+    assert others.served_s == 2.5
 
 
 PROMPT = RequestFeatures("m", Endpoint.CHAT, prompt_tokens=1000, prefix=(1, 2), prefix_tokens=(500, 900))

@@ -1,0 +1,139 @@
+"""Measure what tenants of a client's choosing cost: `python -m benchmarks.tenants`.
+
+One key names a tenant by a header, in the process and without sockets (`benchmarks.overhead.inside`), before two
+backends that take 8 requests each. `answered`: 64 connections, of which 48 wait at any time, send one request after
+another. `left`: each request waits, and its client leaves. Prints the microseconds of one thread per request with one
+tenant, and with a new one each time, and the memory that so many tenants leave behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, cast
+
+import uvloop
+
+from backends.backend import State
+from backends.http.client import Connection, UpstreamClient
+from benchmarks.overhead.inside import _ANSWER, _ANSWER_HEAD, _HEAD, BackendTransport, NullTransport, _no_app
+from benchmarks.overhead.load import chat_body
+from benchmarks.overhead.process import rss_mb
+from gateway.config.load import load_pool
+from gateway.http.connection import ServerConnection
+from gateway.http.server import HttpServer, ServerLimits
+from gateway.relay.frontend import HttpFrontend
+from gateway.routing.keys import digest
+from gateway.service.assembly import Gateway, assemble
+from gateway.service.replicas import plan
+
+POOL = """\
+models:
+  m:
+    policy: {name: least_loaded}
+    queue: {max_in_flight_per_backend: 8, max_waiting: 5000}
+    backends: {a: "http://127.0.0.1:1", b: "http://127.0.0.1:2"}
+keys: [{name: app, key: sk-bench, tenant_header: x-tenant}]
+timeouts: {keep_alive_s: 3600}
+state: none
+"""
+PLACES, WAITING, SWEEP = 16, 48, 1000
+
+
+class Client(NullTransport):
+    """A connection of a client, which is ready for its next request once one was answered."""
+
+    def __init__(self, server: HttpServer, ready: deque[Client]) -> None:
+        super().__init__()
+        self._ready = ready
+        self.connection = ServerConnection(server)
+        self.connection.connection_made(self)
+
+    def write(self, data: Any) -> None:
+        self._ready.append(self)
+
+
+class Load:
+    """Requests to one gateway."""
+
+    def __init__(self, gateway: Gateway, *, is_new: bool) -> None:
+        self.gateway, self.is_new, self.number = gateway, is_new, 0
+        self.carried: deque[Connection] = deque()
+        self.ready: deque[Client] = deque()
+        self.server = HttpServer(HttpFrontend(gateway, _no_app, set()), ServerLimits(), writes=gateway.relay.writes)
+        for upstream in gateway.models["m"].upstreams.values():
+            upstream.backend.state = State.UP
+            for _ in range(PLACES // 2 + 1):  # the next request is sent before the one that ends gives up its own
+                connection = Connection(cast("UpstreamClient", upstream.client))
+                connection.connection_made(BackendTransport(connection, self.carried))  # type: ignore[arg-type]
+                cast("UpstreamClient", upstream.client).keep(connection)
+        self.body, self.answer = chat_body(2000, 0, stream=False), _ANSWER_HEAD % (b"", len(_ANSWER), _ANSWER)
+        for _ in range(PLACES + WAITING):
+            self.send(Client(self.server, self.ready))
+        gateway.relay.writes.flush()
+
+    def send(self, client: Client) -> None:
+        """Send the next request of a client."""
+        self.number += 1
+        tenant = b"x-number: %d\r\nx-tenant: tenant-%d\r\n" % (self.number, self.number if self.is_new else 1)
+        client.connection.data_received(_HEAD % (tenant, len(self.body), self.body))
+        if self.number % SWEEP == 0:  # each half second, at 2,000 a second
+            self.gateway.relay.sweep()
+
+    def answered(self) -> None:
+        """Answer the oldest request, and send the next one of its client."""
+        self.carried.popleft().data_received(self.answer)
+        self.gateway.relay.writes.flush()
+        self.send(self.ready.popleft())
+        self.gateway.relay.writes.flush()
+
+    def left(self) -> None:
+        """Send a request that waits, and leave."""
+        client = Client(self.server, self.ready)
+        self.send(client)
+        client.connection.connection_lost(None)
+
+
+async def measure(pool: Path, way: str, number: int) -> None:
+    """Print a row."""
+    cells = []
+    for is_new in (False, True):
+        settings = load_pool(pool)
+        load = Load(assemble(settings, plan(settings, Path()).backends, digest("admin")), is_new=is_new)
+        act, rounds = getattr(load, way), list[float]()
+        for _ in range(2000):
+            act()
+        gc.collect()
+        before_mb = rss_mb([os.getpid()])
+        for _ in range(max(1, number // 5000)):
+            begun_s = time.thread_time()
+            for _ in range(5000):
+                act()
+            rounds.append((time.thread_time() - begun_s) / 5000)
+        gc.collect()
+        cells.append((1e6 * min(rounds), rss_mb([os.getpid()]) - before_mb))
+    (one_us, one_mb), (new_us, new_mb) = cells
+    print(f"| {way} | {one_us:.0f} | {new_us:.0f} | {new_us / one_us:.2f} | {one_mb:.1f} | {new_mb:.1f} |", flush=True)
+
+
+def main() -> None:
+    """Print a row for each way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--way", nargs="*", choices=("answered", "left"), default=["answered", "left"])
+    options = parser.parse_args()
+    print("| requests | one tenant, us | new ones, us | ratio | one tenant, MB | new ones, MB |\n|" + "---|" * 6)
+    with tempfile.TemporaryDirectory() as folder:
+        pool = Path(folder, "pool.yaml")
+        pool.write_text(POOL)
+        for way in options.way:
+            uvloop.run(measure(pool, way, options.requests))
+
+
+if __name__ == "__main__":
+    main()
