@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastapi import FastAPI
 from prometheus_client.samples import Sample
 
+from backends import background
 from backends.backend import Backend
 from backends.draft_schedule import Speculation
 from gateway.advice.advise import advise
@@ -50,12 +51,11 @@ class AdviceRoom(Room):
                 if time.monotonic() - self._kept_at_s >= KEPT_S:
                     contexts = await asyncio.to_thread(lambda: contexts_of(self.gateway.metrics.samples()))
                     needed = needed_of(self.gateway.metrics.samples())
-                    models = [
-                        replace(self._evidence(name, contexts), needed=needed.get(name, {}))
-                        for name in self.gateway.models
-                    ]
-                    self._kept = {each.name: await asyncio.to_thread(self._advised, each) for each in models}
-                    self._kept_at_s = time.monotonic()
+                    self._kept, self._kept_at_s = {}, time.monotonic()
+                    for name in [*self.gateway.models]:
+                        with background.guarded("policies", of=f"the advice for {name}"):
+                            evidence = replace(self._evidence(name, contexts), needed=needed.get(name, {}))
+                            self._kept[name] = await asyncio.to_thread(self._advised, evidence)
                 return {"models": self._kept}
 
     def _evidence(self, name: str, contexts: Contexts) -> ModelEvidence:

@@ -140,7 +140,8 @@ class Dashboard(Room):
             models = self.gateway.models
             self._beliefs = {name: self._beliefs.get(name) or Beliefs() for name in models}
             for name, beliefs in list(self._beliefs.items()):
-                await beliefs.update(models[name].policy, self.gateway.pool.of(name))
+                with background.guarded("dashboard", of=name):
+                    await beliefs.update(models[name].policy, self.gateway.pool.of(name))
 
     def _add_points(self, totals: Mapping[tuple[str, str], Totals]) -> None:
         points = {}

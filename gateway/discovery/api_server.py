@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
+from backends import background
 from backends.files.regular import read_text
 from backends.http.address import host_and_port
 from gateway.discovery.source import SourceError
@@ -37,6 +38,8 @@ _MOST_BYTES = 32 * 2**20
 _MOST_FILE_BYTES = 2**20
 _TIMEOUT = httpx.Timeout(10.0, read=_WATCH_S + 30.0)
 _GONE = 410
+UNEXPECTED = ValueError, LookupError, TypeError, AttributeError
+"""What is raised by reading an object that lacks something, or has it in another form."""
 Kept = TypeVar("Kept")
 
 
@@ -125,7 +128,7 @@ class Objects(Generic[Kept]):
                 self._version = ""
             except (httpx.HTTPError, ssl.SSLError) as error:
                 raise SourceError(f"{type(error).__name__}: {error}") from None
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except UNEXPECTED as error:
                 raise SourceError(f"the API server's answer is not as expected: {error!r}") from None
             await asyncio.sleep(began_s + _SHORTEST_S - time.monotonic())
 
@@ -142,7 +145,7 @@ class Objects(Generic[Kept]):
                     _check_size(len(body))
             document = json.loads(bytes(body))
             for each in document["items"] or ():
-                kept[each["metadata"]["name"]] = self._keep(each)
+                self._keep_in(kept, each["metadata"]["name"], each)
             version, page = str(document["metadata"]["resourceVersion"]), document["metadata"].get("continue") or ""
         self.kept, self._version = kept, version
 
@@ -178,8 +181,14 @@ class Objects(Generic[Kept]):
         if kind == "DELETED":
             self.kept.pop(name, None)
         elif kind in {"ADDED", "MODIFIED"}:
-            self.kept[name] = self._keep(found)
+            self._keep_in(self.kept, name, found)
         return self.kept != before
+
+    def _keep_in(self, kept: dict[str, Kept], name: str, found: dict[str, Any]) -> None:
+        """Keep an object; one that is not as expected is left out, and no other."""
+        kept.pop(name, None)
+        with background.guarded("discovery", of=f"{name} of the {self._what}"):
+            kept[name] = self._keep(found)
 
     def _check(self, answer: httpx.Response) -> None:
         status = answer.status_code

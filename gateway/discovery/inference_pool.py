@@ -18,7 +18,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple
 
-from gateway.discovery.api_server import ApiServer, Objects
+from gateway.discovery.api_server import UNEXPECTED, ApiServer, Objects
 from gateway.discovery.pods import Pod
 from gateway.discovery.source import Replica, Report, SourceError, replica_at
 
@@ -32,13 +32,17 @@ class _Pool(NamedTuple):
     ports: tuple[int, ...]
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> _Pool:
-        spec = found["spec"]
-        labels = spec["selector"]["matchLabels"]
-        if not labels:
-            raise ValueError("the selector is empty")
-        selector = ",".join(f"{key}={label}" for key, label in sorted(labels.items()))
-        return cls(selector, tuple(int(port["number"]) for port in spec["targetPorts"]))
+    def of(cls, found: Mapping[str, Any]) -> _Pool | str:
+        """Return the pool, or what is wrong with it."""
+        try:
+            spec = found["spec"]
+            labels = spec["selector"]["matchLabels"]
+            if not labels:
+                raise ValueError("the selector is empty")
+            selector = ",".join(f"{key}={label}" for key, label in sorted(labels.items()))
+            return cls(selector, tuple(int(port["number"]) for port in spec["targetPorts"]))
+        except UNEXPECTED as error:
+            return repr(error)
 
 
 class InferencePoolSource:
@@ -68,6 +72,8 @@ class InferencePoolSource:
                     pool = pools.kept.get(self._name)
                     if pool is None:
                         raise SourceError(f"there is no InferencePool {self._name} in the namespace {namespace}")
+                    if isinstance(pool, str):
+                        raise SourceError(f"the InferencePool {self._name} is not as expected: {pool}")
                     if task is not None:
                         task.cancel()
                     task = group.create_task(self._follow_pods(api, namespace, pool, report))

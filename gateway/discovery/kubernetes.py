@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Any
 
+from backends import background
 from gateway.discovery.api_server import ApiServer, Objects
 from gateway.discovery.source import Replica, Report, replica_at
 
@@ -39,14 +40,13 @@ class KubernetesSource:
             return []
         replicas = []
         for endpoint in found.get("endpoints") or ():
-            conditions = endpoint.get("conditions") or {}
-            if conditions.get("ready") is False or conditions.get("terminating"):
-                continue
-            replica = replica_at(endpoint["addresses"][0], port)  # further addresses are those of the same endpoint
-            target = endpoint.get("targetRef") or {}
-            if target.get("kind") == "Pod":
-                replica = replica._replace(name=target["name"])
-            replicas.append(replica)
+            with background.guarded("discovery", of=f"an endpoint of {self._service}"):
+                conditions = endpoint.get("conditions") or {}
+                if conditions.get("ready") is False or conditions.get("terminating"):
+                    continue
+                replica = replica_at(endpoint["addresses"][0], port)  # further addresses are those of the same endpoint
+                target = endpoint.get("targetRef") or {}
+                replicas.append(replica._replace(name=target["name"]) if target.get("kind") == "Pod" else replica)
         return replicas
 
     def _port_of(self, found: dict[str, Any]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 from pydantic import ValidationError
@@ -40,10 +41,11 @@ class Pod:
             return None
         texts = (metadata.get("annotations") or {}) | (metadata.get("labels") or {})
         said = {key.removeprefix(PREFIX): text for key, text in texts.items() if key.startswith(PREFIX)}
+        address = str(ip_address(status["podIP"]))
         try:
-            return cls(status["podIP"], settings_of(said, default))
+            return cls(address, settings_of(said, default))
         except LabelError as error:
-            return cls(status["podIP"], None, str(error))
+            return cls(address, None, str(error))
 
 
 def settings_of(said: Mapping[str, str], default: Mapping[str, Any]) -> BackendSettings:

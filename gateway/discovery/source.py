@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from ipaddress import ip_address
 from typing import Literal, NamedTuple, Protocol
 
 from backends.http.address import host_and_port
@@ -38,11 +39,11 @@ class Source(Protocol):
 
 
 def replica_at(address: str, port: int) -> Replica:
-    """Return the replica at an IP address.
+    """Return the replica at an IP address; raise `ValueError` for what is none.
 
     Examples
     --------
     >>> replica_at("fd00::7", 8000)[:2]
     ('fd00::7:8000', 'http://[fd00::7]:8000')
     """
-    return Replica(f"{address}:{port}", f"http://{host_and_port(address, port)}")
+    return Replica(f"{address}:{port}", f"http://{host_and_port(str(ip_address(address)), port)}")

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI
@@ -135,22 +135,25 @@ class FleetRoom(Room):
         totals = await asyncio.to_thread(self._counted)
         self.fleets = {name: self.fleets.get(name) or ModelFleet() for name in self.gateway.models}
         for name, fleet in self.fleets.items():
-            engines = [
-                one for each in self.gateway.pool.of(name) if (one := self.gateway.pool.engine(each)) is not None
-            ]
-            tokens = float(sum(each.generation_tokens for each in engines))
-            fleet.count(Minute(**totals.get(name, {}), engine_tokens=tokens))
-            learned = learned_of(self.gateway.models[name].policy)
-            if learned is None:
-                continue
-            queries = sum(each.prefix_queries for each in engines)
-            cached = sum(each.prefix_hits for each in engines) / queries if queries else 0.0
-            up = [(each.said.method.value, each) for each in self.gateway.pool.up(name)]
-            await asyncio.to_thread(fleet.update, learned, up, cached)
-            if not math.isnan(fleet.saturation):
-                self._saturation.labels(name).set(fleet.saturation)
-            for method, needed in fleet.needed.items():
-                self._needed.labels(name, method).set(needed)
+            with background.guarded("policies", of=f"the fleet of {name}"):
+                await self._count(name, fleet, totals.get(name, {}))
+
+    async def _count(self, name: str, fleet: ModelFleet, totals: Mapping[str, float]) -> None:
+        """Add the last minute of a model, and work out what it needs."""
+        engines = [one for each in self.gateway.pool.of(name) if (one := self.gateway.pool.engine(each)) is not None]
+        tokens = float(sum(each.generation_tokens for each in engines))
+        fleet.count(Minute(**totals, engine_tokens=tokens))
+        learned = learned_of(self.gateway.models[name].policy)
+        if learned is None:
+            return
+        queries = sum(each.prefix_queries for each in engines)
+        cached = sum(each.prefix_hits for each in engines) / queries if queries else 0.0
+        up = [(each.said.method.value, each) for each in self.gateway.pool.up(name)]
+        await asyncio.to_thread(fleet.update, learned, up, cached)
+        if not math.isnan(fleet.saturation):
+            self._saturation.labels(name).set(fleet.saturation)
+        for method, needed in fleet.needed.items():
+            self._needed.labels(name, method).set(needed)
 
     def _counted(self) -> dict[str, dict[str, float]]:
         totals: dict[str, dict[str, float]] = {}

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from backends import background
 from gateway.reports.trail import Trail
 
 log = logging.getLogger("gateway.access")
@@ -22,7 +23,8 @@ class AccessLog:
     def write(self, trails: Sequence[Trail]) -> bool:
         """Write the lines of requests."""
         for trail in trails:
-            log.info("%s %s %d", trail.method, trail.path, trail.status, extra={"fields": fields_of(trail)})
+            with background.guarded("observers", of="the access log"):
+                log.info("%s %s %d", trail.method, trail.path, trail.status, extra={"fields": fields_of(trail)})
         return True
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.util.types import AttributeValue
 
+from backends import background
 from gateway import __version__
 from gateway.config.settings import OtlpSettings
 from gateway.reports.trail import Leg, Trail
@@ -57,7 +58,10 @@ class Spans:
     def write(self, trails: Sequence[Trail]) -> bool:
         """Export the spans of requests."""
         offset_s = time.time() - time.perf_counter()
-        spans = [span for trail in trails for span in self._spans(trail, offset_s)]
+        spans: list[ReadableSpan] = []
+        for trail in trails:
+            with background.guarded("observers", of="spans"):
+                spans += self._spans(trail, offset_s)
         return self._exporter.export(spans) is SpanExportResult.SUCCESS
 
     def close(self) -> None:

@@ -91,6 +91,6 @@ class PeerExchange:
             logger.info("requests in flight and limits are shared through %s", live.location)
         self._failures, self._written, self._exchanged_s = 0, number, time.monotonic()
         for report in reports:
-            with contextlib.suppress(ValueError):  # from other software
+            with background.guarded("peers", of="a report"), contextlib.suppress(ValueError):  # from other software
                 self._peers.receive(report)
         return True

@@ -11,11 +11,13 @@ from typing import Any
 
 import orjson
 
+from backends import background
 from backends.backend import Backend
 from backends.calibration.calibration import load_calibration
 from backends.draft_schedule import draft_tokens
 from backends.drafter_limit import DrafterLimit, beyond_of
 from backends.files.draft_config import longest_drafted
+from backends.http.address import Address
 from backends.launch.ports import free_port
 from backends.launch.supervisor import LaunchSpec
 from backends.launch.vllm_command import vllm_serve_argv
@@ -80,8 +82,10 @@ def _discovered(model: str, settings: ModelSettings, found: Found, taken: set[st
         for replica in found.get((model, source), ()):
             if replica.url not in taken:
                 taken.add(replica.url)
-                own = replica.own and _with_common(replica.own, discover)
-                yield _backend(model, f"{source}/{replica.name}", own or discover, replica.url)
+                own, name = replica.own and _with_common(replica.own, discover), f"{source}/{replica.name}"
+                with background.guarded("discovery", of=f"{model}/{name}"):  # the others can join
+                    Address.parse(replica.url)
+                    yield _backend(model, name, own or discover, replica.url)
 
 
 def _with_common(own: BackendSettings, discover: DiscoverSettings) -> BackendSettings:

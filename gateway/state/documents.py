@@ -103,7 +103,12 @@ class Documents:
         for key in updated | lost:
             name, entry = key.removeprefix(_PREFIX), entries.get(key)
             before = known.get(name, ())
-            history = () if entry is None else _history(name, entry)
+            try:
+                history = () if entry is None else _history(name, entry)
+            except StateError as error:  # of this one: the others are read
+                background.note("state", error, of=name)
+                self._stamps[key] = stamps[key]
+                continue
             if before and (key in lost or not history or history[-1] in before[:-1]):
                 store.commit({key: "" if entry is None else entry.stamp}, {key: entry_of(before)})
             elif entry is None:  # evicted: without its stamp, those that know it restore it

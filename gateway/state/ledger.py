@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import orjson
 
+from backends import background
 from backends.reported import finite
 from gateway.state.store import Entry, StateError, Store
 from policies.statistics import Key, Statistics, Sums, Table
@@ -103,7 +104,7 @@ class Ledger:
         mirrors = {name: self._mirrors.get(name, _Mirror("", {})) for name in names}
         news = [name for name in names if mirrors[name].stamp != stamps[name]]
         entries = store.read(news) if news else {}
-        heads = {name: self._decode_head(entries.get(name)) for name in news}
+        heads = {name: self._decode_head(name, entries.get(name)) for name in news}
         wanted = [
             page_of(name, page)
             for name, head in heads.items()
@@ -135,7 +136,7 @@ class Ledger:
         width = self._parse(page)[0].width
         total: _Buckets = {}
         for _, mirror in sorted(self._mirrors.items()):
-            for key, sums in _decode(mirror.pages[page][1]) if page in mirror.pages else ():
+            for key, sums in _decode(page, mirror.pages[page][1]) if page in mirror.pages else ():
                 if len(sums) == width:
                     total[key] = tuple(map(operator.add, total[key], sums)) if key in total else sums
         return total
@@ -158,23 +159,25 @@ class Ledger:
         name, _, epoch = page.rpartition(".")
         return name in self._tables and epoch.isdecimal() and self._end_s(page) > self._statistics.clock()
 
-    def _decode_head(self, entry: Entry | None) -> _Pages:
-        """Return the pages of another process that are of use."""
+    def _decode_head(self, name: str, entry: Entry | None) -> _Pages:
+        """Return the pages of another process that are of use; none of one that cannot be read."""
         if entry is None:
             return {}
         try:
             found = orjson.loads(entry.value)
             listed = found[0] if isinstance(found, list) else found
             pages = {page: (str(stamp), float(end_s)) for page, (stamp, end_s) in listed.items()}
-        except (ValueError, TypeError, AttributeError, LookupError):
-            raise StateError("foreign", f"not written by the gateway: {entry.value[:50]!r}") from None
+            current = {page: written for page, written in pages.items() if self._is_current(page)}
+        except (ValueError, TypeError, AttributeError, LookupError, OverflowError):
+            _set_aside(name, entry.value)
+            return {}
         now_s = self._statistics.clock()
         tables = {page.rpartition(".")[0] for page, (_, end_s) in pages.items() if end_s > now_s}
         if unknown := sorted(tables - self._tables.keys() - self._unread):
             self._unread |= {*unknown}
             names, own = ", ".join(unknown), ", ".join(self._tables)
             log.warning("%s: what another version learned as %s is not read; this one has %s", self._model, names, own)
-        return {page: entry for page, entry in pages.items() if self._is_current(page)}
+        return current
 
 
 def head_of(writer: str, model: str) -> str:
@@ -187,11 +190,23 @@ def page_of(head: str, page: str) -> str:
     return f"page/{page}/{head}"
 
 
-def _decode(value: bytes) -> Iterable[tuple[Key, Sums]]:
+def _decode(page: str, value: bytes) -> Iterable[tuple[Key, Sums]]:
     try:
-        return [(tuple(key), tuple(map(_believed, sums))) for key, sums in orjson.loads(value)]
+        return [(tuple(map(_text, key)), tuple(map(_believed, sums))) for key, sums in orjson.loads(value)]
     except (ValueError, TypeError):
-        raise StateError("foreign", f"not sums written by the gateway: {value[:50]!r}") from None
+        _set_aside(page, value)
+        return ()
+
+
+def _set_aside(name: str, value: bytes) -> None:
+    """Log and count an entry that cannot be read, without which all others are."""
+    background.note("state", StateError("foreign", f"{name} was not written by the gateway: {value[:50]!r}"), of=name)
+
+
+def _text(part: object) -> str:
+    if not isinstance(part, str):
+        raise ValueError(f"a key with {str(part)[:20]}")  # noqa: TRY004 -- invalid data
+    return part
 
 
 def _believed(number: object) -> float:

@@ -6,9 +6,12 @@ It runs in a thread of its own, some 20 times per second; nothing waits for it.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import Protocol
 
+from backends import background
 from gateway.state.store import StateError
 
 
@@ -31,11 +34,10 @@ class LiveFolder:
         self.location = str(folder)
         self._folder = folder
         self._writer = writer  # unique name of this process
-        self._known: dict[str, tuple[int, int]] = {}
+        self._known: dict[str, tuple[int, int]] = {}  # what was read last of each process
 
     def exchange(self, report: bytes, gone: Collection[str]) -> list[bytes]:
         """See `Live.exchange`."""
-        reports = []
         try:
             if report:
                 written = self._folder / f"{self._writer}.new"
@@ -43,18 +45,17 @@ class LiveFolder:
                 written.replace(self._folder / self._writer)
             for writer in gone:
                 (self._folder / writer).unlink(missing_ok=True)
-            for path in self._folder.iterdir():
-                if path.name == self._writer or path.suffix:
-                    continue
-                found = path.stat()
-                stamp = found.st_ino, found.st_mtime_ns
-                if self._known.get(path.name) != stamp:
-                    reports.append(path.read_bytes())
-                    self._known[path.name] = stamp
-        except FileNotFoundError:  # of a worker that leaves: the others are read the next time
-            return reports
+            paths = [path for path in self._folder.iterdir() if path.name != self._writer and not path.suffix]
         except OSError as error:
             raise StateError("unwritable", f"{self.location}: {error.strerror}") from error
+        before, self._known = self._known, {}
+        reports = []
+        for path in paths:
+            with background.guarded("peers", of=path.name), suppress(FileNotFoundError):  # of a worker that has left
+                found = path.stat()
+                stamp = self._known[path.name] = found.st_ino, found.st_mtime_ns
+                if before.get(path.name) != stamp and S_ISREG(found.st_mode):
+                    reports.append(path.read_bytes())
         return reports
 
     def leave(self) -> None:

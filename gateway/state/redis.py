@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 from redis import exceptions
 
+from backends import background
 from gateway.state.documents import Document
 from gateway.state.redis_client import RedisConnection
 from gateway.state.store import Entry
@@ -42,11 +43,15 @@ class RedisStore:
             client = self._connection.client
             if not self._is_converted:
                 self._convert(client)
-            fields = {name.decode(): value.split() for name, value in client.hgetall(self._index).items()}
-            expired = [name for name, (_, end_s) in fields.items() if 0.0 < float(end_s) <= now_s]
+            fields = dict[str, tuple[str, float]]()
+            for name, value in client.hgetall(self._index).items():
+                with background.guarded("state", of=f"{self._index} {name!r}"):
+                    stamp, end_s = value.decode().split()
+                    fields[name.decode()] = stamp, float(end_s)
+            expired = [name for name, (_, end_s) in fields.items() if 0.0 < end_s <= now_s]
             if expired:
                 client.hdel(self._index, *expired)
-        return {name: stamp.decode() for name, (stamp, end_s) in fields.items() if name not in expired}
+        return {name: stamp for name, (stamp, _) in fields.items() if name not in expired}
 
     def read(self, names: Collection[str]) -> dict[str, Entry]:
         """See `Store.read`."""
@@ -116,4 +121,4 @@ class RedisStore:
 
 def _entry(text: bytes) -> Entry:
     stamp, _, value = text.partition(b" ")
-    return Entry(stamp.decode(), value)
+    return Entry(stamp.decode("latin-1"), value)

@@ -122,7 +122,7 @@ def _read(path: Path, kind: str, report: Report, *, outcomes: bool) -> Iterator[
             if convert is not None:
                 document = convert(document)
             record = decode(document, number, outcomes=outcomes)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             report(BrokenLine(path, number, _why(error)))
             continue
         yield record

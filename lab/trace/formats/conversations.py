@@ -25,7 +25,7 @@ def read_sharegpt(path: Path, report: Report) -> Iterator[TraceRecord]:
     for number, entry in _entries(path, report):
         try:
             yield from _requests(orjson.loads(entry), number)
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, TypeError) as error:
             report(BrokenLine(path, number, str(error)))
 
 

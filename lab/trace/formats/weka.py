@@ -115,7 +115,7 @@ class _Session:
                     last, waited = record, False
                     continue
                 begin_s = _begin(entry, begun_s)
-            except (ValueError, KeyError) as error:
+            except (ValueError, KeyError, TypeError, ArithmeticError) as error:
                 why = f"has no {error}" if isinstance(error, KeyError) else str(error)
                 self._report(f"request {number} of {name}: {why}")
                 continue
