@@ -6,22 +6,15 @@ prefix, so that several pools can share one Redis.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
 
-import orjson
 from redis import exceptions
 
 from backends import background
-from gateway.state.documents import Document
 from gateway.state.redis_client import RedisConnection
 from gateway.state.store import Entry
-from gateway.state.upgrade import Cell, entries_of_first, summary
-
-logger = logging.getLogger(__name__)
 
 
 class RedisStore:
@@ -34,15 +27,12 @@ class RedisStore:
         self.location = self._connection.location
         self._prefix = prefix  # of all its keys
         self._index = f"{self._prefix}:index"
-        self._is_converted = False
 
     def stamps(self) -> dict[str, str]:
         """See `Store.stamps`."""
         now_s = time.time()
         with self._connection.translate_errors():
             client = self._connection.client
-            if not self._is_converted:
-                self._convert(client)
             fields = dict[str, tuple[str, float]]()
             for name, value in client.hgetall(self._index).items():
                 with background.guarded("state", of=f"{self._index} {name!r}"):
@@ -91,29 +81,6 @@ class RedisStore:
     def close(self) -> None:
         """See `Store.close`."""
         self._connection.client.close()
-
-    def _convert(self, client: Any) -> None:
-        """Take over what the first format had, if nothing was written in this one; its keys are left as they are."""
-        if not client.exists(self._index):
-            documents, cells = [*self._first_documents(client)], [*self._first_cells(client)]
-            entries = entries_of_first(documents, cells)
-            if entries and self.commit(dict.fromkeys(entries, ""), entries):
-                logger.warning("%s: converted from format 1 to 2: %s", self.location, summary(entries))
-        self._is_converted = True
-
-    def _first_documents(self, client: Any) -> Iterator[Document]:
-        for name in map(bytes.decode, client.hkeys(f"{self._prefix}:documents")):
-            for version in map(orjson.loads, client.lrange(f"{self._prefix}:document:{name}", 0, -1)):
-                yield Document(name, version["version"], version["text"], version["written_s"])
-
-    def _first_cells(self, client: Any) -> Iterator[Cell]:
-        index = f"{self._prefix}:pages:"
-        for key in client.scan_iter(match=f"{index}*", count=1000):
-            model = key.decode().removeprefix(index)
-            for page, stamp in client.hgetall(key).items():
-                for bucket, sums in client.hgetall(f"{self._prefix}:page:{model}:{page.decode()}").items():
-                    if not bucket.startswith(b"."):
-                        yield model, page.decode(), float(stamp.split()[-1]), bucket, sums
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}:{name}"

@@ -13,9 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from backends.files.regular import check_regular
-from gateway.state.documents import Document
 from gateway.state.store import Entry, StateError
-from gateway.state.upgrade import entries_of_first, summary
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +25,7 @@ CREATE TABLE entries (name TEXT PRIMARY KEY, stamp TEXT NOT NULL, end_s REAL NOT
 CREATE INDEX stamps ON entries (name, stamp) WHERE stamp != '';
 CREATE INDEX ends ON entries (end_s) WHERE end_s > 0;
 """
-_ORIGINS = {True: "the copy from before the upgrade", False: "a new file"}
+_ORIGINS = {True: "the one from the last time", False: "a new file"}
 _KINDS = {
     sqlite3.SQLITE_BUSY: "timeout",
     sqlite3.SQLITE_LOCKED: "timeout",
@@ -40,10 +38,6 @@ _KINDS = {
     sqlite3.SQLITE_CANTOPEN: "unwritable",
     sqlite3.SQLITE_IOERR: "unwritable",
 }
-
-
-_FIRST_DOCUMENTS = "SELECT name, version, text, written_s FROM documents ORDER BY name, version"
-_FIRST_CELLS = "SELECT model, page, end_s, key, sums FROM cells JOIN pages USING (model, page)"
 
 
 class _LaterFormatError(StateError):
@@ -142,7 +136,7 @@ class SqliteStore:
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """Open the file, or create it; a corrupt file is renamed first, and one of an earlier format is converted."""
+    """Open the file, or create it; a corrupt file is renamed first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         check_regular(path, os.stat(path))
@@ -196,6 +190,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > _FORMAT:
         raise _LaterFormatError("foreign", f"{path}: written by a later version of the gateway (format {version})")
+    if tables and version < _FORMAT:
+        raise _corruption(f"of format {version}, which no release has written")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")  # a power failure may lose the last seconds, but not the file
     if not tables:
@@ -203,44 +199,14 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             f"BEGIN IMMEDIATE; {_TABLES}"
             f"PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {_FORMAT}; COMMIT;"
         )
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
     (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if result != "ok":
         raise _corruption(result)
-    if version < _FORMAT:
-        _convert(connection, path, version)
 
 
 def copy_of(path: Path, version: int) -> Path:
     """Return where a file is kept as it was in a format, from which a later version has converted it."""
     return path.with_name(f"{path.name}.format-{version}")
-
-
-def _convert(connection: sqlite3.Connection, path: Path, version: int) -> None:
-    """Convert a file of the first format, all or nothing, once it has been copied."""
-    kept = copy_of(path, version)
-    kept.unlink(missing_ok=True)  # of an attempt that failed
-    connection.execute("VACUUM INTO ?", (str(kept),))
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        documents = map(Document._make, connection.execute(_FIRST_DOCUMENTS))
-        entries = entries_of_first(documents, connection.execute(_FIRST_CELLS))
-        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-            connection.execute(f"DROP TABLE {table}")
-        for statement in _TABLES.strip().splitlines():
-            connection.execute(statement)
-        rows = [(name, entry.stamp, entry.end_s, entry.value) for name, entry in entries.items()]
-        connection.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
-        connection.execute(f"PRAGMA user_version = {_FORMAT}")
-        connection.execute("COMMIT")
-    except (ValueError, sqlite3.OperationalError) as error:
-        if isinstance(error, sqlite3.OperationalError) and _primary_code(error) != sqlite3.SQLITE_ERROR:
-            raise
-        raise _corruption(f"not of format {version}: {error}") from None
-    logger.warning(
-        "%s: converted from format %d to %d: %s; as it was, it is kept as %s",
-        *(path, version, _FORMAT, summary(entries), kept.name),
-    )
 
 
 def _set_aside(path: Path) -> None:

@@ -18,7 +18,7 @@ from gateway.state import sqlite
 from gateway.state.documents import Documents
 from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore
-from gateway.state.store import StateError, Store
+from gateway.state.store import Store
 from policies.learned.models.acceptance import ACCEPTANCE
 from policies.learned.models.length import LENGTH
 from policies.learned.models.step_time import STEPS
@@ -74,9 +74,7 @@ def pin_in(store: Store) -> Pin:
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_what_earlier_versions_stored_survives(
-    schema: str, kind: str, tmp_path: Path, redis: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_earlier_versions_stored_survives(schema: str, kind: str, tmp_path: Path, redis: RedisServer) -> None:
     path = tmp_path / "state.sqlite"
     store: Store = written(schema, path) if kind == "sqlite" else stored(schema, redis)
     for _ in range(2):  # as it begins, and after a restart
@@ -87,14 +85,6 @@ def test_what_earlier_versions_stored_survives(
         assert pin.version == 2
         assert [rule.name for rule in settings_of(pin.rules).rules] == ["code", "rest"]
         store.close()
-    was_converted = schema == "pages-of-all"
-    message = "converted from format 1 to 2: llama/pin, llama/rules, what was learned of llama"
-    assert caplog.text.count(message) == was_converted
-    if kind == "sqlite":
-        kept = [*tmp_path.glob("state.sqlite.format-1")]
-        assert len(kept) == was_converted
-        for copy in kept:
-            assert sqlite3.connect(copy).execute("SELECT count(*) FROM cells").fetchone() == (7,)
 
 
 def test_tables_of_another_version_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -109,26 +99,7 @@ def test_tables_of_another_version_are_named(tmp_path: Path, caplog: pytest.LogC
     store.close()
 
 
-def test_a_conversion_that_fails_changes_nothing_and_is_done_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sqlite, "_BUSY_S", 0.1)
-    store = written("pages-of-all", tmp_path / "state.sqlite")
-    other = sqlite3.connect(tmp_path / "state.sqlite", isolation_level=None)  # a gateway that is about to end
-    other.execute("BEGIN IMMEDIATE")
-    member = member_of(store)
-    with pytest.raises(StateError) as caught:
-        member.sync()
-    assert caught.value.kind == "timeout"
-    assert other.execute("SELECT count(*) FROM cells").fetchone() == (7,)
-    other.execute("ROLLBACK")
-    other.close()
-    member.sync()
-    assert learned(member)["length"] == 5.0
-    store.close()
-
-
-def test_a_file_that_is_not_what_its_format_says_is_renamed(tmp_path: Path) -> None:
+def test_a_file_of_a_format_that_was_never_released_is_renamed(tmp_path: Path) -> None:
     store = written("pins-with-history", tmp_path / "state.sqlite")
     connection = sqlite3.connect(tmp_path / "state.sqlite")
     connection.execute("PRAGMA user_version = 1")
@@ -159,7 +130,7 @@ def test_a_file_of_a_later_version_is_left_alone(
         member.sync()
         member.sync()
     assert learned(member)["length"] == (5.0 if had_copy else 0.0)
-    origin = "the copy from before the upgrade" if had_copy else "a new file"
+    origin = "the one from the last time" if had_copy else "a new file"
     (message,) = caplog.messages
     assert message == (
         f"{path}: written by a later version of the gateway (format 3); it is left as it is, and "
