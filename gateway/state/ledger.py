@@ -135,8 +135,8 @@ class Ledger:
     def _total(self, page: str) -> _Buckets:
         width = self._parse(page)[0].width
         total: _Buckets = {}
-        for _, mirror in sorted(self._mirrors.items()):
-            for key, sums in _decode(page, mirror.pages[page][1]) if page in mirror.pages else ():
+        for head, mirror in sorted(self._mirrors.items()):
+            for key, sums in _decode(page_of(head, page), mirror.pages[page][1]) if page in mirror.pages else ():
                 if len(sums) == width:
                     total[key] = tuple(map(operator.add, total[key], sums)) if key in total else sums
         return total

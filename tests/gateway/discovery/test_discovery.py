@@ -158,6 +158,12 @@ def test_a_replica_that_is_listed_or_found_twice_is_there_once(tmp_path: Path) -
     assert [(each.model, each.name) for each in planned.backends] == [("m", "one/10.0.0.1:8000"), ("n", "b")]
 
 
+def test_a_replica_that_cannot_be_used_keeps_no_other_out(tmp_path: Path) -> None:
+    odd = [Replica("odd", "http://:x"), Replica("odder", "gopher://10.0.0.9:1")]
+    (planned,) = plan(settings_of(one={}), tmp_path, None, {("m", "one"): [*odd, ONE]}).backends
+    assert planned.url == ONE.url
+
+
 POOL = """
 server: {{drain_s: 3}}
 health: {{interval_s: 0.2}}

@@ -59,6 +59,14 @@ async def test_each_ready_pod_is_a_replica_at_each_port_with_the_method_of_its_l
         assert api.scripts[PODS].asked[0]["labelSelector"] == "app=vllm,part=engine"
 
 
+async def test_a_pod_that_is_not_as_expected_is_left_out_alone(tmp_path: Path) -> None:
+    odd = [pod("odd-0", "not an address", {"method": "suffix"}), PLAIN | {"metadata": {"name": "odd-1"}, "status": 7}]
+    async with api_of(tmp_path, inference_pool("3"), *odd, PLAIN) as api, following(of(api)) as it:
+        await it.until("plain-0")
+        api.scripts[PODS].send(event("ADDED", HEAD))
+        await it.until("plain-0", "head-0")
+
+
 async def test_pods_and_labels_come_and_go(tmp_path: Path) -> None:
     api = api_of(tmp_path, inference_pool("3"), PLAIN)
     async with api, following(of(api)) as it:

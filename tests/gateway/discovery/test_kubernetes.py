@@ -57,6 +57,17 @@ async def test_ready_endpoints_are_replicas_with_the_names_of_their_pods(tmp_pat
         assert {query["labelSelector"] for query in slices(api).asked} == {"kubernetes.io/service-name=vllm"}
 
 
+async def test_what_is_not_as_expected_is_left_out_alone(tmp_path: Path) -> None:
+    odd = [{"addresses": []}, {"conditions": {"ready": True}}, endpoint("not an address", "x"), A, 7]
+    broken = endpoint_slice("s2", "4") | {"endpoints": 5}
+    whole = endpoint_slice("s1", "3", *odd)  # type: ignore[arg-type]
+    async with api_of(tmp_path, listed("5", broken, whole)) as api, following(of(api)) as it:
+        await it.until("vllm-a")
+        slices(api).send(event("ADDED", endpoint_slice("s3", "6", B) | {"ports": 5}))
+        slices(api).send(event("ADDED", endpoint_slice("s4", "7", C)))
+        await it.until("vllm-a", "vllm-c")
+
+
 @pytest.mark.slow
 async def test_events_change_the_replicas_and_a_watch_goes_on_where_it_was(tmp_path: Path) -> None:
     async with api_of(tmp_path, listed("5", endpoint_slice("s1", "3", A))) as api, following(of(api)) as it:

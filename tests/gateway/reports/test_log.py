@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from gateway.config.settings import TelemetrySettings
+from gateway.relay.observers import Times
+from gateway.reports.access_log import AccessLog
+from gateway.reports.trail import Trail
 from gateway.telemetry.log_format import JsonLogFormat, LogFormat
 from tests.gateway.conftest import MODEL
 from tests.support.command import Command, gateway_command, until
@@ -95,3 +98,14 @@ def test_what_others_say_ends_no_line_and_steers_no_terminal(text: str) -> None:
     first, second, *rest = LogFormat("%(message)s").format(record).split("\n")
     assert second.startswith("    2026-01-01 CRITICAL forged name=")
     assert all(line.isprintable() for line in (first, second, *rest))
+
+
+def test_a_request_that_cannot_be_reported_keeps_no_other_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway.access")
+    broken, good = (Trail(lambda _: None, each, "GET", "/", None, None) for each in (b"broken", b"good"))
+    broken.times = None  # type: ignore[assignment]
+    good.times = Times(1.0, ended_s=2.0)
+    assert AccessLog().write([broken, good])
+    assert [
+        getattr(each, "fields", {}).get("request_id") for each in caplog.records if each.name == "gateway.access"
+    ] == ["good"]

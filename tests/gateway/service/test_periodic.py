@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backends import background
-from tests.gateway.conftest import start_gateway
+from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
 from tests.support.upstream import Wire
 
 
@@ -52,3 +52,23 @@ async def test_failures_are_counted_by_kind() -> None:
         assert 'gateway_background_failures_total{work="peers"} 1.0' in page
         assert 'gateway_background_failures_total{work="probes"} 0.0' in page
     assert background.on_failure == []
+
+
+@pytest.mark.parametrize("work", ["advice", "fleet", "beliefs"])
+async def test_a_model_that_cannot_be_looked_at_stops_no_other(work: str) -> None:
+    async with start_gateway(policy={"name": "learned", "seed": 0}) as running:
+        gateway: Any = running.gateway
+        rooms = {type(room).__name__: room for room in gateway.rooms}
+        gateway.models = {"broken": object(), **gateway.models}
+        if work == "advice":
+            headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+            assert [*(await running.client.get("/admin/advice", headers=headers)).json()["models"]] == [MODEL]
+        elif work == "fleet":
+            for _ in range(2):
+                await rooms["FleetRoom"]._work()
+            assert len(rooms["FleetRoom"].fleets[MODEL].minutes) == 1
+        else:
+            rooms["Dashboard"]._is_watched = True
+            await rooms["Dashboard"]._read()
+            assert rooms["Dashboard"]._beliefs[MODEL].json is not None
+        del gateway.models["broken"]

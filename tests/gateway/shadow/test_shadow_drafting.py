@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from gateway.routing.fallback import Fallback
 from gateway.routing.keys import Client
 from gateway.routing.model import Model
 from gateway.routing.router import RoutedRequest
+from gateway.shadow import __main__ as shadow_process
 from gateway.shadow.replay import MOST_TEXT_BYTES, MOST_TEXTS, AnswerText, ShadowDrafting
 from gateway.shadow.room import ShadowRoom
 from policies.features.request import Endpoint, RequestFeatures
@@ -244,6 +246,20 @@ async def test_replaying_continues_after_invalid_texts_and_a_killed_process(monk
     finally:
         shadow.stop()
     assert shadow._process is None
+
+
+def test_a_text_that_cannot_be_replayed_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    replays = iter([RecursionError(), MemoryError(), {"ngram:3": 2.0}])
+
+    def replay(*_: object) -> dict[str, float]:
+        if isinstance(found := next(replays), Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(shadow_process, "replayed_text", replay)
+    sink = io.BytesIO()
+    shadow_process.main(io.BytesIO(b"[]\n" + b'{"body":0,"answer":0}\n' * 3), sink)
+    assert ["error" in orjson.loads(line) for line in sink.getvalue().splitlines()] == [True, True, False]
 
 
 def test_token_ids_are_used_if_the_engine_sends_them() -> None:

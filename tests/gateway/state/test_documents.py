@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.state.documents import VERSIONS_KEPT, Conflict, Documents, put_version
+from backends import background
+from gateway.state.documents import VERSIONS_KEPT, Conflict, Documents, name_of, put_version
 from gateway.state.redis import RedisStore
-from gateway.state.store import Store
+from gateway.state.store import Entry, StateError, Store
 from tests.gateway.state.conftest import Stores
 from tests.support.redis_server import RedisServer
 
@@ -52,6 +53,21 @@ async def test_a_new_version_reaches_every_watcher(readers: tuple[Reader, Reader
     assert writer.documents.history("m/rules") == reader.documents.history("m/rules")
     assert writer.documents.get("m/rules") == reader.documents.history("m/rules")[-1]
     assert writer.documents.get("m/other") is None
+
+
+async def test_a_document_of_another_program_keeps_no_other_from_being_read(
+    readers: tuple[Reader, Reader], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "_logged", background.Seldom())
+    writer, reader = readers
+    writer.store.commit({}, {name_of("m/pin"): Entry("foreign", b'{"a": 1}')})
+    await writer.documents.put("m/rules", "one", after=0)
+    for _ in range(2):
+        reader.refresh()
+    assert reader.texts() == ["one"]
+    assert caplog.text.count("m/pin was not written by the gateway") == 1
+    with pytest.raises(StateError, match="m/pin"):
+        await writer.documents.put("m/pin", "mine", after=0)
 
 
 async def test_the_second_of_two_concurrent_changes_conflicts(readers: tuple[Reader, Reader]) -> None:

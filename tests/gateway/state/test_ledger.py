@@ -46,16 +46,32 @@ def test_sums_are_restored_exactly(stores: Stores) -> None:
     assert reader.statistics.buckets(STEPS) == {("k",): numbers}
 
 
-@pytest.mark.parametrize("sums", [[1.0, 1e300], [1.0, "9"], [1.0, None], [True, 1.0]])
-def test_sums_that_cannot_be_are_refused(tmp_path: Path, sums: list[object]) -> None:
-    store, clock = SqliteStore(tmp_path / "state.sqlite"), Clock()
-    writer, reader = Member(store, clock), Member(store, clock)
-    writer.statistics.add(LENGTH, ("k",), 1.0, 5.0)
-    writer.sync()
-    (page,) = (page_of(writer.ledger._head, page) for page in writer.ledger._pages)
-    store.commit({}, {page: Entry("", orjson.dumps([[["k"], sums]]), store.read([page])[page].end_s)})
-    with pytest.raises(StateError, match="not sums written by the gateway"):
+FOREIGN = {
+    "sums": [[["k"], [1.0, 1e300]]], "a text": [[["k"], [1.0, "9"]]], "null": [[["k"], [1.0, None]]],
+    "a truth": [[["k"], [True, 1.0]]], "a key": [[[["k"]], [1.0, 1.0]]], "no rows": 7, "no JSON": b"{",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["page", "head"])
+@pytest.mark.parametrize("value", FOREIGN.values(), ids=FOREIGN.keys())
+def test_what_cannot_be_read_is_set_aside_and_all_else_is_read(
+    stores: Stores, place: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    members = [Member(stores.open(), clock) for _ in range(3)]
+    broken, good, reader = members
+    for member in (broken, good):
+        member.statistics.add(LENGTH, ("k",), 1.0, 5.0)
+        member.sync()
+    head = broken.ledger._head
+    name = head if place == "head" else page_of(head, next(iter(broken.ledger._pages)))
+    data = value if isinstance(value, bytes) else orjson.dumps(value)
+    entry = broken.store.read([name])[name]
+    broken.store.commit({}, {name: Entry(entry.stamp and "other", data, entry.end_s)})
+    for _ in range(2):
         reader.sync()
+    assert reader.buckets() == {("k",): (1.0, 5.0)}
+    assert f"{name} was not written by the gateway" in caplog.text
 
 
 def test_models_are_separate(stores: Stores) -> None:

@@ -89,13 +89,18 @@ def test_keys_of_another_program_are_reported(redis: RedisServer, member: Member
     with pytest.raises(StateError) as caught:
         member.sync()
     assert caught.value.kind == "refused"
-    redis.client.delete("test:index")
-    for index, head in (("a stamp and more", "{}"), ("stamp 0.0", "stamp not json"), ("stamp 0.0", "stamp 7")):
+
+
+def test_an_entry_of_another_program_is_set_aside(
+    redis: RedisServer, member: Member, caplog: pytest.LogCaptureFixture
+) -> None:
+    member.store.commit({"document/d": ""}, {"document/d": Entry("own", b"[]")})
+    for index, head in (("a stamp and more", "{}"), ("stamp 0.0", "stamp not json"), (b"\xff 0.0", b"\xff 7")):
         redis.client.hset("test:index", "writer/w/m", index)
         redis.client.set("test:writer/w/m", head)
-        with pytest.raises(StateError) as caught:
-            member.sync()
-        assert caught.value.kind == "foreign"
+        member.sync()
+        assert member.store.stamps()["document/d"] == "own"
+    assert "writer/w/m" in caplog.text
 
 
 @pytest.mark.parametrize(
