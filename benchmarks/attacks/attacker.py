@@ -352,6 +352,30 @@ async def engine_endless(port: int, hold_s: float, report: Report) -> None:
         peer.close()
 
 
+async def engine_events(port: int, hold_s: float, report: Report) -> None:
+    """Have one replica publish nonsense of its KV cache, as fast as it goes: nested, of 16 MB, and of 30,000 hashes."""
+    import msgspec
+    import zmq
+
+    def batch(**fields: object) -> bytes:
+        event = {"type": "BlockStored", "medium": "GPU", "block_hashes": [1], **fields}
+        return msgspec.msgpack.encode([0.0, [event] * 4])
+
+    hashes = [os.urandom(32) for _ in range(7_500)]
+    nested, long = b"\x92\xca\0\0\0\0" + b"\x91" * 100_000, bytes(16 * MIB)
+    batches = [*[nested, batch(group_idx=[7]), batch(block_hashes=hashes)] * 16, long]
+    socket = zmq.Context.instance().socket(zmq.PUB)
+    socket.set(zmq.SNDHWM, 8)
+    socket.bind(f"ipc://{os.environ['FOLDER']}/events")
+    end_s, number = time.monotonic() + _FLOOD_S, 0
+    while time.monotonic() < end_s:
+        socket.send_multipart([b"", number.to_bytes(8), batches[number % len(batches)]])
+        number += 1
+        await asyncio.sleep(0.001)
+    socket.close(linger=0)
+    report.notes.append(f"{number} messages")
+
+
 async def never_reads(port: int, hold_s: float, report: Report) -> None:
     """Hold eight streams of 100 MB without reading them."""
     peers = [peer for peer in [await connect(port, limit=1024) for _ in range(8)] if peer is not None]
@@ -416,6 +440,7 @@ ATTACKS: dict[str, Attack] = {
             drip,
             engine_garbage,
             engine_endless,
+            engine_events,
             never_reads,
         ),
     )

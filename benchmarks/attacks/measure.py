@@ -88,7 +88,12 @@ def attack(system: str, name: str, port: int, upstream: int, pid: int, folder: P
     memory.start()
     time.sleep(_QUIET_S)
     attacker = memory.attacker = _start(
-        "attacker", name, port, hold_s, log=folder / "attacker.log", env={"UPSTREAM": str(upstream)}
+        "attacker",
+        name,
+        port,
+        hold_s,
+        log=folder / "attacker.log",
+        env={"UPSTREAM": str(upstream), "FOLDER": str(folder)},
     )
     try:
         report = attacker.communicate(timeout=_ATTACK_S)[0]
