@@ -140,6 +140,8 @@ class Backend:
         What is known of the engine that answers there now; what follows from it is below, set with it.
     context_tokens
         Tokens of the longest context, as its `/v1/models` says; 0 if unknown.
+    sent
+        Requests that this process has sent to it.
     contradictions
         What its engine does that contradicts the pool file, by kind.
     are_several
@@ -182,6 +184,7 @@ class Backend:
     state_reason: str = "not yet checked"
     in_flight: int = 0
     engine: Engine = field(default_factory=Engine)
+    sent: int = 0
     load: EngineLoad = field(default_factory=EngineLoad)
     context_tokens: int = 0
     adapters: frozenset[str] = frozenset()

@@ -6,7 +6,7 @@ an entry point of the group `speculation_gateway.rooms`, which names a subclass 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -62,9 +62,9 @@ class Room:
         return ""
 
     @staticmethod
-    def client_paths(settings: PoolSettings) -> Sequence[str]:
-        """Return paths of clients that it answers, with all below them; who asks for them has shown a key."""
-        return ()
+    def client_paths(settings: PoolSettings) -> Mapping[str, int]:
+        """Return paths of clients that it answers, with all below them, and the largest body of each, in bytes."""
+        return {}
 
     def add_routes(self, app: FastAPI) -> None:
         """Add paths, for which `gateway.routing.access` checks the keys."""

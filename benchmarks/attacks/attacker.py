@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import uvloop
 
@@ -364,7 +365,7 @@ async def engine_events(port: int, hold_s: float, report: Report) -> None:
     hashes = [os.urandom(32) for _ in range(7_500)]
     nested, long = b"\x92\xca\0\0\0\0" + b"\x91" * 100_000, bytes(16 * MIB)
     batches = [*[nested, batch(group_idx=[7]), batch(block_hashes=hashes)] * 16, long]
-    socket = zmq.Context.instance().socket(zmq.PUB)
+    socket: Any = zmq.Context.instance().socket(zmq.PUB)
     socket.set(zmq.SNDHWM, 8)
     socket.bind(f"ipc://{os.environ['FOLDER']}/events")
     end_s, number = time.monotonic() + _FLOOD_S, 0

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import orjson
 
+from backends.backend import Backend
 from gateway.batches.storage import Document
 from gateway.dialects.errors import GatewayError
 from gateway.relay.admission import admit
 from gateway.relay.context import Inbound, RelayContext
 from gateway.relay.exchange import Exchange
+from gateway.relay.observers import EndedExchange, Observer
 from gateway.routing.access import read_head
-from gateway.routing.keys import ANONYMOUS, Client, Keyring
+from gateway.routing.keys import Client
+from gateway.routing.large_bodies import check_cost
+from policies.policy import Decision
 
 _LAST: Final = 1_000_001
 """A priority behind those that keys may have."""
 _WEIGHT: Final = 0.001
 """Lines take no share of a model from others, whose delay weighs five times where it is chosen between replicas."""
+_MOST_ANSWER_BYTES: Final = 32 << 20
 _NOT_THEIRS: Final[dict[str, Any]] = {
     "slo_class": "",
     **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "max_in_flight", "slo_ttft_s", "slo_tpot_s")),
 }
 
 
-def client_of_lines(keyring: Keyring, name: str) -> Client:
-    """Return the client of a key's lines: with its models, but no share beside others, and no part in its limits."""
-    client = ANONYMOUS if keyring.is_open else keyring.named(name)
-    if client is None:
-        raise GatewayError(401, "The key that this batch belongs to is gone.", code="invalid_api_key")
-    return replace(client, name=f"{name} batch", id=f"{client.id} batch", priority=_LAST, weight=_WEIGHT, **_NOT_THEIRS)
+def client_of_lines(key: Client) -> Client:
+    """Return the client of a key's lines, which has no share beside others; its limits are those of `enter_line`."""
+    return replace(key, name=f"{key.name} batch", id=f"{key.id} batch", priority=_LAST, weight=_WEIGHT, **_NOT_THEIRS)
 
 
 class Answer(NamedTuple):
@@ -40,25 +43,36 @@ class Answer(NamedTuple):
     status: int
     body: bytes = b""
     request_id: str = ""
+    backend: str = ""  # that has answered; empty if the gateway has
 
-    def document(self) -> Document:
-        """Return it as it is written."""
+    def document(self, most_values: int) -> Document:
+        """Return it as it is written: JSON stays as it was."""
         try:
-            body = orjson.loads(self.body)
-        except orjson.JSONDecodeError:
-            body = self.body.decode("utf-8", "replace")
+            for _ in check_cost(self.body, most_values):
+                pass
+            orjson.loads(self.body)
+        except (GatewayError, orjson.JSONDecodeError):
+            body: object = self.body.decode("utf-8", "replace")
+        else:
+            body = orjson.Fragment(self.body.replace(b"\n", b" ").replace(b"\r", b" "))
         return {"status_code": self.status, "request_id": self.request_id, "body": body}
 
 
-class LineRequest:
+class LineRequest(Observer):
     """A request of the gateway's own, and the reply to it."""
 
-    def __init__(self, relay: RelayContext, client: Client, endpoint: str, body: bytes) -> None:
+    def __init__(
+        self, relay: RelayContext, client: Client, endpoint: str, body: bytes, on_send: Callable[[str], bool]
+    ) -> None:
         self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._status = 0
+        self._status = self._size_bytes = 0
         self._parts: list[bytes] = []
+        self._on_send = on_send  # called with each backend that it is sent to; returns whether another may get it
         headers = read_head("POST", client, endpoint, endpoint.encode(), [(b"content-type", b"application/json")])
         self._exchange = Exchange(relay, Inbound(headers, body), self)
+        self._exchange.delivery.observers.append(self)
+        self.tokens = 0  # that it is charged
+        self.is_given_up = False
 
     async def answer(self, closed: tuple[str, ...]) -> Answer:
         """Send the request, not to backends that are closed to it, and return its answer."""
@@ -66,27 +80,39 @@ class LineRequest:
         admit(self._exchange)
         return await self._answer
 
-    @property
-    def backend(self) -> str:
-        """The name of the backend that it is at; empty if it is at none."""
-        attempt = self._exchange.attempt
-        return "" if attempt is None else attempt.upstream.backend.name
-
-    def give_up(self, status: int = 0) -> None:
-        """End it without an answer of an engine."""
-        if not self._answer.done():
-            self.whole(status, b"", b"")
-            self._exchange.client_gone()
+    def give_up(self) -> bool:
+        """End it without an answer; return False if it has ended already."""
+        if self._answer.done():
+            return False
+        self.is_given_up = True
+        self._answer.set_result(Answer(0))
+        self._exchange.client_gone()
+        return True
 
     # Called by the exchange
+
+    def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
+        """Note where it is sent."""
+        if not self._on_send(decision.backend):
+            self._exchange.closed = tuple(each.name for each in self._exchange.relay.pool.of(candidates[0].model))
+
+    def on_end(self, ended: EndedExchange) -> None:
+        """Note what it is charged."""
+        self.tokens = ended.tokens
 
     def head(self, status: int, lines: bytes) -> None:
         """Begin the answer."""
         self._status = status
 
     def data(self, chunk: bytes) -> None:
-        """Keep bytes of the body."""
-        self._parts.append(chunk)
+        """Keep bytes of the body, unless they are too many."""
+        self._size_bytes += len(chunk)
+        if self._size_bytes <= _MOST_ANSWER_BYTES:
+            self._parts.append(chunk)
+        elif not self._answer.done():
+            text = f"The answer has more than {_MOST_ANSWER_BYTES >> 20} MiB."
+            self.whole(413, b"", GatewayError(413, text, code="answer_too_large").body())
+            asyncio.get_running_loop().call_soon(self._exchange.client_gone)  # not while it passes this on
 
     def end(self) -> None:
         """End the answer."""
@@ -95,7 +121,9 @@ class LineRequest:
     def whole(self, status: int, lines: bytes, body: bytes) -> None:
         """Take a complete answer."""
         if not self._answer.done():
-            self._answer.set_result(Answer(status, body, self._exchange.delivery.request_id.decode("latin-1")))
+            attempt, delivery = self._exchange.attempt, self._exchange.delivery
+            backend = "" if attempt is None or not delivery.has_begun else attempt.upstream.backend.name
+            self._answer.set_result(Answer(status, body, delivery.request_id.decode("latin-1"), backend))
 
     def abort(self) -> None:
         """Mark the answer as incomplete."""

@@ -1,17 +1,48 @@
-"""The lines of a batch: what must hold for each before any runs, and what is written of its answer."""
+"""The lines of a batch: what must hold for each before any runs, and what is written of its answer.
+
+The body of a line goes to the engine as it stands in the file, so it is found there, not parsed and written anew.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import orjson
 
 from gateway.batches.storage import Document
+from gateway.dialects.errors import GatewayError
+from gateway.routing.large_bodies import check_cost
 
+MOST_LINE_BYTES: Final = 8 << 20
 _MOST_PROBLEMS: Final = 100
 _MISSING: Final = "missing_required_parameter"
+_BEGINNING_BYTES: Final = 1 << 16
+"""Of a line that is too long or costs too much, in which its custom_id is looked for."""
+_SIGNS: Final = re.compile(rb"[][{},:]")
+
+
+@dataclass(eq=False, slots=True)
+class Line:
+    """A line that has no answer yet."""
+
+    number: int
+    custom_id: str
+    body: bytes = b""
+    error: GatewayError | None = None  # why it cannot be sent
+    sent: int = 0  # times that it was sent to an engine
+    given_up: int = 0  # times that it made room for requests
+    failed: int = 0  # times that it was not answered, or with an error of the engine
+    refused: int = 0  # times that an engine had no place for it
+    refused_s: float = 0.0  # when it was last
+
+    @property
+    def must_end(self) -> bool:
+        """Whether it is not given up again."""
+        return self.given_up > 1
 
 
 class Checked(NamedTuple):
@@ -27,51 +58,137 @@ def problem(code: str, message: str, line: int | None = None, param: str | None 
     return {"code": code, "message": message, "param": param, "line": line}
 
 
-def check(lines: Iterable[bytes], endpoint: str, most_lines: int) -> Checked:
+def read_line(number: int, raw: bytes, most_values: int) -> Line:
+    """Return a line, with an error if it can only be answered with that; without a custom_id if none is found.
+
+    Examples
+    --------
+    >>> line = read_line(0, b'{"custom_id": "a", "body": {"seed": 12345678901234567890123456}}', 99)
+    >>> line.custom_id, line.body, line.error
+    ('a', b'{"seed": 12345678901234567890123456}', None)
+    """
+    error = None
+    try:
+        _check_size(raw, most_values)
+    except GatewayError as known:
+        raw, error = raw[:_BEGINNING_BYTES], known
+    spans = _spans(raw)
+    body = raw[spans.get("body", slice(0))].strip()
+    if error is None and not body.startswith(b"{"):
+        error = GatewayError(400, "This line has no body that is a JSON object.", code="invalid_json_line")
+    if b"priority" in body or b"\\u" in body:
+        span = _spans(body).get("priority", slice(0))
+        if body[span].strip()[:1] in {b"-", b'"'}:
+            body = body[: span.start] + b"0" + body[span.stop :]  # lines come behind requests, whatever they say
+    return Line(number, _text(raw[spans.get("custom_id", slice(0))]), body, error)
+
+
+def _check_size(raw: bytes, most_values: int) -> None:
+    """Raise an error if a line is too long, or costs too much to parse."""
+    if len(raw) > MOST_LINE_BYTES:
+        raise GatewayError(413, f"A line has at most {MOST_LINE_BYTES >> 20} MiB.", code="line_too_large")
+    for _ in check_cost(raw, most_values):
+        pass
+
+
+def _spans(document: bytes) -> dict[str, slice]:
+    """Return where the value of each field of an object stands; of fields of one name the last, as parsers do."""
+    spans, depth, name, value = dict[str, slice](), 0, b"", -1
+    for at, token in _tokens(document):
+        if token in {b"{", b"["}:
+            depth += 1
+        elif token in {b"}", b"]", b","}:
+            if depth == 1 and value >= 0:
+                spans[_text(name)] = slice(value, at)
+                value = -1
+            depth -= token != b","
+        elif depth == 1 and value < 0:
+            if token == b":":
+                value = at + 1
+            else:
+                name = token
+    return spans
+
+
+def _tokens(document: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield what a JSON document consists of but numbers and names, and where each begins."""
+    plain, at = document.replace(b"\\\\", b"__").replace(b'\\"', b"__"), 0  # as long: the quotes that are left are ends
+    while True:
+        begin = plain.find(b'"', at)
+        for found in _SIGNS.finditer(plain, at, len(plain) if begin < 0 else begin):
+            yield found.start(), found[0]
+        end = plain.find(b'"', begin + 1)
+        if begin < 0 or end < 0:
+            return
+        yield begin, document[begin : end + 1]
+        at = end + 1
+
+
+def _text(token: bytes) -> str:
+    """Return a JSON string; empty for anything else."""
+    try:
+        value = orjson.loads(token)
+    except orjson.JSONDecodeError:
+        value = ""
+    return value if isinstance(value, str) else ""
+
+
+def check(lines: Iterable[bytes], endpoint: str, most_lines: int, most_values: int) -> Checked:
     """Check all lines of a file; empty ones count as none.
+
+    A line that has a custom_id but whose body is no JSON, or that is too large, has its error among the answers.
 
     Examples
     --------
     >>> line = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"m","prompt":"Hi"}}'
-    >>> check([line], "/v1/completions", 9)
+    >>> check([line], "/v1/completions", 9, 99)
     Checked(total=1, model='m', problems=[])
-    >>> [(each["code"], each["line"]) for each in check([line, line, b"{"], "/v1/completions", 9).problems]
+    >>> [(each["code"], each["line"]) for each in check([line, line, b"{"], "/v1/completions", 9, 99).problems]
     [('duplicate_custom_id', 2), ('invalid_json_line', 3)]
     """
     total, model, problems, ids = 0, "", list[Document](), set[int]()
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+    for number, raw in enumerate(lines, 1):
+        if not raw.strip():
             continue
         total += 1
         if total > most_lines:
             problems.append(problem("too_many_tasks", f"The file has more than {most_lines} lines.", number))
             break
-        if (found := _problem(line, endpoint, model, ids)) is not None:
+        fields, custom_id, found = None, "", None
+        try:
+            _check_size(raw, most_values)
+            fields = orjson.loads(raw)
+        except (GatewayError, orjson.JSONDecodeError) as error:
+            custom_id = read_line(number, raw, most_values).custom_id
+            if not custom_id:
+                code = (error.code if isinstance(error, GatewayError) else None) or "invalid_json_line"
+                found = problem(code, f"This line cannot be read: {error}")
+        else:
+            found = _problem(fields, endpoint, model)
+            custom_id = fields["custom_id"] if found is None else ""
+        if found is None and hash(custom_id) in ids:
+            found = problem("duplicate_custom_id", "A line before has the same custom_id.", param="custom_id")
+        ids.add(hash(custom_id))
+        if found is not None:
             problems.append(found | {"line": number})
             if len(problems) == _MOST_PROBLEMS:
                 break
-        elif not model:
-            model = orjson.loads(line)["body"]["model"]
+        elif fields is not None:
+            model = fields["body"]["model"]
     if not total:
         problems.append(problem("empty_file", "The file has no lines."))
     return Checked(total, model, problems)
 
 
-def _problem(line: bytes, endpoint: str, model: str, ids: set[int]) -> Document | None:
-    """Return what is wrong with a line; `ids` are hashes of those before it."""
-    try:
-        document = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        return problem("invalid_json_line", f"This line is not valid JSON: {error}.")
+def _problem(document: object, endpoint: str, model: str) -> Document | None:
+    """Return what is wrong with a line that is JSON."""
     if not isinstance(document, dict):
         return problem("invalid_json_line", "A line is a JSON object with custom_id, method, url and body.")
     custom_id, body = document.get("custom_id"), document.get("body")
     fields = body if isinstance(body, dict) else {}
     asked = fields.get("model")
-    is_new = isinstance(custom_id, str) and hash(custom_id) not in ids
     rules = (
         (isinstance(custom_id, str) and custom_id, _MISSING, "A line needs a text as custom_id.", "custom_id"),
-        (is_new, "duplicate_custom_id", "A line before has the same custom_id.", "custom_id"),
         (document.get("method") == "POST", "invalid_method", "The method of a line is POST.", "method"),
         (document.get("url") == endpoint, "invalid_url", f"The url is that of the batch, {endpoint}.", "url"),
         (isinstance(body, dict), _MISSING, "The body of a line is a JSON object.", "body"),
@@ -79,14 +196,11 @@ def _problem(line: bytes, endpoint: str, model: str, ids: set[int]) -> Document 
         (asked == model or not model, "mismatched_model", "All lines ask for the same model.", "body.model"),
         (not fields.get("stream"), "invalid_request", "A line cannot ask for a stream.", "body.stream"),
     )
-    for is_met, code, message, param in rules:
-        if not is_met:
-            return problem(code, message, param=param)
-    ids.add(hash(custom_id))
-    return None
+    return next((problem(code, text, param=param) for is_met, code, text, param in rules if not is_met), None)
 
 
-def written(custom_id: str, response: Document | None, code: str = "", message: str = "") -> Document:
+def written(custom_id: str, response: Document | None, code: str = "", message: str = "") -> bytes:
     """Return what is written of a line: its response, or why there is none."""
     error = None if response is not None else {"code": code, "message": message}
-    return {"id": f"batch_req_{os.urandom(16).hex()}", "custom_id": custom_id, "response": response, "error": error}
+    document = {"id": f"batch_req_{os.urandom(16).hex()}", "custom_id": custom_id, "response": response, "error": error}
+    return orjson.dumps(document)

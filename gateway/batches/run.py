@@ -1,232 +1,332 @@
-"""One batch from its validation to its output, by the one gateway that holds its lease.
+"""One batch from its validation to its output.
 
-Each answer is written as it comes, under the number of its line. Whoever goes on after a crash reads them, and runs the
-other lines. The output is made of them at the end: it has one answer of each line, even of one that ran twice.
+Each line is noted before it is sent, and each answer as it comes. Whoever goes on after a crash reads the notes, and
+runs the lines without an answer. The output is made of them at the end: it has one answer of each line.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
-
 from backends import background
+from gateway.batches.bounds import GATEWAY, Refusals, Spending, settings_of
 from gateway.batches.line_request import Answer, LineRequest, client_of_lines
-from gateway.batches.lines import check, problem, written
-from gateway.batches.storage import Document, Lease, Storage
-from gateway.batches.throttle import WAIT_S, Throttle
+from gateway.batches.lines import MOST_LINE_BYTES, Line, check, problem, read_line, written
+from gateway.batches.notes import BEGUN, COMPLETED, FAILED, RETURNED, Notes
+from gateway.batches.records import ENDED, Marker, file_record
+from gateway.batches.storage import Document, Storage
+from gateway.batches.throttle import Throttle
 from gateway.dialects.errors import GatewayError
 from gateway.routing.keys import Client
 
 if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
 
-ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
 _LOST: Final = "lost"
 """What a run ends with that another one goes on with."""
-_RENEW_S: Final = 2.0
-_PART_BYTES: Final = 1 << 18
-_MOST_TRIES: Final = 3
-_WAIT: Final = frozenset({408, 429, 503})
-"""Statuses that say that there is no place for a line at present; others of 500 and more count as tries."""
+_SAVE_S: Final = 2.0
+_MOST_RUNS: Final = 3
+_READ_BYTES: Final = 1 << 20
+_MOST_LATER: Final = 1000
+_MOST_LATER_BYTES: Final = 64 << 20
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 300.0
+"""Before a line is sent again that was not answered: four times as long each time."""
+_NO_PLACE: Final = frozenset({408, 429, 503})
+"""Statuses that say that there is no place for a line at present."""
 
 
 class BatchRun:
     """A batch that this gateway runs."""
 
     def __init__(
-        self, gateway: Gateway, storage: Storage, marker: Document, throttle_of: Callable[[str], Throttle]
+        self,
+        gateway: Gateway,
+        storage: Storage,
+        marker: Marker,
+        throttle_of: Callable[[str], Throttle],
+        checking: asyncio.Lock,
     ) -> None:
         self._gateway = gateway
         self._storage = storage
-        self._throttle_of = throttle_of
         self._marker = marker
-        self._folder = f"{marker['owner']}/batches/{marker['id']}"
-        self._lease = Lease(storage, f"{self._folder}/lease.json")
+        self._throttle_of = throttle_of
+        self._checking = checking  # one file at a time is checked
         self._record: Document = {}
-        self._writing = asyncio.Lock()
-        self._seen = bytearray()  # by number of the line, whether it had an answer when all were read
-        self._unwritten: list[bytes] = []
-        self._part, self._part_number = b"", 0
+        self._notes = Notes(storage, f"{marker.folder}/answers", lambda: self._end == _LOST)
+        self._spending = Spending(storage, marker.owner)
+        self._refusals = Refusals()
         self._requests: set[LineRequest] = set()
-        self.is_ended = False
+        self._running: set[asyncio.Task[None]] = set()
+        self._later: list[tuple[float, int, Line]] = []  # lines to be sent again, by when; a heap
+        self._begun: set[int] = set()  # lines noted as begun that have no answer
+        self._is_full = False
         self._end = ""  # the status that it is to end with
+        self._problems: list[Document] = []  # why it fails
 
-    def end(self, status: str = _LOST) -> None:
+    def end(self, status: str = _LOST, problems: list[Document] | None = None) -> None:
         """End what is in flight, and then the batch with a status; without one, let others go on with it."""
-        self._end = self._end or status
+        self._end, self._problems = self._end or status, self._problems or problems or []
         for request in [*self._requests]:
             request.give_up()
 
-    async def run(self, most_lines: int) -> None:
-        """Run the batch, if no other gateway does."""
-        if not await asyncio.to_thread(self._lease.take):
-            return
-        renewing = background.keep_running("batches", self._renew)
-        try:
-            record = await asyncio.to_thread(self._storage.read, f"{self._folder}/batch.json") or {"status": "failed"}
-            if record["status"] not in ENDED:
-                self._record = record
-                problems = await self._problems(most_lines)
-                if problems:
-                    await self._set("failed", errors={"object": "list", "data": problems})
-                else:
-                    await self._run_lines()
-            if self._end != _LOST:
-                marker = f"open/{self._marker['owner']}.{self._marker['id']}"
-                await asyncio.to_thread(self._storage.remove, f"{marker}.cancel", marker, f"{self._folder}/answers")
-                self.is_ended = True
-        finally:
-            renewing.cancel()
-            await asyncio.to_thread(self._lease.release)
+    async def run(self, most_lines: int) -> bool:
+        """Run the batch; return whether it has ended."""
+        record = await asyncio.to_thread(self._storage.read, f"{self._marker.folder}/batch.json")
+        if record is None:
+            return False
+        self._record = record
+        if record["status"] not in ENDED:
+            if record["status"] == "validating" and not self._end:
+                async with self._checking:
+                    await asyncio.to_thread(self._check, most_lines)
+            if not self._end:
+                await self._run_lines()
+            if self._end == _LOST:
+                for number in self._begun:
+                    await self._notes.add(RETURNED, number)
+                return False
+            await self._finish(self._end or "completed")
+        answers = f"{self._marker.folder}/answers"
+        await asyncio.to_thread(self._storage.remove, self._marker.cancel_path, self._marker.path, answers)
+        return True
 
-    async def _problems(self, most_lines: int) -> list[Document]:
-        """Return why the batch cannot run; its lines are checked once."""
+    def _check(self, most_lines: int) -> None:
+        """Check all lines, before any of them runs; in a thread."""
         try:
-            if self._record["status"] == "validating":
-                found = await asyncio.to_thread(check, self._input(), self._record["endpoint"], most_lines)
-                if found.problems:
-                    return found.problems
-                self._record |= {"model": found.model, "request_counts": {"total": found.total}}
-            self._model()
-        except GatewayError as error:
-            return [problem(error.code or "invalid_request", error.message, 1, error.param)]
-        return []
+            found = check(self._input(), self._record["endpoint"], most_lines, self._most_values)
+        except FileNotFoundError:
+            return self.end("failed", [problem("file_not_found", "The input file is gone.")])
+        problems = found.problems
+        if found.model and not problems:
+            try:
+                self._gateway.relay.router.find(found.model, self._key(), self._record["endpoint"])
+            except GatewayError as error:
+                problems = [problem(error.code or "", error.message, 1, error.param)]
+        self._record |= {"model": found.model}
+        self._record["request_counts"]["total"] = found.total
+        if problems:
+            self.end("failed", problems)
+        return None
 
-    def _model(self) -> tuple[str, Client]:
-        relay = self._gateway.relay
-        client = client_of_lines(relay.access.keyring, self._marker["client"])
-        return relay.router.find(self._record["model"], client, self._record["endpoint"])[0].name, client
+    @property
+    def _most_values(self) -> int:
+        return self._gateway.settings.server.max_body_values
+
+    def _key(self) -> Client:
+        client = self._gateway.relay.access.keyring.with_id(self._marker.owner)
+        if client is None:
+            raise GatewayError(401, "The key that this batch belongs to is gone.", code="invalid_api_key")
+        return client
 
     async def _set(self, status: str, **fields: Any) -> None:
         self._record |= {"status": status, f"{status}_at": int(time.time()), **fields}
         await self._save()
 
     async def _save(self) -> None:
-        async with self._writing:
-            await asyncio.to_thread(self._storage.write_json, f"{self._folder}/batch.json", {**self._record})
-
-    async def _renew(self) -> None:
-        """Renew the lease, and write the counts."""
-        while await asyncio.to_thread(self._lease.renew):
-            if self._record.get("status") == "in_progress":
-                await self._save()
-            await asyncio.sleep(_RENEW_S)
-        self.end()
+        await asyncio.to_thread(self._storage.write_json, f"{self._marker.folder}/batch.json", {**self._record})
 
     # Lines
 
     def _input(self) -> Iterator[bytes]:
-        return self._storage.lines(f"{self._marker['owner']}/files/{self._record['input_file_id']}.jsonl")
+        path = f"{self._marker.owner}/files/{self._marker.file_id}.jsonl"
+        return self._storage.lines(path, MOST_LINE_BYTES)
 
-    def _pending(self) -> Iterator[tuple[int, Document]]:
-        """Yield the lines that have no answer, with their numbers."""
-        for number, line in enumerate(self._input()):
-            if line.strip() and not (number < len(self._seen) and self._seen[number]):
-                yield number, orjson.loads(line)
+    def _pending(self) -> Iterator[Line]:
+        """Yield the lines that have no answer."""
+        for number, raw in enumerate(self._input()):
+            if raw.strip() and not self._notes.has(number):
+                line = read_line(number, raw, self._most_values)
+                if self._notes.begun[number] >= _MOST_RUNS:
+                    text = f"{_MOST_RUNS} gateways have ended while they ran this line."
+                    line.error = GatewayError(500, text, code="no_answer")
+                yield line
 
-    def _answers(self) -> Iterator[tuple[bool, Document]]:
-        """Yield whether a line succeeded, and what is written of it: for each line that which comes first.
-
-        What is left of a line whose writing was cut off is no answer.
-        """
-        seen = bytearray()
-        for name in self._storage.names(f"{self._folder}/answers"):
-            for line in self._storage.lines(f"{self._folder}/answers/{name}"):
-                try:
-                    number, is_ok, document = orjson.loads(line)
-                except orjson.JSONDecodeError:
-                    continue
-                seen.extend(bytes(max(0, number + 1 - len(seen))))
-                if not seen[number]:
-                    seen[number] = True
-                    yield is_ok, document
-        self._seen = seen
+    def _read_some(self, lines: Iterator[Line]) -> list[Line]:
+        found, size_bytes = list[Line](), 0
+        while size_bytes < _READ_BYTES and len(found) < _MOST_LATER and (line := next(lines, None)) is not None:
+            found.append(line)
+            size_bytes += len(line.body)
+        return found
 
     async def _run_lines(self) -> None:
-        answered = await asyncio.to_thread(lambda: [is_ok for is_ok, _ in self._answers()])
-        counts = self._record["request_counts"]
-        counts |= {"completed": sum(answered), "failed": len(answered) - sum(answered)}
-        began_s = self._record["in_progress_at"] or int(time.time())
-        await self._set("in_progress", in_progress_at=began_s)
-        model, client = self._model()
-        throttle, lines, running = self._throttle_of(model), self._pending(), set[asyncio.Task[None]]()
-        while not self._end and (line := await asyncio.to_thread(next, lines, None)) is not None:
-            if await throttle.enter(self._has_end):
-                task = background.start("batches", self._run_line(*line, client, throttle))
-                running.add(task)
-                task.add_done_callback(running.discard)
-        while running:
-            throttle.places()  # the last lines make room too
-            await asyncio.wait(running, timeout=WAIT_S)
-        if self._end != _LOST:
-            await self._finish(self._end or "completed")
-
-    def _has_end(self) -> bool:
-        return bool(self._end)
-
-    async def _run_line(self, number: int, line: Document, client: Client, throttle: Throttle) -> None:
-        """Run a line, which has a place."""
-        try:
-            answer = Answer(503)
-            for _ in range(_MOST_TRIES):
-                while (answer := await self._send(line, client, throttle)).status in _WAIT:
-                    if not await throttle.enter_again(self._has_end):
-                        return
-                if 0 < answer.status < 500 or self._end:
+        kinds = await asyncio.to_thread(lambda: [kind for kind, _ in self._notes.answers()])
+        completed = kinds.count(COMPLETED)
+        self._record["request_counts"] |= {"completed": completed, "failed": len(kinds) - completed}
+        await asyncio.to_thread(self._spending.read)
+        await self._set("in_progress", in_progress_at=self._record["in_progress_at"] or int(time.time()))
+        model = self._record.get("model") or next(iter(self._gateway.models))  # no line names one: each gets an error
+        throttle, lines, ahead, saved_s = self._throttle_of(model), self._pending(), deque[Line](), time.monotonic()
+        is_read = False
+        while not self._end:
+            if not ahead and not is_read and self._may_read():
+                ahead.extend(await asyncio.to_thread(self._read_some, lines))
+                is_read = not ahead
+            if not self._begin(ahead, throttle):
+                if not (ahead or self._later or self._running) and is_read:
                     break
-            name = "completed" if 0 < answer.status < 300 else "failed"
-            if answer.status or not self._end:
-                response = answer.document() if answer.status else None
-                document = written(line["custom_id"], response, "no_answer", "The answer broke off each time.")
-                await self._write(orjson.dumps([number, name == "completed", document]) + b"\n")
-                self._record["request_counts"][name] += 1
-                throttle.count(name)
-        except BaseException:
-            self.end()  # what is written is not known
-            raise
-        finally:
-            throttle.leave()
+                await throttle.wait()
+            if time.monotonic() - saved_s > _SAVE_S:
+                saved_s = time.monotonic()
+                await self._save_counts()
+        while self._running:
+            await asyncio.wait(self._running)
 
-    async def _send(self, line: Document, client: Client, throttle: Throttle) -> Answer:
-        request = LineRequest(self._gateway.relay, client, self._record["endpoint"], orjson.dumps(line["body"]))
-        self._requests.add(request)
-        throttle.requests[request] = None
+    def _may_read(self) -> bool:
+        """Return whether there is memory for more lines beside those that wait to be sent again."""
+        held_bytes = sum(len(line.body) for _, _, line in self._later)
+        return len(self._later) < _MOST_LATER and held_bytes < _MOST_LATER_BYTES
+
+    async def _save_counts(self) -> None:
         try:
-            return Answer(0) if self._end else await request.answer(throttle.full())
+            await self._save()
+            await asyncio.to_thread(self._spending.save)
+            await asyncio.to_thread(self._storage.check_room, 0)
+            self._is_full = False
+        except OSError as error:
+            self._is_full = True
+            background.note("batches", error, of=self._marker.batch_id, then="; no line begins until it succeeds")
+
+    def _begin(self, ahead: deque[Line], throttle: Throttle) -> bool:
+        """Begin a line for which there is a place; return whether there was one."""
+        now_s = time.monotonic()
+        caps = self._refusals.caps(now_s)
+        if self._is_full or GATEWAY in caps:
+            return False
+        due = [self._later[0][2]] if self._later and self._later[0][0] <= now_s else []
+        for line in [*due, *([ahead[0]] if ahead else [])]:
+            key = self._enter() if line.error or throttle.closed_to(line, caps) is not None else None
+            if key is None:
+                continue
+            if line in due:
+                heappop(self._later)
+            else:
+                ahead.popleft()
+            throttle.enter(line)
+            task = background.start("batches", self._run_line(line, key, throttle), of=self._marker.batch_id)
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+            return True
+        return False
+
+    def _enter(self) -> Client | None:
+        """Return the key after a place was taken among its limits; None if they allow no line now."""
+        key, lines = self._gateway.relay.access.keyring.with_id(self._marker.owner), len(self._running)
+        settings = None if key is None else settings_of(self._gateway, key)
+        per_day = None if settings is None else settings.batch_tokens_per_day
+        if key is None or not self._spending.has_left(lines, per_day):
+            return None
+        return key if self._gateway.relay.limits.enter_line(key, self._spending.ahead(lines)) else None
+
+    async def _run_line(self, line: Line, key: Client, throttle: Throttle) -> None:
+        """Run a line once, and write its answer, or have it wait to be sent again."""
+        tokens, pause_s = 0, None
+        try:
+            if line.error is not None:
+                await self._write(line, Answer(0), throttle)
+            else:
+                request, answer = await self._send(line, key, throttle)
+                if request is None or request.is_given_up:
+                    pause_s = 0.0
+                else:
+                    tokens = request.tokens
+                    pause_s = self._pause_s(line, answer, throttle)
+                    if pause_s is None:
+                        await self._write(line, answer, throttle)
+        except Exception as error:  # noqa: BLE001 -- an error of a line is that line's
+            background.note("batches", error, of=f"{self._marker.batch_id}, line {line.number + 1}")
+            line.failed += 1
+            pause_s = _LONGEST_PAUSE_S
+            if line.failed >= _MOST_RUNS:
+                line.error = GatewayError(500, "The gateway failed to run this line; see its log.", code="no_answer")
+        finally:
+            throttle.leave(line)
+            self._gateway.relay.limits.leave_line(key, tokens)
+        if pause_s is not None and not self._end:
+            heappush(self._later, (time.monotonic() + pause_s, line.number, line))
+
+    async def _send(self, line: Line, key: Client, throttle: Throttle) -> tuple[LineRequest | None, Answer]:
+        """Send a line, once it is noted, to where there is a place then; without a request if there is none."""
+        if line.number not in self._begun:
+            self._begun.add(line.number)
+            await self._notes.add(BEGUN, line.number)
+        closed = throttle.closed_to(line, self._refusals.caps(time.monotonic()))
+        if closed is None or self._end:
+            return None, Answer(0)
+
+        def note(backend: str) -> bool:
+            line.sent += 1
+            throttle.sent(line, backend)
+            return not line.refused and line.sent < _MOST_RUNS
+
+        relay, began_s = self._gateway.relay, time.monotonic()
+        request = LineRequest(relay, client_of_lines(key), self._record["endpoint"], line.body, note)
+        self._requests.add(request)
+        throttle.begin(line, request)
+        try:
+            answer = await request.answer(closed)
         finally:
             self._requests.discard(request)
-            del throttle.requests[request]
+        if 0 < answer.status < 500 and answer.status not in _NO_PLACE and answer.backend:
+            throttle.answered(answer.backend, time.monotonic() - began_s)
+            self._refusals.take(answer.backend, began_s)
+        return request, answer
 
-    async def _write(self, answer: bytes) -> None:
-        """Write an answer durably, together with those that came while others were written."""
-        self._unwritten.append(answer)
-        async with self._writing:
-            if self._unwritten:
-                self._part += b"".join(self._unwritten)
-                self._unwritten.clear()
-                path = f"{self._folder}/answers/{self._lease.holder}-{self._part_number:06}"
-                await asyncio.to_thread(self._storage.write, path, [self._part])
-                if len(self._part) >= _PART_BYTES:
-                    self._part, self._part_number = b"", self._part_number + 1
+    def _pause_s(self, line: Line, answer: Answer, throttle: Throttle) -> float | None:
+        """Return after how many seconds a line is to be sent again; None if the answer is its answer."""
+        if answer.status in _NO_PLACE:
+            beside = max(0, throttle.lines_at(answer.backend) - 1) if answer.backend else 0
+            if self._refusals.refuse(line, answer.backend, beside=beside, now_s=time.monotonic()):
+                return None
+            tries = line.refused
+        elif 0 < answer.status < 500:
+            return None
+        else:
+            line.failed += 1
+            if line.failed >= _MOST_RUNS or line.sent - line.refused >= _MOST_RUNS:
+                return None
+            tries = line.failed
+        return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 4.0 ** (tries - 1))
+
+    async def _write(self, line: Line, answer: Answer, throttle: Throttle) -> None:
+        """Write the answer of a line."""
+        is_ok, error = 200 <= answer.status < 300, line.error
+        if error is not None:
+            document = written(line.custom_id, None, error.code or "", error.message)
+        elif answer.status:
+            document = await asyncio.to_thread(self._document, line, answer)
+        else:
+            document = written(line.custom_id, None, "no_answer", "The answer broke off each time.")
+        await self._notes.add(COMPLETED if is_ok else FAILED, line.number, document)
+        self._begun.discard(line.number)
+        outcome = "completed" if is_ok else "failed"
+        self._record["request_counts"][outcome] += 1
+        throttle.count(outcome)
+
+    def _document(self, line: Line, answer: Answer) -> bytes:
+        return written(line.custom_id, answer.document(self._most_values))
 
     # The end
 
     async def _finish(self, status: str) -> None:
         """Make the output of the answers, and end."""
+        if self._problems:
+            await self._set("failed", errors={"object": "list", "data": self._problems})
+            return
         await self._set("finalizing")
-        owner, batch_id, counts = self._marker["owner"], self._marker["id"], self._record["request_counts"]
-        fields = await asyncio.to_thread(self._storage.read, f"open/{owner}.{batch_id}.cancel") or {}
-        for name in ("output", "error"):
-            file_id = f"file-{batch_id.removeprefix('batch_')}-{name}"
-            path = f"{owner}/files/{file_id}"
-            lines = self._output(is_ok=name == "output", is_expired=status == "expired")
+        fields = await asyncio.to_thread(self._storage.read, self._marker.cancel_path) or {}
+        counts = self._record["request_counts"]
+        for name, kind in (("output", COMPLETED), ("error", FAILED)):
+            file_id = f"file-{self._marker.batch_id.removeprefix('batch_')}-{name}"
+            path = f"{self._marker.owner}/files/{file_id}"
+            lines = self._output(kind, is_expired=status == "expired")
             size_bytes = await asyncio.to_thread(self._storage.write, f"{path}.jsonl", lines)
             if size_bytes:
-                record = file_record(file_id, size_bytes, f"{batch_id}_{name}.jsonl", "batch_output")
+                record = file_record(file_id, size_bytes, f"{self._marker.batch_id}_{name}.jsonl", "batch_output")
                 await asyncio.to_thread(self._storage.write_json, f"{path}.json", record)
                 fields[f"{name}_file_id"] = file_id
             else:
@@ -235,16 +335,11 @@ class BatchRun:
             counts["failed"] = counts["total"] - counts["completed"]
         await self._set(status, **fields)
 
-    def _output(self, *, is_ok: bool, is_expired: bool) -> Iterator[bytes]:
-        for was_ok, document in self._answers():
-            if was_ok == is_ok:
-                yield orjson.dumps(document) + b"\n"
-        for _, line in self._pending() if is_expired and not is_ok else ():
+    def _output(self, kind: bytes, *, is_expired: bool) -> Iterator[bytes]:
+        """Yield what is written of the lines that have succeeded, or of those that have not."""
+        for each, document in self._notes.answers():
+            if each == kind:
+                yield document + b"\n"
+        for line in self._pending() if is_expired and kind == FAILED else ():
             text = "This request was not executed before the completion window expired."
-            yield orjson.dumps(written(line["custom_id"], None, "batch_expired", text)) + b"\n"
-
-
-def file_record(file_id: str, size_bytes: int, name: str, purpose: str) -> Document:
-    """Return what is told of a file, in OpenAI's form."""
-    record = {"id": file_id, "object": "file", "bytes": size_bytes, "created_at": int(time.time())}
-    return record | {"filename": name, "purpose": purpose, "status": "processed", "expires_at": None}
+            yield written(line.custom_id, None, "batch_expired", text) + b"\n"

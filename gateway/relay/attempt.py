@@ -52,6 +52,7 @@ class Attempt:
         """Take a place among the requests in flight at the backend; a call must follow."""
         backend = self.upstream.backend
         backend.in_flight += 1
+        backend.sent += 1
         if self.is_on_trial:
             self.exchange.relay.pool.recovery.begin_trial(backend)
         self.last_read_s = time.perf_counter()

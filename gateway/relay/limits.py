@@ -18,6 +18,9 @@ _ROUNDS: Final = 3
 """Exchanges until what was used here is certainly known to all peers: that of now, theirs, and one to spare."""
 
 
+_FOR_LINES: Final = 0.5
+"""Of each limit of a key, for the lines of its batches; the rest is left to its requests."""
+
 _WITHOUT_KEY: Final = frozenset({ANONYMOUS.id, UNAUTHENTICATED.id})
 
 
@@ -172,6 +175,36 @@ class Limits:
         account = self._account(client)
         account.in_flight -= 1
         self._in_flight -= client is not UNAUTHENTICATED
+        account.sum_tokens += tokens
+        if account.tokens is not None:
+            account.tokens.level -= tokens
+
+    def enter_line(self, client: Client, ahead_tokens: float) -> bool:
+        """Admit a line of a batch if enough is left of its key's limits; `ahead_tokens` are what those in flight cost.
+
+        Each call that returns True must be followed by one of `leave_line`. The exchange itself takes the place among
+        all requests of the gateway.
+        """
+        account, now_s = self._account(client), self._clock()
+        in_flight, most = account.in_flight + account.peers_in_flight, client.max_in_flight
+        if most is not None and in_flight >= _FOR_LINES * most:
+            return False
+        for bucket, ahead in ((account.requests, 0.0), (account.tokens, ahead_tokens)):
+            if bucket is not None:
+                wait_s = bucket.wait_s(now_s)
+                if wait_s > 0.0 or bucket.level - ahead < _FOR_LINES * bucket.per_minute:
+                    return False
+        account.is_asked = True
+        account.in_flight += 1
+        account.sum_requests += 1
+        if account.requests is not None:
+            account.requests.level -= 1.0
+        return True
+
+    def leave_line(self, client: Client, tokens: int) -> None:
+        """Release a line, and charge its tokens."""
+        account = self._account(client)
+        account.in_flight -= 1
         account.sum_tokens += tokens
         if account.tokens is not None:
             account.tokens.level -= tokens

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
-from gateway.dialects.errors import GatewayError, nothing_here
+from gateway.dialects.errors import GatewayError, nothing_here, too_large
 from gateway.http.cors import Cors, is_preflight
 from gateway.http.headers import Header, lines_for_backend, positive_number
 from gateway.http.paths import (
@@ -145,7 +146,7 @@ class Access:
         cors: Cors | None = None,
         closed: Collection[str] = (),
         public: str | None = None,
-        answered: Iterable[str] = (),
+        answered: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.keyring = keyring
         self.cors = cors  # none leaves CORS to the engines
@@ -154,8 +155,8 @@ class Access:
         self._beginnings = tuple([path[:-1] for path in paths if path.endswith("*")])
         # Those of the gateway's own paths that are answered at another address only, or not at all, as in `own_root`.
         self._closed = frozenset(closed)
-        # Beginnings of the paths that are answered here to who has a key.
-        self._answered = tuple([f"{path}/" for path in answered])
+        # Beginnings of the paths that are answered here to who has a key, each with the bytes of its largest body.
+        self._answered = tuple([(f"{path}/", most_bytes) for path, most_bytes in answered.items()])
         self._public = public  # beginning of the paths below `/admin` that may be read without a key; None for none
 
     def admit(self, method: str, target: bytes, headers: list[Header]) -> RequestHeaders | None:
@@ -177,8 +178,11 @@ class Access:
                 "have to be encoded.",
                 code="invalid_path",
             )
-        if self._answered and f"{path}/".startswith(self._answered):
-            return None
+        for beginning, most_bytes in self._answered:
+            if f"{path}/".startswith(beginning):
+                if int(by_name.get(b"content-length", b"0")) > most_bytes:
+                    raise too_large(most_bytes)
+                return None
         if path not in self._exact and not path.startswith(self._beginnings):
             raise GatewayError(
                 404, f"{path} is not in `paths` of this gateway's pool file, so it is not relayed.", code="path_closed"

@@ -75,6 +75,11 @@ def digest(key: str | bytes) -> bytes:
     return hashlib.sha256(key.encode() if isinstance(key, str) else key).digest()
 
 
+def _id_of(key_digest: bytes) -> str:
+    """Return the id of the client of a key, which does not show the digest that is stored."""
+    return hashlib.sha256(b"client " + key_digest).hexdigest()[:32]
+
+
 class Keyring:
     """The API keys of a gateway.
 
@@ -92,8 +97,8 @@ class Keyring:
         # Pairs of key digest and client; without any, the gateway is open.
         self._clients = tuple([(digest, replace(client, id=_id_of(digest))) for digest, client in clients])
         self.is_open = not self._clients  # whether requests need no key
+        self._by_id = {client.id: client for _, client in self._clients} or {ANONYMOUS.id: ANONYMOUS}
         self._by_name = {client.name: client for _, client in self._clients}
-        self._by_id = {client.id: client for _, client in self._clients}
         # Digest of the admin key, which may do everything at `/admin` and nothing else; None if there is none.
         self._admin = admin
 
@@ -157,11 +162,6 @@ class Keyring:
             if hmac.compare_digest(key_digest, presented_digest):
                 match = client
         return match
-
-
-def _id_of(key_digest: bytes) -> str:
-    """Return the id of the client of a key, from which nobody learns the digest that its key is compared with."""
-    return hashlib.sha256(b"client " + key_digest).hexdigest()[:32]
 
 
 def presented_key(headers: Mapping[bytes, bytes]) -> bytes:

@@ -98,7 +98,7 @@ def assemble(
         model = models[name] = _model(name, model_settings, upstreams, previous)
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)
     kinds = [*rooms()] if previous is None else [type(room) for room in previous.rooms]  # which are found in files
-    answered = [path for kind in kinds for path in kind.client_paths(settings)]
+    answered = {path: most for kind in kinds for path, most in kind.client_paths(settings).items()}
     access, admin_access = _access(settings, admin_digest, answered)
     for name in models:
         series.retries_refused.labels(name)  # at once: the rate of a series that begins with an event misses that
@@ -239,7 +239,7 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
     return Model(name, policy, temperature, upstreams, *counts, rescue=rescue, ask_usage=ask_usage)
 
 
-def _access(settings: PoolSettings, admin_digest: bytes, answered: list[str]) -> tuple[Access, Access | None]:
+def _access(settings: PoolSettings, admin_digest: bytes, answered: Mapping[str, int]) -> tuple[Access, Access | None]:
     """Return the access at the address of the clients, and at the admin address if there is one."""
     keyring = Keyring([(key.digest or b"", _client_of(key, settings)) for key in settings.keys], admin_digest)
     cors = None if settings.cors is None else Cors(settings.cors.origins)

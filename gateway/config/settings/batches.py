@@ -25,6 +25,8 @@ class BatchesSettings(Settings):
         Most files that a key may have, with those of its answers; further ones are refused.
     max_batches_per_key
         Most batches of a key that have not ended; further ones are refused.
+    max_total_mib
+        Most MiB that all keys together may have; at this, uploads are refused and no line begins.
     max_in_flight
         Most lines in flight at once for each replica of a model, from each process.
     """
@@ -34,4 +36,5 @@ class BatchesSettings(Settings):
     max_lines: Count = 50_000
     max_files_per_key: Count = 1000
     max_batches_per_key: Count = 100
+    max_total_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10_240.0
     max_in_flight: Count = 128

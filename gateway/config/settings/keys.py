@@ -118,6 +118,10 @@ class KeySettings(_KeyOrDigest):
         Limit on prompt and output tokens per minute; null sets none.
     max_in_flight
         Limit on requests in flight at once; null sets none.
+    batches
+        Whether the key may use files and batches.
+    batch_tokens_per_day
+        Limit on prompt and output tokens of the lines of its batches, per day (UTC); null sets none.
     priority
         Priority of its requests where a model has a queue; lower ones are served first. A request can only lower its
         own further, by `priority` in its body.
@@ -147,6 +151,8 @@ class KeySettings(_KeyOrDigest):
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
     max_in_flight: Count | None = None
+    batches: bool = True
+    batch_tokens_per_day: Count | None = None
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     tenant_header: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]+$", to_lower=True)] | None = None

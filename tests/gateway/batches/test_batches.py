@@ -18,11 +18,12 @@ import yaml
 
 from gateway.batches import api
 from gateway.batches.line_request import client_of_lines
-from gateway.batches.lines import check
+from gateway.batches.lines import MOST_LINE_BYTES, check
+from gateway.batches.notes import Notes
 from gateway.batches.storage import Storage
 from gateway.config.settings.keys import KeySettings
 from gateway.relay.shares import FairShares
-from gateway.routing.keys import Client, Keyring, digest
+from gateway.routing.keys import Client
 from gateway.routing.model import Traffic
 from policies.roles import Price
 from tests.gateway.conftest import MODEL, Running, start_gateway
@@ -339,7 +340,7 @@ async def test_of_two_gateways_one_runs_a_batch_and_the_other_goes_on_with_it(tm
 
 def test_lines_have_no_share() -> None:
     """They weigh what they cost others, and keep none of their places."""
-    asks, lines = Client("asks", id="asks"), client_of_lines(Keyring([(digest("sk"), Client("asks"))]), "asks")
+    asks, lines = Client("asks", id="asks"), client_of_lines(Client("asks", id="asks"))
     traffic, shares = Traffic(), FairShares()
     for client, count in ((asks, 20), (lines, 2)):
         for _ in range(count):
@@ -361,7 +362,7 @@ def test_a_line_at_a_time_is_held(tmp_path: Path) -> None:
     assert storage.write("in.jsonl", lines) > 50_000_000
     tracemalloc.start()
     try:
-        assert check(storage.lines("in.jsonl"), CHAT, 5000) == (1000, MODEL, [])
+        assert check(storage.lines("in.jsonl", MOST_LINE_BYTES), CHAT, 5000, 1_500_000) == (1000, MODEL, [])
         assert tracemalloc.get_traced_memory()[1] < 8_000_000
     finally:
         tracemalloc.stop()
@@ -384,10 +385,10 @@ def test_each_line_is_answered_once_though_the_gateway_is_killed(tmp_path: Path)
             return [each.json["messages"][0]["content"] for each in [*upstream.seen]]
 
         def written() -> set[str]:
-            """Return the lines whose answers are kept; not those of files that are being written."""
-            paths = [path for path in folder.glob("*/batches/*/answers/*") if "~" not in path.name]
-            lines = [json.loads(each) for path in paths for each in path.read_text().splitlines()]
-            return {document["custom_id"] for _, _, document in lines}
+            """Return the lines whose answers are kept."""
+            paths = [str(path.relative_to(folder)) for path in folder.glob("*/batches/*/answers")]
+            answers = [each for path in paths for _, each in Notes(Storage(str(folder)), path).answers()]
+            return {json.loads(each)["custom_id"] for each in answers}
 
         with gateway_command(pool, tmp_path) as gateway:
             until(lambda: gateway.get("/readyz").status_code == 200)
