@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from backends.acceptance import AcceptanceOfLate
 from backends.engine_metrics import EngineMetrics
 from backends.occupancy import Occupancy
 from backends.step_comparison import StepComparison
@@ -29,6 +30,7 @@ class Engine:
 
     said: Said = field(default_factory=Said)
     metrics: EngineMetrics | None = None  # its last metrics page; None if it has none
+    acceptance: AcceptanceOfLate = field(default_factory=AcceptanceOfLate)
     occupancy: Occupancy = field(default_factory=Occupancy)
     comparison: StepComparison = field(default_factory=StepComparison)
     habits: Any = None  # what the relay has learned of its streams

@@ -69,9 +69,8 @@ class EngineMetrics:
 
     Examples
     --------
-    >>> metrics = EngineMetrics(drafts=100, draft_tokens=300, accepted_tokens=150)
-    >>> metrics.acceptance_rate, metrics.acceptance_length
-    (0.5, 2.5)
+    >>> EngineMetrics(first_steps=10, later_steps=190).steps
+    200
     """
 
     # running, waiting: requests in the batch and in the queue.
@@ -105,16 +104,6 @@ class EngineMetrics:
     reloads: int = 0
     # Fields with a value that no engine can have, which was ignored; in the order of their names.
     ignored: tuple[str, ...] = ()
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted per drafted token since the engine started; None if it never drafted."""
-        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
-
-    @property
-    def acceptance_length(self) -> float | None:
-        """Mean tokens (accepted + 1) of the steps that drafted; None if it never drafted."""
-        return 1.0 + self.accepted_tokens / self.drafts if self.drafts else None
 
     @property
     def steps(self) -> int | None:

@@ -167,6 +167,7 @@ class Watch:
         by_peers, most_per_step = backend.answered_by_peers, self._most_per_step()
         answered = backend.answered_tokens + by_peers[0], backend.answered_steps + by_peers[1]
         engine.comparison.add(page, answered, most_per_step, now_s)
+        engine.acceptance.add(page, now_s)
         engine.occupancy.add(page)
         others = max(self._peers_in_flight, page.running + page.waiting - backend.in_flight)
         self._foreign = others - self._peers_in_flight

@@ -74,7 +74,7 @@ def _lines(document: dict[str, Any], url: str, width: int) -> Iterator[str]:
     yield f"gateway {process['version']} at {url}, up {days} d {hours} h {minutes} min{workers}"
     for model in document["models"]:
         backends = model["backends"]
-        up = sum(each["state"] == "up" for each in backends)
+        up = sum(each["up"] for each in backends)
         per_s = sum(each["requests_per_s"] for each in backends)
         said = f"{model['name']}: {model['decides']} decides, {up} of {len(backends)} replicas up"
         said += f", {per_s:.2f} requests/s"

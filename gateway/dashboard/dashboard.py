@@ -149,9 +149,8 @@ class Dashboard(Room):
         self._recent = {key: (backend, self._recent_of(backend)) for key, backend in backends.items()}
         for key, (backend, recent) in self._recent.items():
             counted = totals.get(key) or Totals()
-            counted.engine = self.gateway.pool.engine(backend)
             recent.add(counted)
-            points[key] = point_of(backend, recent.measured)
+            points[key] = point_of(self.gateway.pool.watch(backend), recent.measured)
         self._points_at_s = time.time()
         self._past.add(self._points_at_s, points)
 
@@ -201,7 +200,7 @@ class Dashboard(Room):
         model, belief = self.gateway.models[name], self._beliefs.get(name)
         measured = [(backend, self._recent_of(backend).measured) for backend in self.gateway.pool.of(name)]
         total = sum(each.requests_per_s for _, each in measured)
-        backends = [backend_view(model.policy, model.troubles, backend, each, total) for backend, each in measured]
+        backends = [backend_view(model, self.gateway.pool.watch(backend), each, total) for backend, each in measured]
         document = model_view(
             self.gateway, name, backends, None if belief is None else belief.json, self._decisions.get(name)
         )

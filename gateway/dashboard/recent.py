@@ -1,4 +1,4 @@
-"""What was measured of a backend of late, as differences between what was counted at two times; and its past."""
+"""What was counted of a backend of late, as differences between two times; and its past."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from prometheus_client.samples import Sample
-
-from backends.engine_metrics import EngineMetrics
 
 POINT_S = 5.0
 """Seconds between two readings."""
@@ -53,7 +51,6 @@ class Totals:
     # ttft, tpot: the number of values up to each upper bound, in seconds.
     ttft: dict[float, float] = field(default_factory=dict)
     tpot: dict[float, float] = field(default_factory=dict)
-    engine: EngineMetrics | None = None  # what its engine last reported; None if it reported nothing
 
     def add(self, sample: Sample) -> None:
         """Add the value of a series."""
@@ -94,7 +91,6 @@ class Measured:
     tpot: Document | None = None
     ttft_of_late: Document | None = None
     tpot_of_late: Document | None = None
-    acceptance: Document | None = None
 
 
 class Recent:
@@ -113,7 +109,6 @@ class Recent:
         first, minute, lately = (
             next(self._within(now, window_s)) for window_s in (WINDOW_S, RATE_WINDOW_S, STEP_WINDOW_S)
         )
-        reported = next((one for one in self._within(now, RATE_WINDOW_S) if one.engine is not None), now)
         elapsed_s, steps = now.at_s - minute.at_s, now.steps - lately.steps
 
         def per_s(count: float) -> float:
@@ -128,7 +123,6 @@ class Recent:
             quantiles(first.tpot, now.tpot),
             quantiles(minute.ttft, now.ttft),
             quantiles(minute.tpot, now.tpot),
-            acceptance(reported.engine, now.engine),
         )
 
     def _within(self, now: Totals, window_s: float) -> Iterator[Totals]:
@@ -160,31 +154,6 @@ def quantiles(before: Mapping[float, float], now: Mapping[float, float]) -> Docu
         return lower + (known[index] - lower) * (rank - below) / (cumulated[index] - below)
 
     return {"p50_s": at(0.5), "p95_s": at(0.95), "p99_s": at(0.99), "count": count}
-
-
-def acceptance(then: EngineMetrics | None, now: EngineMetrics | None) -> Document | None:
-    """Return what an engine accepted between two reports, or since it started if it drafted nothing between them.
-
-    Examples
-    --------
-    >>> before = EngineMetrics(drafts=100, draft_tokens=300, accepted_tokens=150, accepted_per_position=(90, 45, 15))
-    >>> after = EngineMetrics(drafts=200, draft_tokens=600, accepted_tokens=330, accepted_per_position=(180, 105, 45))
-    >>> acceptance(before, after)
-    {'tokens_per_step': 2.8, 'by_position': [0.9, 0.6, 0.3], 'is_recent': True}
-    """
-    if now is None or not now.drafts:
-        return None
-    is_recent = then is not None and then.drafts < now.drafts  # else it has drafted nothing since, or started again
-    if then is None or not is_recent:
-        then = EngineMetrics()
-    drafts = now.drafts - then.drafts
-    earlier = (*then.accepted_per_position, *[0] * len(now.accepted_per_position))
-    positions = zip(now.accepted_per_position, earlier, strict=False)
-    return {
-        "tokens_per_step": 1.0 + (now.accepted_tokens - then.accepted_tokens) / drafts,
-        "by_position": [(after - before) / drafts for after, before in positions],
-        "is_recent": is_recent,
-    }
 
 
 class KeptObjectives:

@@ -8,29 +8,29 @@ no name of a key, and no address.
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING
 
 import orjson
 
-from backends.backend import Backend
+from backends.health import SERVING
+from backends.watch import Watch
 from gateway.dashboard.decisions import SampledDecisions
 from gateway.dashboard.recent import Document, Measured
+from gateway.routing.model import Model
 from policies.build import learned_of
 from policies.guarded.guardrail import CONFIDENCE, Guardrail
 from policies.learned.belief import present_step_s
 from policies.learned.policy import Learned
-from policies.policy import Policy
 from policies.roles import Freezable
-from policies.trouble.troubles import Troubles
 
 if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
 
 
-def backend_view(
-    policy: Policy, troubles: Troubles, backend: Backend, measured: Measured, requests_per_s: float
-) -> Document:
+def backend_view(served: Model, watch: Watch, measured: Measured, requests_per_s: float) -> Document:
     """Return a backend; `requests_per_s` are those of its model."""
+    backend, policy = watch.backend, served.policy
     load, learned, guarded = backend.load, learned_of(policy), policy if isinstance(policy, Freezable) else None
     model = None if learned is None else learned.predictor.backend_models.get(backend.name)
     requests = backend.in_flight + load.others
@@ -42,6 +42,7 @@ def backend_view(
         # The longest context that its drafter serves: `tokens`, and what happens `beyond`; None if it has no limit.
         "drafter_limit": backend.drafter_limit,
         "simulated": backend.simulated,
+        "up": backend.state in SERVING,  # as `gateway_backend_up`
         "state": backend.state.value,
         "reason": backend.state_reason,
         # Why the policy has taken it out, what is wrong with its drafter, and in which way it is not as the pool file
@@ -50,33 +51,35 @@ def backend_view(
         "silence": None if silence is None else str(silence),
         "contradiction": backend.contradiction,
         "difference": None if backend.difference is None else str(backend.difference),
-        "trouble": "; ".join(map(str, troubles.at(backend))) or None,  # which requests go wrong there
+        "trouble": "; ".join(map(str, served.troubles.at(backend))) or None,  # which requests go wrong there
         "in_flight": requests,  # of all gateway processes and other clients
         "engine": {"waiting": load.waiting, "kv_usage": load.kv_usage} if load.at_s else None,
-        "acceptance": measured.acceptance,
+        # By the counters of its engine, over the last minute.
+        "acceptance": watch.backend.engine.acceptance.at(time.monotonic()),
         "step_s": measured.step_s,
         # What the policy's fit expects at the present load, while no prompt is computed.
         "fitted_step_s": None if model is None else present_step_s(model, requests),
-        # Step time of the last requests over that expected at their load.
-        "slowdown": None if learned is None else learned.outlier_ejection.step_ratio(backend.name, learned.clock()),
+        # How many times slower than its fit the policy takes it for, as its last requests were; 1 if they were not.
+        "slowdown": None if learned is None else learned.outlier_ejection.slowness(backend.name, learned.clock()),
         "requests_per_s": measured.requests_per_s,
         "output_tokens_per_s": measured.output_tokens_per_s,
         "share": measured.requests_per_s / requests_per_s if requests_per_s else None,
         "failed": measured.failed,
         "ttft": measured.ttft,
         "tpot": measured.tpot,
-        "point": point_of(backend, measured),
+        "point": point_of(watch, measured),
     }
 
 
-def point_of(backend: Backend, measured: Measured) -> list[float | None]:
+def point_of(watch: Watch, measured: Measured) -> list[float | None]:
     """Return the values of a backend in the order of `SERIES`."""
-    accepted, ttft, tpot = measured.acceptance, measured.ttft_of_late, measured.tpot_of_late
+    accepted = watch.backend.engine.acceptance.at(time.monotonic())
+    ttft, tpot = measured.ttft_of_late, measured.tpot_of_late
     return [
-        backend.in_flight + backend.load.others,
+        watch.backend.in_flight + watch.backend.load.others,
         measured.requests_per_s,
         measured.step_s,
-        accepted["tokens_per_step"] if accepted and accepted["is_recent"] else None,
+        None if accepted is None else accepted.tokens_per_step,
         None if ttft is None else ttft["p95_s"],
         None if tpot is None else tpot["p95_s"],
     ]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable
 
 from backends.backend import Backend, State
 from backends.contradictions import KINDS
+from backends.health import SERVING
+from backends.pool import Pool
 from backends.speculation import Method
 from gateway.telemetry.registry import Registry
 from policies.roles import Freezable
@@ -27,19 +31,26 @@ class BackendGauges:
         self._kv_usage = gauge("gateway_backend_kv_usage_ratio")
         self._contradiction = gauge("gateway_backend_contradiction")
         self._shares_address = gauge("gateway_backend_shares_address")
+        self._tokens_per_step = gauge("gateway_backend_tokens_per_step")
+        self._acceptance = gauge("gateway_backend_acceptance_ratio")
         self._shown_over_counted = gauge("gateway_backend_tokens_per_step_shown_ratio")
 
-    def refresh(self, backends: Iterable[Backend]) -> None:
+    def refresh(self, pool: Pool) -> None:
         """Update the gauges."""
-        for backend in backends:
+        now_s = time.monotonic()
+        for backend in pool:
             labels = (backend.model, backend.name, backend.said.method.value)
             self._in_flight.labels(*labels).set(backend.in_flight)
-            self._up.labels(*labels).set(backend.state in {State.UP, State.RECOVERING})
+            self._up.labels(*labels).set(backend.state in SERVING)
             for state in State:
                 self._state.labels(*labels, state.value).set(backend.state is state)
             self._shares_address.labels(*labels).set(backend.are_several)
             found = backend.difference
             self._shown_over_counted.labels(*labels).set(1.0 if found is None else found.shown / found.counted)
+            of_late = backend.engine.acceptance.at(now_s)
+            rate = None if of_late is None else of_late.rate
+            self._tokens_per_step.labels(*labels).set(math.nan if of_late is None else of_late.tokens_per_step)
+            self._acceptance.labels(*labels).set(math.nan if rate is None else rate)
             for kind in KINDS:
                 self._contradiction.labels(*labels, kind).set(kind in backend.contradictions)
             self._running.labels(*labels).set(backend.load.running)

@@ -135,8 +135,7 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
         if engine is None
         else dataclasses.asdict(engine)
         | {
-            "acceptance_rate": engine.acceptance_rate,
-            "acceptance_length": engine.acceptance_length,
+            "acceptance": backend.engine.acceptance.at(time.monotonic()),  # over the last minute
             "age_s": round(time.monotonic() - load.at_s, 3),
         },
     }

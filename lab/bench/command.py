@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 import orjson
 import uvloop
 
+from backends.acceptance import Acceptance
 from backends.launch.supervisor import LaunchError
 from backends.validation import UsageError
 from lab.bench.options import BenchOptions
-from lab.bench.run import Acceptance, Condition, Run
+from lab.bench.run import Condition, Run
 from lab.bench.show import show_runs
 from lab.bench.targets import Target, running, targets_of
 from lab.live.endpoints import engine_counters, inspect_endpoint

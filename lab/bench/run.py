@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from backends.engine_metrics import EngineMetrics
+from backends.acceptance import Acceptance
 from lab.bench.targets import Target
 from lab.live.session import Outcome
 from lab.replay.comparison import of_parts
@@ -25,35 +25,6 @@ class Condition(NamedTuple):
 
 
 EACH = ("sent_s", "prompt_tokens", "output_tokens", "steps", "ttft_s", "e2e_s")
-
-
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """Acceptance of drafts in a run, by the engine's counters; those include requests of other clients."""
-
-    rate: float  # accepted over drafted tokens
-    length: float  # mean accepted tokens + 1 over the steps with a draft
-    tokens_per_step: float  # output tokens over engine steps, including those without a draft
-    by_position: tuple[float, ...]  # share of the steps with a draft that accepted it at each position, shape (k,)
-
-    @classmethod
-    def between(cls, before: EngineMetrics | None, after: EngineMetrics | None) -> Acceptance | None:
-        """Return the acceptance between two readings of the counters; None if nothing was drafted."""
-        if before is None or after is None:
-            return None
-        drafts = after.drafts - before.drafts
-        drafted = after.draft_tokens - before.draft_tokens
-        accepted = after.accepted_tokens - before.accepted_tokens
-        if drafts <= 0 or drafted <= 0:
-            return None
-        tokens = after.generation_tokens - before.generation_tokens
-        earlier = (*before.accepted_per_position, *[0] * len(after.accepted_per_position))
-        return cls(
-            accepted / drafted,
-            1.0 + accepted / drafts,
-            tokens / (tokens - accepted) if tokens > accepted else 1.0,
-            tuple((now - then) / drafts for now, then in zip(after.accepted_per_position, earlier, strict=False)),
-        )
 
 
 @dataclass(frozen=True, slots=True)

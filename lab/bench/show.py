@@ -25,7 +25,7 @@ def show_runs(runs: Sequence[Run], not_measured: Mapping[str, str], path: Path |
     for condition in dict.fromkeys(run.condition for run in runs):
         alike = [run for run in runs if run.condition == condition]
         parts += [title_of(condition), *figures_tables({run.target.name: run.figures for run in alike}, {}, "target")]
-        table = text_table(["target", "x e2e (95%)", "x tpot (95%)", "accepted", "length", "tokens/step"], left=1)
+        table = text_table(["target", "x e2e (95%)", "x tpot (95%)", "accepted", "tokens/step"], left=1)
         table.add_column("accepted at each position")
         for run in alike:
             table.add_row(run.target.name, *_gains(run.speedup), *_acceptance(run))
@@ -95,8 +95,8 @@ def _gains(speedup: Speedup | None) -> tuple[str, str]:
     return ("", "") if speedup is None else (ratio_text(speedup.e2e), ratio_text(speedup.tpot))
 
 
-def _acceptance(run: Run) -> tuple[str, str, str, str]:
+def _acceptance(run: Run) -> tuple[str, str, str]:
     if (one := run.acceptance) is None:
-        return "", "", "", ""
+        return "", "", ""
     positions = "  ".join(f"{share:.2f}" for share in one.by_position[:_SHOWN_POSITIONS])
-    return f"{one.rate:.3f}", f"{one.length:.2f}", f"{one.tokens_per_step:.2f}", positions
+    return "" if one.rate is None else f"{one.rate:.3f}", f"{one.tokens_per_step:.2f}", positions

@@ -40,7 +40,6 @@ _KEEP: Final = 0.8
 """Decay of the mean per observation; about the last five requests count."""
 _MIN_COUNT: Final = 6.0
 _MIN_SLOWNESS: Final = 1.3
-_RECENT_S: Final = 60.0
 
 
 class _Drift:
@@ -196,13 +195,6 @@ class OutlierEjection:
         if mean <= _MIN_SLOWNESS:
             return 1.0
         return 1.0 + (mean - 1.0) * math.exp2(-max(0.0, now_s - record.seen_s) / SLOWNESS_HALF_LIFE_S)
-
-    def step_ratio(self, backend: str, now_s: float) -> float | None:
-        """Return the step time of the last requests over the predicted one; None if there were none in a minute."""
-        record = self._records.get(backend)
-        if record is None or not record.steps.count or now_s - record.seen_s > _RECENT_S:
-            return None
-        return record.steps.mean
 
     def _eject(self, backend: str, record: _Record, reason: str, now_s: float) -> None:
         record.was_out, record.out_until_s = True, now_s + record.next_s

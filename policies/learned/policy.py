@@ -246,6 +246,8 @@ class Learned(Policy):
             known = known_to_tokens(self.settings.calibration, candidate.method)
             if prediction.context_tokens > known:
                 note += f"; its acceptance is published for up to {known:,.0f} tokens of context"
+            if (slowness := self.predictor.backend_models[candidate.name].slowness) > 1.0:
+                note += f"; counts as {slowness:.1f} times slow, as its last steps were"
             if candidate.name in self.outlier_ejection.reasons:
                 note += f"; ejected as an outlier: {self.outlier_ejection.reasons[candidate.name]}"
             if candidate.name in self.drafters.silent:

@@ -117,9 +117,6 @@ async def test_a_healthy_replica_comes_up_with_its_load_and_metrics() -> None:
         assert backend.load.others == 1  # four of the five requests are from this gateway
         assert (backend.load.drafts, backend.load.draft_tokens, backend.load.accepted_tokens) == (10, 30, 15)
         assert backend.load.accepted_per_position == (9, 6)
-        engine = pool.engine(backend)
-        assert engine is not None
-        assert engine.acceptance_rate == 0.5
         card = backend.engine.said.card
         assert card is not None
         assert card["max_model_len"] == backend.context_tokens == 2048

@@ -103,13 +103,13 @@ async def test_it_shows_the_pool_the_policy_and_its_decisions_under_load(
         assert times["count"] > 0
     base_s = load_calibration(CALIBRATION).step.base_s
     assert base_s / 2 < busiest["fitted_step_s"] < 10 * base_s
-    drafted = [backend for backend in backends.values() if backend["acceptance"]]
-    for backend in drafted:
+    assert all(backend["acceptance"] for backend in backends.values() if backend["share"])
+    for backend in (each for each in backends.values() if each["acceptance"]):
         accepted = backend["acceptance"]
         positions = accepted["by_position"]
         assert len(positions) <= backend["k"]
         assert positions == sorted(positions, reverse=True), "a token is accepted only after those before it"
-        assert 1.0 + sum(positions) == pytest.approx(accepted["tokens_per_step"])
+        assert 1.0 <= accepted["tokens_per_step"] <= 1.0 + sum(positions) + 1e-9, "steps without a draft count"
     assert all(len(backend["point"]) == len(history["series"]) for backend in backends.values())
 
     # What the policy believes

@@ -57,7 +57,7 @@ export function trouble(backend) {
 
 function showWell(model, process) {
   const { backends } = model;
-  const up = backends.filter((backend) => backend.state === "up").length;
+  const up = backends.filter((backend) => backend.up).length;
   const wrong = backends.filter(trouble);
   const late = model.classes.filter(({ kept, requests }) => requests >= LEAST_JUDGED && kept < IN_TIME * requests);
   const sum = (value) => backends.reduce((total, backend) => total + (value(backend) ?? 0), 0);

@@ -12,9 +12,9 @@ const COLUMNS = [
   ["Waiting", "Requests queued inside the engine"],
   ["Share", "Of the model's requests, over the last minute"],
   ["Step", "Measured seconds per engine step, and what the policy expects at this load"],
-  ["Slowdown", "Step time of late over the expected one"],
-  ["Tokens per step", "Accepted draft tokens of a step, + 1"],
-  ["Acceptance by position", "Share of the steps in which the draft token at each position was accepted"],
+  ["Slowdown", "How many times slower than expected the policy takes it for, as its last steps were"],
+  ["Tokens per step", "Output tokens per engine step of a request over the last minute, steps that drafted nothing included"],
+  ["Acceptance by position", "Share of the drafts that were accepted up to each position"],
   ["Requests/s", "Requests that ended"],
   ["Tokens/s", "Output tokens"],
   ["KV cache", "Share of the engine's KV cache in use"],
@@ -28,7 +28,7 @@ const ORDERS = {
   Share: (backend) => backend.share,
   Step: (backend) => backend.step_s,
   Slowdown: (backend) => backend.slowdown,
-  "Tokens per step": tokensPerStep,
+  "Tokens per step": (backend) => backend.acceptance?.tokens_per_step,
   "Requests/s": (backend) => backend.requests_per_s,
   "Tokens/s": (backend) => backend.output_tokens_per_s,
   "KV cache": (backend) => backend.engine?.kv_usage,
@@ -130,7 +130,7 @@ function drain(name, act) {
     act([`Resume ${name}?`, "It gets requests again.", "Resume"], "admin/resume", reference, done);
     return;
   }
-  const isLast = !backends.some((each) => each !== backend && each.state === "up");
+  const isLast = !backends.some((each) => each !== backend && each.up);
   const text = `It gets no more requests; those in flight finish.${isLast ? ` No other replica of ${model} is up: its requests are then refused.` : ""}`;
   const done = (answer) => `${name} is ${answer.state}; requests in flight there: ${answer.in_flight}.`;
   act([`Drain ${name}?`, text, "Drain"], "admin/drain", reference, done);
@@ -183,8 +183,8 @@ function update(row, backend, mark, busiest) {
   setText(step.firstChild, duration(backend.step_s));
   setText(step.lastChild, backend.fitted_step_s === null ? "" : `expected ${duration(backend.fitted_step_s)}`);
   setCell(slowdown, times(backend.slowdown));
-  slowdown.classList.toggle("warned", (backend.slowdown ?? 1) >= 1.3);
-  setCell(perStep, fixed(tokensPerStep(backend)));
+  slowdown.classList.toggle("warned", backend.slowdown > 1);
+  setCell(perStep, fixed(backend.acceptance?.tokens_per_step));
   showPositions(positions.firstChild, backend.acceptance, mark);
   setCell(requests, number(backend.requests_per_s));
   setCell(tokens, number(backend.output_tokens_per_s));
@@ -200,8 +200,4 @@ function showPositions(picture, acceptance, mark) {
   const text = shares.length === 0 ? "no drafts" : `by position: ${shares.map(percent).join(", ")}`;
   setAttribute(picture, "aria-label", text);
   setAttribute(picture, "title", shares.length === 0 ? null : text);
-}
-
-function tokensPerStep(backend) {
-  return backend.acceptance?.tokens_per_step ?? (backend.k === 0 ? 1 : null);
 }

@@ -1,4 +1,4 @@
-"""What was measured of late: quantiles, rates and acceptance between two readings, and the past of all backends."""
+"""What was measured of late: quantiles and rates between two readings, and the past of all backends."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from backends.engine_metrics import EngineMetrics
-from gateway.dashboard.recent import POINT_S, POINTS, SERIES, Past, Recent, Totals, acceptance, quantiles
+from gateway.dashboard.recent import POINT_S, POINTS, SERIES, Past, Recent, Totals, quantiles
 
 BOUNDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, math.inf)
 
@@ -65,24 +64,6 @@ def test_counts_that_begin_again_are_not_subtracted() -> None:
     assert recent.measured.requests_per_s == 0
     recent.add(Totals(2 * POINT_S, ended=13))
     assert recent.measured.requests_per_s == pytest.approx(10 / POINT_S)
-
-
-def test_acceptance_of_an_engine_that_started_again_is_since_its_start() -> None:
-    before = EngineMetrics(drafts=1000, draft_tokens=3000, accepted_tokens=2000, accepted_per_position=(900, 700, 400))
-    after = EngineMetrics(drafts=10, draft_tokens=30, accepted_tokens=5, accepted_per_position=(4, 1, 0))
-    found = acceptance(before, after)
-    assert found is not None
-    assert (found["by_position"], found["is_recent"]) == ([0.4, 0.1, 0.0], False)
-    assert acceptance(before, EngineMetrics()) is None
-    assert acceptance(None, None) is None
-
-
-def test_positions_that_an_engine_reports_later_count_from_zero() -> None:
-    before = EngineMetrics(drafts=10, draft_tokens=10, accepted_tokens=5, accepted_per_position=(5,))
-    after = EngineMetrics(drafts=20, draft_tokens=40, accepted_tokens=18, accepted_per_position=(13, 3, 2))
-    found = acceptance(before, after)
-    assert found is not None
-    assert (found["by_position"], found["is_recent"]) == ([0.8, 0.3, 0.2], True)
 
 
 def test_the_past_has_a_bound_and_follows_the_backends() -> None:

@@ -1,4 +1,4 @@
-"""Acceptance and speedups of a run."""
+"""Speedups of a run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from backends.engine_metrics import EngineMetrics
 from gateway.dialects.usage import Usage
-from lab.bench.run import Acceptance, Condition, Run, Speedup
+from lab.bench.run import Condition, Run, Speedup
 from lab.bench.targets import Target
 from lab.live.endpoints import LiveEndpoint
 from lab.live.generator import Health
@@ -20,27 +19,6 @@ from lab.statistics import Floats, Interval
 from lab.trace.record import TraceRecord
 
 ENDPOINT = LiveEndpoint.of("--url", "http://127.0.0.1:1", None, None)
-
-
-def test_acceptance_is_the_difference_of_the_counters() -> None:
-    before = EngineMetrics(
-        drafts=100, draft_tokens=300, accepted_tokens=50, generation_tokens=400, accepted_per_position=(40, 8, 2)
-    )
-    after = EngineMetrics(
-        drafts=200, draft_tokens=600, accepted_tokens=200, generation_tokens=700, accepted_per_position=(120, 58, 22)
-    )
-    told = Acceptance.between(before, after)
-    assert told is not None
-    assert (told.rate, told.length, told.tokens_per_step) == (0.5, 2.5, 300 / 150)
-    assert told.by_position == pytest.approx((0.8, 0.5, 0.2))
-    new = Acceptance.between(EngineMetrics(), EngineMetrics(drafts=4, draft_tokens=8, accepted_per_position=(3, 2)))
-    assert new is not None
-    assert new.by_position == (0.75, 0.5)  # counters that appear during the run
-
-
-def test_an_engine_that_drafted_nothing_or_has_no_counters_has_no_acceptance() -> None:
-    assert Acceptance.between(EngineMetrics(), EngineMetrics(generation_tokens=3)) is None
-    assert Acceptance.between(None, EngineMetrics(drafts=1, draft_tokens=1)) is None
 
 
 def run(tpot_s: Floats, sent_s: Floats | None = None, tokens: int = 100) -> Run:
