@@ -73,6 +73,7 @@ class EngineMetrics:
     200
     """
 
+    engines: int = 1
     # running, waiting: requests in the batch and in the queue.
     running: int = 0
     waiting: int = 0
@@ -175,6 +176,7 @@ class MetricsReader:
         counts = {field: int(min(value, _MOST_OF.get(field, MOST_COUNT))) for field, value in sums.items()}
         return EngineMetrics(
             **counts,
+            engines=self._engines,
             kv_usage=kv_usage,
             speculates=self._speculates,
             started_s=self._started_s,

@@ -18,6 +18,7 @@ from gateway.relay.observers import Follower
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from gateway.advice.finding import Finding
     from gateway.config.settings import PoolSettings
     from gateway.service.assembly import Gateway
 
@@ -72,6 +73,10 @@ class Room:
     def follow(self) -> Mapping[str, Follower]:
         """Return who follows the exchanges of each model; called at first, and after each change of the settings."""
         return {}
+
+    def findings(self, model: str) -> Sequence[Finding]:
+        """Return what it advises to change in the replicas of a model."""
+        return ()
 
     def start(self) -> None:
         """Start what goes on beside the requests."""

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.fleet.days import METHODS, MOST, Days, Scaler, play
 from benchmarks.fleet.traffic import TRAFFIC
-from gateway.fleet.room import ModelFleet
+from gateway.fleet.model import ModelFleet
 
 
 def fixed(**counts: int) -> Scaler:
@@ -52,7 +52,7 @@ def by_fleet(methods: tuple[str, ...], day_minutes: int, start_up_s: float) -> S
         fleet.minutes.append(days.minutes[-1])
         up = [(method, each) for method, each in days.up if method in methods]
         fleet.update(days.policy, up, days.cached())
-        past.append(Counter(fleet.needed or {method: MOST // len(methods) for method in methods}))
+        past.append(Counter(fleet.needed.counts or {method: MOST // len(methods) for method in methods}))
         wanted = Counter({method: max(each[method] for each in past[-5:]) for method in methods})
         while wanted.total() > MOST:
             wanted[max(methods, key=lambda method: wanted[method] - past[-1][method])] -= 1

@@ -10,7 +10,6 @@ from gateway.advice.draft_length import draft_length
 from gateway.advice.drafter_limit import drafter_limit
 from gateway.advice.evidence import ModelEvidence
 from gateway.advice.finding import Finding
-from gateway.advice.fleet import fleet
 from gateway.advice.losing_method import losing_method
 from gateway.advice.pool_file import pool_file
 from gateway.advice.trouble import trouble
@@ -43,8 +42,5 @@ def advise(model: ModelEvidence) -> list[Finding]:
     best = max((finding for finding in findings if finding.rule in SPECULATION), key=worth, default=None)
     kept = [finding for finding in findings if finding.rule not in SPECULATION or finding is best]
     return (
-        contradicted
-        + trouble(model)
-        + fleet(model)
-        + sorted(kept, key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
+        contradicted + trouble(model) + sorted(kept, key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
     )

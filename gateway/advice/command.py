@@ -28,15 +28,10 @@ def _text(name: str, advised: dict[str, Any]) -> str:
     if not advised["learns"]:
         parts.append("Its policy learns no step times: `gateway plan` judges methods and k by a recording.")
     for number, finding in enumerate(findings, 1):
-        gain = finding["gain"]
-        saved = (
-            "drafts for longer requests" if finding["rule"] == "drafter_limit" else "a pool file that says what runs"
-        )
+        gain, worth, where = finding["gain"], finding["worth"], finding["backend"]
         if gain is not None:
-            saved = f"{gain['share']:.0%} of the {gain['of']} (95%: {gain['low']:.0%} to {gain['high']:.0%})"
-        change = "\n".join(f"       {line}" for line in finding["change"].splitlines())
-        parts.append(
-            f"{number}. {finding['backend']}: {finding['title']}\n   gain:     {saved}\n"
-            f"   evidence: {finding['evidence']}\n   change:\n{change}"
-        )
+            worth = f"{gain['share']:.0%} of the {gain['of']} (95%: {gain['low']:.0%} to {gain['high']:.0%})"
+        parts += [f"{number}. {where}{where and ': '}{finding['title']}", *([f"   gain:     {worth}"] if worth else [])]
+        parts += [f"   evidence: {finding['evidence']}", "   change:"]
+        parts += [f"       {line}" for line in finding["change"].splitlines()]
     return "\n".join(parts)

@@ -47,7 +47,8 @@ def _of_backend(model: str, backend: BackendEvidence) -> Finding | None:
     rates = ", ".join(f"{count / positions.drafts:.0%}" for count in positions.accepted)
     title = f"k = {k} is too {'large' if best < k else 'small'}: k = {best} is faster"
     evidence = (
-        f"{positions.drafts:,} drafts, {backend.answers:,.0f} answers; accepted up to position 1, 2, ...: {rates}"
+        f"{positions.drafts:,} drafts, {backend.answers:,.0f} answers; accepted up to position 1, 2, ...: {rates}; "
+        f"steps of another k as by {backend.calibration}"
     )
     change = lines(model, backend.name, "speculative_config:", f"  num_speculative_tokens: {best} # {k}")
     return Finding("draft_length", model, backend.name, title, gains[best], evidence, change)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 
 from gateway.advice.evidence import ModelEvidence
 from gateway.advice.finding import LEAST_GAIN, MIN_ANSWERS, Finding, lines
+
+_WORTH: Final = "drafts for longer requests"
 
 
 def drafter_limit(model: ModelEvidence) -> list[Finding]:
@@ -26,7 +29,7 @@ def drafter_limit(model: ModelEvidence) -> list[Finding]:
         title = f"{longer / total:.0%} of the model's requests exceed the drafter's {limit.tokens:,} tokens"
         evidence = f"{longer:,.0f} of {total:,.0f} requests, of which {here:,.0f} were sent here: {limit.consequence}"
         names, change_text = ", ".join(each.name for each in limited), lines(model.name, limited[0].name, *change)
-        findings.append(Finding("drafter_limit", model.name, names, title, None, evidence, change_text))
+        findings.append(Finding("drafter_limit", model.name, names, title, None, evidence, change_text, _WORTH))
     return findings
 
 

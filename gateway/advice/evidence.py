@@ -52,9 +52,10 @@ class BackendEvidence:
     noise: float = 0.25  # standard deviation of log(tokens per step) between similar requests
     steps: Steps | None = None
     positions: Positions | None = None
-    # The calibration's step cost for each k that could be set; empty where k cannot be advised.
+    # cost_by_k, baseline_cost: the step cost by a calibration, for each k that could be set.
     cost_by_k: Mapping[int, StepCost] = field(default_factory=dict)
-    baseline_cost: StepCost | None = None  # the calibration's step cost of a baseline
+    calibration: str = ""  # what the two are of
+    baseline_cost: StepCost | None = None  # of a baseline; None where nobody has said that the calibration is its own
     is_silent: bool = False
     contradiction: Contradiction | None = None  # in which way the engine contradicts the pool file; None if it does not
     minutes: tuple[Minute, ...] = ()
@@ -81,4 +82,3 @@ class ModelEvidence:
     backends: tuple[BackendEvidence, ...]
     kinds: tuple[Kind, ...] = ()
     troubles: tuple[Finding, ...] = ()
-    needed: Mapping[str, int] = field(default_factory=dict)  # replicas to have by method, as far as it is known

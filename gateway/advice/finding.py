@@ -44,9 +44,10 @@ class Finding:
     model: str
     backend: str
     title: str
-    gain: Gain | None  # None where the change makes the pool file right, or what it gains is not known
+    gain: Gain | None  # None where no gain can be calculated
     evidence: str  # what the finding rests on
     change: str  # the exact lines to change
+    worth: str = ""  # what the change brings, where no gain can be calculated
 
 
 def lines(model: str, backend: str, *changes: str) -> str:

@@ -46,7 +46,9 @@ def add_learned(
     answers: dict[str, float] = {}
     for key, sums in policy.statistics.buckets(ACCEPTANCE).items():
         answers[key[ARM]] = answers.get(key[ARM], 0.0) + sums[0]
-    calibrations = dict.fromkeys([each.name for each in candidates], policy.settings.calibration) | (simulated_by or {})
+    named = {each.name: policy.settings.calibration for each in candidates}
+    calibrations = named | (simulated_by or {})
+    of_its_own = calibrations if "calibration" in policy.settings.model_fields_set else simulated_by or {}
     by_name = {each.name: each for each in candidates}
     backends = tuple(
         replace(
@@ -55,7 +57,10 @@ def add_learned(
             noise=fitted.acceptance.spread(arm_of(by_name[backend.name])),
             steps=_steps(steps.get(backend.name), fitted.steps[backend.name]),
             is_silent=backend.name in policy.drafters.silent,
-            baseline_cost=expected_step(calibrations[backend.name], Method.BASELINE, 0),
+            calibration=calibrations[backend.name],
+            baseline_cost=expected_step(of_its_own[backend.name], Method.BASELINE, 0)
+            if backend.name in of_its_own
+            else None,
             cost_by_k=_costs(calibrations[backend.name], backend),
         )
         for backend in model.backends

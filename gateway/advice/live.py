@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,8 +17,9 @@ from backends.backend import Backend
 from backends.draft_schedule import Speculation
 from gateway.advice.advise import advise
 from gateway.advice.evidence import BackendEvidence, Contradiction, ModelEvidence
+from gateway.advice.finding import Finding
 from gateway.advice.gather import add_learned, positions_of
-from gateway.advice.losing_method import measured_baseline, of_speculation
+from gateway.advice.losing_method import of_speculation
 from gateway.rooms import Room
 from policies.build import learned_of
 
@@ -50,11 +51,10 @@ class AdviceRoom(Room):
             async with self._lock:
                 if time.monotonic() - self._kept_at_s >= KEPT_S:
                     contexts = await asyncio.to_thread(lambda: contexts_of(self.gateway.metrics.samples()))
-                    needed = needed_of(self.gateway.metrics.samples())
                     self._kept, self._kept_at_s = {}, time.monotonic()
                     for name in [*self.gateway.models]:
                         with background.guarded("policies", of=f"the advice for {name}"):
-                            evidence = replace(self._evidence(name, contexts), needed=needed.get(name, {}))
+                            evidence = self._evidence(name, contexts)
                             self._kept[name] = await asyncio.to_thread(self._advised, evidence)
                 return {"models": self._kept}
 
@@ -94,15 +94,15 @@ class AdviceRoom(Room):
         if learned is not None:
             members = list(self.gateway.pool.of(evidence.name))
             evidence = add_learned(evidence, learned, members, self._calibrations(evidence.name))
-        speculation, baseline = of_speculation(evidence), measured_baseline(evidence)
         return {
             "learns": learned is not None,
-            # What all speculation saves, by comparison with a measured baseline or with that of the calibration.
-            "speculation": None if speculation is None else asdict(speculation),
-            "baseline": None if baseline is None else baseline.name,
+            "speculation": asdict(of_speculation(evidence)),
             "answers": {each.name: round(each.steps.answers) if each.steps else 0 for each in evidence.backends},
-            "findings": [asdict(finding) for finding in advise(evidence)],
+            "findings": [asdict(each) for each in (*advise(evidence), *self._of_rooms(evidence.name))],
         }
+
+    def _of_rooms(self, model: str) -> Iterator[Finding]:
+        return (finding for room in self.gateway.rooms for finding in room.findings(model))
 
     def _calibrations(self, model: str) -> dict[str, str]:
         """Return the calibrations of the simulated backends of a model, by name."""
@@ -116,13 +116,4 @@ def contexts_of(samples: Iterable[Sample]) -> Contexts:
     for sample in samples:
         if sample.name == "gateway_context_tokens_bucket":
             found[sample.labels["model"], sample.labels["backend"]][float(sample.labels["le"])] = sample.value
-    return found
-
-
-def needed_of(samples: Iterable[Sample]) -> dict[str, dict[str, int]]:
-    """Return the replicas that each model needs by method, where a room has worked that out."""
-    found: dict[str, dict[str, int]] = defaultdict(dict)
-    for sample in samples:
-        if sample.name == "gateway_replicas_needed":
-            found[sample.labels["model"]][sample.labels["method"]] = round(sample.value)
     return found

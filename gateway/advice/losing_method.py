@@ -6,7 +6,8 @@ of the whole pool tells (`gateway plan`).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -20,46 +21,36 @@ from policies.learned.models.step_time import NOISE, seconds
 NEARLY_ALL: Final = 0.9
 """Share of the output tokens on which a method must lose."""
 DRAWS: Final = 400
-_MIN_ANSWERS: Final = 30.0
-"""A policy that learns soon sends few requests to a method that loses."""
+_MIN_ANSWERS: Final = 10.0
+"""A policy that learns soon sends few requests to a replica that loses; what few answers leave open is in the gain."""
 _MODEL: Final = 0.05
 """Relative standard deviation of what a step would take at the load of another backend."""
 _UNKNOWN: Final = 0.1
 """Relative standard deviation of a step time that was not measured at this load, or comes from a calibration."""
 
 
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What speculation saves in a pool, were each backend a baseline with the same requests."""
+
+    gain: Gain | None = None  # None while it is not known
+    baseline: str = ""  # the measured baseline of the comparison; empty for that of a calibration
+    missing: str = ""  # what the comparison, or advice where speculation loses, takes
+
+
 def losing_method(model: ModelEvidence) -> list[Finding]:
     """Return the speculating backends that lose on nearly all traffic."""
-    findings = []
-    for backend in model.backends:
-        steps = backend.steps
-        if backend.method is Method.BASELINE or backend.is_silent or steps is None:
-            continue
-        if min(backend.answers, steps.answers) < _MIN_ANSWERS or not model.kinds:
-            continue
-        baseline = measured_baseline(model)
-        if baseline is None and backend.baseline_cost is None:
-            continue
-        gain, share = _gain(model, backend, steps, baseline)
-        if share < NEARLY_ALL or not gain.is_worth_it:
-            continue
-        per_step = sum(kind.tokens * kind.tokens_per_step[backend.name] for kind in model.kinds)
-        per_step /= sum(kind.tokens for kind in model.kinds)
-        compared = "a baseline, by the calibration" if baseline is None else f"the baseline {baseline.name}"
-        title = f"{backend.method} loses on {share:.0%} of the output tokens against {compared}"
-        evidence = f"{backend.answers:,.0f} answers with {per_step:.2f} tokens per step, "
-        evidence += f"steps of {1e3 * steps.seconds:.1f} ms at {steps.load[1]:.1f} requests"
-        change = lines(model.name, backend.name, f"method: baseline # {backend.method}", "# without speculative_config")
-        findings.append(Finding("losing_method", model.name, backend.name, title, gain, evidence, change))
-    return findings
+    return [each for _, each in _judged(model) if isinstance(each, Finding)]
 
 
-def of_speculation(model: ModelEvidence) -> Gain | None:
-    """Return what speculation saves in a pool, were each backend a baseline with the same requests; None: too early.
+def of_speculation(model: ModelEvidence) -> Speculation:
+    """Compare a pool with the same pool without speculation.
 
     The errors of all backends are taken to go the same way: those of the baseline do.
     """
     baseline, answers, present_s, without_s = measured_baseline(model), 0.0, 0.0, np.zeros(3)
+    if missing := _no_baseline(model):
+        return Speculation(missing=missing)
     for backend in model.backends:
         kinds = tuple(replace(each, tokens=each.tokens * each.sent.get(backend.name, 0.0)) for each in model.kinds)
         spent_s = sum(kind.tokens / kind.tokens_per_step[backend.name] for kind in kinds)
@@ -73,18 +64,73 @@ def of_speculation(model: ModelEvidence) -> Gain | None:
         present_s += spent_s
         without_s += spent_s * (1.0 - np.array((gain.share, gain.low, gain.high)))
     if answers < MIN_ANSWERS:
-        return None
+        return Speculation(missing=f"{answers:.0f} of {MIN_ANSWERS:.0f} answers with speculation have been measured")
     share, high, low = (float(saved) for saved in 1.0 - present_s / without_s)
-    return Gain(share, low, high, OF)
+    why = [f"{name}: {each}" for name, each in _judged(model) if isinstance(each, str)] if high < 0.0 else []
+    return Speculation(Gain(share, low, high, OF), "" if baseline is None else baseline.name, "; ".join(why))
 
 
 def measured_baseline(model: ModelEvidence) -> BackendEvidence | None:
-    """Return the first baseline of a pool whose steps were measured."""
-    return next((each for each in model.backends if each.method is Method.BASELINE and _is_measured(each)), None)
+    """Return the baseline of a pool whose steps were measured on the most answers; None if none was on enough."""
+    found = max((each for each in model.backends if each.method is Method.BASELINE), key=_measured, default=None)
+    return None if found is None or _measured(found) < _MIN_ANSWERS else found
 
 
-def _is_measured(backend: BackendEvidence) -> bool:
-    return backend.steps is not None and backend.steps.answers >= _MIN_ANSWERS
+def _measured(backend: BackendEvidence) -> float:
+    """Return on how many answers the steps of a backend were measured."""
+    return 0.0 if backend.steps is None else backend.steps.answers
+
+
+def _no_baseline(model: ModelEvidence) -> str:
+    """Return why a pool cannot be compared with a baseline; empty if it can.
+
+    A calibration that nobody gave says nothing of the machines of a pool.
+    """
+    if measured_baseline(model) is not None or all(each.baseline_cost is not None for each in model.backends):
+        return ""
+    known = [f"{each.name} has {_measured(each):.0f}" for each in model.backends if each.method is Method.BASELINE]
+    if known:
+        return f"of a replica without speculation {_MIN_ANSWERS:.0f} measured answers are needed: {', '.join(known)}"
+    return "no replica runs without speculation, and the policy's `calibration` names no machine to compare with"
+
+
+def _judged(model: ModelEvidence) -> Iterator[tuple[str, Finding | str]]:
+    """Yield each speculating backend with its finding, or with why there is none."""
+    baseline = measured_baseline(model)
+    if _no_baseline(model):
+        return
+    for backend in model.backends:
+        steps = backend.steps
+        if backend.method is Method.BASELINE or backend.is_silent or not model.kinds:
+            continue
+        if steps is None or min(backend.answers, steps.answers) < _MIN_ANSWERS:
+            yield backend.name, f"{_measured(backend):.0f} of {_MIN_ANSWERS:.0f} answers have been measured"
+            continue
+        gain, share = _gain(model, backend, steps, baseline)
+        if not gain.is_worth_it:
+            yield backend.name, f"a baseline in its place would save {gain.low:.0%} to {gain.high:.0%}, if anything"
+        elif share < NEARLY_ALL:
+            yield backend.name, f"it loses on {share:.0%} of the output tokens only, and the policy sends it the others"
+        else:
+            yield backend.name, _finding(model, backend, steps, baseline, gain, share)
+
+
+def _finding(
+    model: ModelEvidence,
+    backend: BackendEvidence,
+    steps: Steps,
+    baseline: BackendEvidence | None,
+    gain: Gain,
+    share: float,
+) -> Finding:
+    per_step = sum(kind.tokens for kind in model.kinds)
+    per_step /= sum(kind.tokens / kind.tokens_per_step[backend.name] for kind in model.kinds)
+    compared = f"a baseline, by {backend.calibration}" if baseline is None else f"the baseline {baseline.name}"
+    title = f"{backend.method} loses on {share:.0%} of the output tokens against {compared}"
+    evidence = f"{backend.answers:,.0f} answers; {per_step:.2f} tokens per step expected of all requests, "
+    evidence += f"steps of {1e3 * steps.seconds:.1f} ms at {steps.load[1]:.1f} requests"
+    change = lines(model.name, backend.name, f"method: baseline # {backend.method}", "# without speculative_config")
+    return Finding("losing_method", model.name, backend.name, title, gain, evidence, change)
 
 
 def _gain(

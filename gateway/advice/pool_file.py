@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from backends.speculation import Method
 from gateway.advice.evidence import BackendEvidence, Contradiction, ModelEvidence
 from gateway.advice.finding import Finding, lines
+
+_WORTH: Final = "a pool file that says what runs"
 
 
 def pool_file(model: ModelEvidence) -> list[Finding]:
     """Return the backends whose engines contradict the pool file, with what it should say."""
     return [
-        Finding("pool_file", model.name, backend.name, found.text, None, found.counters, _change(model, backend, found))
+        Finding(
+            "pool_file",
+            model.name,
+            backend.name,
+            found.text,
+            None,
+            found.counters,
+            _change(model, backend, found),
+            _WORTH,
+        )
         for backend in model.backends
         if (found := backend.contradiction) is not None
     ]

@@ -14,6 +14,7 @@ _DRAWS: Final = 400
 _MOST_UTILIZATION: Final = 0.95
 _DEFAULT_UTILIZATION: Final = 0.92
 _DEFAULT_SEQUENCES: Final = 256
+"""Fewest places that vLLM gives a batch by itself; what a foreign engine has is not told."""
 _OF: Final = "time that requests spend in the engine"
 
 
@@ -28,11 +29,12 @@ def waiting(model: ModelEvidence) -> list[Finding]:
         if len(backend.minutes) < _MIN_MINUTES:
             continue
         room = _gain(backend, np.array([minute.waiting_for_room for minute in backend.minutes]))
-        place = _gain(backend, np.array([minute.waiting_for_a_place for minute in backend.minutes]))
+        places = int(flag_value(backend.flags, "--max-num-seqs") or _DEFAULT_SEQUENCES)
+        place = _gain(backend, np.array([minute.waiting_for_a_place(places) for minute in backend.minutes]))
         if room is not None:
             findings.append(_for_room(model.name, backend, room))
         if place is not None:
-            findings.append(_for_a_place(model.name, backend, place))
+            findings.append(_for_a_place(model.name, backend, places, place))
     return findings
 
 
@@ -56,9 +58,10 @@ def _for_room(model: str, backend: BackendEvidence, gain: Gain) -> Finding:
     return Finding("memory", model, backend.name, title, gain, evidence, change)
 
 
-def _for_a_place(model: str, backend: BackendEvidence, gain: Gain) -> Finding:
-    places = int(flag_value(backend.flags, "--max-num-seqs") or _DEFAULT_SEQUENCES)
+def _for_a_place(model: str, backend: BackendEvidence, places: int, gain: Gain) -> Finding:
     title = f"requests wait for one of {places} places in its batch, although there is memory for more"
-    evidence = f"{len(backend.minutes)} minutes of probes; the gain is at most this, where larger batches cost nothing"
+    full = max(running for minute in backend.minutes for running, _ in minute.others)
+    evidence = f"{len(backend.minutes)} minutes of probes, in which up to {full} requests ran while others waited; "
+    evidence += "the gain is at most this, where larger batches cost nothing"
     change = flag_change(model, backend.name, backend.flags, "--max-num-seqs", str(2 * places))
     return Finding("batch_limit", model, backend.name, title, gain, evidence, change)

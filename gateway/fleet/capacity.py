@@ -27,6 +27,8 @@ _IMPOSSIBLE: Final = 1e6
 _FEWEST: Final = 1e-6
 """Requests per second of a traffic that has ended."""
 _ROUNDS: Final = 64
+_LEAST_LEFT: Final = 1e-3
+"""Share of its time that a replica is taken to have left on the way to a spread that it carries."""
 _MOST_REPLICAS: Final = 1000
 
 
@@ -36,6 +38,12 @@ class Targets:
 
     ttft_s: float | None
     tpot_s: float | None
+
+    def __str__(self) -> str:
+        """Return them in words."""
+        ttft = f"{self.ttft_s:g} s to the first token" if self.ttft_s is not None else ""
+        tpot = f"{1e3 * self.tpot_s:g} ms for each further one" if self.tpot_s is not None else ""
+        return " and ".join(filter(None, (ttft, tpot)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +69,27 @@ class Carrier:
         cached
             Share of the prompt tokens that prefix caches have.
         """
-        per_step = self.per_step.get(group) or 1.0 / float(np.mean([1.0 / each for each in self.per_step.values()]))
-        base_s, per_request_s, per_context_s, per_prompt_s = self.cost
-        prompt, output = mean.prompt_tokens * (1.0 - cached), max(1.0, mean.output_tokens)
-        context = mean.prompt_tokens + output / 2
+        base_s, (steps, request_s, prefill_s) = self.cost.base_s, self.takes(group, mean, cached)
+        per_step, context = max(1.0, mean.output_tokens) / steps, mean.prompt_tokens + mean.output_tokens / 2
         most = _MOST_REQUESTS if not self.kv_tokens else min(_MOST_REQUESTS, self.kv_tokens / context)
-        request_s = per_request_s + context * per_context_s
         step_s = base_s + 2.0 * most * request_s  # half of it for prompts
         if targets.tpot_s is not None:
             fewest = max(1.0, per_step * math.exp(-_QUANTILE * self.spread))  # a step emits a token at least
             step_s = min(step_s, targets.tpot_s * fewest)
-        steps = output / per_step
-        rate = (step_s - base_s) / (step_s * (steps * request_s + prompt * per_prompt_s))
+        rate = (step_s - base_s) / (step_s * (steps * request_s + prefill_s))
         rate = min(rate, most / (steps * step_s))
-        if targets.ttft_s is not None and (prefill_s := prompt * per_prompt_s) > 0.0:
+        if targets.ttft_s is not None and prefill_s > 0.0:
             left_s = max(1e-9, targets.ttft_s - 2.0 * step_s)
             rate = min(rate, (1.0 - _TAIL * prefill_s / left_s) / prefill_s)
         return (1.0 / rate if rate > 1.0 / _IMPOSSIBLE else _IMPOSSIBLE), steps * step_s
+
+    def takes(self, group: tuple[str, str, str], mean: Rates, cached: float) -> tuple[float, float, float]:
+        """Return the steps of a request, the seconds that it adds to each of them, and those of its prompt."""
+        per_step = self.per_step.get(group) or 1.0 / float(np.mean([1.0 / each for each in self.per_step.values()]))
+        output = max(1.0, mean.output_tokens)
+        context_s = (mean.prompt_tokens + output / 2) * self.cost.per_context_token_s
+        prefill_s = mean.prompt_tokens * (1.0 - cached) * self.cost.per_prompt_token_s
+        return output / per_step, self.cost.per_request_s + context_s, prefill_s
 
 
 def carrier(model: BackendModel, groups: Sequence[Group], batch: float, kv_tokens: int) -> Carrier:
@@ -98,6 +110,9 @@ class Load:
     methods: tuple[str, ...]
     costs: Floats  # share of a replica that the requests of each group take; of shape (groups, methods)
     headroom: float  # by how much more may be in flight at a time, by chance
+    rates: Floats  # requests per second of each group
+    base_s: Floats  # seconds of an empty step of each method
+    takes: Floats  # what a request takes, see `Carrier.takes`; of shape (3, groups, methods)
 
     def saturation(self, counts: Mapping[str, int]) -> float:
         """Return the load of the busiest replica where requests are spread as well as can be; above 1 is too much.
@@ -119,21 +134,43 @@ class Load:
             prices = prices * np.exp(loads / max(float(loads.max()), 1e-12) / (2.0 + at))
         return best * self.headroom
 
+    def finish_s(self, counts: Mapping[str, int]) -> float:
+        """Return the mean seconds to finish where requests are spread as well as can be; infinite if too many come.
+
+        The requests of a replica share its steps: what they add leaves a part of the time to the empty step. The spread
+        is that with the fewest requests in flight, found by Frank and Wolfe's algorithm: each goes where its own time
+        and the delay that it causes are least in sum.
+        """
+        usable = np.array([counts.get(each, 0) for each in self.methods], float)
+        at = usable > 0
+        usable, base_s, (steps, request_s, prefill_s) = usable[at], self.base_s[at], self.takes[:, :, at]
+        work_s, sent = steps * request_s + prefill_s, np.zeros(steps.shape)  # sent: requests per second of each replica
+
+        def step_s() -> Floats:
+            return np.asarray(base_s / np.maximum(_LEAST_LEFT, 1.0 - (sent * work_s).sum(0)))
+
+        for number in range(_ROUNDS):
+            each_s = step_s()
+            price = steps * each_s + prefill_s + (sent * steps).sum(0) * each_s**2 / base_s * work_s
+            best = np.zeros(steps.shape)
+            best[np.arange(len(best)), price.argmin(1)] = 1.0
+            sent += 2.0 / (number + 2.0) * (self.rates[:, None] * best / usable - sent)
+        if (sent * work_s).sum(0).max() >= 1.0:
+            return math.inf
+        return float((sent * usable * (steps * step_s() + prefill_s)).sum() / self.rates.sum())
+
     def needed(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """Return how many replicas suffice, by adding what helps most and removing what helps least."""
-        counts = {each: counts.get(each, 0) for each in self.methods}
+        """Return how many replicas suffice, by adding what helps most and removing what delays requests least."""
+        found = {each: counts.get(each, 0) for each in self.methods}
 
-        def other(method: str, by: int) -> float:
-            return self.saturation({**counts, method: counts[method] + by})
+        def others(by: int) -> list[dict[str, int]]:
+            return [{**found, each: found[each] + by} for each in self.methods if found[each] + by >= 0]
 
-        while self.saturation(counts) > 1.0 and sum(counts.values()) < _MOST_REPLICAS:
-            counts[min(self.methods, key=lambda method: other(method, 1))] += 1
-        while sum(counts.values()) > 1:
-            after, method = min((other(each, -1), each) for each in self.methods if counts[each])
-            if after > 1.0:
-                break
-            counts[method] -= 1
-        return counts
+        while self.saturation(found) > 1.0 and sum(found.values()) < _MOST_REPLICAS:
+            found = min(others(1), key=self.saturation)
+        while enough := [each for each in others(-1) if self.saturation(each) <= 1.0]:
+            found = min(enough, key=self.finish_s)
+        return found
 
 
 def load_of(
@@ -151,10 +188,16 @@ def load_of(
     total = sum(group.requests for group in groups)
     requests = max(rates.requests, _FEWEST)
     mean = Rates(1.0, rates.prompt_tokens / requests, rates.output_tokens / requests)
-    costs, in_flight = np.zeros((len(groups), len(carriers))), 0.0
-    for row, group in enumerate(groups):
-        rate, key = requests * group.requests / total, (group.workload, group.template, group.temperature)
-        taken = [each.seconds(key, mean, targets, cached) for each in carriers.values()]
-        costs[row] = [rate * share for share, _ in taken]
-        in_flight += rate * min(answer_s for _, answer_s in taken)
-    return Load(tuple(carriers), factor * costs, 1.0 + _QUANTILE / math.sqrt(max(in_flight, 1.0)))
+    of_groups = requests * np.array([group.requests for group in groups]) / total
+    keys = [(group.workload, group.template, group.temperature) for group in groups]
+    taken = np.array([[each.seconds(key, mean, targets, cached) for each in carriers.values()] for key in keys])
+    takes = np.array([[each.takes(key, mean, cached) for each in carriers.values()] for key in keys])
+    in_flight = float(of_groups @ taken[:, :, 1].min(1))
+    return Load(
+        tuple(carriers),
+        factor * of_groups[:, None] * taken[:, :, 0],
+        1.0 + _QUANTILE / math.sqrt(max(in_flight, 1.0)),
+        of_groups,
+        np.array([each.cost.base_s for each in carriers.values()]),
+        takes.transpose(2, 0, 1),
+    )

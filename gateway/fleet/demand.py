@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -27,6 +28,9 @@ class Minute(NamedTuple):
     engine_tokens: float = 0.0  # output tokens that the engines counted, for all their clients
     judged: float = 0.0  # requests that kept or missed the targets
     missed: float = 0.0
+    # finished, finish_s: requests whose time to finish is known, and its sum.
+    finished: float = 0.0
+    finish_s: float = 0.0
 
 
 class Rates(NamedTuple):
@@ -40,6 +44,19 @@ class Rates(NamedTuple):
 def present(minutes: Sequence[Minute]) -> Rates:
     """Return the present rates; of all clients of the engines."""
     return _rates(np.array(minutes)[-SHORT_MINUTES:].mean(0), minutes)
+
+
+def usual(minutes: Sequence[Minute]) -> Rates:
+    """Return the rates that a request met in the mean."""
+    counted = np.array(minutes)
+    weights = counted[:, 0] / counted[:, 0].sum()
+    return _rates(weights @ counted, minutes)
+
+
+def finish_s(minutes: Sequence[Minute]) -> float:
+    """Return the mean seconds to finish that were measured; NaN if none were."""
+    *_, finished, seconds = np.array(minutes).sum(0).tolist()
+    return seconds / finished if finished else math.nan
 
 
 def forecast(minutes: Sequence[Minute], day: int = DAY_MINUTES, ahead: int = START_UP_MINUTES) -> Rates:

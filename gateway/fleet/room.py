@@ -1,38 +1,45 @@
-"""Fleet as a room of the gateway: it says how many replicas of which method the traffic needs."""
+"""Fleet as a room of the gateway: it says how many replicas of which method keep a model's targets.
+
+Nothing is said of a model without targets: without them, the fewest replicas would always do.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI
+from prometheus_client import Gauge
 
 from backends import background
-from backends.backend import Candidate
 from gateway.dialects.errors import GatewayError
-from gateway.fleet.capacity import Carrier, Targets, carrier, load_of
-from gateway.fleet.correction import Correction
-from gateway.fleet.demand import DAY_MINUTES, HOUR_MINUTES, SHORT_MINUTES, START_UP_MINUTES, Minute, forecast, present
+from gateway.fleet.demand import Minute
+from gateway.fleet.model import ModelFleet
 from gateway.rooms import Room
+from gateway.telemetry.series import forget_series
 from policies.build import learned_of
-from policies.learned.belief import belief_of
-from policies.learned.policy import Learned
 
 if TYPE_CHECKING:
+    from gateway.advice.finding import Finding
     from gateway.service.assembly import Gateway
 
 _MINUTE_S: Final = 60.0
 _SATURATION: Final = {
-    "help": "Present traffic over what the replicas that are up carry within the targets; above 1 is too much",
+    "help": "Present traffic over what the replicas that are up carry within the model's `slo`; above 1 is too much",
     "labels": ["model"],
 }
 _NEEDED: Final = {
-    "help": "Replicas that the traffic to expect needs to keep the targets, by method",
+    "help": "Replicas that the traffic to expect needs to keep the model's `slo`, by method; after an hour of traffic",
     "labels": ["model", "method"],
+}
+_SECONDS: Final = {
+    "help": "Mean seconds to finish of the last hour's requests, as measured on the replicas that were `up`, and as "
+    "expected on those `needed`",
+    "labels": ["model", "replicas"],
 }
 _COLUMNS: Final = {
     ("gateway_requests_total", None): ("requests",),
@@ -40,56 +47,10 @@ _COLUMNS: Final = {
     ("gateway_output_tokens_total", None): ("output_tokens",),
     ("gateway_slo_requests_total", "kept"): ("judged",),
     ("gateway_slo_requests_total", "missed"): ("judged", "missed"),
+    ("gateway_e2e_seconds_count", None): ("finished",),
+    ("gateway_e2e_seconds_sum", None): ("finish_s",),
 }
 """What counts for a minute, by series and, for those of requests that are judged by the model's targets, by outcome."""
-
-
-class ModelFleet:
-    """The traffic of a model, and the replicas that it needs."""
-
-    def __init__(self, day_minutes: int = DAY_MINUTES, ahead_minutes: int = START_UP_MINUTES) -> None:
-        self.day_minutes = day_minutes
-        self.ahead_minutes = ahead_minutes  # until a replica is up
-        self.minutes: deque[Minute] = deque(maxlen=day_minutes + HOUR_MINUTES)
-        self.saturation = math.nan
-        self.correction = Correction()
-        self.needed: dict[str, int] = {}
-        self._totals: Minute | None = None
-        self._carriers: dict[str, Carrier] = {}  # also of methods that are no longer up
-
-    def count(self, totals: Minute) -> None:
-        """Add a minute, by what was counted since the start."""
-        if self._totals is not None:
-            pairs = zip(totals, self._totals, strict=True)
-            self.minutes.append(Minute(*(max(0.0, now - before) for now, before in pairs)))
-        self._totals = totals
-
-    def update(self, learned: Learned, up: Sequence[tuple[str, Candidate]], cached: float) -> None:
-        """Work out what is needed; may be called from another thread.
-
-        Parameters
-        ----------
-        up
-            The backends that are up, each with the name of its method.
-        cached
-            Share of the prompt tokens that prefix caches had.
-        """
-        models, minutes = learned.predictor.backend_models, list(self.minutes)
-        batch = max(1.0, sum(each.in_flight + each.load.others for _, each in up) / max(1, len(up)))
-        groups = belief_of(learned, [each for _, each in up], batch).groups
-        for method, each in up:
-            if (model := models.get(each.name)) is not None:
-                found = carrier(model, groups, batch, each.load.kv_tokens)
-                if found.per_step:
-                    self._carriers[method] = found
-        if not groups or not self._carriers or len(minutes) < SHORT_MINUTES:
-            return
-        self.correction.update(minutes[-1].judged, minutes[-1].missed, self.saturation)
-        counts = Counter(method for method, _ in up)
-        targets = Targets(*learned.settings.slo.seconds)
-        world = groups, self._carriers, targets, cached, self.correction.factor
-        self.needed = load_of(forecast(minutes, self.day_minutes, self.ahead_minutes), *world).needed(counts)
-        self.saturation = load_of(present(minutes), *world).saturation(counts)
 
 
 class FleetRoom(Room):
@@ -97,8 +58,10 @@ class FleetRoom(Room):
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
-        self._saturation = gateway.metrics.gauge("gateway_pool_saturation", _SATURATION)
-        self._needed = gateway.metrics.gauge("gateway_replicas_needed", _NEEDED)
+        gauge = gateway.metrics.gauge
+        self._saturation = gauge("gateway_pool_saturation", _SATURATION)
+        self._needed = gauge("gateway_replicas_needed", _NEEDED)
+        self._seconds = gauge("gateway_fleet_request_seconds", _SECONDS)
         self.fleets: dict[str, ModelFleet] = {}
         self._next_s = math.inf  # until it is started
         self._working: asyncio.Task[None] | None = None
@@ -108,12 +71,47 @@ class FleetRoom(Room):
 
         @app.get("/admin/fleet", tags=["admin"])
         async def fleet(model: str, method: str = "") -> dict[str, Any]:
-            """Return the replicas that a model needs, of all methods or of one."""
-            if (found := self.fleets.get(model)) is None or not found.needed:
-                raise GatewayError(404, f"It is not known yet what {model} needs.", code="not_found")
-            needed = found.needed.get(method, 0) if method else sum(found.needed.values())
-            saturation = None if math.isnan(found.saturation) else found.saturation
-            return {"needed": needed, "methods": found.needed, "saturation": saturation}
+            """Return the replicas that a model needs, of all methods or of one, and what they cost in time."""
+            if (found := self.fleets.get(model)) is None:
+                raise GatewayError(404, f"There is no model {model}.", code="not_found")
+            if found.missing:
+                raise GatewayError(404, f"It is not known what {model} needs: {found.missing}.", code="not_found")
+            counts, seconds, then_s = found.needed
+            if method and method not in counts:
+                known = ", ".join(counts)
+                raise GatewayError(404, f"No {method} of {model} has been up; there are: {known}.", code="not_found")
+            return {
+                "needed": counts[method] if method else sum(counts.values()),
+                "methods": counts,
+                "saturation": _known(found.saturation),
+                # Mean seconds to finish of the last hour's requests, as measured, and as expected on those needed.
+                "seconds": {"up": _known(seconds), "needed": _known(then_s)},
+                "advice": self.findings(model),
+            }
+
+    def findings(self, model: str) -> Sequence[Finding]:
+        """Return what an operator should add or may take away, and what it costs; nothing where that is not known."""
+        from gateway.advice.finding import Finding  # of the room that asks for it
+
+        fleet = self.fleets.get(model)
+        if fleet is None:
+            return ()
+        counts, seconds, then_s = fleet.advised
+        changes = [
+            f"{abs(more)} {method} {'more' if more > 0 else 'less'}"
+            for method, count in sorted(counts.items())
+            if (more := count - fleet.up[method])
+        ]
+        is_known = math.isfinite(then_s)
+        if not changes or not (is_known or all(count >= fleet.up[method] for method, count in counts.items())):
+            return ()
+        total, hours = sum(counts.values()), len(fleet.minutes) / 60
+        title = f"{total} replica{'' if total == 1 else 's'} keep {fleet.targets}: {', '.join(changes)}"
+        worth = f"requests take {then_s:.2f} s in the mean in place of {seconds:.2f} s ({then_s / seconds - 1:+.0%})"
+        worth = worth if is_known else "the present replicas are too few for the traffic"
+        evidence = f"formulas on the step times learned, for the traffic of {hours:.1f} h; `gateway plan` simulates it"
+        how = "# Begin those to add first; `gateway drain` those to take away, and stop them once they are idle."
+        return (Finding("fleet", model, "", title, None, evidence, how, worth),)
 
     def start(self) -> None:
         """Begin to count."""
@@ -145,15 +143,26 @@ class FleetRoom(Room):
         fleet.count(Minute(**totals, engine_tokens=tokens))
         learned = learned_of(self.gateway.models[name].policy)
         if learned is None:
-            return
-        queries = sum(each.prefix_queries for each in engines)
-        cached = sum(each.prefix_hits for each in engines) / queries if queries else 0.0
-        up = [(each.said.method.value, each) for each in self.gateway.pool.up(name)]
-        await asyncio.to_thread(fleet.update, learned, up, cached)
-        if not math.isnan(fleet.saturation):
-            self._saturation.labels(name).set(fleet.saturation)
-        for method, needed in fleet.needed.items():
-            self._needed.labels(name, method).set(needed)
+            fleet.forget("its policy learns no step times; `policy: {name: learned, slo: ...}` does")
+        else:
+            queries = sum(each.prefix_queries for each in engines)
+            cached = sum(each.prefix_hits for each in engines) / queries if queries else 0.0
+            up = [(each.said.method.value, each) for each in self.gateway.pool.up(name)]
+            await asyncio.to_thread(fleet.update, learned, up, cached)
+        self._show(name, fleet)
+
+    def _show(self, name: str, fleet: ModelFleet) -> None:
+        """Set the series; those of what is no longer known become NaN, as the files of workers cannot lose them."""
+        shown: dict[Gauge, dict[tuple[str, ...], float]] = {
+            self._saturation: {(name,): fleet.saturation},
+            self._needed: {(name, method): count for method, count in fleet.needed.counts.items()},
+            self._seconds: {(name, "up"): fleet.needed.seconds, (name, "needed"): fleet.needed.then_s},
+        }
+        for gauge, values in shown.items():
+            gone = dict.fromkeys(forget_series(gauge, {"model": name}), math.nan)
+            for labels, value in (gone | values).items():
+                if labels in gone or not math.isnan(value):
+                    gauge.labels(*labels).set(value)
 
     def _counted(self) -> dict[str, dict[str, float]]:
         totals: dict[str, dict[str, float]] = {}
@@ -164,3 +173,7 @@ class FleetRoom(Room):
                 counted = totals.setdefault(labels["model"], defaultdict(float))
                 counted[column] += sample.value
         return totals
+
+
+def _known(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None

@@ -16,8 +16,6 @@ from policies.learned.models import step_time
 from policies.learned.models.acceptance import ACCEPTANCE, ARM, BACKEND
 from policies.learned.models.backend_model import BackendModel
 from policies.learned.models.keys import TEMPERATURE, TEMPERATURES, TEMPLATE, WORKLOAD, Key, typical_prompt_tokens
-from policies.learned.models.prior import StepCost, expected_step
-from policies.learned.models.step_time import STEPS
 from policies.learned.policy import Learned
 from policies.statistics import Sums
 
@@ -58,9 +56,7 @@ class Group:
 class Belief:
     """What is expected of the backends of a model."""
 
-    # Name of the backend without speculation that speedups are relative to; None if there is none: then the
-    # calibration's baseline, scaled to the speed of this pool, stands for it.
-    baseline: str | None
+    baseline: str  # the backend that speedups are relative to: the first without speculation, else the first
     batch: float  # requests on each backend at which speedups hold
     groups: list[Group]  # the groups with the most requests, the largest first
 
@@ -69,14 +65,15 @@ def belief_of(learned: Learned, candidates: Sequence[Candidate], batch: float) -
     """Return what a policy believes; may be called from another thread, as it changes nothing."""
     models = dict(learned.predictor.backend_models)
     present = [models[each.name] for each in candidates if each.name in models]
+    if not present:
+        return Belief("", batch, [])
     baselines = [each.name for each in candidates if each.method is Method.BASELINE and each.name in models]
-    baseline = baselines[0] if baselines else None
-    reference = models[baseline].cost if baseline is not None else _scaled_baseline(learned)
+    reference = models[baselines[0]] if baselines else present[0]
     groups = _grouped(learned.statistics.buckets(ACCEPTANCE))
     shown = (item for item in groups.items() if item[1].requests >= _LEAST_REQUESTS)
     largest = heapq.nlargest(MOST_GROUPS, shown, lambda item: item[1].requests)
     return Belief(
-        baseline,
+        reference.name,
         batch,
         [
             Group(
@@ -136,18 +133,19 @@ def _group(key: Key) -> Key:
     return request[WORKLOAD], request[TEMPLATE], request[TEMPERATURE]
 
 
-def _of_backend(model: BackendModel, group: _Observed, reference: StepCost, batch: float) -> GroupBelief:
+def _of_backend(model: BackendModel, group: _Observed, reference: BackendModel, batch: float) -> GroupBelief:
     """Return what is expected of a backend: the mean over the most frequent buckets, of logarithms."""
     weights = log_speedup = log_tokens = 0.0
-    place = model.place(batch)
-    cost = model.cost_at(place)
+    place, compared = model.place(batch), reference.place(batch)
+    cost, reference_cost = model.cost_at(place), reference.cost_at(compared)
     for key, weight in heapq.nlargest(_MOST_KEYS, group.keys.items(), lambda item: item[1]):
         context_tokens = typical_prompt_tokens(key) + TYPICAL_TOKENS / 2
         load = step_time.terms(batch, batch * context_tokens, 0.0)
         per_step = model.tokens_per_step(key, place)
         weights += weight
         log_tokens += weight * math.log(per_step)
-        log_speedup += weight * math.log(per_step * step_time.seconds(reference, load))
+        gained = per_step / reference.tokens_per_step(key, compared)
+        log_speedup += weight * math.log(gained * step_time.seconds(reference_cost, load))
         log_speedup -= weight * math.log(step_time.seconds(cost, load))
     count = group.counts[model.arm]
     return GroupBelief(
@@ -158,11 +156,6 @@ def _of_backend(model: BackendModel, group: _Observed, reference: StepCost, batc
         count,
         group.sent[model.name],
     )
-
-
-def _scaled_baseline(learned: Learned) -> StepCost:
-    scale = step_time.fit_scale(learned.statistics.buckets(STEPS))
-    return expected_step(learned.predictor.calibration, Method.BASELINE, 0).scaled(scale)
 
 
 def _temperatures(index: int) -> str:

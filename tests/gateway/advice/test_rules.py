@@ -12,11 +12,12 @@ from backends.occupancy import Minute
 from backends.speculation import Method
 from benchmarks.routing.advice import CASES, Case, advised, measure, play
 from gateway.advice.advise import advise
-from gateway.advice.evidence import BackendEvidence, Contradiction, Kind, ModelEvidence
+from gateway.advice.evidence import BackendEvidence, Contradiction, Kind, ModelEvidence, Steps
 from gateway.advice.losing_method import of_speculation
+from policies.learned.models.prior import StepCost
 from policies.trouble.troubles import Finding as Trouble
 
-BUSY = tuple(Minute(100, number % 7, number % 5) for number in range(30))
+BUSY = tuple(Minute(100, number % 7, ((250, number % 5), (25, 60))) for number in range(30))
 
 
 def case_of(name: str) -> Case:
@@ -77,11 +78,68 @@ MIXED = (PLAIN, (Method.NGRAM, 5), (Method.SUFFIX, 24), (Method.EAGLE3, 3), (Met
 def test_what_speculation_gains_is_what_the_same_requests_lose_without_it(case: Case) -> None:
     played = play(case, case.members, seed=0)
     without = play(case, [PLAIN] * len(case.members), 0, played.replica)
-    gain = of_speculation(played.evidence)
+    gain = of_speculation(played.evidence).gain
     assert gain is not None
     assert gain.low <= 1.0 - np.nanmean(played.tpot_s) / np.nanmean(without.tpot_s) <= gain.high
     early = [replace(each, steps=each.steps and replace(each.steps, answers=9.0)) for each in played.evidence.backends]
-    assert of_speculation(replace(played.evidence, backends=tuple(early))) is None
+    assert of_speculation(replace(played.evidence, backends=tuple(early))).gain is None
+
+
+def measured(name: str, method: Method, step_s: float, answers: float = 200.0, **known: object) -> BackendEvidence:
+    """Return a replica whose steps take so long at any load, on which so many answers were measured."""
+    steps = Steps(answers, step_s, (1.0, 2.0, 1.0, 0.1), StepCost(step_s, 0.0, 0.0, 0.0))
+    return replace(BackendEvidence(name, method, 3, answers=answers, steps=steps), **known)  # type: ignore[arg-type]
+
+
+def serving(*backends: BackendEvidence, easy: float = 1.2, hard: float = 1.2) -> ModelEvidence:
+    """Return a model with two kinds of requests, which all replicas answer alike."""
+    kinds = []
+    for per_step in (easy, hard):
+        taken = {each.name: 1.0 if each.method is Method.BASELINE else per_step for each in backends}
+        kinds.append(Kind(1e5, taken, {each.name: 1.0 / len(backends) for each in backends}))
+    return ModelEvidence("m", backends, tuple(kinds))
+
+
+PLAIN_ONE, HEAD_ONE = measured("plain", Method.BASELINE, 0.01), measured("head", Method.EAGLE3, 0.02)
+
+
+def test_a_calibration_that_nobody_gave_is_compared_with_nothing() -> None:
+    alone = of_speculation(serving(HEAD_ONE))
+    assert alone.gain is None
+    assert "no replica runs without speculation" in alone.missing
+    given = replace(HEAD_ONE, baseline_cost=StepCost(0.01, 0.0, 0.0, 0.0), cost_by_k={3: StepCost(0.02, 0.0, 0.0, 0.0)})
+    assert of_speculation(serving(given)).gain is not None
+    early = of_speculation(serving(HEAD_ONE, measured("plain", Method.BASELINE, 0.01, 4.0)))
+    assert early.gain is None
+    assert "10 measured answers are needed: plain has 4" in early.missing
+
+
+def test_measured_beats_calibrated_and_the_baseline_with_the_most_answers_counts() -> None:
+    wrong = {"baseline_cost": StepCost(1.0, 0.0, 0.0, 0.0), "cost_by_k": {3: StepCost(0.02, 0.0, 0.0, 0.0)}}
+    few = measured("few", Method.BASELINE, 1.0, 12.0)
+    model = serving(few, PLAIN_ONE, replace(HEAD_ONE, **wrong))  # type: ignore[arg-type]
+    assert of_speculation(model).baseline == "plain"
+
+
+def test_where_speculation_loses_it_is_said_what_to_do_or_what_is_missing() -> None:
+    found = of_speculation(model := serving(PLAIN_ONE, HEAD_ONE))
+    assert found.gain is not None
+    assert found.gain.high < 0.0
+    (finding,) = advise(model)
+    assert (finding.rule, finding.backend) == ("losing_method", "head")
+    assert "1.20 tokens per step expected" in finding.evidence
+    assert finding.gain is not None
+    assert finding.gain.share == pytest.approx(1.0 - 1.2 / 2.0, abs=0.1)
+    tree = measured("tree", Method.SUFFIX, 0.02, 5.0)
+    partly = serving(PLAIN_ONE, replace(HEAD_ONE, name="other"), tree, easy=2.6, hard=1.1)
+    assert advise(partly) == []
+    said = of_speculation(partly)
+    assert said.gain is not None
+    assert said.gain.high < 0.0
+    assert said.missing.split("; ") == [
+        "other: it loses on 50% of the output tokens only, and the policy sends it the others",
+        "tree: 5 of 10 answers have been measured",
+    ]
 
 
 def test_a_method_whose_drafts_are_refused_loses_against_the_baseline_beside_it() -> None:
@@ -131,6 +189,9 @@ def test_waiting_for_memory_and_for_a_place_are_told_apart() -> None:
     assert gain.low <= sum(minute.waiting_for_room for minute in BUSY) / 3000 <= gain.high
     assert findings["memory"].change == "vllm serve ... --gpu-memory-utilization 0.95"
     assert findings["batch_limit"].change == "vllm serve ... --max-num-seqs 512"
+    gain = findings["batch_limit"].gain
+    assert gain is not None
+    assert gain.low <= 2.0 / 100 <= gain.high, "none of those that wait beside 25"
     flags = ("--max-num-seqs", "16", "--gpu-memory-utilization=0.95")
     findings = {
         finding.rule: finding for finding in advise(of(BackendEvidence("a", Method.NGRAM, minutes=BUSY, flags=flags)))
@@ -138,7 +199,9 @@ def test_waiting_for_memory_and_for_a_place_are_told_apart() -> None:
     assert '[..., "--max-num-seqs", "32"]' in findings["batch_limit"].change
     assert '"--kv-cache-dtype", "fp8"' in findings["memory"].change
     assert advise(of(BackendEvidence("a", Method.NGRAM, minutes=BUSY[:9]))) == []
-    once = (*[Minute(100)] * 29, Minute(100, 5, 0))
+    roomy = tuple(replace(minute, waiting_for_room=0, others=((25, 3),) * 30) for minute in BUSY)
+    assert advise(of(BackendEvidence("a", Method.NGRAM, minutes=roomy))) == []
+    once = (*[Minute(100)] * 29, Minute(100, 5))
     assert advise(of(BackendEvidence("a", Method.NGRAM, minutes=once))) == []
 
 

@@ -21,7 +21,12 @@ MEAN = Rates(1.0, 1000.0, 200.0)
 
 
 def load(*rows: tuple[float, ...], headroom: float = 1.0) -> Load:
-    return Load(("head", "tree")[: len(rows[0])], np.array(rows), headroom)
+    """Return a load in which a request for each group comes each second, and takes longer where it takes more."""
+    costs = np.array(rows)
+    takes = np.stack([np.full(costs.shape, 100.0), 1e-3 * costs, np.zeros(costs.shape)])
+    return Load(
+        ("head", "tree")[: len(rows[0])], costs, headroom, np.ones(len(rows)), np.full(len(rows[0]), 0.01), takes
+    )
 
 
 def test_a_replica_at_its_capacity_keeps_the_target_by_the_fitted_step_time() -> None:
@@ -88,6 +93,52 @@ def test_the_method_that_is_right_for_the_traffic_is_added_and_the_other_is_take
     assert noon.needed({"head": 1, "tree": 1}) == {"head": 4, "tree": 0}
     mixed = load((1.8, 20.0), (20.0, 1.8))
     assert mixed.needed({"head": 1}) == {"head": 2, "tree": 2}
+
+
+def test_of_replicas_that_are_not_needed_those_stay_on_which_requests_take_least() -> None:
+    light = Load(
+        ("baseline", "tree"),
+        np.array([[0.01, 0.02]]),  # less of a baseline is taken
+        1.0,
+        np.array([1.0]),
+        np.array([0.007, 0.0072]),
+        np.array([[[200.0, 80.0]], [[2e-5, 4e-5]], [[0.01, 0.01]]]),
+    )
+    assert light.needed({"baseline": 2, "tree": 2}) == {"baseline": 0, "tree": 1}
+
+
+def test_requests_take_their_steps_and_more_beside_others() -> None:
+    alone, steps, request_s = 0.007 * 200.0, 200.0, 2e-5
+    for rate in (1e-6, 100.0, 400.0):
+        one = Load(
+            ("plain",),
+            np.array([[0.1]]),
+            1.0,
+            np.array([rate]),
+            np.array([0.007]),
+            np.array([[[steps]], [[request_s]], [[0.0]]]),
+        )
+        found = one.finish_s({"plain": 2})
+        in_flight = rate / 2 * found
+        assert found == approx(steps * (0.007 + in_flight * request_s), rel=1e-6)
+        assert found >= alone
+    assert one.finish_s({"plain": 1}) == math.inf
+
+
+def test_the_spread_of_least_time_is_found() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(10):
+        rates, base_s = rng.uniform(1.0, 20.0, 2), rng.uniform(0.007, 0.01, 2)
+        takes = np.array([rng.uniform(50.0, 200.0, (2, 2)), np.full((2, 2), 5e-5), np.full((2, 2), 0.01)])
+        found = Load(("head", "tree"), np.ones((2, 2)), 1.0, rates, base_s, takes).finish_s({"head": 1, "tree": 1})
+        best = math.inf
+        for shares in itertools.product(np.linspace(0.0, 1.0, 41), repeat=2):
+            sent = rates[:, None] * np.array([[share, 1.0 - share] for share in shares])
+            load_of_each = (sent * (takes[0] * takes[1] + takes[2])).sum(0)
+            if load_of_each.max() < 1.0:
+                times = takes[0] * base_s / (1.0 - load_of_each) + takes[2]
+                best = min(best, float((sent * times).sum() / rates.sum()))
+        assert found == approx(best, rel=0.02)
 
 
 def test_headroom_asks_for_more_and_one_replica_stays() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from pytest import approx  # noqa: PT013
 
-from gateway.fleet.demand import DAY_MINUTES, Minute, forecast, present
+from gateway.fleet.demand import DAY_MINUTES, Minute, finish_s, forecast, present, usual
 
 
 def minutes(*requests: float) -> list[Minute]:
@@ -33,6 +35,14 @@ def test_what_came_a_day_ago_is_expected_as_much_as_the_last_hour_was_of_that_on
     assert forecast(minutes(*traffic)).requests == approx(10.0)
     half = [*traffic[:-60], *[30.0] * 60]
     assert forecast(minutes(*half)).requests == approx(5.0)
+
+
+def test_what_a_request_met_and_took_is_weighted_by_requests() -> None:
+    uneven = [*minutes(30.0, 90.0), Minute()]
+    assert usual(uneven).requests == approx((30.0**2 + 90.0**2) / 120.0 / 60.0)
+    timed = [Minute(2.0, finished=2.0, finish_s=1.0), Minute(1.0, finished=1.0, finish_s=2.0), Minute()]
+    assert finish_s(timed) == approx(1.0)
+    assert math.isnan(finish_s([Minute()]))
 
 
 def test_what_others_sent_to_the_engines_counts() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+from collections import Counter
 
+import httpx
 import pytest
 
-from gateway.fleet import room
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
+from gateway.fleet import model, room
+from gateway.fleet.capacity import Targets
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start, start_gateway
 from tests.gateway.dashboard.conftest import snapshot
 from tests.support.upstream import Wire, delta
-from tests.support.waiting import eventually_async
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 
@@ -33,57 +36,113 @@ def series(page: str, name: str) -> dict[str, float]:
     return {labels: float(value) for labels, _, value in lines}
 
 
-async def until_known(running: Running) -> dict[str, object]:
-    for _ in range(100):
-        await asyncio.gather(*(running.chat(f"hello {number}", temperature=0.0, stream=True) for number in range(10)))
-        answer = await running.client.get("/admin/fleet", params={"model": MODEL}, headers=ADMIN)
-        if answer.status_code == 200 and answer.json()["saturation"] is not None:
-            return answer.json()  # type: ignore[no-any-return]
-        assert answer.status_code in {200, 404}
-    pytest.fail("it was never known")
+SERIES = ("gateway_pool_saturation", "gateway_replicas_needed", "gateway_fleet_request_seconds")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an hour of traffic in some seconds."""
+    monkeypatch.setattr(room, "_MINUTE_S", 0.2)
+    monkeypatch.setattr(model, "HOUR_MINUTES", 8)
+
+
+async def chats(running: Running) -> None:
+    await asyncio.gather(*(running.chat(f"hello {number}", temperature=0.0, stream=True) for number in range(10)))
+
+
+async def asked(running: Running, **parameters: str) -> httpx.Response:
+    return await running.client.get("/admin/fleet", params={"model": MODEL, **parameters}, headers=ADMIN)
+
+
+async def fleet_findings(running: Running) -> list[dict[str, str]]:
+    advised = (await running.client.get("/admin/advice", headers=ADMIN)).json()["models"][MODEL]
+    return [each for each in advised["findings"] if each["rule"] == "fleet"]
 
 
 @pytest.mark.parametrize(("tpot_ms", "is_enough"), [(1000.0, True), (0.01, False)])
-async def test_it_says_how_many_of_which_method(
-    gateway_of: Start, monkeypatch: pytest.MonkeyPatch, tpot_ms: float, is_enough: bool
+async def test_it_says_how_many_of_which_method_and_what_they_cost_in_time(
+    gateway_of: Start, tpot_ms: float, is_enough: bool
 ) -> None:
-    monkeypatch.setattr(room, "_MINUTE_S", 0.2)
     policy = {"name": "learned", "seed": 0, "slo": {"tpot_ms": tpot_ms}}
     async with gateway_of({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
-        url = "/admin/fleet"
-        assert (await running.client.get(url, params={"model": MODEL})).status_code == 401
-        assert (await running.client.get(url, params={"model": "other"}, headers=ADMIN)).status_code == 404
-        said = await until_known(running)
+        assert (await running.client.get("/admin/fleet", params={"model": MODEL})).status_code == 401
+        assert (await asked(running, model="other")).status_code == 404
+        answer, too_early = await asked(running), set()
+        for _ in range(100):
+            await chats(running)
+            answer = await asked(running)
+            if answer.status_code == 404:
+                too_early.add(answer.json()["error"]["message"])
+                assert not await fleet_findings(running)
+            elif answer.json()["seconds"]["up"] is not None:
+                break
+        assert any("hour of traffic" in each for each in too_early)
+        said = answer.json()
         (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
         judged, missed = (sum(getattr(each, of) for each in found.fleets[MODEL].minutes) for of in ("judged", "missed"))
         assert judged > 0
         assert missed == (0 if is_enough else judged)
-        page = (await running.client.get("/metrics")).text
-        needed = series(page, "gateway_replicas_needed")
-        assert len(needed) == 2
-        assert all(f'model="{MODEL}"' in labels for labels in needed)
-        (saturation,) = series(page, "gateway_pool_saturation").values()
-        assert said["needed"] == sum(said["methods"].values())  # type: ignore[attr-defined]
-        assert (said["needed"] == 1) == is_enough
-        assert (saturation <= 1.0) == is_enough
-        advised = (await running.client.get("/admin/advice", headers=ADMIN)).json()["models"][MODEL]
-        titles = [each["title"] for each in advised["findings"] if each["rule"] == "fleet"]
-        assert len(titles) == 1
-        assert titles[0].startswith("the traffic needs 1 replica: 1 ") == is_enough
-
-        async def is_shown() -> bool:
-            shown = (await snapshot(running))["models"][0]["load"]
-            return shown is not None and (shown <= 1.0) == is_enough
-
-        await eventually_async(is_shown)
-        one = await running.client.get(url, params={"model": MODEL, "method": "ngram"}, headers=ADMIN)
-        assert one.json()["needed"] == one.json()["methods"]["ngram"]
+        assert said["needed"] == sum(said["methods"].values())
+        assert (said["needed"] == 1) == (said["saturation"] <= 1.0) == is_enough
+        assert 0.05 < said["seconds"]["up"] < 2.0, "as paced"
+        assert (await asked(running, method="ngram")).json()["needed"] == said["methods"]["ngram"]
+        assert (await asked(running, method="ngarm")).status_code == 404, "not 0 of them"
 
 
-async def test_a_policy_that_does_not_learn_says_nothing(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_MINUTE_S", 0.05)
-    async with gateway_of() as running:
+async def test_what_is_advised_has_its_cost_in_seconds_and_percent() -> None:
+    async with start_gateway() as running:
         (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
-        await running.until(lambda: MODEL in found.fleets and len(found.fleets[MODEL].minutes) > 5)
-        answer = await running.client.get("/admin/fleet", params={"model": MODEL}, headers=ADMIN)
-        assert answer.status_code == 404
+        fleet = found.fleets[MODEL] = model.ModelFleet()
+        assert found.findings(MODEL) == ()
+        fleet.targets, fleet.up = Targets(2.0, 0.03), Counter(baseline=1, ngram=2)
+        fleet.advised = model.Change({"baseline": 0, "ngram": 2, "eagle3": 0}, 1.5, 2.1)
+        (finding,) = found.findings(MODEL)
+        assert finding.title == (
+            "2 replicas keep 2 s to the first token and 30 ms for each further one: 1 baseline less"
+        )
+        assert finding.worth == "requests take 2.10 s in the mean in place of 1.50 s (+40%)"
+        fleet.advised = fleet.advised._replace(then_s=math.nan)
+        assert found.findings(MODEL) == (), "nothing is taken away without that"
+        fleet.advised = fleet.advised._replace(counts={"baseline": 1, "ngram": 3})
+        assert "1 ngram more" in found.findings(MODEL)[0].title
+        fleet.advised = fleet.advised._replace(counts={"baseline": 1, "ngram": 2})
+        assert found.findings(MODEL) == ()
+
+
+@pytest.mark.parametrize(
+    ("policy", "missing"),
+    [({"name": "learned", "seed": 0}, "set `slo`"), ({"name": "round_robin"}, "learns no step times")],
+)
+async def test_without_targets_nothing_is_said(gateway_of: Start, policy: dict[str, object], missing: str) -> None:
+    async with gateway_of({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
+        (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
+        for _ in range(8):
+            await chats(running)
+        await running.until(lambda: len(found.fleets[MODEL].minutes) > 10)
+        answer = await asked(running)
+        assert (answer.status_code, missing in answer.json()["error"]["message"]) == (404, True)
+        assert not await fleet_findings(running)
+        page = (await running.client.get("/metrics")).text
+        assert not any(series(page, name) for name in SERIES)
+        assert (await snapshot(running))["models"][0]["load"] is None
+
+
+async def test_targets_that_are_taken_away_leave_no_figure_behind() -> None:
+    async with start_gateway() as running:
+        (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
+        fleet = model.ModelFleet()
+        fleet.saturation, fleet.needed = 0.4, model.Change({"ngram": 2}, 1.0, 1.2)
+        found._show(MODEL, fleet)
+        page = (await running.client.get("/metrics")).text
+        assert [len(series(page, name)) for name in SERIES] == [1, 1, 2]
+        fleet.forget("no `slo`")
+        found._show(MODEL, fleet)
+        page = (await running.client.get("/metrics")).text
+        assert all(math.isnan(value) for name in SERIES for value in series(page, name).values())
+
+
+def test_what_the_day_needed_is_not_taken_away_by_night() -> None:
+    fleet = model.ModelFleet()
+    for needed in ({"head": 3, "tree": 0}, {"head": 0, "tree": 1}):
+        fleet._past.append(needed)
+    assert [fleet._most(method) for method in ("head", "tree", "plain")] == [3, 1, 0]

@@ -64,14 +64,16 @@ def test_requests_are_those_observed() -> None:
         assert sum(backend.requests for backend in group.backends) == pytest.approx(group.requests)
 
 
-def test_without_a_baseline_the_scaled_calibration_stands_for_it() -> None:
+def test_without_a_baseline_the_first_backend_is_what_others_are_compared_with() -> None:
     policy = _learned((("e", Method.EAGLE3, 3), ("s", Method.SUFFIX, 24)))
-    belief = belief_of(policy, _pool(("e", Method.EAGLE3, 3)), 1.0)
-    assert belief.baseline is None
-    with_one = belief_of(_learned(), _pool(*PARTS), 1.0)
-    speedups = [group.backends[0].speedup for group in belief.groups if group.workload == "code"]
-    known = [group.backends[1].speedup for group in with_one.groups if group.workload == "code"]
-    assert sum(speedups) / len(speedups) == pytest.approx(sum(known) / len(known), rel=0.2)
+    belief = belief_of(policy, _pool(("e", Method.EAGLE3, 3), ("s", Method.SUFFIX, 24)), 1.0)
+    assert belief.baseline == "e"
+    models = policy.predictor.backend_models
+    for group in belief.groups:
+        first, other = group.backends
+        assert first.speedup == pytest.approx(1.0)
+        steps = models["e"].cost.base_s / models["s"].cost.base_s
+        assert other.speedup == pytest.approx(other.tokens_per_step / first.tokens_per_step * steps, rel=0.1)
 
 
 def test_rare_templates_are_shown_together_and_their_number_has_a_bound() -> None:
