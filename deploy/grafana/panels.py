@@ -56,9 +56,9 @@ def quantiles(histogram: str) -> list[tuple[str, str]]:
     return [(quantile(share, histogram, by=""), f"p{100 * share:g}") for share in (0.5, 0.95, 0.99)]
 
 
-def seen(gauge: str, labels: str = BACKEND) -> str:
+def seen(gauge: str, labels: str = BACKEND, by: str = "backend, method") -> str:
     """Return the mean of what gateways report of a replica."""
-    return f"avg by (backend, method) ({gauge}{{{labels}}})"
+    return f"avg by ({by}) ({gauge}{{{labels}}})"
 
 
 BASELINE = f'{MODEL},method="baseline"'
@@ -69,6 +69,7 @@ BREAK_EVEN = f"({MEAN_STEP}) / on (model) group_left () ({BASELINE_STEP})"
 TIME_OF_BASELINES = ratio(f"{TPOT}_sum", f"{TPOT}_count", BASELINE, "model")
 TIME_OF_OTHERS = ratio(f"{TPOT}_sum", f"{TPOT}_count", f'{MODEL},method!="baseline"', "model")
 REQUESTS, STEPS, STEP_TOKENS = "gateway_requests_total", "gateway_steps_total", "gateway_step_tokens_total"
+SLO, KEPT = "gateway_slo_requests_total", f'{MODEL},outcome="kept"'
 
 TRAFFIC = [
     Panel("Requests", "By outcome.", "reqps", [(rate(REQUESTS, MODEL, "outcome"), "{{outcome}}")], is_stacked=True),
@@ -116,6 +117,24 @@ TRAFFIC = [
         ],
     ),
     Panel(
+        "Traffic over what is carried",
+        "Of models with `slo`: above 1 the replicas that are up are too few to keep it.",
+        "percentunit",
+        [(f"max by (model) (gateway_pool_saturation{{{MODEL}}})", "{{model}}")],
+    ),
+    Panel(
+        "Replicas needed",
+        "Of models with `slo`, to keep it, after an hour of traffic.",
+        "short",
+        [(f"max by (model, method) (gateway_replicas_needed{{{MODEL}}})", "{{model}} {{method}}")],
+    ),
+    Panel(
+        "Time to finish on the replicas needed",
+        "Of the last hour's requests: measured on the replicas that were up, and expected on those needed.",
+        "s",
+        [(f"avg by (model, replicas) (gateway_fleet_request_seconds{{{MODEL}}})", "{{model}} {{replicas}}")],
+    ),
+    Panel(
         "Queue of the gateway",
         "For models with a queue.",
         "short",
@@ -139,26 +158,27 @@ SPECULATION = [
     ),
     Panel(
         "Tokens per step",
-        "Including steps without a draft; 1 without speculation.",
+        "By the engines' counters, including steps without a draft; 1 without speculation.",
         "short",
-        [(ratio(STEP_TOKENS, STEPS), BY_BACKEND)],
+        [(seen("gateway_backend_tokens_per_step"), BY_BACKEND)],
     ),
     Panel(
         "Tokens per step over break-even",
         "Break-even is the time of a step over that of a baseline's. Below 1 the drafts cost more than they give.",
         "short",
-        [(f"({ratio(STEP_TOKENS, STEPS, by='model, backend, method')}) / ({BREAK_EVEN})", BY_BACKEND)],
+        [(f"({seen('gateway_backend_tokens_per_step', by='model, backend, method')}) / ({BREAK_EVEN})", BY_BACKEND)],
     ),
     Panel(
-        "Acceptance by temperature",
-        "Accepted over drafted tokens, of engines that report it with each answer.",
+        "Acceptance",
+        "Accepted over drafted tokens, by the engines' counters.",
         "percentunit",
-        [
-            (
-                ratio("gateway_accepted_tokens_total", "gateway_drafted_tokens_total", BACKEND, "method, temperature"),
-                "{{method}} at {{temperature}}",
-            )
-        ],
+        [(seen("gateway_backend_acceptance_ratio"), BY_BACKEND)],
+    ),
+    Panel(
+        "Tokens per step by temperature",
+        "As the answers show.",
+        "short",
+        [(ratio(STEP_TOKENS, STEPS, BACKEND, "method, temperature"), "{{method}} at {{temperature}}")],
     ),
     Panel(
         "Time of a step", "Between two chunks of a stream.", "s", [(ratio(f"{ITL}_sum", f"{ITL}_count"), BY_BACKEND)]
@@ -217,6 +237,23 @@ LATENCY = [
     Panel("Time per output token", "Of all chosen replicas.", "s", quantiles(TPOT)),
     Panel("Time per output token by replica", "Median.", "s", [(quantile(0.5, TPOT), BY_BACKEND)]),
     Panel("Time to finish", "To the end of the answer.", "s", quantiles("gateway_e2e_seconds")),
+    Panel(
+        "Requests within their objective",
+        "Share of those with one, by class; `default` is the `slo` of the model.",
+        "percentunit",
+        [
+            (
+                f"{rate(SLO, KEPT, 'model, slo_class')} / ({rate(SLO, MODEL, 'model, slo_class')} > 0)",
+                "{{model}} {{slo_class}}",
+            )
+        ],
+    ),
+    Panel(
+        "Time to the first token of requests with an objective",
+        "95th percentile, by class.",
+        "s",
+        [(quantile(0.95, "gateway_slo_ttft_seconds", MODEL, "model, slo_class"), "{{model}} {{slo_class}}")],
+    ),
     Panel(
         "Unevenness",
         "99th percentile of the time to the first token over its median.",

@@ -24,6 +24,7 @@ from tests.support.registered_metrics import sample_names
 pytestmark = pytest.mark.slow
 
 OLDEST, NEWEST = "1.30", "1.37"
+HEAD = {"head": {"model": "m", "target": "t"}}
 NO_ROUTE = {"httpRoute": {"create": False}}
 OPERATOR = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
 """Kinds of the Prometheus operator and of KEDA, whose schemas no package has."""
@@ -313,6 +314,19 @@ def test_it_scales_by_a_metric_that_exists(chart: helm.Chart) -> None:
             "replicas: one serves n, but all pods of the InferencePool serve m",
         ),
         ({"picker": {"inferencePool": {"failureMode": "Open"}}}, "failureMode"),
+        *(
+            (
+                {"fleet": {"enabled": True}, "replicas": HEAD, "pool": pool},
+                "set pool.models.m.policy to {name: learned, slo",
+            )
+            for pool in (
+                {},
+                {"models": {"m": {"policy": "learned"}}},
+                {"models": {"m": {"policy": {"name": "learned", "slo": {}}}}},
+                {"models": {"m": {"policy": {"name": "thresholds", "slo": {"ttft_ms": 2000}}}}},
+                {"models": {"n": {"policy": {"name": "learned", "slo": {"ttft_ms": 2000}}}}},
+            )
+        ),
     ],
 )
 def test_wrong_values_are_refused(chart: helm.Chart, wrong: dict[str, Any], message: str) -> None:
