@@ -111,8 +111,14 @@ class Dashboard(Room):
         """Return what samples decisions, while a page is open."""
         if not self._is_watched:
             return {}
-        explains, known = self.gateway.settings.recorder is not None, self._decisions
-        self._decisions = {name: known.get(name) or SampledDecisions(explains=explains) for name in self.gateway.models}
+        recorder, known = self.gateway.settings.recorder, self._decisions
+        # Who lets texts be recorded lets the page name a template by them, but not for those without a key.
+        names = recorder is not None and recorder.text == "full" and not self.gateway.settings.dashboard.public
+        self._decisions = {
+            name: known.get(name) or SampledDecisions(explains=recorder is not None) for name in self.gateway.models
+        }
+        for sampled in self._decisions.values():
+            sampled.templates = (sampled.templates or {}) if names else None
         return self._decisions
 
     async def stop(self) -> None:

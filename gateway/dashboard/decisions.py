@@ -16,6 +16,8 @@ from policies.policy import Decision
 from policies.roles import Scoring
 
 SHOWN = 50
+_MOST_TEMPLATES = 256
+_FIRST_CHARACTERS = 48
 SAMPLE_S = 0.25
 """Least seconds between two samples, so that their cost has a bound."""
 
@@ -25,6 +27,7 @@ class SampledDecisions:
 
     def __init__(self, *, explains: bool) -> None:
         self.explains = explains  # whether the policy includes scores in its decisions apart from those sampled here
+        self.templates: dict[str, str] | None = None  # first words of each; None if no text may be shown
         self._next_s = 0.0
         self._count = 0
         self._shown: deque[dict[str, Any]] = deque(maxlen=SHOWN)
@@ -39,6 +42,9 @@ class SampledDecisions:
         if now_s < self._next_s or routed.features.endpoint is Endpoint.OTHER:
             return None
         self._next_s = now_s + SAMPLE_S
+        if self.templates is not None and routed.prompt is not None and len(self.templates) < _MOST_TEMPLATES:
+            for text in (routed.prompt.system or routed.prompt.pieces)[:1]:
+                self.templates.setdefault(routed.features.template, " ".join(text[:_FIRST_CHARACTERS].split()))
         if isinstance(routed.model.policy, Scoring):
             routed.model.policy.explain_candidates = True
         return SampledExchange(routed, self)

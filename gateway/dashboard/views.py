@@ -1,8 +1,8 @@
 """The parts of a snapshot: a backend, and a model with what its policy says of itself.
 
 Times are in seconds, rates per second, shares and ratios plain numbers (0.25, not 25). None stands for what is not
-known: nothing has been observed, or the engine does not report it. There is no text of a request in any of it, no key,
-no name of a key, and no address.
+known: nothing has been observed, or the engine does not report it. There is no key in any of it, no name of a key, no
+address, and no text of a request but the first words of templates, where the recorder may write whole texts.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ def model_view(
         if isinstance(policy, Learned) and described
         else None,
         "decisions": [] if decisions is None else decisions.document(),
+        "templates": {} if decisions is None else decisions.templates or {},  # first words, where texts may be shown
     }
 
 

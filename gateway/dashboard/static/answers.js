@@ -1,7 +1,7 @@
 // The first screen: four questions about a model, answered in words.
 
 import { byId, follow, h, setAttribute, setHidden, setStyle, setText } from "./dom.js";
-import { age, duration, fixed, number, percent, times, words } from "./format.js";
+import { age, duration, fixed, number, percent, templateName, times, words } from "./format.js";
 
 const MOST_NAMED = 3;
 const MOST_CHARACTERS = 26; // of a name in a headline; the pool below has all of it
@@ -101,9 +101,9 @@ function overNone(advised) {
   const title = "Over no speculation";
   if (advised === undefined) return [`${title}: not shown.`, "", "It needs an admin key, and is asked for once a minute."];
   if (!advised.learns) return [`${title}: not known.`, "", "The policy learns no step times."];
-  const gain = advised.speculation;
-  if (gain === null) return [`${title}: not known yet.`, "", "Too few answers have been measured."];
-  const than = advised.baseline ? `the steps of ${advised.baseline}` : "a baseline of the calibration, as none was measured";
+  const { gain, baseline, missing } = advised.speculation;
+  if (gain === null) return [`${title}: not known yet.`, "", `${sentence(missing)}.`];
+  const than = baseline ? `the measured steps of ${baseline}` : "a baseline of the calibration that the pool file names";
   const rests = `Estimated from ${than}: ${percent(gain.share)} of the ${gain.of} saved (95% interval ${percent(gain.low)} to ${percent(gain.high)}).`;
   if (gain.low <= 0 && gain.high >= 0) return [`${title}: no difference is certain.`, "", rests];
   const change = percent(Math.abs(gain.share));
@@ -119,6 +119,8 @@ function showGain(model, advised) {
   answer("speculation", over, overClass);
   setText(byId("speculation-rests"), overRests);
 }
+
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 const place = (ratio) => (100 * (Math.min(HIGHEST, Math.max(LOWEST, Math.log2(ratio))) - LOWEST)) / (HIGHEST - LOWEST);
 
@@ -145,19 +147,20 @@ function showTakes(model) {
   if (rest.length > 0) shares.push(`${rest.length} other${rest.length > 1 ? "s" : ""} ${percent(rest.reduce((sum, each) => sum + each.share, 0))}`);
   answer("takes", shares.length > 0 ? `${shares.join(", ")}.` : "No requests in the last minute.");
   const groups = (model.belief?.groups ?? []).filter((group) => group.backends.length > 0).toSorted((one, other) => other.requests - one.requests);
-  const over = model.belief?.baseline ?? "a baseline";
+  const over = model.belief?.baseline;
   const instead = model.decides === model.policy ? "" : `, in place of ${model.policy}`;
   const learns = groups.length > 0;
   say("takes-list", [
-    `${model.decides} decides${instead}. ${RULES[model.decides] ?? (learns ? "What it found to be fastest, before load:" : "")}`,
-    ...(model.decides in RULES ? [] : groups.slice(0, MOST_NAMED).map((group) => fastest(group, over))),
+    `${model.decides} decides${instead}. ${RULES[model.decides] ?? (learns ? "What it expects to be fastest, before load:" : "")}`,
+    ...(model.decides in RULES ? [] : groups.slice(0, MOST_NAMED).map((group) => fastest(group, over, model.templates))),
+    ...first(model.backends.filter((each) => each.slowdown > 1), (each) => `${each.name} is avoided: it counts as ${times(each.slowdown)} slow, as its last steps were.`),
     tally(model.decisions),
   ]);
 }
 
-function fastest(group, over) {
+function fastest(group, over, templates) {
   const best = group.backends.reduce((one, other) => (one.speedup >= other.speedup ? one : other));
-  const template = group.template ? `, template ${group.template}` : "";
+  const template = group.template ? `, ${templateName(group.template, templates)}` : "";
   const how = best.backend === over ? "nothing is faster" : `${times(best.speedup)} the tokens per second of ${over}`;
   return `${group.workload || "Not declared"} at temperature ${group.temperature}${template}: ${best.backend}, ${how}.`;
 }
@@ -172,12 +175,20 @@ function tally(decisions) {
 
 function showChange(advised) {
   const findings = advised?.findings ?? [];
+  const { gain, missing } = advised?.speculation ?? {};
   if (advised === undefined) answer("change", "Not shown: advice needs an admin key.");
-  else if (findings.length === 0) answer("change", advised.learns ? "Nothing, as far as was measured." : "Not known: the policy learns no step times.");
-  else answer("change", `${titleOf(findings[0])}.${findings[0].gain ? ` Saves about ${percent(findings[0].gain.share)} of the ${findings[0].gain.of}.` : ""}`, "warn");
-  setText(byId("change-rests"), findings.length > 1 ? `The first of ${findings.length}: make it, and measure again before the next.` : "");
+  else if (findings.length > 0) answer("change", `${titleOf(findings[0])}.${worthOf(findings[0])}`, "warn");
+  else if (!advised.learns) answer("change", "Not known: the policy learns no step times.");
+  else if (gain?.high < 0) answer("change", "Not known yet which replica should not speculate, though speculation costs time.", "warn");
+  else answer("change", "Nothing, as far as was measured.");
+  setText(byId("change-rests"), findings.length > 1 ? `The first of ${findings.length}: make it, and measure again before the next.` : missing && gain?.high < 0 ? `${sentence(missing)}.` : "");
   setHidden(byId("change-how"), findings.length === 0);
   follow(byId("change-list"), findings.slice(0, 1), (finding) => JSON.stringify(finding), adviceItem, () => {});
+}
+
+function worthOf({ gain, worth }) {
+  if (gain !== null) return ` Saves about ${percent(gain.share)} of the ${gain.of}.`;
+  return worth && ` What it brings: ${worth}.`;
 }
 
 function titleOf({ backend, title }) {

@@ -1,7 +1,7 @@
 // The speedup over the baseline that the policy expects, by workload, template and temperature.
 
 import { byId, follow, h, setAttribute, setHidden, setStyle, setText } from "./dom.js";
-import { count, fixed, number, times } from "./format.js";
+import { count, fixed, number, templateName, times } from "./format.js";
 import { header, named } from "./methods.js";
 
 let shownBackends = null; // not the empty text, which stands for none
@@ -17,11 +17,10 @@ export function showBeliefs(model, marks) {
     setText(byId("beliefs-about"), "Nothing has been learned yet.");
     return;
   }
-  const over = belief.baseline === null ? "a baseline of the same calibration" : belief.baseline;
   const batch = number(belief.batch);
   setText(
     byId("beliefs-about"),
-    `Output tokens per second relative to ${over}, with ${batch} in flight; below it tokens per step, expected / observed.`,
+    `Output tokens per second relative to ${belief.baseline}, with ${batch} in flight; below it tokens per step, expected / observed.`,
   );
   const table = byId("beliefs-table");
   const names = belief.groups[0].backends.map((each) => each.backend);
@@ -39,18 +38,19 @@ export function showBeliefs(model, marks) {
     belief.groups,
     (group) => JSON.stringify([group.workload, group.template, group.temperature]),
     (group) => row(group, names.length),
-    update,
+    (element, group) => update(element, group, model.templates),
   );
 }
 
 function row(group, count) {
   const cells = Array.from({ length: count }, () => h("td", { class: "belief" }, h("span"), h("small")));
   const workload = h("th", { scope: "row" }, group.workload || h("span", { class: "soft" }, "not declared"));
-  const template = h("td", { class: "code" }, group.template || "–");
+  const template = h("td", { class: "code", title: group.template }, h("span"));
   return h("tr", {}, workload, template, h("td", {}, group.temperature), h("td", {}, h("span")), ...cells);
 }
 
-function update(element, group) {
+function update(element, group, templates) {
+  setText(element.children[1].firstChild, group.template ? templateName(group.template, templates, "") : "–");
   setText(element.children[3].firstChild, count(group.requests));
   const best = Math.max(...group.backends.map((each) => each.speedup));
   group.backends.forEach((each, index) => {

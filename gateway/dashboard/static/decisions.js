@@ -1,7 +1,7 @@
 // The last decisions: why each request went where it did, and what was expected of every candidate.
 
 import { byId, follow, h, setAttribute, setHidden, setText } from "./dom.js";
-import { clock, duration, fixed, number, percent, words } from "./format.js";
+import { clock, duration, fixed, number, percent, templateName, words } from "./format.js";
 import { bodyOf, cell, header, named, setCell, textCell } from "./methods.js";
 
 const MOST_KEPT = 200;
@@ -31,6 +31,7 @@ export class DecisionsPanel {
       this.open.clear();
     }
     this.marks = marks;
+    this.templates = model.templates;
     for (const decision of model.decisions) {
       if (!this.paused || this.kept.has(decision.number)) this.kept.set(decision.number, decision);
     }
@@ -131,7 +132,7 @@ export class DecisionsPanel {
       request.stream ? "streamed" : "not streamed",
       `overlap ${fixed(request.overlap)}`,
       `code ${percent(request.code_share)}`,
-      request.template ? `template ${request.template}` : "no template",
+      request.template ? templateName(request.template, this.templates) : "no template",
       `turns ${request.turns}`,
       request.n > 1 ? `n ${request.n}` : "",
       request.structured ? "structured" : "",

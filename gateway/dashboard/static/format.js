@@ -66,3 +66,8 @@ export function date(atS) {
 export function words(name) {
   return String(name).replaceAll("_", " ");
 }
+
+/** A template: its first words where they may be shown, else the digits of its hash. */
+export function templateName(template, names, kind = "template ") {
+  return template in names ? `“${names[template]}…”` : `${kind}${template}`;
+}
