@@ -6,7 +6,7 @@ an entry point of the group `speculation_gateway.rooms`, which names a subclass 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
