@@ -178,14 +178,15 @@ class Probe:
             return ProbeResult(f"/v1/models answered {status}" + (": is this an engine?" if status == 404 else ""))
         try:
             cards: list[dict[str, Any]] = orjson.loads(body)["data"]
-            served = {printable(str(card["id"])): card for card in cards}
-            adapters = dict.fromkeys(name for name, card in served.items() if card.get("parent"))
-            self.model = self.model or next(iter(served), "")
+            adapters = {printable(str(card["id"])): card for card in cards if card.get("parent")}
+            models = {printable(str(card["id"])): card for card in cards if not card.get("parent")}
+            served = adapters | models  # of one name, the model
+            self.model = self.model or next(iter(models), "")
             card = served.get(self.model, {})
             card_bytes = len(orjson.dumps(card))  # which is not nested too deeply to be written
         except (ValueError, KeyError, TypeError, AttributeError):
             return ProbeResult("/v1/models did not answer with a list of models")
-        names = tuple(name for name in served if name not in adapters)
+        names = tuple(models)
         if not served:
             return ProbeResult("serves no model", is_certain=True)
         if not card:
