@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
@@ -30,6 +31,7 @@ class Processes:
         self._pages: dict[float, tuple[EngineMetrics, float]] = {}  # the last one of each, and when it was read
         self._last: EngineMetrics | None = None
         self._falls: deque[float] = deque(maxlen=_FALLS)
+        self._twins_s = -math.inf  # when two of one start were last seen
 
     def take(self, page: EngineMetrics, now_s: float) -> tuple[EngineMetrics | None, bool | None]:
         """Return what all that answer have counted, and whether there is another process than before.
@@ -46,10 +48,15 @@ class Processes:
             self.are_several = len(self._falls) == _FALLS and now_s - self._falls[0] < _FALLS_S
             return (None, False) if self.are_several else (page, has_fallen or None)
         is_other = last is not None and page.started_s != last.started_s
+        if has_fallen and not is_other:  # a restart would have another start: two of one start, as of one script
+            self._twins_s = now_s
+        if now_s - self._twins_s < _GONE_S:
+            self.are_several = True
+            return None, False
         pages = self._pages = {start: each for start, each in self._pages.items() if now_s - each[1] < _GONE_S}
         was_several, returns = self.are_several, is_other and page.started_s in pages
         pages[page.started_s] = page, now_s
         self.are_several = returns or (was_several and len(pages) > 1)
         if self.are_several:
             return total([each for each, _ in pages.values()]), False
-        return page, None if last is None or not last.started_s else is_other or has_fallen
+        return page, None if last is None or not last.started_s else is_other

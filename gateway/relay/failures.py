@@ -90,8 +90,8 @@ RULES: Final = {
     "garbage": Rule("not HTTP, or not the answer that was asked for"),
     "refused": Rule("another status than 200 to a request for the rest of a stream"),
     "status": Rule("500, 502 or 503", goes_on=False, otherwise=Step.ENGINE_ERROR),
-    "key": Rule("401: another key than the gateway has", Retried.ALWAYS, is_free=True),
-    "model": Rule("404: another model at its address", Retried.ALWAYS, is_free=True),
+    "key": Rule("401: another key than the gateway has", Retried.ALWAYS, is_free=True, goes_on=False),
+    "model": Rule("404: another model at its address", Retried.ALWAYS, is_free=True, goes_on=False),
     "error": Rule("an error of the engine within a stream that may be rescued", otherwise=Step.ENGINE_ERROR),
     "stalled": Rule(
         "a pause of seconds within a stream, while other streams of the replica go on",

@@ -63,6 +63,16 @@ def test_processes_that_do_not_say_when_they_started_are_not_added() -> None:
     assert not processes.are_several
 
 
+def test_processes_that_started_at_once_are_several() -> None:
+    """As two of one script do: vLLM tells the start in hundredths of a second."""
+    processes = Processes()
+    taken = [processes.take(page(20 if number % 2 else 900, A), 2.0 * number) for number in range(20)]
+    assert taken[1:] == [(None, False)] * 19
+    assert processes.are_several
+    assert processes.take(page(1000, A), 400.0)[0] == page(1000, A)
+    assert not processes.are_several
+
+
 def test_an_engine_that_restarts_again_and_again_is_one() -> None:
     processes = Processes()
     for number in range(20):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from backends.backend import Backend, State
+from backends.engine import Said
 from backends.engine_metrics import EngineMetrics
 from backends.health import HealthRules
 from backends.pool import Pool
@@ -45,5 +46,5 @@ class PeerProcess:
     def scrape(self, *in_engine: int) -> None:
         """Read the metrics of the engines."""
         for backend, running in zip(self.backends, in_engine, strict=True):
-            result = ProbeResult(engine=EngineMetrics(running=running))
+            result = ProbeResult(said=Said(), engine=EngineMetrics(running=running))
             self.pool._judge(self.pool.watch(backend), result)

@@ -26,8 +26,8 @@ def test_a_request_is_sent_elsewhere_only_while_the_client_has_nothing_and_once(
         assert not now.was_retried
         assert now.may_move
         assert now.has_other
-        assert now.may_repeat or kind == "connect", "another may have had an effect"
-        assert now.has_budget or now.is_on_trial or kind in {"connect", "down", "trial"}
+        assert now.may_repeat or kind in {"connect", "key", "model"}, "another may have had an effect"
+        assert now.has_budget or now.is_on_trial or kind in {"connect", "down", "trial", "key", "model"}
     assert bool(retried) is (kind not in {"timeout", "redirect", "exhausted", "stalled"})
 
 
@@ -82,7 +82,7 @@ def test_what_the_pool_is_told() -> None:
     told = {report: {kind for kind, rule in RULES.items() if rule.report is report} for report in Report}
     assert told == {
         Report.NOTHING: {"down", "trial", "redirect", "exhausted", "stalled"},
-        Report.FAILURE: {"broken", "garbage", "refused", "status", "error"},
+        Report.FAILURE: {"broken", "garbage", "refused", "status", "error", "key", "model"},
         Report.UNREACHABLE: {"connect"},
         Report.TIMEOUT: {"timeout"},
     }

@@ -141,7 +141,7 @@ async def test_every_hook_may_raise_and_a_reload_is_made_as_a_whole(gateway_of: 
             await running.until(lambda at_s=float(started): _started_s(running, "a") == at_s)
         await running.until(lambda: fallback._failed["engine_changed"] == 1)
         probes = upstream.connections
-        running.backend("a").difference = Difference(3.0, 2.0)
+        running.backend("a").engine.comparison.difference = Difference(3.0, 2.0)
         notify = running.gateway.pool.on_difference
         assert notify is not None
         notify(running.backend("a"))

@@ -197,7 +197,7 @@ async def test_streams_of_a_replica_that_is_silent_for_all_stay(gateway_of: Star
         streams = [asyncio.create_task(stream(running)) for _ in range(4)]
         await running.until(lambda: {each.in_flight for each in running.gateway.pool} == {2})
         upstreams = running.gateway.models[MODEL].upstreams.values()
-        swept_s = [each.read_s + 4.5 for each in upstreams]
+        swept_s = [each.backend.read_s + 4.5 for each in upstreams]
         await running.until(lambda: time.perf_counter() > max(swept_s))
         assert await rescues(running) == {}
         for upstream in running.upstreams.values():
