@@ -27,11 +27,18 @@ def _text(name: str, advised: dict[str, Any]) -> str:
     parts = [f"{name}: {count}. Answers with measured steps: {answers}."]
     if not advised["learns"]:
         parts.append("Its policy learns no step times: `gateway plan` judges methods and k by a recording.")
+    else:
+        known = filter(None, (_saved(advised["speculation"]["gain"]), advised["speculation"]["missing"]))
+        parts.append(f"Saved by speculation: {'; '.join(known)}.")
     for number, finding in enumerate(findings, 1):
-        gain, worth, where = finding["gain"], finding["worth"], finding["backend"]
-        if gain is not None:
-            worth = f"{gain['share']:.0%} of the {gain['of']} (95%: {gain['low']:.0%} to {gain['high']:.0%})"
+        where, worth = finding["backend"], _saved(finding["gain"]) or finding["worth"]
         parts += [f"{number}. {where}{where and ': '}{finding['title']}", *([f"   gain:     {worth}"] if worth else [])]
         parts += [f"   evidence: {finding['evidence']}", "   change:"]
         parts += [f"       {line}" for line in finding["change"].splitlines()]
     return "\n".join(parts)
+
+
+def _saved(gain: dict[str, Any] | None) -> str:
+    if gain is None:
+        return ""
+    return f"{gain['share']:.0%} of the {gain['of']} (95%: {gain['low']:.0%} to {gain['high']:.0%})"
