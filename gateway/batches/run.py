@@ -234,6 +234,7 @@ class BatchRun:
                     pause_s = 0.0
                 else:
                     tokens = request.tokens
+                    self._spending.add(tokens)
                     pause_s = self._pause_s(line, answer, throttle)
                     if pause_s is None:
                         await self._write(line, answer, throttle)

@@ -7,10 +7,8 @@ import contextlib
 import json
 import re
 import tracemalloc
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
@@ -26,53 +24,11 @@ from gateway.relay.shares import FairShares
 from gateway.routing.keys import Client
 from gateway.routing.model import Traffic
 from policies.roles import Price
-from tests.gateway.conftest import MODEL, Running, start_gateway
+from tests.gateway.batches.support import CHAT, batches, begin, client_of, ended, jsonl, line, lines_of
+from tests.gateway.conftest import MODEL, start_gateway
 from tests.support.command import gateway_command, until
 from tests.support.upstream import Wire, answer, upstreams_in_thread, well
 from tests.support.waiting import eventually, eventually_async
-
-CHAT = "/v1/chat/completions"
-
-
-def line(name: str, url: str = CHAT, **fields: Any) -> dict[str, Any]:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": name}]}
-    return {"custom_id": name, "method": "POST", "url": url, "body": body | fields}
-
-
-def jsonl(*lines: dict[str, Any]) -> bytes:
-    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
-
-
-@asynccontextmanager
-async def batches(folder: Path, **settings: Any) -> AsyncIterator[Running]:
-    settings = {"timeouts": {"first_byte_s": 60.0}} | settings  # what is held is not asked for again
-    async with start_gateway(batches={"url": str(folder)} | settings.pop("batches", {}), **settings) as running:
-        yield running
-
-
-def client_of(running: Running, key: str = "none") -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0)
-
-
-async def begin(client: openai.AsyncOpenAI, content: bytes, url: Any = CHAT) -> Any:
-    file = await client.files.create(file=("in.jsonl", content), purpose="batch")
-    return await client.batches.create(
-        input_file_id=file.id, endpoint=url, completion_window="24h", metadata={"a": "b"}
-    )
-
-
-async def ended(client: openai.AsyncOpenAI, batch_id: str, status: str = "completed") -> Any:
-    async def is_it() -> bool:
-        return (await client.batches.retrieve(batch_id)).status in {"failed", "completed", "expired", "cancelled"}
-
-    await eventually_async(is_it)
-    batch = await client.batches.retrieve(batch_id)
-    assert batch.status == status, batch
-    return batch
-
-
-async def lines_of(client: openai.AsyncOpenAI, file_id: str) -> list[dict[str, Any]]:
-    return [json.loads(each) for each in (await client.files.content(file_id)).text.splitlines()]
 
 
 async def test_a_batch_from_its_upload_to_its_output(tmp_path: Path) -> None:
@@ -302,7 +258,7 @@ def tear_last_line(folder: Path) -> None:
     """Leave half a line at the end of the answers, as a machine that fails may do."""
     part = next(folder.glob("*/batches/*/answers/*"))
     with part.open("ab") as file:
-        file.write(b'[19,true,{"id":"batch_req_1","custom_id":"19","resp')
+        file.write(b'12 + 0123abcd {"id":"batch_req_1","custom_id":"held","resp')
 
 
 async def test_of_two_gateways_one_runs_a_batch_and_the_other_goes_on_with_it(tmp_path: Path) -> None:
@@ -315,20 +271,26 @@ async def test_of_two_gateways_one_runs_a_batch_and_the_other_goes_on_with_it(tm
             await well(wire)
 
     names = [*map(str, range(12)), "held", *map(str, range(12, 20))]
-    async with batches(tmp_path, behaviour=behave) as second, client_of(second) as client:
-        async with batches(tmp_path, behaviour=behave) as first, client_of(first) as other:
-            batch = await begin(other, jsonl(*map(line, names)))
+    async with AsyncExitStack() as stack, AsyncExitStack() as others:
+        first = await stack.enter_async_context(batches(tmp_path, behaviour=behave))  # it takes the lease
+        other = await stack.enter_async_context(client_of(first))
+        await eventually((tmp_path / "lease.json").exists)
+        second = await others.enter_async_context(batches(tmp_path, behaviour=behave))
+        client = await others.enter_async_context(client_of(second))
+        batch = await begin(client, jsonl(*map(line, names)))
 
-            def seen() -> list[str]:
-                ups = [*first.upstreams.values(), *second.upstreams.values()]
-                return [each.json["messages"][0]["content"] for up in ups for each in up.seen]
+        def seen() -> list[str]:
+            ups = [*first.upstreams.values(), *second.upstreams.values()]
+            return [each.json["messages"][0]["content"] for up in ups for each in up.seen]
 
-            async def is_all_but_one_answered() -> bool:
-                counts = (await other.batches.retrieve(batch.id)).request_counts
-                return counts is not None and counts.completed == 20
+        async def is_all_but_one_answered() -> bool:
+            counts = (await other.batches.retrieve(batch.id)).request_counts
+            return counts is not None and counts.completed == 20
 
-            await eventually_async(is_all_but_one_answered)
-            assert sorted(seen()) == sorted(names)
+        await eventually_async(is_all_but_one_answered)
+        assert sorted(seen()) == sorted(names)
+        assert not any(upstream.seen for upstream in second.upstreams.values())
+        await stack.aclose()
         tear_last_line(tmp_path)
         released.set()
         batch = await ended(client, batch.id)

@@ -1,0 +1,116 @@
+"""Every place of the gateway that parses, with what bounds it: a new one fails until it is listed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tests.support.paths import ROOT
+
+_PARSERS: Final = frozenset(
+    {
+        "json.loads",
+        "json.load",
+        "orjson.loads",
+        "msgspec.json.decode",
+        "msgspec.msgpack.decode",
+        "yaml.safe_load",
+        "yaml.load",
+        "pickle.loads",
+        "pickle.load",
+        "read_form",
+        "raw_decode",
+        "model_validate_json",
+        "validate_json",
+        "request.json",
+        "request.form",
+        "response.json",
+        "literal_eval",
+        "fromstring",
+    }
+)
+OWN: Final = "written by a gateway"
+OPERATOR: Final = "given by the operator"
+CHECKED: Final = "a request that `Router.check` has let pass"
+EVENTS: Final = "events of an engine, of which 1 MiB is held"
+BOUNDS: Final = {
+    ("advice/trouble.py", "known_troubles"): OWN,
+    ("batches/api.py", "create"): "64 KiB, check_cost",
+    ("batches/api.py", "upload"): "max_file_mib; 16 fields, whose heads have 8 KiB",
+    ("batches/line_request.py", "document"): "an answer of an engine: 32 MiB, check_cost",
+    ("batches/lines.py", "_text"): "a string of a line that check_cost has let pass, or of its first 64 KiB",
+    ("batches/lines.py", "check"): "8 MiB, check_cost",
+    ("batches/storage.py", "read"): "1 MiB",
+    ("cli/admin.py", "_request"): OWN,
+    ("cli/explain.py", "explain"): OPERATOR,
+    ("config/short_forms.py", "_replica"): OPERATOR,
+    ("dialects/json_body.py", "set_field"): CHECKED,
+    ("dialects/sse.py", "_error_code"): EVENTS,
+    ("dialects/sse.py", "last_documents"): EVENTS,
+    ("dialects/transcript.py", "_events"): "an answer as it is kept, of at most 1 MiB or the recorder's bound",
+    ("dialects/transcript.py", "_whole"): "the same",
+    ("discovery/api_server.py", "_events"): "32 MiB of the API server",
+    ("discovery/api_server.py", "_list"): "32 MiB of the API server",
+    ("discovery/pods.py", "_config"): "an annotation within them",
+    ("importer/configuration.py", "of"): OWN,
+    ("importer/engine.py", "_object"): OPERATOR,
+    ("importer/engine.py", "_value"): OPERATOR,
+    ("importer/flags.py", "read_mapping"): OPERATOR,
+    ("kv_events/cache.py", "read"): "16 MiB of an engine",
+    ("recorder/document.py", "_parsed"): CHECKED,
+    ("relay/answers.py", "_usage_of_events"): "the last 64 KiB",
+    ("relay/answers.py", "_usage_of_json"): "the last 64 KiB",
+    ("relay/answers.py", "take"): "1 MiB of an engine",
+    ("rescue/continued.py", "_parsed"): CHECKED,
+    ("rescue/passed.py", "read"): EVENTS,
+    ("rescue/rescue.py", "_continue"): "8 MiB of an engine",
+    ("routing/router.py", "_parse"): "check_cost, if above 32 KiB",
+    ("service/admin.py", "_explain"): OWN,
+    ("service/policy_versions.py", "_apply"): OWN,
+    ("service/policy_versions.py", "pin"): OWN,
+    ("service/policy_versions.py", "settings_of"): OWN,
+    ("service/stores.py", "read_launched"): OWN,
+    ("service/worker.py", "messages"): OWN,
+    ("shadow/__main__.py", "main"): OWN,
+    ("shadow/__main__.py", "replayed_text"): OWN,
+    ("shadow/replay.py", "_request"): OWN,
+    ("state/documents.py", "_history"): OWN,
+    ("state/ledger.py", "_decode"): OWN,
+    ("state/ledger.py", "_decode_head"): OWN,
+    ("state/redis.py", "_first_documents"): OWN,
+    ("state/report.py", "decode"): "4 MiB",
+    ("state/upgrade.py", "entries_of_first"): OWN,
+    ("telemetry/registry.py", ""): OWN,
+    ("trouble/answer.py", "_is_json"): "a call within an answer of at most 256 KiB",
+}
+"""By file and function."""
+
+
+def name_of(node: ast.expr) -> str:
+    return f"{name_of(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def places(root: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield file, function and what it calls, also where the parser is only passed on."""
+    for path in sorted(root.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Name | ast.Attribute):
+                continue
+            name = name_of(node)
+            if any(name == each or name.endswith(f".{each}") for each in _PARSERS):
+                around = [each for each in functions if each.lineno <= node.lineno <= (each.end_lineno or 0)]
+                yield str(path.relative_to(root)), around[-1].name if around else "", name
+
+
+def test_every_place_that_parses_is_listed_with_its_bound() -> None:
+    found = {(file, function) for file, function, _ in places(ROOT / "gateway")}
+    assert found == BOUNDS.keys()
+
+
+def test_a_new_place_is_found(tmp_path: Path) -> None:
+    (tmp_path / "new.py").write_text("def f(text):\n    return map(orjson.loads, text), request.json()\n")
+    assert {name for _, _, name in places(tmp_path)} == {"orjson.loads", "request.json"}
