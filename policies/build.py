@@ -65,6 +65,7 @@ class _Memo(NamedTuple):
 
     own: Any
     watching: Any
+    is_compared: bool  # whether there was a choice
 
 
 class Guarded(Policy):
@@ -153,17 +154,17 @@ class Guarded(Policy):
         watching, now_s = self.watching, self.clock()
         eligible = candidates
         if watching is not None:
-            eligible = self.drafters.admitted(self.outlier_ejection.admit(candidates, now_s), now_s)
+            eligible = self.drafters.admitted(self.outlier_ejection.admit(candidates, now_s, request.client), now_s)
         decision = self._decide(request, eligible, self.policy.choose, self._rng, now_s)
         watched = None if watching is None else watching.follow(decision, request, eligible).memo
-        return replace(decision, memo=_Memo(decision.memo, watched))
+        return replace(decision, memo=_Memo(decision.memo, watched, len(candidates) > 1))
 
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Return the decision that `choose` would make now."""
         now_s = self.clock()
         eligible = candidates
         if self.watching is not None:
-            eligible = self.drafters.admitted(self.outlier_ejection.admitted(candidates, now_s), now_s)
+            eligible = self.drafters.admitted(self.outlier_ejection.admitted(candidates, now_s, request.client), now_s)
         return self._decide(request, eligible, partial(preview, self.policy), copy.copy(self._rng), now_s)
 
     def _decide(
@@ -190,8 +191,8 @@ class Guarded(Policy):
     def observe(self, outcome: Outcome) -> None:
         """Compare the outcome with those of `least_loaded` and with what was expected, and let the policy learn."""
         memo = outcome.decision.memo
-        own, watched = memo if isinstance(memo, _Memo) else (memo, None)
-        if isinstance(memo, _Memo) and outcome.status == 200 and outcome.output_tokens >= 1:
+        own, watched, is_compared = memo if isinstance(memo, _Memo) else (memo, None, False)
+        if is_compared and not outcome.was_paused and outcome.status == 200 and outcome.output_tokens >= 1:
             self.guardrail.observe(self.clock(), outcome.e2e_s, work_of(outcome), kind_of(outcome.request))
         if self._observe is not None:
             self._observe(_with(outcome, own))

@@ -161,6 +161,8 @@ class Outcome:
         Whether `output_tokens` is an estimate, since the engine reported none; `tokens_per_step` is then unknown.
     steps
         Engine steps of an answer whose tokens are an estimate, from the chunks of its stream; None if unknown.
+    was_paused
+        Whether the client was slow to read the answer at any time, so that its times say nothing of the backend.
     shadow
         Tokens per step that shadow drafting reached on the finished text, by arm (see
         `policies.arm.arm_of`).
@@ -182,6 +184,7 @@ class Outcome:
     shadow: Mapping[str, float]
     is_estimated: bool
     steps: int | None
+    was_paused: bool
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -202,6 +205,7 @@ class Outcome:
         *,
         is_estimated: bool = False,
         steps: int | None = None,
+        was_paused: bool = False,
     ) -> None:
         self.request = request
         self.decision = decision
@@ -219,6 +223,7 @@ class Outcome:
         self.shadow = shadow if shadow is not None else _NONE
         self.is_estimated = is_estimated
         self.steps = steps
+        self.was_paused = was_paused
 
 
 _NONE: Mapping[str, float] = {}

@@ -118,7 +118,7 @@ def _account(
         bound.output_tokens.inc(output_tokens)
         ended.tokens = prompt_tokens + output_tokens
         metrics.count_context(upstream.backend, bound, ended.tokens)
-        if ended.label == "ok":
+        if ended.label == "ok" and not ended.was_paused:
             upstream.learn_pace(times.ended_s - times.arrived_s - times.waited_s, output_tokens)
         return
     outcome = ended.outcome = outcome_of(ended, attempt.decision, upstream)
@@ -127,7 +127,7 @@ def _account(
         bound.prompt_tokens.inc(outcome.prompt_tokens)
         bound.output_tokens.inc(outcome.output_tokens)
         return
-    if ended.label == "ok":
+    if ended.label == "ok" and not ended.was_paused:
         upstream.learn_pace(outcome.e2e_s, outcome.output_tokens / outcome.request.n)
     elif ended.label == "cancelled":
         _charge_unseen(ended, upstream)
@@ -262,6 +262,7 @@ def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> 
         steps = chunks or None
     elif is_own and tokens_per_step is None and output_tokens:
         tokens_per_step = _tokens_per_step(features, upstream.backend, output_tokens, chunks)
+    has_pace = single and not ended.was_paused  # else it is the client's
     generation_s = times.last_s - times.first_s if stream is not None and times.first_s else usage.generation_s
     return Outcome(
         request=features,
@@ -269,7 +270,7 @@ def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> 
         method=upstream.backend.method,
         status=ended.status,
         ttft_s=times.first_s - times.arrived_s - times.waited_s if stream is not None and times.first_s else None,
-        tpot_s=generation_s / (output_tokens - 1) if generation_s and single and output_tokens > 1 else None,
+        tpot_s=generation_s / (output_tokens - 1) if has_pace and generation_s and output_tokens > 1 else None,
         e2e_s=times.ended_s - times.arrived_s - times.waited_s,
         prompt_tokens=usage.prompt_tokens if usage.prompt_tokens is not None else features.prompt_tokens,
         output_tokens=output_tokens,
@@ -279,6 +280,7 @@ def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> 
         cached_tokens=usage.cached_tokens,
         is_estimated=is_estimated,
         steps=steps,
+        was_paused=ended.was_paused,
     )
 
 

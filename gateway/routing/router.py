@@ -99,6 +99,7 @@ class RoutedRequest:
         if self._features is None:
             assert self._describe is not None
             self._features = self._describe()
+            self._features.client = self.client.source
         return self._features
 
     @property

@@ -229,7 +229,7 @@ def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, A
 
 def _note(assessed: Assessment | None, backend: Backend, routed: RoutedRequest) -> str:
     """Return what is said of a backend: by the policy, of its drafter's limit, and of what goes wrong there."""
-    risk = routed.model.troubles.risk(routed.features.shape, backend)
+    risk = routed.model.troubles.risk(routed.features, backend)
     wrong = "" if risk is None else str(risk)
     if assessed is None:
         return wrong if wrong and backend.state is State.UP else _ineligible(backend, routed.features)

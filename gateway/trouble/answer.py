@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 
 from gateway.dialects.transcript import dicts, documents_of
-from policies.features.request import Endpoint
+from policies.features.request import Endpoint, RequestFeatures
 from policies.features.shape import JSON
 
 _TAIL_CHARS: Final = 512
 _MOST_PERIOD: Final = 64
 _ENDED: Final = frozenset({"stop", "tool_calls", "function_call", "completed"})
 """Reasons to end of answers that say that they are whole: those cut by a limit may stop anywhere."""
+_PLAIN: Final = frozenset(
+    {
+        *("model", "messages", "prompt", "input", "instructions", "system", "previous_response_id"),
+        *("stream", "stream_options", "user", "metadata", "store", "seed", "priority", "service_tier"),
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "temperature", "top_p", "n"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+        *("response_format", "text", "structured_outputs", "guided_json"),
+        *("tools", "functions", "tool_choice", "function_call", "parallel_tool_calls"),
+        *("logprobs", "top_logprobs", "prompt_logprobs"),
+        *("thinking", "reasoning", "reasoning_effort", "chat_template_kwargs"),
+        *("cache_salt", "prompt_cache_key", "safety_identifier", "request_id", "return_token_ids"),
+    }
+)
+"""Fields of requests that do not keep an engine from a whole answer; penalties are read by their values."""
+_HOTTEST: Final = 1.0
+"""Temperature above which a model may write anything."""
+
+
+def is_engines_own(request: RequestFeatures, body: Mapping[str, Any]) -> bool:
+    """Return whether it is the engine's doing, as far as it can be told, if the answer to a request cannot be used.
+
+    What the client asks for may cut an answer (`stop`), bend it (`bad_words`) or add to it (`echo`): a request with any
+    field that is not known to be harmless is no evidence. Fields that are empty count as absent.
+
+    Examples
+    --------
+    >>> request = RequestFeatures("llama", Endpoint.CHAT)
+    >>> is_engines_own(request, {"prompt": "a", "stop": None}), is_engines_own(request, {"prompt": "a", "stop": "}"})
+    (True, False)
+    """
+    if request.restricted or request.n > 1 or request.temperature > _HOTTEST:
+        return False
+    outputs = body.get("structured_outputs")
+    return all(name in _PLAIN or not value for name, value in body.items()) and (
+        not isinstance(outputs, dict) or not outputs.get("whitespace_pattern")
+    )
 
 
 def problem_of(endpoint: Endpoint, shape: Sequence[str], answer: bytes, *, stream: bool) -> str:
@@ -32,7 +68,7 @@ def problem_of(endpoint: Endpoint, shape: Sequence[str], answer: bytes, *, strea
     for choice in _choices(endpoint, answer, stream=stream):
         if choice.reason == "length" and _repeats(choice.text):
             return "endless repetition"
-        if choice.reason not in _ENDED:
+        if choice.reason not in _ENDED or choice.is_cut:
             continue
         if any(not _is_json(arguments) for arguments in choice.arguments.values()):
             return "arguments that are not JSON"
@@ -46,7 +82,7 @@ class _Choice:
     """What one choice of an answer says."""
 
     def __init__(self) -> None:
-        self.text, self.reason = "", ""
+        self.text, self.reason, self.is_cut = "", "", False
         self.arguments: dict[int, str] = {}  # of its calls of tools, by their index
 
     def add(self, message: dict[str, Any]) -> None:
@@ -68,6 +104,9 @@ def _choices(endpoint: Endpoint, answer: bytes, *, stream: bool) -> list[_Choice
             one = found.setdefault(index if isinstance(index, int) else 0, _Choice())
             one.text += _text(choice.get("text"))
             one.reason = _text(choice.get("finish_reason")) or one.reason
+            one.is_cut |= (
+                choice.get("stop_reason") is not None
+            )  # by a word or token at which the client wants it to end
             if isinstance(message := choice.get("delta") or choice.get("message"), dict):
                 one.add(message)
     return list(found.values())

@@ -15,7 +15,7 @@ from gateway.relay.observers import EndedExchange, Follower, Observer
 from gateway.rooms import Room
 from gateway.routing.model import Model
 from gateway.routing.router import RoutedRequest
-from gateway.trouble.answer import problem_of
+from gateway.trouble.answer import is_engines_own, problem_of
 from policies.features.request import RequestFeatures
 from policies.features.shape import wants_json
 from policies.policy import Decision
@@ -41,7 +41,7 @@ class TroubleRoom(Room):
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         self._share = gateway.metrics.gauge("gateway_trouble_share")
-        self._shown: dict[str, dict[tuple[str, str, str], Finding]] = {}  # by model, then by name
+        self._shown: dict[str, dict[tuple[tuple[str, str, str], str], Finding]] = {}  # by model, then name and client
         self._unread = _Unread()
         self._looking: asyncio.Task[None] | None = None
 
@@ -52,14 +52,15 @@ class TroubleRoom(Room):
     def tick(self) -> None:
         """Log what was found or has ended since the last tick, and update the series."""
         for model_name, model in self.gateway.models.items():
-            found, before = {each.name: each for each in model.troubles.found}, self._shown.get(model_name, {})
+            before = self._shown.get(model_name, {})
+            found = {(each.name, each.client): each for each in model.troubles.found}
+            for name in before.keys() - found.keys():
+                self._share.labels(model_name, *before[name].name).set(0.0)
+                log.info("%s: no longer: %s", model_name, before[name])
             for name, each in found.items():
-                self._share.labels(model_name, *name).set(each.share)
+                self._share.labels(model_name, *each.name).set(each.share)
                 if name not in before:
                     log.warning("%s: %s; such requests go elsewhere where that is faster", model_name, each)
-            for name in before.keys() - found.keys():
-                self._share.labels(model_name, *name).set(0.0)
-                log.info("%s: no longer: %s", model_name, before[name])
             self._shown[model_name] = found
 
     def start(self) -> None:
@@ -124,7 +125,7 @@ def _problems(answers: Sequence[_Ended]) -> list[str]:
 
 
 class _ModelFollower:
-    """Follows the requests of a model that ask for something rare."""
+    """Follows the requests of a model that ask for something rare, but for those that choose their backend."""
 
     def __init__(self, model: Model, unread: _Unread) -> None:
         self._model = model
@@ -132,7 +133,10 @@ class _ModelFollower:
 
     def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
         """Return an observer of a request that has a shape."""
-        return _Watch(self._model, routed, wants_json(shape), self._unread) if (shape := routed.shape) else None
+        if routed.headers.backend or routed.headers.method or not (shape := routed.shape):
+            return None
+        is_read = wants_json(shape) and is_engines_own(routed.features, routed.document or {})
+        return _Watch(self._model, routed, is_read, self._unread)
 
 
 class _Watch(Observer):
@@ -182,7 +186,8 @@ class _Watch(Observer):
 
     def on_answer(self, body: bytes, document: object) -> None:
         """Keep an answer in one piece."""
-        self._keep(body)
+        if self._is_read:
+            self._keep(body)
 
     def on_end(self, ended: EndedExchange) -> None:
         """Count the request."""

@@ -73,7 +73,11 @@ def distill(
     # Other draws than those that the rules were made from, but of the same observed requests: those that were not seen
     # are in no statistics.
     comparison = _Comparison(choice, [traffic.jobs(candidates, level) for level in levels])
-    spared = [(rule, str(found)) for found in policy.troubles.found if (rule := _sparing(found, candidates))]
+    spared = [
+        (rule, str(found))
+        for found in policy.troubles.found
+        if not found.client and (rule := _sparing(found, candidates))
+    ]
     return Distilled(
         settings.model_copy(update={"seed": None, "rules": (*[rule for rule, _ in spared], *settings.rules)}),
         tuple(Leaf(len(group.indices) / len(situations.keys), weights.idle_s) for group, weights in fitted),

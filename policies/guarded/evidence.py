@@ -59,8 +59,9 @@ class Evidence:
 
     A client's requests may be such that a healthy backend looks broken. So while there are several clients, one gives
     at most `MOST_SHARE` of what an accusation takes. Where there is one client, or none has a key, the same holds of
-    templates. That only lowers the sum, so its bound on false accusations [2]_ holds. Where the engine counts its
-    drafts, it is a witness of all its answers since the evidence began (`gain`).
+    templates; what follows concerns that client only (`client`). That only lowers the sum, so its bound on false
+    accusations [2]_ holds. Where the engine counts its drafts, it is a witness of all its answers since the evidence
+    began (`gain`).
 
     References
     ----------
@@ -69,12 +70,13 @@ class Evidence:
 
     """
 
-    __slots__ = ("_by_source", "_drafts", "_sources", "total")
+    __slots__ = ("_by_client", "_by_source", "_drafts", "_sources", "total")
 
     def __init__(self) -> None:
         self.total = 0.0
         self._drafts: list[Drafts] = []  # as reported when the evidence began, and next
-        self._by_source: dict[str, float] = {}
+        self._by_source: dict[str, float] = {}  # by client, or by template
+        self._by_client: dict[str, float] = {}
         self._sources = Sources(is_known=False)
 
     def add(
@@ -102,7 +104,15 @@ class Evidence:
         gain = min(log_likelihood, max(0.0, most - before))
         if before or len(self._by_source) < _MOST_SOURCES:
             self._by_source[source] = before + gain
+            self._by_client[request.client] = self._by_client.get(request.client, 0.0) + gain
             self.total += gain
+
+    def client(self) -> str | None:
+        """Return the client whose evidence it is; None if the others have given their part of it."""
+        for client, own in self._by_client.items():
+            if self.total - own < (1.0 - MOST_SHARE) * EVIDENCE - _ROUNDING:
+                return client
+        return None
 
     def gain(self, drafts: Drafts) -> float | None:
         """Return the accepted tokens per draft since the evidence began, as the engine counts them.
@@ -117,7 +127,7 @@ class Evidence:
     def reset(self) -> None:
         """Drop the evidence."""
         self.total = 0.0
-        self._by_source = {}
+        self._by_source, self._by_client = {}, {}
 
     def _reduce(self, amount: float) -> None:
         """Take an amount from the evidence, whoever gave it."""
@@ -127,6 +137,8 @@ class Evidence:
         share = 1.0 - amount / self.total
         self.total *= share
         self._by_source = {source: share * each for source, each in self._by_source.items()}
+        self._by_client = {client: share * each for client, each in self._by_client.items()}
 
 
 _MOST_SOURCES: Final = 256
+_ROUNDING: Final = 1e-6

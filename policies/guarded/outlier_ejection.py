@@ -93,7 +93,7 @@ class _Drift:
 class _Record:
     """Observations and ejections of one backend."""
 
-    __slots__ = ("next_s", "out_until_s", "seen_s", "steps", "tokens", "was_out")
+    __slots__ = ("client", "next_s", "out_until_s", "seen_s", "steps", "tokens", "was_out")
 
     def __init__(self) -> None:
         self.steps = _Drift(SLOW_RATIO, 2.0)
@@ -101,6 +101,7 @@ class _Record:
         self.seen_s = self.out_until_s = 0.0
         self.next_s = FIRST_S
         self.was_out = False
+        self.client: str | None = None  # the only one that it is out for; None for all
 
     def reset(self) -> None:
         self.steps.reset()
@@ -111,6 +112,7 @@ class OutlierEjection:
     """The comparison of each backend with its predictions, and the ejection of outliers.
 
     The fitted models would learn that a backend is slow as well, but too late for the requests sent there meanwhile.
+    What a single client has shown is an ejection for its own requests.
     """
 
     def __init__(self, *, ejects: bool = True) -> None:
@@ -119,7 +121,7 @@ class OutlierEjection:
         self._sources = Sources(is_known=True)
         self.reasons: dict[str, str] = {}  # reason of each current ejection, by backend
 
-    def admit(self, candidates: Sequence[Candidate], now_s: float) -> Sequence[Candidate]:
+    def admit(self, candidates: Sequence[Candidate], now_s: float, client: str = "") -> Sequence[Candidate]:
         """End the ejections that are due, and return the candidates not ejected, or all if none would be left."""
         if not self.reasons:
             return candidates
@@ -129,13 +131,17 @@ class OutlierEjection:
                 del self.reasons[name]
                 record.reset()  # requests that were in flight at the ejection say nothing about the present
                 log.warning("%s is back in use after its ejection", name)
-        return self.admitted(candidates, now_s)
+        return self.admitted(candidates, now_s, client)
 
-    def admitted(self, candidates: Sequence[Candidate], now_s: float) -> Sequence[Candidate]:
+    def admitted(self, candidates: Sequence[Candidate], now_s: float, client: str = "") -> Sequence[Candidate]:
         """Return what `admit` would return, without ending ejections."""
         if not self.reasons:
             return candidates
-        ejected = {name for name in self.reasons if self._records[name].out_until_s > now_s}
+        ejected = {
+            name
+            for name in self.reasons
+            if (record := self._records[name]).out_until_s > now_s and record.client in {None, client}
+        }
         return [candidate for candidate in candidates if candidate.name not in ejected] or candidates
 
     def observe(
@@ -159,10 +165,10 @@ class OutlierEjection:
             record.steps.add(step_ratio, _STEP_SPREAD, request, alone)
         if acceptance_ratio:
             record.tokens.add(acceptance_ratio, max(DEFAULT_SPREAD, acceptance_spread), request, alone, drafts)
-        if self._ejects and backend not in self.reasons:
+        if self._ejects and (backend not in self.reasons or record.client not in {None, request.client}):
             if record.steps.evidence.total >= EVIDENCE:
                 reason = f"steps take {record.steps.mean:.1f} times as long as expected"
-                self._eject(backend, record, reason, now_s)
+                self._eject(backend, record, record.steps, reason, now_s)
             elif (
                 acceptance_ratio
                 and record.tokens.evidence.total >= EVIDENCE
@@ -172,7 +178,7 @@ class OutlierEjection:
                     record.tokens.reset()
                     return self.slowness(backend, now_s)
                 reason = f"tokens per step are {record.tokens.mean:.0%} of those expected"
-                self._eject(backend, record, reason, now_s)
+                self._eject(backend, record, record.tokens, reason, now_s)
             elif record.was_out and record.steps.is_healthy and (record.tokens.is_healthy or not record.tokens.count):
                 record.was_out, record.next_s = False, FIRST_S
         return self.slowness(backend, now_s)
@@ -196,9 +202,12 @@ class OutlierEjection:
             return 1.0
         return 1.0 + (mean - 1.0) * math.exp2(-max(0.0, now_s - record.seen_s) / SLOWNESS_HALF_LIFE_S)
 
-    def _eject(self, backend: str, record: _Record, reason: str, now_s: float) -> None:
+    def _eject(self, backend: str, record: _Record, drift: _Drift, reason: str, now_s: float) -> None:
+        """Eject a backend for the client whose evidence it is; for all if several have given it, or now another one."""
+        client = None if backend in self.reasons else drift.evidence.client()
+        record.client, whose = client, " to the requests of one key" if client else ""
         record.was_out, record.out_until_s = True, now_s + record.next_s
         record.next_s = min(LONGEST_S, 2 * record.next_s)
         record.reset()
-        self.reasons[backend] = reason
-        log.warning("%s is ejected as an outlier for %.0f s: %s", backend, record.out_until_s - now_s, reason)
+        self.reasons[backend] = reason + whose
+        log.warning("%s is ejected as an outlier for %.0f s: %s%s", backend, record.out_until_s - now_s, reason, whose)

@@ -202,8 +202,9 @@ class SilentDrafters:
             self._arms[arm] = _KEEP * quiet + watch.quiet, _KEEP * count + watch.answers
             watch.clear()
         elif watch.evidence.total >= EVIDENCE and (gain := watch.evidence.gain(drafts)) is not None:
-            if gain > QUIET * (watch.expected / watch.quiet - 1.0):
-                watch.clear()
+            is_accused_by_one = not alone[0] and watch.evidence.client() is not None
+            if gain > QUIET * (watch.expected / watch.quiet - 1.0) or (gain < 0.0 and is_accused_by_one):
+                watch.clear()  # its engine counts accepted drafts; or it counts none, and there are others to ask
                 return
             cause = UNKNOWN if watch.change is None else watch.change.value
             silence = Silence(cause, now_s, watch.expected / watch.quiet, watch.observed / watch.quiet)

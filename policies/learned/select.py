@@ -136,7 +136,8 @@ class Chooser:
         if self._predictor.slow:
             self.update_slowness(now_s)
         ejection = self._outlier_ejection
-        eligible = ejection.admit(candidates, now_s) if send else ejection.admitted(candidates, now_s)
+        admitted = ejection.admit if send else ejection.admitted
+        eligible = admitted(candidates, now_s, request.client)
         key = self._templates.key(request, counts=send)
         self._predictor.now_s = now_s
         predictions = self._predictor.predict(request, key, eligible)
@@ -167,7 +168,7 @@ class Chooser:
             reason,
             propensities[chosen],
             considered,
-            Memo(key, prediction, mark, True),
+            Memo(key, prediction, mark, len(candidates) > 1),
             int(request.prompt_tokens - prediction.prompt_tokens),
             self._predictor.backend_models[backend].prefixes.goes_by,
         )

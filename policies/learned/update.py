@@ -79,7 +79,7 @@ class Observer:
             return
         step_ratio = self._step_ratio(outcome, memo, model, per_step, place, now_s, teaches)
         self._observe_speed(outcome, memo, model, step_ratio, answered if accuses else None, place, now_s)
-        if memo.compared:
+        if memo.compared and not outcome.was_paused:
             self._guardrail.observe(now_s, outcome.e2e_s, work_of(outcome), kind_of(request))
         self._observe_prompt(outcome, memo.prediction, model)
         if outcome.cached_tokens is not None:

@@ -12,8 +12,7 @@ _FLOOR: Final = 0.005
 """Share of requests that fail anywhere, before anything is known."""
 _PRIOR_TRIES: Final = 50.0
 _MOST_OF_ONE: Final = 0.6
-"""Share of the tries that count of one client, unless nearly all are its own."""
-_NEARLY_ALL: Final = 0.9
+"""Share of the tries that count of one client at most."""
 
 
 def null_share(bad: float, tries: float) -> float:
@@ -55,12 +54,12 @@ def weights_of(tries: Mapping[str, float]) -> dict[str, float]:
 
     Examples
     --------
-    >>> weights_of({"a": 60.0, "b": 20.0}), weights_of({"a": 95.0, "b": 5.0})
-    ({'a': 0.5, 'b': 1.0}, {'a': 1.0, 'b': 1.0})
+    >>> weights_of({"a": 60.0, "b": 20.0}), weights_of({"a": 95.0})
+    ({'a': 0.5, 'b': 1.0}, {'a': 0.0})
     """
     total = sum(tries.values())
     weights = {}
     for client, own in tries.items():
         most = _MOST_OF_ONE * (total - own) / (1.0 - _MOST_OF_ONE)
-        weights[client] = 1.0 if own <= most or own >= _NEARLY_ALL * total else most / own
+        weights[client] = 1.0 if own <= most else most / own
     return weights

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nlargest
 from itertools import combinations
+from operator import add
 from typing import Final, TypeVar
 
 from backends.backend import Candidate
@@ -22,8 +23,8 @@ C = TypeVar("C", bound=Candidate)
 
 PROBLEMS: Final = ("failed", "stalled", "unusable")
 """What can go wrong: an error, a pause of seconds within the answer, an answer that cannot be used."""
-TROUBLE: Final = Table("trouble", 5, 6 * 3600.0, lambda key: (key[0], key[1], "", ""))
-"""Tries, how many of them had each of `PROBLEMS`, and the seconds lost; by arm, backend, shape and client."""
+TROUBLE: Final = Table("trouble_by_key", 5, 6 * 3600.0, lambda key: (key[0], key[1], "", key[3]))
+"""Tries, how many of them had each of `PROBLEMS`, and the seconds lost; by arm, backend, shape and id of the client."""
 
 _FALSE_ALARMS: Final = 0.01
 """Probability that anything is ever found in a pool in which nothing goes wrong more often than elsewhere."""
@@ -32,7 +33,10 @@ _LEAST_TRIES: Final = 20.0
 """Below that, requests elsewhere say nothing by themselves."""
 _MOST_FINDINGS: Final = 8
 _MOST_ROWS: Final = 1000
-"""Of the counts, those of the most requests: a client may ask for anything."""
+_LEAST_ROWS: Final = 10
+"""Of the counts, those of the most requests, alike of each client: one may ask for anything."""
+_SECONDED: Final = math.log(20.0)
+"""Evidence of all other clients from which on what one says most of concerns everybody."""
 _CANARY_S: Final = 300.0
 _STILL: Final = 0.02
 """Probability of so many good answers in a row, if nothing has changed, at which a finding is forgotten."""
@@ -61,6 +65,7 @@ class Finding:
     bad: float
     tries: float
     lost_s: float  # mean seconds that a client has waited in vain
+    client: str = ""  # whose requests alone have shown it, and are concerned; empty for those of all
 
     @property
     def share(self) -> float:
@@ -74,21 +79,26 @@ class Finding:
 
     @property
     def name(self) -> tuple[str, str, str]:
-        """Place, shape and problem, which no other finding shares."""
+        """Place, shape and problem, which no other finding shares that concerns the same clients."""
         return self.place, "+".join(self.shape), self.problem
 
-    def concerns(self, arm: str, backend: str, shape: Sequence[str]) -> bool:
-        """Return whether a request of a shape is concerned on a backend."""
-        return arm == self.arm and self.backend in {"", backend} and all(each in shape for each in self.shape)
+    def concerns(self, arm: str, backend: str, shape: Sequence[str], client: str) -> bool:
+        """Return whether a client's request of a shape is concerned on a backend."""
+        is_there = arm == self.arm and self.backend in {"", backend} and self.client in {"", client}
+        return is_there and all(each in shape for each in self.shape)
 
     def __str__(self) -> str:
         """Return it in words."""
         asked, share = " and ".join(self.shape), 100 * self.share
-        return f"{self.place}: {share:.0f}% of {self.tries:.0f} requests with {asked} {self.problem}"
+        whose = " of one key" if self.client else ""
+        return f"{self.place}: {share:.0f}% of {self.tries:.0f} requests{whose} with {asked} {self.problem}"
 
 
 class Troubles:
     """What has been found of one model, and the counts that it rests on.
+
+    What the requests of one client have shown concerns its own only: whatever it asks for, it takes no backend from
+    others. For all holds what the others would say without any one of them.
 
     Examples
     --------
@@ -109,7 +119,8 @@ class Troubles:
     def __init__(self, statistics: Statistics | None = None) -> None:
         self.statistics = Statistics((TROUBLE,), time.time) if statistics is None else statistics
         self.found: tuple[Finding, ...] = ()
-        self._good: dict[tuple[str, str, str], int] = {}  # answers without a problem since the last, by finding
+        # Good answers since the last bad one, by finding and client: none keeps alive what others no longer see.
+        self._good: dict[tuple[str, ...], int] = {}
         self._changed_s: dict[str, float] = {}  # when engines were last others, by backend
         self._is_due = False
         self._looked_s, self._next_s, self._canary_s = 0.0, 0.0, 0.0
@@ -128,11 +139,12 @@ class Troubles:
         self.statistics.add(TROUBLE, key, 1.0, *bad, lost_s if problem else 0.0)
         self._is_due |= bool(problem)
         for found in self.found:
-            if found.concerns(arm, backend.name, shape):
-                good = self._good[found.name] = 0 if problem == found.problem else self._good.get(found.name, 0) + 1
+            if found.concerns(arm, backend.name, shape, request.client):
+                name = *found.name, found.client, request.client
+                good = self._good[name] = 0 if problem == found.problem else self._good.get(name, 0) + 1
                 if good >= math.log(_STILL) / math.log(max(1e-9, 1.0 - found.share)):
-                    del self._good[found.name]
-                    self._drop(found.arm, found.backend, found.shape)
+                    self._good.clear()
+                    self._drop(found.arm, found.backend, found.shape, found.client)
 
     def forget(self, backend: str) -> None:
         """Drop what was counted of a backend: its engine is another one now."""
@@ -151,15 +163,19 @@ class Troubles:
         found = tuple(_find(buckets)) if buckets else ()
         self._next_s = now_s + _BUSY * (time.perf_counter() - began_s)
         before, self.found = self.found, found
-        return {each.name for each in before} != {each.name for each in found}
+        if {(each.name, each.client) for each in before} == {(each.name, each.client) for each in found}:
+            return False
+        self._good.clear()
+        return True
 
     def at(self, backend: Candidate) -> list[Finding]:
         """Return what goes wrong on a backend."""
         return [each for each in self.found if each.arm == arm_of(backend) and each.backend in {"", backend.name}]
 
-    def risk(self, shape: Sequence[str], backend: Candidate) -> Finding | None:
+    def risk(self, request: RequestFeatures, backend: Candidate) -> Finding | None:
         """Return what is most likely to go wrong with a request on a backend; None if nothing is known."""
-        found = [each for each in self.at(backend) if set(each.shape) <= set(shape)]
+        arm, shape, client = arm_of(backend), request.shape, request.client
+        found = [each for each in self.found if each.concerns(arm, backend.name, shape, client)]
         return max(found, key=lambda each: each.share, default=None)
 
     def price(
@@ -169,7 +185,7 @@ class Troubles:
 
         Every few minutes a request does not pay it, to find out whether all is well again.
         """
-        risks = [self.risk(request.shape, candidate) for candidate in candidates] if request.shape else []
+        risks = [self.risk(request, candidate) for candidate in candidates] if request.shape else []
         if not any(risks) or (is_sent and self._is_canary()):
             return
         again_s = min(costs)
@@ -181,7 +197,7 @@ class Troubles:
         """Return the candidates on which nothing is known to go wrong, while they have not much more to do."""
         if not request.shape:
             return candidates
-        safe = [each for each in candidates if self.risk(request.shape, each) is None]
+        safe = [each for each in candidates if self.risk(request, each) is None]
         if not safe or len(safe) == len(candidates) or not has_room(safe, candidates):
             return candidates
         return candidates if is_sent and self._is_canary() else safe
@@ -193,58 +209,114 @@ class Troubles:
         is_first, self._canary_s = not self._canary_s, now_s + _CANARY_S
         return not is_first
 
-    def _drop(self, arm: str, backend: str, shape: Iterable[str]) -> None:
+    def _drop(self, arm: str, backend: str, shape: Iterable[str], client: str = "") -> None:
         def matches(key: Key) -> bool:
-            return arm in {"", key[0]} and backend in {"", key[1]} and set(shape) <= set(key[2].split("+"))
+            is_there = arm in {"", key[0]} and backend in {"", key[1]} and client in {"", key[3]}
+            return is_there and set(shape) <= set(key[2].split("+"))
 
         self.statistics.drop(TROUBLE, matches)
         self._is_due = True
 
 
+_Row = tuple[Key, Sums]
+
+
 def _find(buckets: dict[Key, Sums]) -> Iterator[Finding]:
+    """Yield what goes wrong with the requests of all, and then what else does with those of each client."""
+    by_client: dict[str, list[_Row]] = {}
+    for key, sums in buckets.items():
+        if len(key) == _KEY and min(sums) >= 0.0:
+            by_client.setdefault(key[3], []).append((key, sums))
+    most = max(_LEAST_ROWS, _MOST_ROWS // max(1, len(by_client)))
+    own = {client: nlargest(most, rows, key=lambda row: row[1][0]) for client, rows in by_client.items()}
+    for index in range(1, len(PROBLEMS) + 1):
+        found = [*_strongest_first([row for rows in own.values() for row in rows], index, len(own), is_shared=True)]
+        yield from found
+        for client, rows in own.items():
+            for each in _strongest_first(_unexplained(rows, found), index, len(own), is_shared=False):
+                yield replace(each, client=client)
+
+
+def _strongest_first(rows: list[_Row], index: int, clients: int, *, is_shared: bool) -> Iterator[Finding]:
     """Yield what goes wrong, the strongest first; what one finding explains is not counted for another."""
-    for index, problem in enumerate(PROBLEMS, start=1):
-        rows = [(key, sums) for key, sums in buckets.items() if len(key) == _KEY and min(sums) >= 0.0]
-        rows = nlargest(_MOST_ROWS, rows, key=lambda row: row[1][0])
-        for _ in range(_MOST_FINDINGS):
-            found = _strongest(rows, index, problem) if sum(sums[index] for _, sums in rows) >= _LEAST_BAD else None
-            if found is None:
-                break
-            yield found
-            rows = [(key, sums) for key, sums in rows if not found.concerns(key[0], key[1], key[2].split("+"))]
+    for _ in range(_MOST_FINDINGS):
+        is_enough = sum(sums[index] for _, sums in rows) >= _LEAST_BAD
+        found = _strongest(rows, index, clients, is_shared=is_shared) if is_enough else None
+        if found is None:
+            break
+        yield found
+        rows = _unexplained(rows, [found])
 
 
-def _strongest(rows: Iterable[tuple[Key, Sums]], index: int, problem: str) -> Finding | None:
-    """Return the cell with the strongest evidence for a problem, if it is strong enough; else None."""
-    clients: dict[_Cell, dict[str, list[float]]] = {}
+def _unexplained(rows: list[_Row], found: Sequence[Finding]) -> list[_Row]:
+    """Return the rows that no finding concerns."""
+    return [
+        (key, sums)
+        for key, sums in rows
+        if not any(each.concerns(key[0], key[1], key[2].split("+"), key[3]) for each in found)
+    ]
+
+
+_Totals = dict[_Cell, list[float]]
+"""Tries, how many had a problem, the seconds lost, and how many had any, by cell."""
+
+
+def _strongest(rows: Iterable[_Row], index: int, clients: int, *, is_shared: bool) -> Finding | None:
+    """Return the cell with the strongest evidence for a problem, if it is strong enough; else None.
+
+    Of rows that are shared, the evidence must hold without each of their clients.
+    """
+    of_clients: dict[str, _Totals] = {}
     for (arm, backend, shape, client), sums in rows:
-        asked = shape.split("+") if shape else []
+        totals, asked = of_clients.setdefault(client, {}), shape.split("+") if shape else []
         for where in (("", ""), (arm, ""), (arm, backend)):
             for features in ((), *[(each,) for each in asked], *combinations(asked, 2)):
-                total = clients.setdefault((*where, features), {}).setdefault(client, [0.0, 0.0, 0.0, 0.0])
+                total = totals.setdefault((*where, features), [0.0, 0.0, 0.0, 0.0])
                 for place, number in enumerate((sums[0], sums[index], sums[4], sum(sums[1:4]))):
                     total[place] += number
-    cells = {cell: [sum(each) for each in zip(*of.values(), strict=True)] for cell, of in clients.items()}
+    cells = _added(of_clients.values())
     # The only backend of an arm is the arm.
     tested = [
         cell for cell in cells if cell[2] and cell[0] and not (cell[1] and cells[cell] == cells[cell[0], "", cell[2]])
     ]
-    best, evidence = None, math.log(max(1, len(tested)) * len(PROBLEMS) / _FALSE_ALARMS)
+    best, evidence = None, math.log(max(1, len(tested)) * (1 + clients) * len(PROBLEMS) / _FALSE_ALARMS)
     # Of cells that say the same, the more general one comes first: an arm, one feature.
     for cell in sorted(tested, key=lambda cell: (bool(cell[1]), len(cell[2]))):
         tries, bad, lost_s, all_bad = cells[cell]
         if bad < _LEAST_BAD:
             continue
-        weights = weights_of({client: of[0] for client, of in clients[cell].items()})
-        own = [sum(weights[client] * of[place] for client, of in clients[cell].items()) for place in (0, 1)]
-        found_here = log_evidence(own[1], own[0], _null(cells, cell))
-        if found_here > evidence + 1e-9:
-            best = Finding(cell[0], cell[1], cell[2], problem, bad, tries, lost_s / all_bad)
+        if is_shared:
+            own = {client: totals[cell] for client, totals in of_clients.items() if cell in totals}
+            weights = weights_of({client: total[0] for client, total in own.items()})
+            tries, bad = (sum(weights[client] * total[place] for client, total in own.items()) for place in (0, 1))
+        found_here = log_evidence(bad, tries, _null(cells, cell))
+        if found_here > evidence + 1e-9 and not (is_shared and _is_of_one(of_clients, cell)):
+            best = Finding(*cell, PROBLEMS[index - 1], bad, tries, lost_s / all_bad)
             evidence = found_here
     return best
 
 
-def _null(cells: dict[_Cell, list[float]], cell: _Cell) -> float:
+def _is_of_one(of_clients: dict[str, _Totals], cell: _Cell) -> bool:
+    """Return whether the evidence of a cell would be none without a single client."""
+    for client, own in of_clients.items():
+        if own.get(cell, (0.0, 0.0))[1]:
+            cells = _added([totals for other, totals in of_clients.items() if other != client])
+            tries, bad = cells.get(cell, (0.0, 0.0))[:2]
+            if not tries or log_evidence(bad, tries, _null(cells, cell)) < _SECONDED:
+                return True
+    return False
+
+
+def _added(parts: Iterable[_Totals]) -> _Totals:
+    """Return the sums of totals."""
+    cells: _Totals = {}
+    for totals in parts:
+        for cell, total in totals.items():
+            cells[cell] = list(map(add, cells[cell], total)) if cell in cells else total
+    return cells
+
+
+def _null(cells: _Totals, cell: _Cell) -> float:
     """Return the share that goes wrong anyway: of such requests elsewhere, and of other requests here."""
     (arm, backend, shape), (tries, bad, _, _) = cell, cells[cell]
     everywhere, baseline = cells["", "", shape], cells.get((_BASELINE, "", shape))

@@ -122,6 +122,39 @@ async def test_what_breaks_is_found_said_avoided_and_forgotten(
         assert f"gateway_trouble_share{{{labels}}} 0.0" in page
 
 
+KEYS = [{"name": name, "key": f"sk-{name}", "may_override": True} for name in ("hostile", "other")]
+OWN = [
+    *({"stop": ["}"]}, {"stop_token_ids": [5]}, {"bad_words": ["}"]}, {"logit_bias": {"5": -100}}, {"n": 2}),
+    *({"echo": True}, {"temperature": 2.0}, {"continue_final_message": True}, {"an_option_of_tomorrow": 1}),
+    {"headers": {"x-gateway-method": "eagle3"}},
+]
+
+
+@pytest.mark.parametrize("own", [*OWN, {}], ids=lambda own: next(iter(own), "nothing"))
+async def test_what_one_key_asks_for_takes_no_replica_from_another(gateway_of: Start, own: dict[str, Any]) -> None:
+    async def behave(wire: Wire) -> None:
+        is_hostile = "hostile" in json.dumps(wire.seen.json["messages"])
+        await wire.json(document(wire.upstream.name, '{"a": ' if is_hostile and wire.upstream.name == "b" else "{}"))
+
+    async with gateway_of(POOL, {"name": "least_loaded"}, behaviour=behave, keys=KEYS) as running:
+        troubles = running.gateway.models[MODEL].troubles
+        for key, number in (("other", 10), ("hostile", 40)):
+            fields = {"headers": {}, **(own if key == "hostile" else {})}
+            fields["headers"] = {"authorization": f"Bearer sk-{key}", **fields["headers"]}
+            for _ in range(number):
+                (await running.chat(key, **JSON, **fields)).raise_for_status()
+        if not own:
+            await running.until(lambda: bool(troubles.found))
+        troubles._is_due, troubles._next_s = True, 0.0
+        troubles.refresh()
+        clients = {client.name: client.id for client in running.gateway.relay.access.keyring.clients}
+        assert {each.client for each in troubles.found} == ({clients["hostile"]} if not own else set())
+        before = taken(running, "b", JSON)
+        for _ in range(20):
+            await running.chat("other", **JSON, headers={"authorization": "Bearer sk-other"})
+        assert taken(running, "b", JSON) - before >= 5
+
+
 async def test_a_failed_request_goes_to_a_replica_that_speculates_otherwise(gateway_of: Start) -> None:
     """Of two with the method that failed and one without, that one gets every retry."""
     methods = {"a": "eagle3", "b": "eagle3", "c": "baseline"}

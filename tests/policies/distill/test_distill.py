@@ -21,7 +21,7 @@ from policies.learned.policy import Learned, LearnedSettings
 from policies.learned.settings import Exploration
 from policies.policy import Outcome
 from policies.rules.policy import Thresholds, ThresholdSettings
-from policies.trouble.troubles import Finding
+from policies.trouble.troubles import TROUBLE, Finding
 from tests.policies.distill.drawn_pool import pool, request
 
 CODE = {"baseline": 1.0, "ngram": 4.0, "suffix": 4.6, "eagle3": 1.9}
@@ -163,5 +163,5 @@ def test_pinned_rules_decide_while_the_policy_continues_to_learn(distilled: Dist
     assert policy.assess(request(temperature=0.7), pool())[0].note.startswith("rule")
     train(policy, 50)
     tables = policy.statistics.tables.items()
-    assert [name for name, table in tables if not policy.statistics.buckets(table)] == ["trouble"]
+    assert [name for name, table in tables if not policy.statistics.buckets(table)] == [TROUBLE.name]
     assert np.isnan(policy.guardrail.ratio), "pinned rules are not part of the comparison"

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.backend import EngineChange
+from backends.backend import Backend, EngineChange
+from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
 from policies.guarded.evidence import ALONE_ANSWERS, Evidence, Sources
 from policies.guarded.outlier_ejection import OutlierEjection
@@ -101,6 +102,21 @@ def test_one_client_of_several_has_no_backend_ejected(ratios: dict[str, float]) 
     assert not ejection.reasons
     observe(6, "bystander", **ratios)
     assert ejection.reasons
+
+
+def test_what_one_client_alone_has_shown_ejects_a_backend_for_its_own_requests() -> None:
+    pool = [Backend(name, "m", Method.BASELINE, f"http://127.0.0.1:{port}") for port, name in enumerate("ab", 1)]
+
+    def admitted(client: str) -> list[str]:
+        return [each.name for each in ejection.admitted(pool, 0.0, client)]
+
+    ejection = OutlierEjection()
+    for number in range(2 * ALONE_ANSWERS):
+        ejection.observe("a", 8.0, None, 0.0, request=request("one", "xy"[number % 2]))
+    assert (admitted("one"), admitted("two")) == (["b"], ["a", "b"])
+    for number in range(2 * ALONE_ANSWERS):
+        ejection.observe("a", 8.0, None, 0.0, request=request("two", "xy"[number % 2]))
+    assert (admitted("one"), admitted("never seen")) == (["b"], ["b"]), "two have"
 
 
 @pytest.mark.parametrize(("accepted", "ejected"), [(84, False), (10, True)])

@@ -157,9 +157,7 @@ def test_without_ejection_slowness_is_still_measured() -> None:
 
 def test_a_step_time_is_told_for_a_minute() -> None:
     ejection = OutlierEjection()
-    assert ejection.step_ratio("a", 0.0) is None
     ejection.observe("a", None, 0.9, 0.0)
-    assert ejection.step_ratio("a", 0.0) is None, "no step was timed"
     ejection.observe("a", 2.0, None, 10.0)
     assert ejection.step_ratio("a", 60.0) == pytest.approx(2.0)
     assert ejection.step_ratio("a", 75.0) is None

@@ -55,7 +55,7 @@ def where(share: float, feature: str, names: str, base: float = 0.005) -> Truth:
     return lambda at, request: share if feature in request.shape and at.name in names else base
 
 
-@pytest.mark.parametrize(("share", "most"), [(0.5, 25), (7 / 42, 140)])
+@pytest.mark.parametrize(("share", "most"), [(0.5, 25), (7 / 42, 160)])
 def test_a_feature_that_breaks_on_an_arm_is_found_by_name(share: float, most: int) -> None:
     for seed in range(5):
         world = World(where(share, "thinking", "ef"), seed)
@@ -76,16 +76,15 @@ def _is_mtp(key: tuple[str, ...]) -> bool:
 
 def test_one_broken_replica_does_not_condemn_its_arm() -> None:
     world = World(where(0.4, "json_schema", "f"))
-    for _ in world.run(3000):
-        pass
-    assert [(each.backend, each.shape) for each in world.troubles.found] == [("f", ("json_schema",))]
+    seen = {(each.backend, each.shape) for _ in world.run(3000) for each in world.troubles.found}
+    assert seen == {("f", ("json_schema",))}
 
 
 def test_two_things_that_only_break_together_are_found_as_two() -> None:
     world = World(lambda at, request: 0.5 if at.name in "ef" and len(request.shape) == 2 else 0.005)
-    for _ in world.run(4000, shapes=["tools", "thinking", "tools+thinking"]):
-        pass
-    assert [each.shape for each in world.troubles.found] == [("tools", "thinking")]
+    shapes = ["tools", "thinking", "tools+thinking"]
+    seen = {each.shape for _ in world.run(1000, shapes=shapes) for each in world.troubles.found}
+    assert seen == {("tools", "thinking")}
 
 
 @pytest.mark.slow
@@ -105,10 +104,57 @@ def test_requests_that_fail_by_their_own_fault_move_nobody() -> None:
     assert world.troubles.found == ()
 
 
+def asked_by(world: World, client: str, problems: list[str], at: Backend, number: int = 60) -> None:
+    """Have a client ask a backend for JSON, with these outcomes in turn, and have all others be served well there."""
+    for index in range(number):
+        world.troubles.observe(asking("json_object", client), at, problems[index % len(problems)], 2.0)
+        for other in ("x", "y"):
+            world.troubles.observe(asking("json_object", other), world.pool[index % len(world.pool)], "", 0.0)
+        world.now_s += 1.0
+        world.troubles.refresh()
+
+
+def avoids(world: World, client: str) -> bool:
+    """Return whether a client's requests for JSON are kept away from any backend."""
+    spared = world.troubles.sparing(asking("json_object", client), world.pool, is_sent=False)
+    return len(spared) < len(world.pool)
+
+
+@pytest.mark.parametrize("problem", ["failed", "stalled", "unusable"])
+@pytest.mark.parametrize("pattern", [1, 2, 7])
+def test_what_one_client_shows_concerns_its_own_requests_only(problem: str, pattern: int) -> None:
+    """Whatever its requests are like, and however many they are: those of others go where they went."""
+    world = World(lambda *_: 0.0)
+    asked_by(world, "hostile", [problem] + [""] * (pattern - 1), world.pool[2], 400)
+    assert {each.client for each in world.troubles.found} == {"hostile"}
+    assert avoids(world, "hostile")
+    for other in ("x", "y", "never seen", ""):
+        assert not avoids(world, other)
+
+
+def test_what_two_clients_show_concerns_all() -> None:
+    world = World(lambda *_: 0.0)
+    for _ in range(10):
+        asked_by(world, "one", ["unusable", ""], world.pool[2], 6)
+        asked_by(world, "two", ["unusable", ""], world.pool[3], 6)
+    assert {(each.client, each.arm) for each in world.troubles.found} == {("", "mtp:2")}
+    assert avoids(world, "never seen")
+
+
+def test_no_client_keeps_alive_what_others_no_longer_see() -> None:
+    world = found_world()
+    for _ in range(30):
+        for client, problem in (("x", "failed"), ("y", "")):
+            world.troubles.observe(asking("thinking", client), world.pool[2], problem, 2.0)
+    world.now_s += 60.0
+    world.troubles.refresh()
+    assert {each.client for each in world.troubles.found} <= {"x"}
+
+
 def found_world(share: float = 0.5) -> World:
     world = World(where(share, "thinking", "ef"))
     for _ in world.run(2000):
-        if world.troubles.found:
+        if [each.client for each in world.troubles.found] == [""]:
             return world
     raise AssertionError("not found")
 
@@ -190,7 +236,7 @@ def test_statistics_of_others_may_be_anything() -> None:
     world = found_world()
     epoch = int(world.now_s // TROUBLE.epoch_s)
     others = {("x",): (1.0,) * 5, ("a", "b", "tools", ""): (-9.0,) * 5, ("a", "b", "", "c"): (0.0,) * 5}
-    world.troubles.statistics.set_others_of("trouble", epoch, others)
+    world.troubles.statistics.set_others_of(TROUBLE.name, epoch, others)
     world.now_s += 60.0
     world.troubles.refresh()
     assert world.troubles.found
