@@ -153,11 +153,3 @@ def test_without_ejection_slowness_is_still_measured() -> None:
     outlier_ejection = OutlierEjection(ejects=False)
     assert _feed(outlier_ejection, 20, 6.0, 1.0) == pytest.approx(6.0, rel=0.05)
     assert _names(outlier_ejection, 0.0) == ["a", "b"]
-
-
-def test_a_step_time_is_told_for_a_minute() -> None:
-    ejection = OutlierEjection()
-    ejection.observe("a", None, 0.9, 0.0)
-    ejection.observe("a", 2.0, None, 10.0)
-    assert ejection.step_ratio("a", 60.0) == pytest.approx(2.0)
-    assert ejection.step_ratio("a", 75.0) is None
