@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from backends.processes import SEVERAL
 from gateway.cli.app import app
 from gateway.config.load import load_pool
 from tests.support.upstream import Upstream, Wire, answer
@@ -173,3 +175,19 @@ async def test_what_an_engine_says_steers_neither_terminal_nor_file(tmp_path: Pa
     for lines in (made[0], checked[1], written.splitlines()):
         assert "".join(lines).isprintable(), ascii(lines)
         assert r"x\x1b[2J\x9b31m\u202e\x85\nkeys: []\x00" in "".join(lines)
+
+
+async def test_several_engines_behind_one_address_are_told(tmp_path: Path) -> None:
+    starts = cycle((1.0, 2.0))
+
+    async def in_turn(wire: Wire) -> None:
+        page = IDLE + b"process_start_time_seconds %f\n" % next(starts)
+        await wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(page) + page)
+
+    async with engine() as one, engine() as several:
+        several.metrics_behaviour = in_turn
+        path = tmp_path / "pool.yaml"
+        status, _, _ = await run("init", one.url, several.url, "--config", str(path))
+        assert (status, path.read_text().count(f"# {SEVERAL}")) == (0, 1)
+        status, _, err = await run("check", "--probe", "--config", str(path))
+        assert (status, [line.endswith(SEVERAL) for line in err]) == (1, [True])
