@@ -328,6 +328,23 @@ def _chat(word: bytes, *, stream: bool = False) -> bytes:
     return _HEAD + _KEY + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
+async def tenants(port: int, hold_s: float, report: Report) -> None:
+    """Send requests of a new tenant each, 64 at a time, and leave with half of them unanswered."""
+    end_s = time.monotonic() + _FLOOD_S
+
+    async def one(number: int) -> None:
+        while time.monotonic() < end_s and (peer := await connect(port)) is not None:
+            report.opened += 1
+            name = b"x-tenant: %d\r\n" % (report.opened * 1000 + number)
+            head, body = _post(b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}')
+            await peer.send(head.replace(b"\r\n\r\n", b"\r\n" + name + b"\r\n"), body)
+            if number % 2:
+                report.answers[await peer.status()] += 1
+            peer.close()
+
+    await asyncio.gather(*[one(number) for number in range(64)])
+
+
 async def engine_garbage(port: int, hold_s: float, report: Report) -> None:
     """Have one replica of four answer with garbage."""
     await _repeat(port, report, 4, _chat(GARBAGE))
@@ -439,6 +456,7 @@ ATTACKS: dict[str, Attack] = {
             small_values,
             most_values,
             drip,
+            tenants,
             engine_garbage,
             engine_endless,
             engine_events,

@@ -52,6 +52,11 @@ class ResponseLocations:
         """Remember the backend that holds a response."""
         self._keep(response_id, backend, self.tokens_of(response_id))
 
+    def forget(self, backend: str) -> None:
+        """Forget what a backend held: it has left, or is another engine under the same name."""
+        for response_id in [held for held, home in self._homes.items() if home == backend]:
+            del self._homes[response_id]
+
     def home_of(self, response_id: str) -> str | None:
         """Return the backend with a response; None if unknown."""
         return self._stored.get(response_id, _UNKNOWN)[0]

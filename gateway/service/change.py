@@ -150,6 +150,7 @@ class Change:
         """Have the policies forget a replica that has left, or is another one now."""
         if any(backend is member for member in self.members):
             return  # another client for the same replica
+        self.gateway.relay.router.locations.forget(backend.name)
         returns = backend.name in _upstreams_of(self.later, backend.model)
         models = [models[backend.model] for models in (before, self.later.models) if backend.model in models]
         for model in models:

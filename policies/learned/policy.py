@@ -169,12 +169,14 @@ class Learned(Policy):
         self.drafters.forget(backend)
 
     def engine_changed(self, backend: str, change: EngineChange) -> None:
-        """Judge the drafter of a backend anew, and forget what its engine had cached."""
+        """Judge the drafter of a backend anew, and forget what its engine had cached, and the speed of another one."""
         if change is EngineChange.SPECULATION:  # to us it is another backend under the same name
             self.forget(backend)
             return
         if change is EngineChange.RESTART:
             self.outlier_ejection.forget(backend)
+        if change is EngineChange.RELOAD:
+            self.statistics.drop(STEPS, lambda key: key[0] == backend)
         if (model := self.predictor.backend_models.get(backend)) is not None:
             model.prefixes.clear()
         if self.drafters.renew(backend, change):

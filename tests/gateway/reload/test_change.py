@@ -19,6 +19,7 @@ from gateway.relay.context import RelayContext
 from gateway.routing.keys import digest
 from gateway.service.change import Change, prepare
 from gateway.service.replicas import plan
+from policies.learned.models.step_time import STEPS
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
 from tests.support.upstream import Upstream, Wire, answer, delta, well
 
@@ -111,10 +112,14 @@ async def test_another_weight_keeps_the_replica(gateway_of: Start) -> None:
 
 @pytest.mark.slow
 async def test_a_replica_with_another_address_is_another_replica(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running, third() as c:
-        before = running.backend("a")
+    async with gateway_of({"a": "baseline"}, policy={"name": "learned"}) as running, third() as c:
+        before, statistics = running.backend("a"), running.gateway.models[MODEL].policy.statistics  # type: ignore[attr-defined]
+        statistics.add(STEPS, ("a",), *[1.0] * STEPS.width)
+        running.gateway.relay.router.locations.remember("resp_1", "a")
         await change(running, backends={"a": {"method": "baseline", "url": c.url}})
         assert running.backend("a") is not before
+        assert running.gateway.relay.router.locations.home_of("resp_1") is None
+        assert statistics.buckets(STEPS) == {}
         assert (await running.chat()).json()["choices"][0]["message"]["content"] == "from c"
         await running.until(lambda: not running.gateway.leaving)
         assert "gateway_requests_total" in running.gateway.metrics.page().decode()
