@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Generic, Literal, TypeVar
 
 from msgspec import DecodeError, Meta, Raw, Struct, ValidationError
 from msgspec.msgpack import Decoder
@@ -20,65 +20,38 @@ _MOST_HASHES: Final = 1 << 15
 _NUMBER_BYTES: Final = 8
 
 Problem = Literal["gap", "nonsense", "too_many"]
+_Kind = Literal["BlockStored", "BlockRemoved", "AllBlocksCleared"]
 _Hashes = list[int | Annotated[bytes, Meta(max_length=64)]]
+_E = TypeVar("_E")
 
 
-class _Stored(Struct, tag_field="type", tag="BlockStored"):
-    block_hashes: _Hashes
+class _Event(Struct):
+    """One event."""
+
+    type: _Kind
+    block_hashes: _Hashes = []
     medium: str | None = None
     group_idx: int | None = None
     kv_cache_spec_sliding_window: int | None = None
 
+    def blocks(self) -> list[int]:
+        """Return what identifies each block, in as many bytes whatever its hash is.
 
-class _Removed(Struct, tag_field="type", tag="BlockRemoved"):
-    block_hashes: _Hashes
-    medium: str | None = None
-    group_idx: int | None = None
-    kv_cache_spec_sliding_window: int | None = None
-
-
-class _Cleared(Struct, tag_field="type", tag="AllBlocksCleared"):
-    pass
+        Blocks of sliding windows are freed while their request runs, and copies elsewhere are not the cache.
+        """
+        if self.kv_cache_spec_sliding_window is not None or self.medium not in {None, "GPU"}:
+            return []
+        return [hash((self.group_idx, block)) for block in self.block_hashes]
 
 
-# Of older versions, whose events are arrays.
-
-
-class _OldStored(Struct, array_like=True, tag="BlockStored"):
-    block_hashes: _Hashes
-    parent_block_hash: Raw
-    token_ids: Raw
-    block_size: Raw
-    lora_id: Raw
-    medium: str | None = None
-
-
-class _OldRemoved(Struct, array_like=True, tag="BlockRemoved"):
-    block_hashes: _Hashes
-    medium: str | None = None
-
-
-class _OldCleared(Struct, array_like=True, tag="AllBlocksCleared"):
-    pass
-
-
-_Event = _Stored | _Removed | _Cleared | _OldStored | _OldRemoved | _OldCleared
-_MOST_EVENTS: Final = Meta(max_length=1 << 14)
-"""Of a message."""
-
-
-class _Batch(Struct, array_like=True):
+class _Batch(Struct, Generic[_E], array_like=True):
     at_s: float
-    events: Annotated[list[_Stored | _Removed | _Cleared], _MOST_EVENTS]
+    events: Annotated[list[_E], Meta(max_length=1 << 14)]
 
 
-class _OldBatch(Struct, array_like=True):
-    at_s: float
-    events: Annotated[list[_OldStored | _OldRemoved | _OldCleared], _MOST_EVENTS]
-
-
-_BATCH: Final = Decoder(_Batch)
-_OLD_BATCH: Final = Decoder(_OldBatch)
+_BATCH: Final = Decoder(_Batch[_Event])
+_OLD_BATCH: Final = Decoder(_Batch[list[Raw]])
+_KIND, _HASHES, _TEXT = Decoder(_Kind), Decoder(_Hashes), Decoder(str | None)
 
 
 class EngineCache:
@@ -109,7 +82,7 @@ class EngineCache:
             if len(number) != _NUMBER_BYTES or len(batch) > MOST_BYTES:
                 raise ValueError("not a message of vLLM")  # noqa: TRY301
             events = _events_of(batch)
-        except (DecodeError, ValueError, RecursionError):
+        except (DecodeError, ValueError, LookupError, RecursionError):
             self._doubt("nonsense")
             return
         self.heard_s = now_s
@@ -142,16 +115,16 @@ class EngineCache:
 
     def _apply(self, event: _Event, now_s: float) -> None:
         used_s = self._used_s
-        if isinstance(event, _Cleared | _OldCleared):
+        if event.type == "AllBlocksCleared":
             self._clear(now_s)
-        elif isinstance(event, _Stored | _OldStored):
-            for block in _blocks_of(event):  # newly filled, or found by a request that begins with it
+        elif event.type == "BlockStored":
+            for block in event.blocks():  # newly filled, or found by a request that begins with it
                 used_s.pop(block, None)
                 used_s[block] = now_s
             if len(used_s) > _MOST_BLOCKS:  # the oldest are evicted first: without them, nothing is known of evictions
                 self.give_up()
         else:
-            for block in _blocks_of(event):
+            for block in event.blocks():
                 then_s = used_s.pop(block, None)
                 if then_s is not None:
                     self.evicted_s = max(self.evicted_s, then_s)
@@ -162,23 +135,20 @@ class EngineCache:
         self.evicted_s, self.is_known, self.is_full = now_s, True, False
 
 
-def _events_of(batch: bytes) -> Sequence[_Event]:
-    events: Sequence[_Event]
+def _events_of(batch: bytes) -> list[_Event]:
     try:
         events = _BATCH.decode(batch).events
     except ValidationError:
-        events = _OLD_BATCH.decode(batch).events
-    if sum(len(event.block_hashes) for event in events if not isinstance(event, _Cleared | _OldCleared)) > _MOST_HASHES:
+        events = [_of_array(parts) for parts in _OLD_BATCH.decode(batch).events]
+    if sum(len(event.block_hashes) for event in events) > _MOST_HASHES:
         raise ValueError("too many hashes")
     return events
 
 
-def _blocks_of(event: _Stored | _Removed | _OldStored | _OldRemoved) -> list[int]:
-    """Return what identifies each block of an event, in as many bytes whatever its hash is."""
-    group = None
-    if isinstance(event, _Stored | _Removed):
-        group = event.group_idx
-        # Blocks of sliding windows are freed while their request runs, and copies elsewhere are not the cache.
-        if event.kv_cache_spec_sliding_window is not None:
-            return []
-    return [hash((group, block)) for block in event.block_hashes] if event.medium in {None, "GPU"} else []
+def _of_array(parts: list[Raw]) -> _Event:
+    """Return an event of older versions, which is an array."""
+    kind = _KIND.decode(parts[0])
+    if kind == "AllBlocksCleared":
+        return _Event(kind)
+    at = 6 if kind == "BlockStored" else 2
+    return _Event(kind, _HASHES.decode(parts[1]), _TEXT.decode(parts[at]) if len(parts) > at else None)

@@ -134,6 +134,7 @@ class Router:
         self._most_values = most_values
         self.slo_classes: Mapping[str, Slo] = {}  # latency objectives that a request may name
         self.locations = locations or ResponseLocations()  # the backends that hold stored responses, and their tokens
+        self._tokens_of = self.locations.tokens_of
         self.sent: Sent | None = None  # prompts to be told to other gateways
         served = {id(model): model for model in models.values()}
         self._only = next(iter(served.values())) if len(served) == 1 else None
@@ -173,7 +174,7 @@ class Router:
             prompt=prompt,
             client=client.source,
             parts=model.parts,
-            stored=self.locations,
+            stored=self._tokens_of,
         )
         features = None if is_later else described()
         if features is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from policies.features.values import LARGEST
 
@@ -38,11 +38,8 @@ _DECAY: Final = 0.05
 """Of the largest part, with each one that is smaller."""
 
 
-class StoredTokens(Protocol):
-    """What knows how long the conversations are that engines have stored."""
-
-    def tokens_of(self, stored: str) -> int:
-        """Return the tokens of a stored response or conversation; 0 if that is not known."""
+StoredTokens = Callable[[str], int]
+"""Returns the tokens of a stored response or conversation; 0 if they are not known."""
 
 
 @dataclass(slots=True, unsafe_hash=True)

@@ -171,7 +171,7 @@ def add_rare(prompt: Prompt, body: dict[str, Any], stored: StoredTokens | None) 
         for each in embeds if isinstance(embeds, list) else [embeds]:
             prompt.add_part(sized("embeds", len(each) if isinstance(each, str) else 0))
     if conversation := stored_in(body):
-        known = 0 if stored is None else stored.tokens_of(conversation)
+        known = 0 if stored is None else stored(conversation)
         prompt.id_count += known
         if not known:
             prompt.add_part(STORED)
@@ -281,7 +281,6 @@ def _add_tool_traffic(prompt: Prompt, message: dict[str, Any]) -> None:
     """Add the arguments of tool calls, and their output in the responses API, which stand beside `content`."""
     _add_content(prompt, message.get("output"))
     _add_arguments(prompt, message)
-    _add_arguments(prompt, message.get("function_call"))
     if isinstance(calls := message.get("tool_calls"), list):
         for call in calls:
             _add_arguments(prompt, call.get("function") if isinstance(call, dict) else None)
@@ -293,7 +292,8 @@ def _add_arguments(prompt: Prompt, call: object) -> None:
 
 
 def _add_item(prompt: Prompt, item: dict[str, Any]) -> None:
-    """Count an item of the responses API that has no text: one that is stored, hidden thoughts, an image."""
+    """Count an item of the responses API without text: one that is stored, hidden thoughts, an image."""
+    _add_arguments(prompt, item.get("function_call"))  # of the chat API, before there were `tool_calls`
     if any(value is not None for name, value in item.items() if name not in _BARE) or item.get("type") == _REFERENCE:
         prompt.add_part(name_of_part(item))
 
