@@ -54,8 +54,8 @@ class ResponseLocations:
 
     def forget(self, backend: str) -> None:
         """Forget what a backend held: it has left, or is another engine under the same name."""
-        for response_id in [held for held, home in self._homes.items() if home == backend]:
-            del self._homes[response_id]
+        for stored in [held for held, (home, _) in self._stored.items() if home == backend]:
+            del self._stored[stored]
 
     def home_of(self, response_id: str) -> str | None:
         """Return the backend with a response; None if unknown."""
