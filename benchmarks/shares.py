@@ -54,7 +54,7 @@ from gateway.cli.app import main
 from gateway.relay import queue
 from policies.roles import Price
 queue.price_of = lambda _: Price(1.0, 0.0, 0.0, 0.0)
-queue.FairShares.has_room = lambda *_: True
+queue.Party.has_room = lambda *_: True
 %s
 main()
 """

@@ -367,7 +367,7 @@ class Exchange:
         self.attempt = self.rescuer = None  # which refer to the exchange: nothing is left for the garbage collector
         if self.queue is not None:
             if self.charge is not None:
-                self.queue.shares.settle(self.charge, output_tokens)
+                self.charge.party.settle(self.charge.price, output_tokens)
             if self.place is not None:
                 self.queue.leave(self.place)
                 self.place = None

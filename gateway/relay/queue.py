@@ -48,17 +48,13 @@ class QueueBounds:
 UNBOUNDED: Final = QueueBounds(sys.maxsize, sys.maxsize, sys.maxsize, math.inf)
 
 
-_Sender = tuple[Party, Party | None]
-"""A client and, if its key names one, its tenant."""
-
-
 class Place:
     """The place of one request in the queue."""
 
     def __init__(
         self,
         waiter: Exchange,
-        of: _Sender,
+        party: Party,
         members: tuple[str, ...],
         rank: int,
         number: int,
@@ -66,7 +62,7 @@ class Place:
         since_s: float,
     ) -> None:
         self.waiter = waiter
-        self.of = of
+        self.party = party
         self.members = members  # the names of the backends that can serve it
         self.rank = rank
         self.size_bytes = size_bytes
@@ -90,7 +86,7 @@ class ModelQueue:
         self.refused = dict.fromkeys(("full", "evicted", "timeout", "deadline"), 0)
         self._clock = clock  # returns seconds, as `time.perf_counter`, by which exchanges measure
         # By the backends that can serve the requests, then by client and tenant; in the order of arrival.
-        self._lines: dict[tuple[str, ...], dict[_Sender, list[Place]]] = {}
+        self._lines: dict[tuple[str, ...], dict[Party, list[Place]]] = {}
         self._number = 0
         self._sent = Traffic()
         self.shares = FairShares()
@@ -111,16 +107,17 @@ class ModelQueue:
         """Send a request if one of its backends has few enough; else add it to the queue."""
         head = waiter.inbound.request_headers
         party = self.shares.party(head.client.id, head.client.weight)
-        of = party, self.shares.tenant(party, head.tenant) if head.client.tenant_header else None
-        if free := self._free_for(waiter, of, len(members)):
-            self._charge(waiter, of)
+        if head.client.tenant_header:
+            party = party.tenant(head.tenant)
+        if free := self._free_for(waiter, party, len(members)):
+            self._charge(waiter, party)
             waiter.send(free)
         else:
-            waiter.place = self._enter(waiter, of, members, rank, size_bytes)
+            waiter.place = self._enter(waiter, party, members, rank, size_bytes)
 
-    def _charge(self, waiter: Exchange, of: _Sender) -> None:
+    def _charge(self, waiter: Exchange, party: Party) -> None:
         if waiter.inbound.request_headers.client is not ANONYMOUS:  # there are others
-            waiter.charge = self.shares.charge(*of, self._price(waiter))
+            waiter.charge = party.charge(self._price(waiter))
 
     def _price(self, waiter: Exchange) -> Price:
         """Return what a request was expected to cost when it came."""
@@ -129,22 +126,22 @@ class ModelQueue:
             waiter.price = price_of(waiter.routed)
         return waiter.price
 
-    def _free_for(self, waiter: Exchange, of: _Sender, members: int) -> list[Backend]:
+    def _free_for(self, waiter: Exchange, party: Party, members: int) -> list[Backend]:
         """Return the backends that a request may be sent to now, if its client's share has room for it."""
         bound = self.bounds.in_flight_per_backend
-        if not self.shares.has_room(*of, members * bound):
+        if not party.has_room(members * bound):
             return []
         try:
             for may_try in (True, False):  # the backend on trial, which comes first, may be full
                 candidates = waiter.candidates((), may_try=may_try)
                 if free := self.free(candidates):
-                    return self._within_share(waiter, of, candidates, free)
+                    return self._within_share(waiter, party, candidates, free)
         except GatewayError:  # raised again where the client is told
             pass
         return []
 
     def _within_share(
-        self, waiter: Exchange, of: _Sender, candidates: list[Backend], free: list[Backend]
+        self, waiter: Exchange, party: Party, candidates: list[Backend], free: list[Backend]
     ) -> list[Backend]:
         """Return those of the free backends on which the request may hold up others by its prompt."""
         if waiter.inbound.request_headers.client is ANONYMOUS or len(candidates) == 1:
@@ -152,16 +149,16 @@ class ModelQueue:
         price, bound = self._price(waiter), self.bounds.in_flight_per_backend
         if price.prefill_s <= LONG_PROMPT_S:
             return free
-        return self.free(candidates[: self.shares.backends_for(*of, price, len(candidates), bound)])
+        return self.free(candidates[: party.backends_for(price, len(candidates), bound)])
 
-    def _enter(self, waiter: Exchange, of: _Sender, members: Sequence[Backend], rank: int, size_bytes: int) -> Place:
+    def _enter(self, waiter: Exchange, party: Party, members: Sequence[Backend], rank: int, size_bytes: int) -> Place:
         """Add a request to the queue; if it is full, the last request of a lower rank gives up its place."""
         self._make_room(rank, size_bytes)
         self._number += 1
         names = tuple([backend.name for backend in members])
-        place = Place(waiter, of, names, rank, self._number, size_bytes, self._clock())
-        insort(self._lines.setdefault(names, {}).setdefault(of, []), place)
-        self.shares.wait(*of)
+        place = Place(waiter, party, names, rank, self._number, size_bytes, self._clock())
+        insort(self._lines.setdefault(names, {}).setdefault(party, []), place)
+        party.wait()
         self.waiting += 1
         self.waiting_bytes += size_bytes
         return place
@@ -169,16 +166,16 @@ class ModelQueue:
     def leave(self, place: Place) -> None:
         """Remove a request from the queue, unless it has left already."""
         lines = self._lines.get(place.members, {})
-        line = lines.get(place.of, [])
+        line = lines.get(place.party, [])
         at = bisect_left(line, place)
         if at == len(line) or line[at] is not place:
             return
         del line[at]
         if not line:
-            del lines[place.of]
+            del lines[place.party]
         if not lines:
             del self._lines[place.members]
-        self.shares.leave(*place.of)
+        place.party.leave()
         self.waiting -= 1
         self.waiting_bytes -= place.size_bytes
 
@@ -195,7 +192,7 @@ class ModelQueue:
                 now_s = self._clock()
                 self._sent.arrive(now_s)
                 waiter.place = None
-                self._charge(waiter, place.of)
+                self._charge(waiter, place.party)
                 waited_s = waiter.delivery.times.waited_s = now_s - place.since_s
                 waiter.relay.metrics.queue_wait.labels(self.model).observe(waited_s)
                 try:
@@ -245,7 +242,7 @@ class ModelQueue:
         heapify(firsts)
         while firsts:
             first = heappop(firsts)[-1]
-            if candidates := self._free_for(first.waiter, first.of, len(first.members)):
+            if candidates := self._free_for(first.waiter, first.party, len(first.members)):
                 return first, candidates
         return None
 
@@ -287,8 +284,13 @@ class ModelQueue:
 
 def _turn(place: Place) -> tuple[int, float, float, int, Place]:
     """Return what places are served in the order of."""
-    (party, tenant), (rank, number) = place.of, place.order
-    return rank, party.served_s, 0.0 if tenant is None else tenant.served_s, number, place
+    party, (rank, number) = place.party, place.order
+    client = party.parent
+    return (
+        (rank, party.served_s, 0.0, number, place)
+        if client is None
+        else (rank, client.served_s, party.served_s, number, place)
+    )
 
 
 def rank_of(key_priority: int, sent: object) -> int:

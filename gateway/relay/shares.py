@@ -35,29 +35,81 @@ _MOST_TENANTS: Final = 100
 class Party:
     """A client, or a tenant of one: what it has here, what it needed of late, and what it was served."""
 
-    __slots__ = (
-        "cost_s",
-        "id",
-        "in_flight",
-        "peak",
-        "peak_cost_s",
-        "served_s",
-        "tenants",
-        "total_s",
-        "waiting",
-        "weight",
-    )
-
-    def __init__(self, party_id: str, weight: float, served_s: float) -> None:
+    def __init__(self, party_id: str, weight: float, shares: FairShares, parent: Party | None, served_s: float) -> None:
         self.id = party_id
         self.weight = weight
+        self.shares = shares  # among which it is
+        self.parent = parent  # the client of a tenant
+        self.tenants: FairShares | None = None
         self.in_flight = self.waiting = 0  # requests
         self.cost_s = 0.0  # of what is in flight, as expected
         # peak, peak_cost_s: requests in flight at most, and their cost, less the longer ago: as of `FairShares.age`.
         self.peak = self.peak_cost_s = 0.0
         self.served_s = served_s  # by all processes, in seconds of a weight of 1
         self.total_s = 0.0  # by this process
-        self.tenants: FairShares | None = None
+
+    def tenant(self, name: str) -> Party:
+        """Return a tenant; requests that name none are of one."""
+        if self.tenants is None:
+            self.tenants = FairShares(_MOST_TENANTS, self.shares.clock, self)
+        return self.tenants.party(name)
+
+    def wait(self) -> None:
+        """Count a request that begins to wait."""
+        for party in self._line():
+            if not party.waiting:
+                party.served_s = max(party.served_s, party.shares.least_s)
+            party.waiting += 1
+
+    def leave(self) -> None:
+        """Count a request that waits no longer; who has nothing else here is forgotten."""
+        for party in self._line():
+            party.waiting -= 1
+            party.shares.forget_idle(party)
+
+    def charge(self, price: Price) -> Charge:
+        """Charge what a request that is sent is expected to cost."""
+        for party in self._line():
+            party.shares.charge(party, price.expected_s())
+        return Charge(self, price)
+
+    def settle(self, price: Price, output_tokens: int) -> None:
+        """Charge what a request has cost in place of what was expected."""
+        for party in self._line():
+            party.shares.settle(party, price.expected_s(), price.at_s(output_tokens))
+
+    def has_room(self, places: float) -> bool:
+        """Return whether it may have one more of the places in flight, and its client, if it is a tenant.
+
+        Beyond its share of them it leaves as many free as others have needed of late, within their own shares: else who
+        asks seldom would wait for the end of what others have begun.
+        """
+        if (client := self.parent) is not None:
+            if not client.has_room(places):
+                return False
+            places = max(client.shares.share(client, places), client.in_flight + 1.0)
+        return self.shares.has_room(self, places)
+
+    def backends_for(self, price: Price, backends: int, per_backend: float) -> int:
+        """Return on how many backends a request may hold up others by its prompt.
+
+        All that runs beside a prompt waits for it, so that places alone keep nobody from being held up. Who has more
+        than its share in flight, by what that costs, leaves the backends to others that they have needed.
+        """
+        if self.parent is not None:
+            backends = self.parent.backends_for(price, backends, per_backend)
+        return self.shares.backends_for(self, price.expected_s(), backends, per_backend) if backends > 1 else backends
+
+    def _line(self) -> tuple[Party, ...]:
+        """Return it, and its client before it."""
+        return (self,) if self.parent is None else (self.parent, self)
+
+
+class Charge(NamedTuple):
+    """What a client, or a tenant of it, was charged for a request that was sent."""
+
+    party: Party
+    price: Price
 
 
 class _Needed(NamedTuple):
@@ -66,17 +118,6 @@ class _Needed(NamedTuple):
     places: float
     kept: float  # of these, the ones that they do not take
     cost_s: float
-
-
-class Charge:
-    """What a client and a tenant of it were charged for a request that was sent."""
-
-    __slots__ = ("party", "price", "tenant")
-
-    def __init__(self, party: Party, tenant: Party | None, price: Price) -> None:
-        self.party = party
-        self.tenant = tenant
-        self.price = price
 
 
 class FairShares:
@@ -95,19 +136,25 @@ class FairShares:
     >>> shares = FairShares()
     >>> one = shares.party("one")
     >>> for _ in range(3):
-    ...     charge = shares.charge(one, None, Price(0.1, 0.0, 0.0, 0.1))
+    ...     charge = one.charge(Price(0.1, 0.0, 0.0, 0.1))
     >>> two = shares.party("two", weight=2.0)
     >>> round(one.served_s, 3), round(two.served_s, 3)
     (0.3, 0.2)
     """
 
-    def __init__(self, most: int = _MOST_CLIENTS, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        most: int = _MOST_CLIENTS,
+        clock: Callable[[], float] = time.perf_counter,
+        of: Party | None = None,
+    ) -> None:
         self._most = most  # parties that are known at once
-        self._clock = clock
+        self.clock = clock
+        self._of = of  # the client whose tenants these are
         self._parties: dict[str, Party] = {}  # who was served last comes last
         self._in_flight = 0  # requests of all
         self._weights = 0.0  # of those that have needed anything of late
-        self._least_s = 0.0  # what the party that was served last had been served before
+        self.least_s = 0.0  # what the party that was served last had been served before
         self._aged_s = clock()
         self._needed: dict[float, _Needed] = {}  # by the share of a weight of 1; empty once anything has changed
         self._heard_s: dict[str, Mapping[str, float]] = {}  # what other processes have served each
@@ -127,7 +174,7 @@ class FairShares:
         if party is None:
             if len(self._parties) >= self._most and not self._forget_one() and party_id:
                 return self.party("")
-            party = self._parties[party_id] = Party(party_id, weight, self._least_s)
+            party = self._parties[party_id] = Party(party_id, weight, self, self._of, self.least_s)
         elif party.weight != weight:
             if party.peak > _LEAST_PEAK:
                 self._weights += weight - party.weight
@@ -135,55 +182,33 @@ class FairShares:
             self._needed.clear()
         return party
 
-    def tenant(self, party: Party, name: str) -> Party:
-        """Return a tenant of a party; requests that name none are of one."""
-        if party.tenants is None:
-            party.tenants = FairShares(_MOST_TENANTS, self._clock)
-        return party.tenants.party(name)
+    def share(self, party: Party, places: float) -> float:
+        """Return a party's share of the places, beside those that have needed any of late."""
+        own = 0.0 if party.peak > _LEAST_PEAK else party.weight
+        return places * party.weight / (self._weights + own)
 
-    def wait(self, party: Party, tenant: Party | None) -> None:
-        """Count a request that begins to wait."""
-        if not party.waiting:
-            party.served_s = max(party.served_s, self._least_s)
-        party.waiting += 1
-        if tenant is not None and party.tenants is not None:
-            party.tenants.wait(tenant, None)
-
-    def has_room(self, party: Party, tenant: Party | None, places: float) -> bool:
-        """Return whether a client, and its tenant, may have one more of the places in flight.
-
-        Beyond its share of them it leaves as many free as others have needed of late, within their own shares: else who
-        asks seldom would wait for the end of what others have begun.
-        """
-        own = self._share(party, places)
-        if own < places and party.in_flight >= own and self._in_flight + self._need(own / party.weight).kept >= places:
-            return False
-        if tenant is None or party.tenants is None:
+    def has_room(self, party: Party, places: float) -> bool:
+        """Return whether a party may have one more of the places."""
+        own = self.share(party, places)
+        if own == places or party.in_flight < own:
             return True
-        return party.tenants.has_room(tenant, None, max(own, party.in_flight + 1.0))
+        return self._in_flight + self._need(own / party.weight).kept < places
 
-    def backends_for(self, party: Party, tenant: Party | None, price: Price, backends: int, per_backend: float) -> int:
-        """Return on how many backends a request may hold up others by its prompt.
-
-        All that runs beside a prompt waits for it, so that places alone keep nobody from being held up. A client that
-        has more than its share in flight, by what that costs, leaves the backends to others that they have needed.
-        """
+    def backends_for(self, party: Party, cost_s: float, backends: int, per_backend: float) -> int:
+        """Return on how many backends a party may hold up others by a prompt."""
         places = backends * per_backend
-        own = self._share(party, places)
-        needed, _, cost_s = self._need(own / party.weight)
+        own = self.share(party, places)
+        needed, _, others_s = self._need(own / party.weight)
         peak, own_s = _peak(party, self._left())
         if party.peak > _LEAST_PEAK:
-            needed, cost_s = needed - min(own, peak + 1.0), cost_s - own_s
-        if max(price.expected_s(), own_s) * (places - own) > cost_s * own:
-            backends = max(1, int(backends - needed / per_backend + _ROUNDING))
-        if tenant is not None and party.tenants is not None and backends > 1:
-            return party.tenants.backends_for(tenant, None, price, backends, per_backend)
+            needed, others_s = needed - min(own, peak + 1.0), others_s - own_s
+        if max(cost_s, own_s) * (places - own) > others_s * own:
+            return max(1, int(backends - needed / per_backend + _ROUNDING))
         return backends
 
-    def charge(self, party: Party, tenant: Party | None, price: Price) -> Charge:
-        """Charge a client what a request that is sent is expected to cost; and its tenant, if it has some."""
-        cost_s = price.expected_s()
-        self._least_s = max(self._least_s, party.served_s)
+    def charge(self, party: Party, cost_s: float) -> None:
+        """Charge a party for a request that is sent."""
+        self.least_s = max(self.least_s, party.served_s)
         self._in_flight += 1
         party.in_flight += 1
         party.cost_s += cost_s
@@ -192,41 +217,28 @@ class FairShares:
         left = self._left()
         party.peak = max(party.peak, party.in_flight / left)
         party.peak_cost_s = max(party.peak_cost_s, party.cost_s / left)
-        self._add(party, cost_s / party.weight)
+        self._add(party, cost_s)
         self._parties.pop(party.id, None)
         self._parties[party.id] = party
-        if tenant is not None and party.tenants is not None:
-            party.tenants.charge(tenant, None, price)
-        return Charge(party, tenant, price)
 
-    def settle(self, charge: Charge, output_tokens: int) -> None:
-        """Charge what a request has cost in place of what was expected."""
-        party, price = charge.party, charge.price
+    def settle(self, party: Party, expected_s: float, cost_s: float) -> None:
+        """Charge a party what a request has cost."""
         self._in_flight -= 1
         party.in_flight -= 1
-        party.cost_s = max(0.0, party.cost_s - price.expected_s())
-        self._add(party, (price.at_s(output_tokens) - price.expected_s()) / party.weight)
-        if charge.tenant is not None and party.tenants is not None:
-            party.tenants.settle(Charge(charge.tenant, None, price), output_tokens)
-
-    def leave(self, party: Party, tenant: Party | None) -> None:
-        """Count a request that waits no longer; who has nothing else here is forgotten."""
-        party.waiting -= 1
-        self._forget(party)
-        if tenant is not None and party.tenants is not None:
-            party.tenants.leave(tenant, None)
+        party.cost_s = max(0.0, party.cost_s - expected_s)
+        self._add(party, cost_s - expected_s)
 
     def age(self) -> None:
         """Let fade what was needed of late, and forget who has nothing here any more; called about once a second."""
         left = self._left()
-        self._aged_s, self._weights = self._clock(), 0.0
+        self._aged_s, self._weights = self.clock(), 0.0
         self._needed.clear()
         for party in [*self._parties.values()]:
             party.peak, party.peak_cost_s = _peak(party, left)
             if party.peak > _LEAST_PEAK:
                 self._weights += party.weight
             else:
-                self._forget(party)
+                self.forget_idle(party)
             if party.tenants is not None:
                 party.tenants.age()
 
@@ -243,14 +255,9 @@ class FairShares:
         """Drop what was heard of a process that is gone."""
         self._heard_s.pop(process, None)
 
-    def _share(self, party: Party, places: float) -> float:
-        """Return a party's share of the places, beside those that have needed any of late."""
-        own = 0.0 if party.peak > _LEAST_PEAK else party.weight
-        return places * party.weight / (self._weights + own)
-
     def _left(self) -> float:
         """Return how much is left of what was needed when parties were aged."""
-        return math.exp(max(-_MOST_FADING, (self._aged_s - self._clock()) / _PEAK_S))
+        return math.exp(max(-_MOST_FADING, (self._aged_s - self.clock()) / _PEAK_S))
 
     def _need(self, share: float) -> _Needed:
         """Return what all have needed of late, where the share of a weight of 1 is so many places.
@@ -270,15 +277,16 @@ class FairShares:
             needed = self._needed[share] = _Needed(places, kept, cost_s)
         return needed
 
-    def _add(self, party: Party, seconds: float) -> None:
+    def _add(self, party: Party, cost_s: float) -> None:
+        seconds = cost_s / party.weight
         party.served_s += seconds
         party.total_s += seconds
         self._needed.clear()
 
-    def _forget(self, party: Party) -> None:
+    def forget_idle(self, party: Party) -> None:
         """Forget a party that has nothing in flight, nothing waiting, no need of late, and no debt."""
         is_here = party.in_flight or party.waiting or party.peak > _LEAST_PEAK
-        if not is_here and party.served_s <= self._least_s:
+        if not is_here and party.served_s <= self.least_s:
             self._parties.pop(party.id, None)
 
     def _forget_one(self) -> bool:

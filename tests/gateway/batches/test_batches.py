@@ -311,11 +311,11 @@ def test_lines_have_no_share() -> None:
     assert traffic.overuse(lines) == 5.0
     of_lines, of_asks = shares.party("lines", lines.weight), shares.party("asks")
     for _ in range(30):
-        shares.charge(of_lines, None, Price(0.1, 0.01, 10.0, 0.1))
+        of_lines.charge(Price(0.1, 0.01, 10.0, 0.1))
     for _ in range(61):
-        shares.charge(of_asks, None, Price(0.1, 0.01, 10.0, 0.1))
-    assert shares.has_room(of_asks, None, 62.0)
-    assert shares.backends_for(of_asks, None, Price(0.5, 0.01, 10.0, 0.5), 4, 16.0) == 4
+        of_asks.charge(Price(0.1, 0.01, 10.0, 0.1))
+    assert of_asks.has_room(62.0)
+    assert of_asks.backends_for(Price(0.5, 0.01, 10.0, 0.5), 4, 16.0) == 4
 
 
 def test_a_line_at_a_time_is_held(tmp_path: Path) -> None:

@@ -244,7 +244,9 @@ def test_nothing_waits_that_could_be_sent_and_nothing_is_lost(seed: int) -> None
         places = [exchange for exchange in places if exchange in relay.context.exchanges]
         assert len(places) == queue.waiting <= 12
         assert queue.waiting_bytes == sum(len(exchange.inbound.body) for exchange in places) <= 4000
-        assert not any(queue._free_for(each, each.place.of, len(each.place.members)) for each in places if each.place)
+        assert not any(
+            queue._free_for(each, each.place.party, len(each.place.members)) for each in places if each.place
+        )
         in_flight = [
             sum(
                 attempt.call is not None and attempt.upstream.backend is backend

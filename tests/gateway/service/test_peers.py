@@ -293,18 +293,18 @@ def test_clients_are_charged_for_what_others_have_served_them() -> None:
     for process in (one, two):
         process.peers.shares = {"m": FairShares()}
     mine, others = (process.peers.shares["m"].party(TEAM.id, 2.0) for process in (one, two))
-    shares, price = one.peers.shares["m"], Price(1.0, 0.5, 4.0, 0.0)
-    charge = shares.charge(mine, None, price)
+    price = Price(1.0, 0.5, 4.0, 0.0)
+    mine.charge(price)
     exchange(one, two, passed_s=1.0)
     assert others.served_s == 0.0, "what was served before it was known is not new"
-    shares.settle(charge, 8)
-    shares.charge(mine, None, price)
+    mine.settle(price, 8)
+    mine.charge(price)
     exchange(one, two, passed_s=1.0)
     assert (mine.served_s, others.served_s) == (4.0, 2.5)
     exchange(one, two, rounds=3, passed_s=1.0)
     assert others.served_s == 2.5
     exchange(two, rounds=int(SILENT_S) + 1, passed_s=1.0)
-    shares.charge(mine, None, price)
+    mine.charge(price)
     exchange(one, two, rounds=3, passed_s=1.0)
     assert others.served_s == 2.5
 
