@@ -42,12 +42,14 @@ _LABELLED = {
     "cache_config_info": (b'enable_prefix_caching="True"', "prefix_caching"),
     "rl_weight_update_operation_duration_seconds_count": (b'operation="', "reloads"),
 }
+_REST: Final = rb"(?:[ \t]{1,8}[0-9.eE+-]{1,32})?[ \t]{0,8}(?:#.*)?\r?$"
+"""After the value: a time, as some exporters add it, and OpenMetrics' exemplar."""
 _SAMPLE = re.compile(
-    rb"^vllm:(%s)(?:_total)?(\{.*\})?[ \t]{1,8}([0-9.eE+-]{1,32}|NaN|[+-]?Inf)[ \t]{0,8}\r?$"
-    % "|".join((*_NAMES, *_LABELLED)).encode(),
+    rb"^vllm:(%b)(?:_total)?(\{[^}\n]*\}(?:[^}\n]*\})*?)?[ \t]{1,8}([0-9.eE+-]{1,32}|NaN|[+-]?Inf)%b"
+    % ("|".join((*_NAMES, *_LABELLED)).encode(), _REST),
     re.MULTILINE,
 )
-_STARTED = re.compile(rb"process_start_time_seconds[ \t]{1,8}([0-9.eE+]{1,32})[ \t\r]{0,8}$", re.MULTILINE)
+_STARTED = re.compile(rb"process_start_time_seconds[ \t]{1,8}([0-9.eE+]{1,32})%b" % _REST, re.MULTILINE)
 _KV_TOKENS = re.compile(rb'[{,]kv_cache_size_tokens="(\d{1,15})"')
 _KV_BLOCKS = re.compile(rb'[{,]num_gpu_blocks="(\d{1,15})"')
 _BLOCK_TOKENS = re.compile(rb'[{,]block_size="(\d{1,6})"')

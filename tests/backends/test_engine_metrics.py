@@ -38,6 +38,26 @@ def test_the_values_of_two_engines_are_summed() -> None:
 
 
 @pytest.mark.parametrize(
+    "after",
+    [
+        b" 1795220442000",
+        b" 1795220442.07",
+        b"\t-1 \r",
+        b' # {trace_id="a}b"} 9.0 1.7e9',
+        b' 17 # {x="} 8"} 9.0',
+        b" # ",
+    ],
+)
+def test_times_and_exemplars_after_a_value_are_no_part_of_it(after: bytes) -> None:
+    lines = [each + after if each and not each.startswith(b"#") else each for each in PAGE.split(b"\n")]
+    assert read_metrics(b"\n".join(lines)) == read_metrics(PAGE)
+    started = b"process_start_time_seconds 17.5"
+    metrics = read_metrics(PAGE + started + after + b"\n")
+    assert metrics is not None
+    assert metrics.started_s == 17.5
+
+
+@pytest.mark.parametrize(
     ("labels", "tokens"),
     [
         (b'kv_cache_size_tokens="4096",num_gpu_blocks="100"', 4096),
