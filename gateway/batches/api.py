@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -20,16 +19,13 @@ from gateway.batches.bounds import settings_of
 from gateway.batches.records import ENDED, ENDPOINTS, ID, Marker, batch_record, file_record, new_digits
 from gateway.batches.storage import FULL, Document, Storage
 from gateway.dialects.errors import GatewayError, too_large
+from gateway.dialects.form import read_form
 from gateway.routing.large_bodies import check_cost
 
 if TYPE_CHECKING:
     from gateway.config.settings.batches import BatchesSettings
     from gateway.service.assembly import Gateway
 
-_BOUNDARY: Final = re.compile(r'multipart/form-data;.*\bboundary="?([^";,]{1,70})')
-_FIELD: Final = re.compile(rb'content-disposition: form-data; name="(\w+)"(?:; filename="([^"]*)")?', re.IGNORECASE)
-_MOST_FIELDS: Final = 16
-_MOST_FIELD_HEAD_BYTES: Final = 8192
 _MOST_FORM_BYTES: Final = 1 << 16
 """Of a form, besides the file in it."""
 _MOST_BODY_BYTES: Final = 1 << 16
@@ -265,34 +261,6 @@ class BatchesApi:
             self._storage.set_aside(path, f"it is no record of {name}")
             return None
         return record
-
-
-def read_form(content_type: str, body: bytes) -> dict[str, tuple[str, bytes | memoryview]]:
-    r"""Return the fields of a form, each with the name of its file, and its content in the memory of the form.
-
-    Examples
-    --------
-    >>> body = b'--x\r\nContent-Disposition: form-data; name="a"; filename="f"\r\n\r\nHi\r\n--x--\r\n'
-    >>> name, content = read_form("multipart/form-data; boundary=x", body)["a"]
-    >>> name, bytes(content)
-    ('f', b'Hi')
-    """
-    boundary = _BOUNDARY.match(content_type)
-    delimiter = b"\r\n--%b" % ("" if boundary is None else boundary[1]).encode("latin-1", "replace")
-    form: dict[str, tuple[str, bytes | memoryview]] = {}
-    at = len(delimiter) - 2 if boundary is not None and body.startswith(delimiter[2:]) else len(body)
-    while body[at : at + 2] == b"\r\n" and len(form) < _MOST_FIELDS:
-        begin = body.find(b"\r\n\r\n", at, at + _MOST_FIELD_HEAD_BYTES) + 4
-        end = body.find(delimiter, begin - 2)
-        if begin < 4 or end < 0 or (found := _FIELD.search(body, at, begin)) is None:
-            break
-        content = memoryview(body)[begin : max(begin, end)]
-        form[found[1].decode()] = (found[2] or b"").decode("utf-8", "replace"), content
-        at = end + len(delimiter)
-    if body[at : at + 2] != b"--":
-        text = f"The body is no form with up to {_MOST_FIELDS} fields: send it as multipart/form-data."
-        raise GatewayError(400, text, code="invalid_form")
-    return form
 
 
 def _following(ids: list[str], query: Mapping[str, str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.dialects.errors import GatewayError, nothing_here, too_large
 from gateway.http.cors import Cors, is_preflight
-from gateway.http.headers import Header, lines_for_backend, positive_number
+from gateway.http.headers import Header, lines_for_backend, media_type, positive_number
 from gateway.http.paths import (
     ADMIN_DOCS,
     canonical_path,
@@ -110,6 +110,7 @@ class RequestHeaders:
     endpoint: Endpoint  # the API
     tenant: str  # whose request it is, as the header says that its key names; empty without
     may_repeat: bool  # whether it may run twice: inference only costs time, other requests may have an effect
+    form: str = ""  # the content type of a form, which says how to read it; empty for other bodies
 
 
 def read_head(
@@ -117,6 +118,7 @@ def read_head(
 ) -> RequestHeaders:
     """Return the parsed head of a request whose client and path have been checked."""
     by_name = dict(headers)
+    content_type = by_name.get(b"content-type", b"")
     lines, key_lines = lines_for_backend(headers)
     endpoint, timeout_s = endpoint_of(path, method), _positive(by_name, b"x-request-timeout", "seconds")
     return RequestHeaders(
@@ -133,6 +135,7 @@ def read_head(
         endpoint,
         by_name.get(client.tenant_header, b"")[:_MOST_TENANT_BYTES].decode("latin-1") if client.tenant_header else "",
         may_repeat=endpoint is not Endpoint.OTHER or method in _REPEATABLE,
+        form=content_type.decode("latin-1") if media_type(content_type) == b"multipart/form-data" else "",
     )
 
 

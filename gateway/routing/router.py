@@ -17,6 +17,7 @@ from backends.recovery import TRIAL
 from backends.speculation import Method
 from gateway.dialects.asked_usage import options_to_ask
 from gateway.dialects.errors import GatewayError
+from gateway.dialects.form import text_in_form
 from gateway.routing.access import NO_ROUTING_HEADERS, RequestHeaders, RoutingHeaders
 from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
 from gateway.routing.large_bodies import check_cost
@@ -42,6 +43,7 @@ _OTHER: Final = Endpoint.OTHER
 _CHAT: Final = Endpoint.CHAT
 _COMPLETIONS: Final = Endpoint.COMPLETIONS
 _RESPONSES: Final = Endpoint.RESPONSES
+_EMBEDDINGS: Final = Endpoint.EMBEDDINGS
 _LEAST_TOLD: Final = 256  # tokens of a prompt that are worth telling other gateways of
 SMALL_BYTES: Final = 2**15
 """A body up to this is parsed at once, whatever it holds, and kept parsed until its features are wanted."""
@@ -74,6 +76,8 @@ class RoutedRequest:
         prompt: Prompt | None = None,
         usage_options: Mapping[str, object] | None = None,
         adapter: str = "",
+        has_choices: bool = False,
+        items: int = 0,
     ) -> None:
         self.model = model
         self.adapter = adapter  # name of the LoRA adapter that it asks for; empty for the model itself
@@ -87,6 +91,8 @@ class RoutedRequest:
         self.priority: object = None if document is None else document.get("priority")
         # With which `stream_options` an engine is asked for the usage; None if it is not to be asked.
         self.usage_options = usage_options
+        self.has_choices = has_choices  # whether it is for a stream of several choices
+        self.items = items  # inputs of a request for embeddings; 0 for others
         # The parameters that only a baseline backend supports.
         self.baseline_only = features.baseline_only if isinstance(features, RequestFeatures) else baseline_only
         # The features, or what computes them when they are first wanted.
@@ -148,13 +154,20 @@ class Router:
         """Return a request with its model and the features that the choice needs, or all of them (`whole`)."""
         path, client, endpoint, wanted = headers.path, headers.client, headers.endpoint, headers.routing_headers
         document = {} if headers.method in _WITHOUT_BODY else _parse(body, required=endpoint is not _OTHER)
-        name = document.get("model") or wanted.model or None
+        name = document.get("model") or None
+        if name is None:
+            name = (headers.form and text_in_form(headers.form, body, "model")) or wanted.model or None
         model, adapter = self.find(name, client, path)
         policy, traffic, usage_options, response_id = model.policy, model.traffic, None, ""
+        has_choices, items = False, 0
         if endpoint is _RESPONSES or (endpoint is _OTHER and path.startswith("/v1/responses/")):
             response_id = response_of(path, document)
-        if model.ask_usage and (endpoint is _CHAT or endpoint is _COMPLETIONS) and document.get("stream") is True:
-            usage_options = options_to_ask(document)
+        elif endpoint is _EMBEDDINGS:
+            items = _texts(document.get("input"))
+        elif document.get("stream") is True and (endpoint is _CHAT or endpoint is _COMPLETIONS):
+            has_choices = document.get("n", 1) != 1 or _texts(document.get("prompt")) > 1
+            if model.ask_usage:
+                usage_options = options_to_ask(document)
         has_wishes = wanted is not NO_ROUTING_HEADERS or client.slo_ttft_s is not None or client.slo_tpot_s is not None
         is_later = not (whole or policy.reads_requests or has_wishes) and len(body) <= SMALL_BYTES
         prompt = None if is_later else read_prompt(document)
@@ -201,6 +214,8 @@ class Router:
             prompt=prompt if len(body) <= self.keep_prompt_bytes else None,
             usage_options=usage_options,
             adapter=adapter,
+            has_choices=has_choices,
+            items=items,
         )
 
     def _class(self, name: str) -> Slo:
@@ -298,7 +313,7 @@ class Router:
         elif not isinstance(name, str):
             raise GatewayError(
                 400,
-                f'{path} needs a model: send its name as "model" in a JSON body or in the header x-gateway-model; '
+                f'{path} needs a model: send its name as "model" in JSON or a form, or in the header x-gateway-model; '
                 f"{self._names(client)}.",
                 code="model_required",
                 param="model",
@@ -366,6 +381,11 @@ def _requested(
             code="backend_not_found",
         )
     return requested
+
+
+def _texts(given: object) -> int:
+    """Return the number of texts in an input or a prompt, each of which may also be a list of token ids."""
+    return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
 
 
 def _may_be_object(body: bytes) -> bool:
