@@ -58,9 +58,9 @@ class Work:
         """Return a token's text."""
         return f"{self.request_id}.{index} "
 
-    def text(self, begin: int = 0) -> str:
-        """Return the answer from a token on."""
-        return "".join(self.word(index) for index in range(begin, self.tokens))
+    def text(self, begin: int = 0, end: int | None = None) -> str:
+        """Return the answer from a token on, up to its end or another one."""
+        return "".join(self.word(index) for index in range(begin, self.tokens if end is None else end))
 
     def prompt_head(self) -> str:
         """Return what the prompt begins with."""

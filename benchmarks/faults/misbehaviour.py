@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from benchmarks.faults.asking import MODEL
 from benchmarks.faults.wire import Wire, framed
@@ -15,7 +16,9 @@ STANDS_STILL, ASLEEP = "stands-still", "asleep"
 OTHER_MODEL, OTHER_KEY = "other-model", "other-key"
 HUGE_BYTES = 4 << 20
 _MOST_DRIPS, _DRIP_S = 200, 0.01
-_ERROR = {"error": {"message": "the engine failed", "type": "InternalServerError", "param": None, "code": 500}}
+_ERROR: dict[str, dict[str, Any]] = {
+    "error": {"message": "the engine failed", "type": "InternalServerError", "param": None, "code": 500}
+}
 _ERROR_EVENT = b"data: " + json.dumps(_ERROR).encode() + b"\n\n"
 
 
@@ -142,6 +145,47 @@ async def error_event(wire: Wire) -> None:
     wire.send(b"0\r\n\r\n")
 
 
+async def abort(wire: Wire) -> None:
+    """Answer half, and end it by the book, as vLLM does whose engine is paused or stopped: `finish_reason: abort`."""
+    await _give_up(wire, "abort")
+
+
+async def no_reason(wire: Wire) -> None:
+    """Answer half, and end it by the book, without a reason."""
+    await _give_up(wire, None)
+
+
+async def _give_up(wire: Wire, reason: str | None) -> None:
+    middle = (wire.work.begins_at + wire.work.tokens) // 2
+    if not wire.work.is_stream:
+        await wire.generate(middle)
+        wire.whole(wire.body(reason))
+        return
+    wire.begin()
+    await wire.generate(middle)
+    if reason is not None:
+        wire.finish(reason)
+    wire.last_events()
+    wire.send(b"0\r\n\r\n")
+
+
+async def error_object(wire: Wire) -> None:
+    """Answer 200 with an error, which has no code, in the place of the answer or in the middle of a stream."""
+    error = {"error": {"message": "the engine failed", "type": "internal_error"}}
+    if wire.work.is_stream:
+        await _half(wire)
+        wire.event(b"data: " + json.dumps(error).encode() + b"\n\n")
+        wire.event(b"data: [DONE]\n\n")
+        wire.send(b"0\r\n\r\n")
+    else:
+        wire.whole(json.dumps(error).encode())
+
+
+async def status_429(wire: Wire) -> None:
+    """Answer with 429, as a replica does that is full."""
+    wire.whole(json.dumps({"error": _ERROR["error"] | {"code": 429}}).encode(), status=429)
+
+
 async def stall(wire: Wire) -> None:
     """Answer nothing, as an engine does whose scheduler stands still; its health page still answers."""
     await asyncio.Event().wait()
@@ -249,6 +293,10 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "garbage-body": garbage_body,
     "500": status_500,
     "503": status_503,
+    "429": status_429,
+    "abort": abort,
+    "no-reason": no_reason,
+    "error-object": error_object,
     "error-event-first": error_event_first,
     "error-event": error_event,
     "stall": stall,

@@ -101,7 +101,7 @@ def _pool(site: Site, policy: str, *, rescue: bool, **more: Any) -> Path:
     return site.pool
 
 
-def gateway(site: Site, policy: str, *, rescue: bool = False, **more: Any) -> list[str]:
+def gateway(site: Site, policy: str, *, rescue: bool = True, **more: Any) -> list[str]:
     """Return the command of a gateway with a policy, and more sections of its pool file."""
     installed = shutil.which("gateway")
     command = [installed] if installed else [sys.executable, "-m", "gateway"]
@@ -112,13 +112,13 @@ def _plain(site: Site) -> list[str]:
     return gateway(site, "least_loaded", state="none")
 
 
-def _rescuing(site: Site) -> list[str]:
-    return gateway(site, "least_loaded", rescue=True, state="none")
+def _unrescued(site: Site) -> list[str]:
+    return gateway(site, "least_loaded", rescue=False, state="none")
 
 
 def _shared(site: Site) -> list[str]:
-    more = {"state": {"redis": site.redis}, "recorder": _recorder(site), "batches": {"url": str(site.disk / "batches")}}
-    return gateway(site, "learned", rescue=True, **more)
+    batches = {"url": str(site.disk / "batches")}
+    return gateway(site, "learned", state={"redis": site.redis}, recorder=_recorder(site), batches=batches)
 
 
 def _local(site: Site) -> list[str]:
@@ -190,13 +190,14 @@ def _litellm(site: Site) -> list[str] | None:
 
 SYSTEMS = (
     System("gateway", _plain, "its defaults", reloads=True),
-    System("gateway, rescue", _rescuing, "`rescue: true`", reloads=True),
+    System("gateway, no rescue", _unrescued, "`rescue: false`", reloads=True),
     System(
         "gateway, Redis",
         _shared,
-        "`learned`, state in Redis, recorder, `rescue: true`, batches",
+        "`learned`, state in Redis, recorder, batches",
         reloads=True,
         has_state=True,
+        replicas=len(HOSTS) + len(LINE_HOSTS),
     ),
     System("gateway, SQLite", _local, "`learned`, a state file, recorder", reloads=True, has_state=True),
     System(

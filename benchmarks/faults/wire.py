@@ -68,7 +68,7 @@ class Wire:
         framing = _CHUNKED if self.is_chunked else b""
         self.send(version + b" 200 OK\r\n" + _STREAM + more + framing + b"\r\n")
         if self.work.is_chat:
-            ids = {"prompt_token_ids": self.work.prompt_ids} if self.work.with_ids else {}
+            ids: dict[str, Any] = {"prompt_token_ids": self.work.prompt_ids} if self.work.with_ids else {}
             self.event(self._chunk({"delta": {"role": "assistant", "content": ""}}, **ids))
 
     async def generate(self, end: int | None = None) -> None:
@@ -98,6 +98,10 @@ class Wire:
         """Send an event of a stream."""
         self.send(framed(data) if self.is_chunked else data)
 
+    def finish(self, reason: str) -> None:
+        """Send an event that ends the text of a stream, whatever is missing of it."""
+        self.event(self._chunk({"delta" if self.work.is_chat else "text": {} if self.work.is_chat else ""}, reason))
+
     def last_events(self) -> None:
         """Send the events that end a stream, after that of its last token."""
         self.event(b"data: " + json.dumps(self._document([], usage=True)).encode() + b"\n\n")
@@ -111,11 +115,11 @@ class Wire:
             self.close()
         self.is_answered = True
 
-    def body(self) -> bytes:
-        """Return the answer as one document."""
-        text = self.work.text(self.work.begins_at)
+    def body(self, reason: str | None = "stop") -> bytes:
+        """Return the tokens so far as one document."""
+        text = self.work.text(self.work.begins_at, self.position)
         choice = {"message": {"role": "assistant", "content": text}} if self.work.is_chat else {"text": text}
-        document = self._document([{"index": 0, **choice, "finish_reason": "stop"}], usage=True)
+        document = self._document([{"index": 0, **choice, "finish_reason": reason}], usage=True)
         return json.dumps(document).encode()
 
     def _document(self, choices: list[dict[str, Any]], *, usage: bool = False) -> dict[str, Any]:
@@ -128,8 +132,8 @@ class Wire:
             document["usage"] = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
         return document
 
-    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
-        document = self._document([{"index": 0, "finish_reason": None, **choice}]) | more
+    def _chunk(self, choice: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
+        document = self._document([{"index": 0, "finish_reason": reason, **choice}]) | more
         if self.work.padding_bytes:
             document["padding"] = "x" * self.work.padding_bytes
         return b"data: " + json.dumps(document).encode() + b"\n\n"

@@ -1,24 +1,31 @@
 """Usage that the gateway asks an engine for, and that the client, who did not, does not get.
 
 vLLM counts the tokens of a stream for those who ask (`stream_options.include_usage`), which SDKs do not by default. The
-gateway asks in their place, and takes out again what that adds: the event with the usage. It also puts back what that
-removes: vLLM names its `system_fingerprint` in the last event, which otherwise is the one with the finish reason.
+gateway asks in their place, and takes out again what that adds: the event with the usage, or the field, where an engine
+tells it in other events. It also puts back what that removes: vLLM names its `system_fingerprint` in the last event,
+which otherwise is the one with the finish reason.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.dialects.ending import events_of
 from gateway.dialects.json_body import insert_field, set_field
 
+USAGE: Final = b"stream_options"
+IDS: Final = b"return_token_ids"
+"""Parameters that the gateway adds to requests for streams, where engines take them."""
 _OPTIONS: Final[dict[str, object]] = {"include_usage": True}
 _FIELD: Final = b'"stream_options":{"include_usage":true}'
 _USAGE: Final = b'"usage":'
 _NO_USAGE: Final = re.compile(rb',\s*"usage":\s*null')
 _NO_CHOICES: Final = re.compile(rb'"choices":\s*\[\s*\]')
 _FINISH: Final = b'"finish_reason":"'
+_DECODER: Final = json.JSONDecoder()
 _FINGERPRINT: Final = re.compile(rb',"system_fingerprint":"[^"\\]*"')
 
 
@@ -54,7 +61,7 @@ def asking(body: bytes, options: Mapping[str, object]) -> bytes:
 
 
 class StreamHabits:
-    r"""What an engine's streams tell unasked, as one of them has shown.
+    r"""What the streams of an engine are like: what the first complete one shows holds for its life.
 
     An engine is asked from its second stream on: with `--enable-force-include-usage` it tells the usage by itself, and
     clients are used to it.
@@ -68,22 +75,21 @@ class StreamHabits:
     """
 
     def __init__(self) -> None:
-        self.may_ask = False  # whether the engine tells the usage only if it is asked, and can be
-        self.refuses = False  # whether it has refused to be asked
+        self._is_known = False
+        self.may_ask = False  # whether the engine tells the usage only if it is asked
         self.fingerprint = b""  # the field that it adds to the event with the finish reason; empty if it adds none
         self.has_nulls = False
+        self.declined: frozenset[bytes] = frozenset()  # parameters that it refuses, or takes no notice of
 
     def learn(self, events: bytes) -> None:
-        """Learn from the last events of a complete stream that did not ask for usage."""
+        """Learn from the last events of a complete stream that did not ask for usage, unless that is known."""
+        if self._is_known:
+            return
+        self._is_known = True
         self.has_nulls = _NO_USAGE.search(events) is not None
-        self.may_ask = not self.refuses and _USAGE not in _NO_USAGE.sub(b"", events)
-        last = events.rfind(_FINISH)
-        found = None if last < 0 else _FINGERPRINT.search(events, last, _end_of(events, last))
-        self.fingerprint = b"" if found is None else found[0]
-
-    def note_refusal(self) -> None:
-        """Ask the engine no more: it has refused a request that it served when it was not asked."""
-        self.refuses, self.may_ask = True, False
+        self.may_ask = _USAGE not in _NO_USAGE.sub(b"", events)
+        found = [_FINGERPRINT.search(event) for event in events_of(events) if _FINISH in event]
+        self.fingerprint = found[-1][0] if found and found[-1] is not None else b""
 
 
 class HiddenUsage:
@@ -100,52 +106,41 @@ class HiddenUsage:
 
     def __init__(self, habits: StreamHabits) -> None:
         self._habits = habits
-        self._is_told = False
 
     def take(self, data: bytes) -> bytes:
         """Return what the client gets of complete events."""
-        if _USAGE in data and not self._is_told:
-            data = self._without_usage(data)
-        if _FINISH in data and self._habits.fingerprint:
-            data = self._with_fingerprint(data)
+        if _USAGE in data or (_FINISH in data and self._habits.fingerprint):
+            return b"".join([self._shown(event) for event in events_of(data)])
         return data
 
-    def _without_usage(self, data: bytes) -> bytes:
-        if _NO_USAGE.search(data) is not None:
-            if self._habits.has_nulls:
-                return data
-            data = _NO_USAGE.sub(b"", data)
-        while (at := data.find(_USAGE)) >= 0:
-            start, end = _start_of(data, at), _end_of(data, at)
-            if _NO_CHOICES.search(data, start, end) is None:  # the engine tells it in all events, asked or not
-                self._is_told, self._habits.may_ask = True, False
-                break
-            if self._habits.fingerprint and (found := _FINGERPRINT.search(data, start, end)) is not None:
-                self._habits.fingerprint = found[0]
-            data = data[:start] + data[end:]
-        return data
+    def _shown(self, event: bytes) -> bytes:
+        if _USAGE in event:
+            event = self._without_usage(event)
+        fingerprint = self._habits.fingerprint
+        if _FINISH in event and fingerprint and _FINGERPRINT.search(event) is None:
+            last = event.rfind(b"}")
+            return event[:last] + fingerprint + event[last:]
+        return event
 
-    def _with_fingerprint(self, data: bytes) -> bytes:
-        at = data.find(_FINISH)
-        while at >= 0:
-            end = _end_of(data, at)
-            last = data.rfind(b"}", at, end)
-            if last >= 0 and _FINGERPRINT.search(data, at, end) is None:
-                data = data[:last] + self._habits.fingerprint + data[last:]
-                end += len(self._habits.fingerprint)
-            at = data.find(_FINISH, end)
-        return data
-
-
-def _start_of(data: bytes, at: int) -> int:
-    """Return where the event begins that has a byte at `at`."""
-    lf, crlf = data.rfind(b"\n\n", 0, at), data.rfind(b"\r\n\r\n", 0, at)
-    return max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
-
-
-def _end_of(data: bytes, at: int) -> int:
-    """Return where the event ends that has a byte at `at`, after its empty line."""
-    lf, crlf = data.find(b"\n\n", at), data.find(b"\r\n\r\n", at)
-    if crlf >= 0 and (lf < 0 or crlf < lf):
-        return crlf + 4
-    return lf + 2 if lf >= 0 else len(data)
+    def _without_usage(self, event: bytes) -> bytes:
+        """Return an event without usage: nothing, if that is all it has."""
+        habits = self._habits
+        if habits.has_nulls and _NO_USAGE.search(event) is not None:
+            return event
+        if b'"choices"' not in event or _NO_CHOICES.search(event) is not None:
+            if habits.fingerprint and (found := _FINGERPRINT.search(event)) is not None:
+                habits.fingerprint = found[0]
+            return b""
+        before, _, after = event.partition(_USAGE)
+        try:
+            text = after.decode()
+            begin = len(text) - len(text.lstrip(" "))
+            _, end = _DECODER.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            return event
+        after = text[end:].encode()
+        if habits.has_nulls:
+            return before + _USAGE + b" " * begin + b"null" + after
+        if (kept := before.rstrip(b" ")).endswith(b","):
+            return kept[:-1] + after
+        return before + after.lstrip(b", ")

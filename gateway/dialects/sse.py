@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import orjson
 
 from gateway.dialects.asked_usage import HiddenUsage
+from gateway.dialects.ending import StreamEnding, events_of
 from policies.features.request import Endpoint
 
 _HOLD_LIMIT_BYTES = 1 << 20
@@ -17,11 +18,14 @@ _CR_ENDS_LINE: Final = re.compile(rb"[^\r\n]*\r[^\n]")
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 # What marks the events that carry output, for endpoints where not every event does.
 _MARKERS = {Endpoint.MESSAGES: b"event: content_block_delta", Endpoint.RESPONSES: b".delta\n"}
-# The types of the events that end a stream; those of the other endpoints end with `[DONE]`.
-_LAST_TYPES: Final = {
-    Endpoint.MESSAGES: frozenset({"message_stop"}),
-    Endpoint.RESPONSES: frozenset({"response.completed", "response.incomplete", "response.failed"}),
+# What marks the events that say something of the end, for these endpoints.
+_OF_THE_END: Final = {
+    Endpoint.MESSAGES: (b'"message_', b'"error"'),
+    Endpoint.RESPONSES: (b'"response.completed"', b'"response.incomplete"', b'"response.failed"', b'"error"'),
 }
+# What all other events have, for the others: no text has it, since quotes are escaped there.
+_GOES_ON: Final = b'"finish_reason":null'
+_GOES_ON_SPACED: Final = b'"finish_reason": null'
 
 
 class EventWatcher(Protocol):
@@ -35,7 +39,8 @@ class EventStream:
     r"""Passes on complete events and counts them.
 
     An event split over two reads is held until its end arrives: if the backend fails in the middle of an event, the
-    stream can still end with an error event that the client can read.
+    stream can still end with an error event that the client can read. Where the engine gives up the stream, the events
+    from there on are withheld.
 
     Examples
     --------
@@ -44,10 +49,17 @@ class EventStream:
     b'data: 1\n\n'
     >>> stream.feed(b" 2\n\n"), stream.events
     (b'data: 2\n\n', 2)
+    >>> stream.feed(b"data: [DONE]\n\n"), stream.ending.flaw
+    (b'', 'ended the stream without a reason')
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._marker = _MARKERS.get(endpoint)
+        self._of_the_end: tuple[bytes, ...] = _OF_THE_END.get(endpoint, ())
+        self._goes_on = _GOES_ON
+        self.has_choices = False  # whether several are asked for, each of which has to end
+        self.ending = StreamEnding(endpoint)
+        self.withheld = b""  # events from where the engine gave up the stream; empty if it has not
         self._held = b""
         self._has_cr = False  # for LF, which is passed on in its place: both are line ends by the standard
         self._recent: deque[bytes] = deque(maxlen=3)  # usage is in the last event, or the one before [DONE]
@@ -73,18 +85,54 @@ class EventStream:
                 data, self._held = data[:end], data[end:]
                 if not data:
                     return data
+            else:
+                self.ending.has_gaps = True
+        events = data.count(b"\n\n") or data.count(b"\r\n\r\n")
+        if self._of_the_end or self.has_choices or data.count(self._goes_on) != events:
+            data = self._read_ending(data)
+            if self.withheld:
+                if not data:
+                    return data
+                events = data.count(b"\n\n") or data.count(b"\r\n\r\n")
         if self.watcher is not None:
             data = self.watcher.take(data)
-        self.events += data.count(b"\n\n") or data.count(b"\r\n\r\n")
+        self.events += events
         if self._marker is not None:
             self.deltas += data.count(self._marker)
         self._recent.append(data)
         return data if self.hidden is None else self.hidden.take(data)
 
+    def _read_ending(self, data: bytes) -> bytes:
+        """Return the events up to where the engine gives up the stream, if it does, and withhold the others."""
+        if self._of_the_end and not any(mark in data for mark in self._of_the_end):
+            return data
+        if not self.events and _GOES_ON_SPACED in data:
+            self._goes_on = _GOES_ON_SPACED
+        at = 0
+        for event in events_of(data):
+            goes_on = not self.has_choices and (_GOES_ON in event or _GOES_ON_SPACED in event)
+            if not goes_on and not self.ending.take(event):
+                self.withheld = data[at:]
+                return data[:at]
+            at += len(event)
+        return data
+
+    def pass_withheld(self) -> bytes:
+        """Return what is withheld, for the client: an error, which ends the stream."""
+        withheld, self.withheld = self.withheld, b""
+        self.ending.is_complete = True
+        return withheld
+
+    def restart(self) -> None:
+        """Drop what the client has not got: another engine goes on with the stream."""
+        self.withheld = self._held = b""
+        self.watcher, self.ending.error_status, self.ending.flaw = None, 0, ""
+
     def rest(self) -> bytes:
         """Return the held data, at the end of the stream."""
         held, self._held = self._held, b""
         if held:
+            held = self._read_ending(held)
             self._recent.append(held)
         return held
 
@@ -100,16 +148,6 @@ class EventStream:
             if isinstance(document, dict):
                 yield document
 
-    def is_complete(self, endpoint: Endpoint) -> bool:
-        """Return whether the event that ends a stream of the endpoint has been passed on.
-
-        Read when the stream breaks off, not for each chunk.
-        """
-        if (last_types := _LAST_TYPES.get(endpoint)) is not None:
-            return any(str(document.get("type")) in last_types for document in self.last_documents())
-        lines = self.last_events().split(b"\n")
-        return any(line.startswith(b"data:") and line[5:].strip() == b"[DONE]" for line in lines)
-
     def last_events(self) -> bytes:
         """Return the events of the last few reads, as they came."""
         return b"".join(self._recent)
@@ -118,7 +156,7 @@ class EventStream:
         """Return how many chunks carried output."""
         if self._marker is not None:
             return self.deltas
-        without_content = self.is_complete(endpoint) + with_usage + (endpoint is Endpoint.CHAT)  # [DONE], usage, role
+        without_content = self.ending.is_complete + with_usage + (endpoint is Endpoint.CHAT)  # [DONE], usage, role
         return max(0, self.events - without_content)
 
 
@@ -131,29 +169,3 @@ def is_event_stream(data: bytes) -> bool:
     (True, False)
     """
     return data.lstrip().startswith(_FIELDS)
-
-
-def engine_error(data: bytes) -> int:
-    r"""Return the code of the first 5xx error among events, although their status was 200; 0 if there is none.
-
-    Examples
-    --------
-    >>> engine_error(b'data: {"error": {"code": 503}}\n\n')
-    503
-    """
-    if b'"error"' not in data:
-        return 0
-    for line in data.split(b"\n"):
-        if line.startswith(b"data:") and b'"error"' in line and (code := _error_code(line[5:])):
-            return code
-    return 0
-
-
-def _error_code(data: bytes) -> int:
-    try:
-        document = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return 0
-    error = document.get("error") if isinstance(document, dict) else None
-    code = error.get("code") if isinstance(error, dict) else None
-    return code if isinstance(code, int) and 500 <= code < 600 else 0

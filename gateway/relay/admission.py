@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from backends import background
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _DOWN: Final = State.DOWN
 _OTHER: Final = Endpoint.OTHER
+_NOTHING: Final[Mapping[str, object]] = {}
 
 
 def admit(exchange: Exchange) -> None:
@@ -98,7 +99,8 @@ def _route_and_send(exchange: Exchange) -> None:
             exchange.queue, rank = queue, rank_of(headers.client.priority, routed.priority)
             if endpoint is not _OTHER:
                 inbound.body = queue.body_for_engine(inbound.body, routed.priority, rank)
-    if model.rescue and exchange.is_relayed and relay.rescuer_for is not None:
+    is_rescued = model.rescue and exchange.is_relayed and (routed.document or _NOTHING).get("stream") is True
+    if is_rescued and relay.rescuer_for is not None and len(relay.pool.of(model.name)) > 1:
         exchange.rescuer = relay.rescuer_for(exchange)
     routed.document = None
     if routed.response_id and _is_homeless(exchange):

@@ -12,7 +12,8 @@ from typing import Final
 import orjson
 
 from backends.http.receiver import HeaderList
-from gateway.dialects.sse import EventStream, engine_error, is_event_stream
+from gateway.dialects.ending import InvalidAnswerError, check_whole, given_up_in
+from gateway.dialects.sse import EventStream, is_event_stream
 from gateway.dialects.usage import Usage, first_usage, read_other_usage, read_usage
 from gateway.http.headers import is_json, media_type
 from policies.features.request import Endpoint
@@ -22,15 +23,8 @@ MAX_HELD_BYTES: Final = 1 << 20
 
 
 _TAIL_BYTES: Final = 1 << 16
+_LINES: Final = frozenset({b"application/x-ndjson", b"application/ndjson", b"application/jsonl"})
 _DECODER: Final = json.JSONDecoder()
-
-
-class InvalidAnswerError(Exception):
-    """An answer is not what was asked for."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind  # the label value in metrics: `garbage`, or `broken` if it lacks its end
 
 
 class PassThrough:
@@ -38,7 +32,7 @@ class PassThrough:
 
     usage: Usage | None = None  # usage as the engine reported it; None before the end and without a report
     events: EventStream | None = None  # the events of a stream; None for other answers
-    error_status = 0  # the code of the 5xx error with which a stream begins or ends; 0 without one
+    error_status = 0  # of an error in the place of the answer, or among the events of a stream; 0 without one
     unread_bytes = 0  # bytes passed on without having been read for their usage
 
     def feed(self, data: bytes) -> bytes:
@@ -53,6 +47,8 @@ class PassThrough:
 class MeteredAnswer(PassThrough):
     r"""An answer that is passed on as it comes; enough of its end is kept to read its usage.
 
+    The end of a long answer of an inference endpoint is passed on only once it is known to be one.
+
     Examples
     --------
     >>> answer = MeteredAnswer("json")
@@ -62,14 +58,20 @@ class MeteredAnswer(PassThrough):
     7
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *, is_checked: bool = False) -> None:
         self.events_passed = 0  # number of events of a stream
-        self._kind = kind  # `json`, `stream` (server-sent events), or `opaque` if its usage cannot be read
+        # `json`, `stream` (server-sent events), `lines` (of JSON), or `opaque` if its usage cannot be read.
+        self._kind = kind
+        self._is_checked = is_checked and kind == "json"
         self._tail = b""
 
     def feed(self, data: bytes) -> bytes:
         """Return the data, and keep its end."""
         self.unread_bytes += len(data)
+        if self._is_checked:
+            data = self._tail + data
+            data, self._tail = data[:-_TAIL_BYTES], data[-_TAIL_BYTES:]
+            return data
         if self._kind != "opaque":
             self._tail = _tail_of(self._tail, data)
         if self._kind == "stream":
@@ -77,8 +79,16 @@ class MeteredAnswer(PassThrough):
         return data
 
     def end(self) -> bytes:
-        """Read the usage."""
+        """Read the usage, and return what was kept back."""
         self.read_usage()
+        rest = self._tail.rstrip()
+        if self._is_checked:
+            if not rest.endswith(b"}") or given_up_in(rest):
+                raise InvalidAnswerError("broken", "ended the answer before it was whole")
+            return self._tail
+        last = rest.rpartition(b"\n")[2] if self._kind in {"stream", "lines"} else b""
+        if last.startswith((b"data: {", b"data:{", b"{")) and not last.endswith(b"}"):
+            raise InvalidAnswerError("broken", "ended in the middle of an event")
         return b""
 
     def read_usage(self) -> None:
@@ -124,14 +134,16 @@ class WholeAnswer(PassThrough):
 
     Examples
     --------
-    >>> answer = WholeAnswer(is_checked=True)
-    >>> answer.feed(b'{"a":'), answer.feed(b"1}")
+    >>> answer = WholeAnswer(Endpoint.EMBEDDINGS, is_checked=True)
+    >>> answer.feed(b'{"data":'), answer.feed(b"[]}")
     (b'', b'')
     >>> answer.end()
-    b'{"a":1}'
+    b'{"data":[]}'
     """
 
-    def __init__(self, *, is_checked: bool) -> None:
+    def __init__(self, endpoint: Endpoint, items: int = 0, *, is_checked: bool) -> None:
+        self._endpoint = endpoint
+        self._items = items  # inputs that an answer of embeddings has; 0 for others
         # body, document: the complete answer, and its JSON if it was checked; None before the end and if it was too
         # long to be held.
         self.body: bytes | None = None
@@ -150,15 +162,15 @@ class WholeAnswer(PassThrough):
         if self._size_bytes <= MAX_HELD_BYTES:
             return b""
         data, self._parts = b"".join(self._parts), []
-        self._metered = MeteredAnswer("json" if self._is_checked else "opaque")
+        self._metered = MeteredAnswer("json" if self._is_checked else "opaque", is_checked=True)
         return self._metered.feed(data)
 
     def end(self) -> bytes:
         """Return the answer, once it has been checked."""
         if self._metered is not None:
-            self._metered.end()
+            rest = self._metered.end()
             self.usage, self.unread_bytes = self._metered.usage, self._metered.unread_bytes
-            return b""
+            return rest
         body = b"".join(self._parts)
         self.take(body)
         return body
@@ -170,6 +182,7 @@ class WholeAnswer(PassThrough):
                 self.document = orjson.loads(body)
             except orjson.JSONDecodeError:
                 raise InvalidAnswerError("garbage", "answered with something that is not JSON") from None
+            self.error_status = check_whole(self._endpoint, self.document, self._items)
             self.usage = read_usage(self.document)
         self.body = body
 
@@ -184,11 +197,11 @@ class StreamAnswer(PassThrough):
     def feed(self, data: bytes) -> bytes:
         """Return the complete events."""
         data = self._events.feed(data)
-        if data and not self._has_begun:
-            if not is_event_stream(data):
+        if not self._has_begun and (begun := data or self._events.withheld):
+            if not is_event_stream(begun):
                 raise InvalidAnswerError("garbage", "answered with something other than events")
             self._has_begun = True
-            self.error_status = engine_error(data)
+            self.error_status = self._events.ending.error_status
         return data
 
     def end(self) -> bytes:
@@ -197,11 +210,11 @@ class StreamAnswer(PassThrough):
         if not (rest or self._has_begun):
             raise InvalidAnswerError("broken", "ended a stream without an event")
         self.usage = first_usage(self._events.last_documents())
-        self.error_status = self.error_status or engine_error(self._events.last_events())
+        self.error_status = self._events.ending.error_status
         return rest
 
 
-def answer_for(endpoint: Endpoint, status: int, headers: HeaderList) -> PassThrough:
+def answer_for(endpoint: Endpoint, status: int, headers: HeaderList, items: int = 0) -> PassThrough:
     """Return what handles an answer, by its head."""
     by_name = dict(headers)
     content_type = by_name.get(b"content-type", b"")
@@ -219,11 +232,13 @@ def answer_for(endpoint: Endpoint, status: int, headers: HeaderList) -> PassThro
     length = by_name.get(b"content-length", b"")
     is_long = length.isdigit() and int(length) > MAX_HELD_BYTES
     if is_encoded or is_long:
-        return MeteredAnswer("opaque" if is_encoded else _kind_of(kind))
-    return WholeAnswer(is_checked=status == 200)
+        return MeteredAnswer("opaque" if is_encoded else _kind_of(kind), is_checked=status == 200)
+    return WholeAnswer(endpoint, items, is_checked=status == 200)
 
 
 def _kind_of(media: bytes) -> str:
     if media == b"text/event-stream":
         return "stream"
+    if media in _LINES:
+        return "lines"
     return "json" if is_json(media) else "opaque"

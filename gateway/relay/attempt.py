@@ -6,16 +6,18 @@ decides what follows from them.
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Final
 
 from backends.http.client import Call
 from backends.http.receiver import AnswerHead, HeaderList, Receiver, UpstreamError, WholeReceiver
 from backends.recovery import TRIAL
-from gateway.dialects.asked_usage import HiddenUsage
-from gateway.dialects.sse import EventStream, engine_error
+from gateway.dialects.asked_usage import IDS, USAGE, HiddenUsage
+from gateway.dialects.ending import BUSY, InvalidAnswerError
+from gateway.dialects.sse import EventStream
 from gateway.http.headers import relative_location
-from gateway.relay.answers import InvalidAnswerError, WholeAnswer
+from gateway.relay.answers import PassThrough, WholeAnswer
 from gateway.routing.model import Upstream
 from policies.features.request import Endpoint
 from policies.policy import Decision
@@ -25,8 +27,11 @@ if TYPE_CHECKING:
 
 _OTHER: Final = Endpoint.OTHER
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})  # sent with a content length even if the body is empty
+_READ_BYTES: Final = 2048  # of an error
 _REFUSALS: Final = frozenset({400, 422})
-_RETRYABLE: Final = frozenset({500, 502, 503})  # not 504: a server between says that the engine is slow
+_RETRYABLE: Final = frozenset({BUSY, 500, 502, 503})  # not 504: a server between says that the engine is slow
+_FULL: Final = re.compile(rb"busy|overload|queue|capacity|too many|rate.?limit", re.IGNORECASE)
+"""How an engine says with 503 that it has too much to do; vLLM: `currently busy and cannot accept new requests`."""
 _UNAUTHORIZED: Final = 401
 _NOT_FOUND: Final = 404
 OVERLOADED: Final = 503
@@ -45,8 +50,9 @@ class Attempt:
         self.is_on_trial = decision.reason == TRIAL
         self.call: Call | None = None  # the call in flight; None before it is sent, and after its end
         self.last_read_s = 0.0  # when it was sent, or something of its answer was last read, by `time.perf_counter`
-        self.is_asked = False  # whether it is asked for the usage of a stream, for the gateway alone
-        self.has_refused = False  # whether it has answered with an error that it was
+        # Parameters that the gateway adds to the request of a stream, and those of them that the engine has refused.
+        self.added: tuple[bytes, ...] = ()
+        self.declined: frozenset[bytes] = frozenset()
 
     def take(self) -> None:
         """Take a place among the requests in flight at the backend; a call must follow."""
@@ -98,11 +104,15 @@ class Attempt:
             self.release()
 
     def learn_habits(self, events: EventStream) -> None:
-        """Learn what the engine tells unasked, from a complete stream of its own."""
-        routed, rescuer = self.exchange.routed, self.exchange.rescuer
-        is_own = not self.is_asked and (rescuer is None or not rescuer.left)
-        if is_own and routed is not None and routed.usage_options is not None:
-            self.upstream.habits.learn(events.last_events())
+        """Learn what the engine's streams are like, from a complete one of its own."""
+        exchange, rescuer = self.exchange, self.exchange.rescuer
+        if exchange.routed is None or (rescuer is not None and rescuer.left):
+            return
+        habits = self.upstream.habits
+        if exchange.routed.usage_options is not None and USAGE not in self.added:
+            habits.learn(events.last_events())
+        if rescuer is not None and IDS in self.added and not rescuer.has_ids:
+            habits.declined |= {IDS}  # it takes no notice
 
     # Called by the upstream client, and by what goes on with a stream elsewhere
 
@@ -120,11 +130,12 @@ class Attempt:
                 self.on_end()
             return
         delivery.status = head.status
-        answer = WholeAnswer(is_checked=True)
+        routed = self.exchange.routed
+        answer = WholeAnswer(delivery.endpoint, 0 if routed is None else routed.items, is_checked=True)
         try:
             answer.take(body)
         except InvalidAnswerError as error:
-            self.exchange.failed(error.kind, str(error))
+            self._on_invalid(error)
             return
         delivery.send_whole(answer, lines, body, self)
         self.exchange.succeed(answer)
@@ -138,19 +149,21 @@ class Attempt:
             return
         if status == _UNAUTHORIZED and self._refuses_key():
             return
+        exchange, routed = self.exchange, self.exchange.routed
         try:
-            answer = self.delivery.open(status, headers)
+            answer = self.delivery.open(status, headers, 0 if routed is None else routed.items)
         except InvalidAnswerError as error:
-            self.exchange.failed(error.kind, str(error))
+            self._on_invalid(error)
             return
-        if answer.events is None:
+        if (events := answer.events) is None:
             return
-        if (rescuer := self.exchange.rescuer) is not None:
-            rescuer.watch(answer.events)
-        if self.is_asked:
-            answer.events.hidden = HiddenUsage(self.upstream.habits)
-        elif self.has_refused:
-            self.upstream.habits.note_refusal()
+        events.has_choices = routed is not None and routed.has_choices
+        if exchange.rescuer is not None and IDS in self.added:
+            exchange.rescuer.watch(events)
+        if USAGE in self.added:
+            events.hidden = HiddenUsage(self.upstream.habits)
+        if self.declined:
+            self.upstream.habits.declined |= self.declined
 
     def on_data(self, data: bytes) -> None:
         """Pass on bytes of the answer, or hold them until the answer is known to be valid."""
@@ -164,46 +177,39 @@ class Attempt:
         try:
             data = answer.feed(data)
         except InvalidAnswerError as error:
-            self.exchange.failed(error.kind, str(error))
+            self._on_invalid(error)
             return
         if data:
             if not delivery.has_begun:
-                if answer.error_status in _RETRYABLE and self._is_retried(answer.error_status):
-                    return
                 self._send_head()
                 delivery.times.first_s = now_s
             elif answer.events is not None:
                 self.upstream.metrics.itl.observe(now_s - previous_s)
             delivery.send(answer, data, now_s)
-        if (rescuer := self.exchange.rescuer) is not None and (event := rescuer.take_error()):
-            status = engine_error(event)
-            if not self.exchange.failed(
-                "error", "ended the answer with an error", is_proof=status != OVERLOADED, may_fail=False
-            ):
-                if not delivery.has_begun:
-                    self._send_head()
-                delivery.send_error_event(answer, event)
+        if answer.events is not None and answer.events.withheld:
+            self._on_given_up(answer, answer.events, now_s)
 
     def on_end(self) -> None:
         """Pass on the end of the answer, and finish the exchange."""
         delivery = self.delivery
         answer = delivery.answer
         assert answer is not None
-        if delivery.status in _RETRYABLE and self._is_retried(delivery.status):
-            return
         try:
             rest = answer.end()
         except InvalidAnswerError as error:
-            self.exchange.failed(error.kind, str(error))
+            self._on_invalid(error)
             return
-        if answer.events is not None and not answer.events.is_complete(delivery.endpoint):
+        if delivery.status in _RETRYABLE and self._is_retried(delivery.status, rest):
+            return
+        if answer.events is not None and not answer.events.ending.is_complete:
             # Valid HTTP, which cannot tell: with HTTP/1.0, or a proxy before the engine, every end looks like this.
-            self.exchange.failed("broken", "ended the stream before its last event", is_proof=not delivery.was_paused)
+            flaw = answer.events.ending.flaw or "ended the stream before its last event"
+            self._on_invalid(InvalidAnswerError("broken", flaw))
             return
         if delivery.status == _NOT_FOUND and not delivery.has_begun and self._lacks_model(rest):
             return
-        if self._is_refusal(delivery.status, rest):
-            self._repeat_unasked()
+        if refused := self._refused(delivery.status, rest):
+            self._repeat_without(refused)
             return
         delivery.note_whole(answer)
         if not delivery.has_begun:
@@ -211,18 +217,46 @@ class Attempt:
         delivery.end(rest)
         self.exchange.succeed(answer)
 
+    def _on_given_up(self, answer: PassThrough, events: EventStream, now_s: float) -> None:
+        """Handle that the engine gives up a stream; an error that it names itself may be for the client."""
+        delivery, exchange, status = self.delivery, self.exchange, events.ending.error_status
+        if not status:
+            self._on_invalid(InvalidAnswerError("broken", events.ending.flaw))
+            return
+        if delivery.has_begun:
+            message, is_proof = "ended the answer with an error", status not in {OVERLOADED, BUSY}
+            is_over = exchange.failed("error", message, is_proof=is_proof, may_fail=False)
+        else:
+            is_over = status in _RETRYABLE and self._is_retried(status, events.withheld)
+        if is_over:
+            return
+        if not delivery.has_begun:
+            self._send_head()
+            delivery.times.first_s = now_s
+        answer.error_status = status
+        delivery.send(answer, events.pass_withheld(), now_s)
+
     def on_error(self, error: UpstreamError) -> None:
         """Handle a failure of the connection."""
         # A server may cut an answer that nobody reads: then the client was too slow.
         is_proof = error.kind in {"broken", "garbage"} and not self.delivery.was_paused
         self.exchange.failed(error.kind, str(error), is_proof=is_proof)
 
-    def _is_retried(self, status: int) -> bool:
-        """Return whether the request was sent to another backend after a 5xx of the engine."""
+    def _on_invalid(self, error: InvalidAnswerError) -> None:
+        """Handle an answer that is not whole, or not what was asked for."""
+        is_proof = error.kind == "broken" and not self.delivery.was_paused
+        self.exchange.failed(error.kind, str(error), is_proof=is_proof)
+
+    def _is_retried(self, status: int, body: bytes) -> bool:
+        """Return whether the request was sent to another backend after an error of the engine."""
         pool, backend = self.exchange.relay.pool, self.upstream.backend
+        watch = pool.watch(backend)
+        has_work = backend.engine.metrics is None or watch.is_at_work or backend.in_flight > 1
+        if status == BUSY or (status == OVERLOADED and has_work and _FULL.search(body, 0, _READ_BYTES)):
+            return self.exchange.failed("busy", "", may_fail=False)
         others_up = sum(other is not backend for other in pool.up(backend.model))
         can_spare = 2 * others_up > len(pool.of(backend.model))
-        is_evidence = status != OVERLOADED or not pool.watch(backend).is_at_work or can_spare
+        is_evidence = status != OVERLOADED or not watch.is_at_work or can_spare
         message = f"answered {status} to a request that another served" if is_evidence else ""
         return self.exchange.failed("status", message, may_fail=False)
 
@@ -242,15 +276,17 @@ class Attempt:
         message = "does not serve its model any more" if is_own else ""
         return self.exchange.failed("model", message, may_fail=is_own)
 
-    def _is_refusal(self, status: int, body: bytes) -> bool:
-        """Return whether the engine refuses to be asked for usage."""
-        return self.is_asked and status in _REFUSALS and b"stream_options" in body and not self.delivery.has_begun
+    def _refused(self, status: int, body: bytes) -> list[bytes]:
+        """Return the parameters that the gateway has added and the engine refuses."""
+        if status not in _REFUSALS or self.delivery.has_begun:
+            return []
+        return [name for name in self.added if name in body]
 
-    def _repeat_unasked(self) -> None:
-        """Send the request to the same backend once more, unasked."""
+    def _repeat_without(self, refused: list[bytes]) -> None:
+        """Send the request to the same backend once more, without these parameters."""
         self.cancel()
         self.delivery.answer = None
-        self.has_refused = True
+        self.declined = self.declined.union(refused)
         self.take()
         self.call = self.exchange.call(self, [])
 

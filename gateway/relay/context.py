@@ -108,15 +108,19 @@ class Timeouts:
 class Rescuer(Protocol):
     """What has other backends go on with the stream of one request whose backend fails: `gateway.rescue`."""
 
-    body: bytes  # the body that is sent in place of the request's
     left: list[str]  # the backends that failed in the middle of the stream
     is_waiting: bool  # whether the backend that is to go on has not sent anything yet
 
+    @property
+    def body(self) -> bytes | None:
+        """The body that is sent in place of the request's; None if no other backend could go on with it."""
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the engine has told the ids of tokens."""
+
     def watch(self, events: EventStream) -> None:
         """Follow the events of a stream that begins."""
-
-    def take_error(self) -> bytes:
-        """Return the events with which the engine has ended the stream, withheld until now; empty if there are none."""
 
     def outlook(self) -> Outlook:
         """Return what can be done for the rest of the stream."""

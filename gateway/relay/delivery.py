@@ -6,7 +6,6 @@ from typing import Final
 
 from backends.http.receiver import HeaderList
 from gateway.dialects.errors import GatewayError
-from gateway.dialects.sse import engine_error
 from gateway.http.headers import request_id_lines
 from gateway.relay.answers import PassThrough, WholeAnswer, answer_for
 from gateway.relay.attempt import Attempt
@@ -38,10 +37,10 @@ class Delivery:
         self.is_paused = False  # whether the client is slow to receive it
         self.was_paused = False  # whether it was at any time
 
-    def open(self, status: int, headers: HeaderList) -> PassThrough:
+    def open(self, status: int, headers: HeaderList, items: int) -> PassThrough:
         """Decide by the head how much of the answer is held before it is passed on."""
         self.status, self._headers = status, headers
-        answer = self.answer = answer_for(self.endpoint, status, headers)
+        answer = self.answer = answer_for(self.endpoint, status, headers, items)
         return answer
 
     def send_head(self, attempt: Attempt) -> None:
@@ -56,11 +55,6 @@ class Delivery:
             if self.observers:
                 tell(self.observers, lambda observer: observer.on_chunk(data, now_s))
         self._reply.data(data)
-
-    def send_error_event(self, answer: PassThrough, event: bytes) -> None:
-        """Pass on the error with which an engine has ended a stream."""
-        self._reply.data(event)
-        answer.error_status = engine_error(event)
 
     def send_whole(self, answer: WholeAnswer, lines: bytes, body: bytes, attempt: Attempt) -> None:
         """Pass on an answer that was read in one piece; `lines` are its header lines for the client."""
@@ -108,7 +102,7 @@ class Delivery:
         answer = self.answer
         if not self.has_begun or answer is None:
             return Has.NOTHING
-        return Has.ALL if answer.events is not None and answer.events.is_complete(self.endpoint) else Has.PART
+        return Has.ALL if answer.events is not None and answer.events.ending.is_complete else Has.PART
 
     def is_served(self) -> bool:
         """Return whether the answer shows that the backend can serve requests for inference."""
@@ -118,9 +112,10 @@ class Delivery:
 
     def label(self) -> str:
         """Return the outcome of a complete answer, as metrics name it."""
-        if self.status >= 500 or (self.answer is not None and self.answer.error_status):
+        status = max(self.status, 0 if self.answer is None else self.answer.error_status)
+        if status >= 500:
             return "engine_error"
-        return "ok" if self.status < 400 else "client_error"
+        return "ok" if status < 400 else "client_error"
 
     def _lines(self, lines: bytes, attempt: Attempt) -> bytes:
         """Return the header lines of an answer, from those of the engine."""

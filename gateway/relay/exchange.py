@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 from backends.backend import Backend, State
 from backends.health import Strike, Unreachable
 from backends.http.client import Call
-from gateway.dialects.asked_usage import asking
+from gateway.dialects.asked_usage import IDS, USAGE, asking
 from gateway.dialects.errors import EXCEEDED, GatewayError, exceeded, gateway_failed
 from gateway.relay.accounting import conclude
 from gateway.relay.answers import PassThrough
@@ -151,13 +151,16 @@ class Exchange:
 
     def call(self, attempt: Attempt, candidates: list[Backend]) -> Call:
         """Send the request to the backend of an attempt, which was chosen among the candidates."""
-        inbound, habits = self.inbound, attempt.upstream.habits
-        body = inbound.body if self.rescuer is None else self.rescuer.body
+        inbound, rescuer, body = self.inbound, self.rescuer, self.inbound.body
         options = None if self.routed is None else self.routed.usage_options
-        if options is not None:
-            attempt.is_asked = habits.may_ask and not attempt.has_refused
-            if attempt.is_asked:
-                body = asking(body, options)
+        if rescuer is not None or options is not None:
+            habits = attempt.upstream.habits
+            declined, attempt.added = habits.declined | attempt.declined, ()
+            with_ids = None if rescuer is None or IDS in declined else rescuer.body
+            if with_ids is not None:
+                body, attempt.added = with_ids, (IDS,)
+            if options is not None and habits.may_ask and USAGE not in declined:
+                body, attempt.added = asking(body, options), (*attempt.added, USAGE)
         return attempt.send(inbound.target, body, attempt, attempt, once=not inbound.request_headers.may_repeat)
 
     # Failures
@@ -172,8 +175,9 @@ class Exchange:
         assert attempt is not None
         assert routed is not None
         backend, pool, budget = attempt.upstream.backend, self.relay.pool, routed.model.retry_budget
+        tried = (backend.name, delivery.retried_from, *([] if rescuer is None else rescuer.left))
         try:
-            others = self.candidates((backend.name, *([] if rescuer is None else rescuer.left)))
+            others = self.candidates(tried)
         except GatewayError:
             others = []
         if kind in _MAY_BE_METHOD:
@@ -181,7 +185,7 @@ class Exchange:
             others = [other for other in others if arm_of(other) != arm] or others
         situation = Situation(
             delivery.has(),
-            was_retried=bool(delivery.retried_from),
+            was_retried=bool(delivery.retried_from) and delivery.retried_from not in self.closed,
             may_move=self.is_relayed and not routed.headers.backend,
             may_repeat=self.inbound.request_headers.may_repeat,
             has_other=bool(others),
@@ -225,7 +229,11 @@ class Exchange:
             if not (RULES[kind].is_free or attempt.is_on_trial):
                 routed.model.retry_budget.take()
             attempt.cancel()
-            delivery.retried_from = attempt.upstream.backend.name
+            name = attempt.upstream.backend.name
+            if RULES[kind].is_full:
+                self.closed += (name,)
+            if not (RULES[kind].is_full and delivery.retried_from):
+                delivery.retried_from = name
             metrics.retries.labels(*attempt.upstream.metrics.labels, kind).inc()
             tell(delivery.observers, lambda observer: observer.on_retry(kind))
             self.send(others if self.queue is None else self.queue.free(others) or others)
@@ -353,7 +361,7 @@ class Exchange:
                 self.note_served(None)
             if answer.events is not None:
                 attempt.learn_habits(answer.events)
-        elif answer.error_status not in {0, OVERLOADED} and not self._was_suspected:
+        elif answer.error_status >= 500 and answer.error_status != OVERLOADED and not self._was_suspected:
             self.relay.pool.report(backend, Strike(self.inbound.fingerprint(), "ended a stream with an error"))
         self._finish(delivery.status, label)
 

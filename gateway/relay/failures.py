@@ -72,6 +72,7 @@ class Rule:
     what: str
     retried: Retried = Retried.IF_REPEATABLE
     is_free: bool = False  # whether the replica does no work for it any more: the retry takes none of the budget
+    is_full: bool = False  # whether it has no room for it: the retry counts as none, and the next may have
     goes_on: bool = True  # whether another replica may go on with a stream
     otherwise: Step = Step.FAIL
     blame: Blame = Blame.IF_SERVED  # of a failure after which the request was sent to another replica
@@ -86,13 +87,22 @@ RULES: Final = {
         blame=Blame.NEVER,
         report=Report.UNREACHABLE,
     ),
-    "broken": Rule("a cut, or an end before the last event"),
+    "broken": Rule("a cut, or an answer that is given up: no last event, no reason to finish, `abort`"),
     "garbage": Rule("not HTTP, or not the answer that was asked for"),
     "refused": Rule("another status than 200 to a request for the rest of a stream"),
     "status": Rule("500, 502 or 503", goes_on=False, otherwise=Step.ENGINE_ERROR),
     "key": Rule("401: another key than the gateway has", Retried.ALWAYS, is_free=True, goes_on=False),
     "model": Rule("404: another model at its address", Retried.ALWAYS, is_free=True, goes_on=False),
-    "error": Rule("an error of the engine within a stream that may be rescued", otherwise=Step.ENGINE_ERROR),
+    "busy": Rule(
+        "429, or a 503 that says that the replica is full",
+        is_free=True,
+        is_full=True,
+        goes_on=False,
+        otherwise=Step.ENGINE_ERROR,
+        blame=Blame.NEVER,
+        report=Report.NOTHING,
+    ),
+    "error": Rule("an error of the engine within a stream", otherwise=Step.ENGINE_ERROR),
     "stalled": Rule(
         "a pause of seconds within a stream, while other streams of the replica go on",
         Retried.NEVER,
@@ -160,7 +170,7 @@ def verdict_on(kind: str, now: Situation) -> Verdict:
             return Verdict(Step.CLOSE, Blame.IF_SERVED if now.is_proof else Blame.NEVER)
         if now.outlook is Outlook.ELSEWHERE and now.has_other:
             return Verdict(Step.GO_ON, Blame.IF_SERVED if now.is_proof else Blame.NEVER)
-    if now.has is Has.NOTHING and now.may_move and now.has_other and not now.was_retried and _is_retried(rule, now):
+    if now.has is Has.NOTHING and now.may_move and now.has_other and _is_retried(rule, now):
         if rule.is_free or now.is_on_trial or now.has_budget:
             return Verdict(Step.RETRY, rule.blame)
         lacks_budget = True
@@ -169,6 +179,8 @@ def verdict_on(kind: str, now: Situation) -> Verdict:
 
 
 def _is_retried(rule: Rule, now: Situation) -> bool:
+    if now.was_retried and not rule.is_full:
+        return False
     return rule.retried is Retried.ALWAYS or (rule.retried is Retried.IF_REPEATABLE and now.may_repeat)
 
 

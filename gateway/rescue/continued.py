@@ -61,24 +61,22 @@ class ContinuedStream:
         self.has_error = False  # whether the backend has ended it with an error
 
     def feed(self, data: bytes) -> bytes:
-        """Return the events for the client; stops at the end of the stream, and before an error."""
+        """Return the events for the client; stops at the end of the stream, and where its engine gives it up."""
         out: list[bytes] = []
         for line in self._events.feed(data).split(b"\n"):
             if self.is_done or self.has_error or not line.startswith(b"data:"):
                 continue
             value = line[5:].strip()
             if value == b"[DONE]":
-                if self._passed.finish_reason:
-                    out.append(DONE)
-                    self.is_done = True
-                else:
-                    self.has_error = True
+                out.append(DONE)
+                self.is_done = True
                 continue
             document = _parsed(value)
-            if document is None or "error" in document or not isinstance(document.get("choices"), list):
+            if document is None or not isinstance(document.get("choices"), list):
                 self.has_error = True
                 continue
             out.extend(self._events_for(document))
+        self.has_error = self.has_error or self._events.withheld != b""
         return b"".join(out)
 
     def close(self, finish_reason: str) -> bytes:

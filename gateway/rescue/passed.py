@@ -8,8 +8,6 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.sse import engine_error
-
 MAX_CHARS: Final = 1 << 20
 """Length of the longest text that is kept; a longer stream is not rescued."""
 
@@ -17,8 +15,7 @@ _UNREAD_BYTES: Final = 1 << 16  # events are kept unread up to this size, so tha
 _IDS: Final = re.compile(rb'token_ids":\s*\[[\d,\s]*\]')
 _NO_IDS: Final = b'token_ids":null'
 _HAS_IDS: Final = b'token_ids":'
-_ERROR: Final = b'data: {"error"'
-_ABORT: Final = b'"finish_reason":"abort"'  # the engine is stopping, or has been put to sleep
+_PROMPT_IDS: Final = re.compile(rb'prompt_token_ids":\s*\[')
 _OUTPUT: Final = frozenset({"role", "content"})  # other fields of a delta are reasoning, refusals, calls
 
 
@@ -38,15 +35,13 @@ class PassedStream:
     def __init__(self) -> None:
         # The fields that all events have in common: `id`, `object`, `created` and `model`.
         self.head: dict[str, Any] = {}
-        # prompt_ids, ids: ids of the prompt's tokens, and of those generated; complete after `read`.
+        # prompt_ids, ids: ids of the prompt's tokens, and of those generated; complete once `is_exact` was asked.
         self.prompt_ids = array("I")
         self.ids = array("I")
         self.finish_reason = ""  # empty before the stream has one
         self.has_usage = False  # whether the usage has been passed on
-        # Events from where the engine gave up the stream: an error, or its abort; empty without one.
-        self.withheld = b""
         self._is_whole = True
-        self._has_begun = False
+        self.prompt = b""  # the ids of the prompt, unread: there may be 100,000; empty if the engine tells none
         self._unread: list[bytes] = []
         self._unread_bytes = 0
         self._texts: list[str] = []
@@ -55,25 +50,16 @@ class PassedStream:
     # For each read of the stream
 
     def take(self, data: bytes) -> bytes:
-        """Keep complete events, and return what the client gets of them: no ids, and no error of the engine."""
-        if _ERROR in data or _ABORT in data:
-            data = self._without_error(data)
-        self._has_begun = True
+        """Keep complete events, and return what the client gets of them: no ids."""
+        if not self.prompt and (found := _PROMPT_IDS.search(data)) is not None:
+            begin, end = found.end() - 1, data.find(b"]", found.end()) + 1
+            self.prompt, data = data[begin:end], data[:begin] + b"null" + data[end:]
         if self._is_whole:
             self._unread.append(data)
             self._unread_bytes += len(data)
             if self._unread_bytes > _UNREAD_BYTES:
                 self.read()
         return _IDS.sub(_NO_IDS, data) if _HAS_IDS in data else data
-
-    def _without_error(self, data: bytes) -> bytes:
-        at = data.find(_ERROR)
-        if at < 0:
-            at = data.rfind(b"data:", 0, data.find(_ABORT))
-        elif not (self._has_begun or at) or not engine_error(data[at:]):  # a stream that begins with one can be retried
-            return data
-        self.withheld = data[at:]
-        return data[:at]
 
     # When the stream has failed
 
@@ -88,6 +74,11 @@ class PassedStream:
     def is_exact(self) -> bool:
         """Whether the stream had nothing but text whose tokens are known, not too much of it."""
         self.read()
+        try:
+            if self.prompt and not self.prompt_ids:
+                self.prompt_ids = array("I", orjson.loads(self.prompt))
+        except (orjson.JSONDecodeError, TypeError, OverflowError):
+            self._give_up()
         return self._is_whole and bool(self.head) and (bool(self.prompt_ids) or not self.ids)
 
     def read(self) -> None:
@@ -120,15 +111,11 @@ class PassedStream:
     def _read(self, document: dict[str, Any]) -> None:
         if not self.head:
             self.head = {name: document[name] for name in ("id", "object", "created", "model") if name in document}
-        if prompt_ids := document.get("prompt_token_ids"):
-            self.prompt_ids = array("I", prompt_ids)
         choices = document["choices"]
         if not choices:
             self.has_usage = self.has_usage or document.get("usage") is not None
             return
         (choice,) = choices
-        if prompt_ids := choice.get("prompt_token_ids"):
-            self.prompt_ids = array("I", prompt_ids)
         delta = choice.get("delta")
         if delta is None:
             text = choice["text"]

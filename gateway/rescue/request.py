@@ -42,13 +42,16 @@ _KNOWN: Final = _COPIED | _OF_THE_PROMPT | _WITHOUT_EFFECT | _LIMITS
 _DEFAULT_COMPLETION_TOKENS: Final = 16
 
 
+MAX_BODY_BYTES: Final = 1 << 19
+"""Size of the largest request that is rescued: its first event, with the ids of the prompt, is held in one piece."""
+
+
 class RescuableRequest:
     """A streamed request that another backend can go on with."""
 
     def __init__(self, endpoint: Endpoint, body: bytes, document: Mapping[str, Any]) -> None:
         self.endpoint = endpoint
-        # Body of the request, which also asks for the ids of the tokens.
-        self.body = insert_field(body, b'"return_token_ids":true')
+        self._body = body
         self.model = document.get("model")  # name of the model, as the client sent it; None if it sent none
         # Largest number of tokens of the answer; None for the rest of the context.
         self.max_tokens = _max_tokens(endpoint, document)
@@ -56,6 +59,11 @@ class RescuableRequest:
         self.with_usage = bool(options.get("include_usage"))  # whether the stream ends with its usage
         self._min_tokens: int = document.get("min_tokens") or 0
         self._fields = {name: value for name, value in document.items() if name in _COPIED}
+
+    @property
+    def body(self) -> bytes:
+        """The body of the request, which also asks for the ids of the tokens; not kept, since it may be long."""
+        return insert_field(self._body, b'"return_token_ids":true')
 
     def remaining_tokens(self, generated: int) -> int | None:
         """Return how many tokens the answer may still have; None for the rest of the context."""
@@ -87,7 +95,7 @@ def rescuable(endpoint: Endpoint, body: bytes, document: Mapping[str, Any]) -> R
     >>> rescuable(Endpoint.COMPLETIONS, b"...", {**document, "logprobs": 1}) is None
     True
     """
-    if endpoint is not Endpoint.CHAT and endpoint is not Endpoint.COMPLETIONS:
+    if (endpoint is not Endpoint.CHAT and endpoint is not Endpoint.COMPLETIONS) or len(body) > MAX_BODY_BYTES:
         return None
     if document.get("stream") is not True or "return_token_ids" in document or not _is_known(document):
         return None
@@ -96,9 +104,9 @@ def rescuable(endpoint: Endpoint, body: bytes, document: Mapping[str, Any]) -> R
 
 
 def _is_known(document: Mapping[str, Any]) -> bool:
-    for name, value in document.items():
-        is_unset = not value or value == _NEUTRAL.get(name)
-        if name not in _KNOWN and not is_unset:
+    for name in document.keys() - _KNOWN:
+        value = document[name]
+        if value and value != _NEUTRAL.get(name):
             return False
     options = document.get("stream_options") or {}
     if not isinstance(options, dict) or options.get("continuous_usage_stats"):

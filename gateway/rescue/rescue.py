@@ -41,7 +41,6 @@ class Rescue:
     """
 
     def __init__(self, exchange: Exchange, request: RescuableRequest | None) -> None:
-        self.body = exchange.inbound.body if request is None else request.body
         self.left: list[str] = []
         self.is_waiting = False
         self._exchange = exchange
@@ -59,18 +58,21 @@ class Rescue:
 
     # Called by the exchange and its attempt
 
+    @property
+    def body(self) -> bytes | None:
+        """The body that is sent in place of the request's; None if no other backend could go on with it."""
+        return None if self._request is None else self._request.body
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the engine has told the ids of tokens."""
+        return self._passed is not None and self._passed.prompt != b""
+
     def watch(self, events: EventStream) -> None:
         """Follow the events of a stream that begins."""
         if self._request is not None:
             self._events = events
             self._passed = events.watcher = PassedStream()
-
-    def take_error(self) -> bytes:
-        """Return the events with which the engine has ended the stream, withheld until now; empty if there are none."""
-        if self._passed is None or not self._passed.withheld:
-            return b""
-        error, self._passed.withheld = self._passed.withheld, b""
-        return error
 
     def outlook(self) -> Outlook:
         """Return what can be done for the rest of the stream."""
@@ -91,8 +93,7 @@ class Rescue:
         self._left_at, self._left_message = upstream, message
         self._attempt().cancel()
         if self._events is not None:
-            self._events.rest()  # part of an event, which the client does not get
-            self._events.watcher = None
+            self._events.restart()
         attempt = exchange.choose(candidates, reason="rescue")
         self._continued, self.is_waiting, self._dropped = None, True, 0
         model, to = upstream.backend.model, attempt.decision.backend
@@ -110,6 +111,8 @@ class Rescue:
         request, passed = self._parts()
         attempt = self._attempt()
         attempt.cancel()
+        if self._events is not None:
+            self._events.restart()
         attempt.on_data(ContinuedStream(request, passed).close(passed.finish_reason))
         attempt.on_end()
 

@@ -238,7 +238,7 @@ class Model:
     pricing: Pricing | None = field(
         init=False
     )  # the policy, if it knows what requests cost: looked up once, it is dear
-    rescue: bool = False  # whether streams outlive their backends
+    rescue: bool = True  # whether streams outlive their backends
     ask_usage: bool = True  # whether engines are asked for the usage of streams whose clients do not ask for it
 
     def __post_init__(self) -> None:

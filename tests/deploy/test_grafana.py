@@ -19,7 +19,7 @@ from tests.deploy.test_prometheus import Prometheus, prometheus_for
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.deploy_tools import DEPLOY
 from tests.support.registered_metrics import sample_names
-from tests.support.upstream import Wire, answer, delta
+from tests.support.upstream import END, Wire, answer, delta
 from tests.support.waiting import eventually_async
 
 GRAFANA = DEPLOY / "grafana"
@@ -84,7 +84,7 @@ async def speculating(wire: Wire) -> None:
             await asyncio.sleep(0.002)
             await wire.chunk(delta("one " * TOKENS_PER_CHUNK[name]))
         await wire.chunk(b"data: " + json.dumps(usage).encode() + b"\n\n")
-        await wire.chunk(b"data: [DONE]\n\n")
+        await wire.chunk(END)
         await wire.end_stream()
 
 

@@ -19,7 +19,7 @@ from backends.launch.ports import free_port
 from tests.gateway.conftest import Running, start_gateway
 from tests.support.deploy_tools import DEPLOY, ROOT, replaced, tool
 from tests.support.registered_metrics import sample_names
-from tests.support.upstream import Wire, answer, delta
+from tests.support.upstream import END, Wire, answer, delta
 from tests.support.waiting import eventually_async
 
 TIMEOUT_S = 20.0
@@ -120,7 +120,7 @@ async def not_speculating(wire: Wire) -> None:
     for text in ("", "one ", "two ", "three"):
         await wire.chunk(delta(text))
     await wire.chunk(b"data: " + json.dumps(usage).encode() + b"\n\n")
-    await wire.chunk(b"data: [DONE]\n\n")
+    await wire.chunk(END)
     await wire.end_stream()
 
 

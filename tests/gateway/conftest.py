@@ -71,7 +71,7 @@ async def start_gateway(
     *,
     default_temperature: float | None = 1.0,
     behaviour: Behaviour = well,
-    rescue: bool = False,
+    rescue: bool | None = None,
     ask_usage: bool = True,
     queue: dict[str, Any] | None = None,
     port: int = 0,
@@ -98,9 +98,10 @@ async def start_gateway(
         model: dict[str, Any] = {
             "policy": policy,
             "backends": backends_settings,
-            "rescue": rescue,
             "ask_usage": ask_usage,
         }
+        if rescue is not None:
+            model["rescue"] = rescue
         if queue is not None:
             model["queue"] = queue
         if default_temperature is not None:

@@ -20,7 +20,7 @@ from tests.support.envoy_proxy import Changes, Envoy, envoy_proxy, picker_filter
 from tests.support.event_loop import event_loop_in_thread
 from tests.support.metrics_page import total
 from tests.support.redis_server import redis_server
-from tests.support.upstream import Upstream, Wire, delta, well
+from tests.support.upstream import END, Upstream, Wire, delta, well
 
 KEY = {"authorization": "Bearer sk-team"}
 _POOL = """
@@ -63,7 +63,7 @@ async def engine(wire: Wire) -> None:
         await wire.begin_stream()
         await wire.chunk(delta("one"))
         await asyncio.sleep(PAUSE_S)
-        await wire.chunk(delta("two") + b"data: [DONE]\n\n")
+        await wire.chunk(delta("two") + END)
         await wire.end_stream()
     elif b"parts" in body:
         await parts(wire)
@@ -80,7 +80,7 @@ async def parts(wire: Wire) -> None:
     """Answer with a stream whose pieces are cut in the middle of events, and whose end comes alone."""
     usage = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}}
     text = b"".join(delta(word) for word in ("one", "two", "three", "four"))
-    text += b"data: " + json.dumps(usage).encode() + b"\n\ndata: [DONE]\n\n"
+    text += b"data: " + json.dumps(usage).encode() + b"\n\n" + END
     await wire.begin_stream()
     await asyncio.sleep(FIRST_S)
     for begin in range(0, len(text), 50):

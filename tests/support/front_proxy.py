@@ -19,7 +19,7 @@ from h2.errors import ErrorCodes
 from h2.events import DataReceived
 
 from tests.gateway.conftest import MODEL, Running, start_gateway
-from tests.support.upstream import Wire, delta, well
+from tests.support.upstream import END, Wire, delta, well
 from tests.support.waiting import eventually, eventually_async
 
 PAUSE_S = 1.5
@@ -165,7 +165,7 @@ async def _check_chunks_come_one_by_one(front: Front) -> None:
         for text in ("one", "two", "three"):
             await wire.chunk(delta(text))
             await received.get()
-        await wire.chunk(b"data: [DONE]\n\n")
+        await wire.chunk(END)
         await wire.end_stream()
 
     front.running.upstreams["a"].behaviour = one_by_one
@@ -184,7 +184,7 @@ async def _check_a_pause_in_a_stream(front: Front) -> None:
         await wire.begin_stream()
         await wire.chunk(delta("one"))
         await asyncio.sleep(PAUSE_S)
-        await wire.chunk(delta("two") + b"data: [DONE]\n\n")
+        await wire.chunk(delta("two") + END)
         await wire.end_stream()
 
     front.running.upstreams["a"].behaviour = pauses

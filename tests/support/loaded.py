@@ -9,7 +9,7 @@ import sys
 from functools import partial
 
 from tests.support.command import ROOT
-from tests.support.upstream import Behaviour, Wire, answer, delta
+from tests.support.upstream import END, Behaviour, Wire, answer, delta
 
 
 async def start(*arguments: object) -> asyncio.subprocess.Process:
@@ -46,7 +46,7 @@ async def streamed(wire: Wire, tokens: int = 4, per_chunk: int = 1) -> None:
     for _ in range(tokens // per_chunk):
         await wire.chunk(delta("x"))
     await wire.chunk(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n")
-    await wire.chunk(b"data: [DONE]\n\n")
+    await wire.chunk(END)
     await wire.end_stream()
 
 

@@ -11,7 +11,7 @@ import json
 import signal
 import sys
 
-from tests.support.upstream import Upstream, Wire, answer, delta
+from tests.support.upstream import END, Upstream, Wire, answer, delta
 
 TOKENS = 24
 _TOKEN_S = 0.004
@@ -30,7 +30,7 @@ async def text(wire: Wire) -> None:
         await wire.chunk(delta(f"{number} "))
     usage = {key: document[key] for key in ("id", "model", "usage")} | {"choices": []}
     await wire.chunk(b"data: " + json.dumps(usage).encode() + b"\n\n")
-    await wire.chunk(b"data: [DONE]\n\n")
+    await wire.chunk(END)
     await wire.end_stream()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tests.support.upstream import Wire
 
@@ -30,6 +30,9 @@ class SteppingEngine:
         Whether it runs with `--per-request-spec-decode-metrics`.
     forces
         Whether it runs with `--enable-force-include-usage`.
+    tells
+        Where it tells the usage of a stream to who asks: in an event of its own, as vLLM does, in that of the `finish`,
+        or in `every` event.
     refuses
         Whether it knows no `stream_options`.
 
@@ -47,6 +50,7 @@ class SteppingEngine:
     joined: int = 1
     reports: bool = False
     forces: bool = False
+    tells: Literal["event", "finish", "every"] = "event"
     refuses: bool = False
     served: int = 0
     asked: int = 0
@@ -112,9 +116,11 @@ class SteppingEngine:
         if api == "/v1/messages":
             content = [{"type": "text", "text": text}]
             usage = self._usage(1, names=("input_tokens", "output_tokens"))
-            return {"id": "x", "type": "message", "role": "assistant", "content": content, "usage": usage}
+            head = {"id": "x", "type": "message", "role": "assistant", "stop_reason": "max_tokens"}
+            return {**head, "content": content, "usage": usage}
         if api == "/v1/responses":
-            return {"id": "x", "object": "response", "usage": self._usage(1, names=("input_tokens", "output_tokens"))}
+            usage = self._usage(1, names=("input_tokens", "output_tokens"))
+            return {"id": "x", "object": "response", "status": "incomplete", "output": [], "usage": usage}
         message = (
             {"message": {"role": "assistant", "content": text}} if api == "/v1/chat/completions" else {"text": text}
         )
@@ -163,7 +169,7 @@ class SteppingEngine:
     def _chunks(self, chat: bool, body: dict[str, Any], steps: list[int]) -> Iterator[bytes | None]:
         choices, asks = body.get("n") or 1, bool((body.get("stream_options") or {}).get("include_usage"))
         head = {"id": "x", "object": "chat.completion.chunk" if chat else "text_completion", "created": 1, "model": "m"}
-        running = {"usage": self._usage(1)} if self.forces else {}
+        running = {"usage": self._usage(1)} if self.forces or (asks and self.tells == "every") else {}
         for index in range(choices if chat else 0):
             delta = {"role": "assistant", "content": ""}
             yield _event(head | {"choices": [{"index": index, "delta": delta, "finish_reason": None}]} | running)
@@ -177,9 +183,12 @@ class SteppingEngine:
                 elif chat:
                     shown = {"delta": {field: text}}
                 choice = {"index": index, **shown, "logprobs": None, "finish_reason": "length" if is_last else None}
-                last = {"system_fingerprint": FINGERPRINT} if is_last and not (asks or self.forces) else {}
+                is_alone = not (asks or self.forces) or self.tells != "event"
+                last = {"system_fingerprint": FINGERPRINT} if is_last and is_alone else {}
+                if is_last and asks and self.tells == "finish":
+                    last = {"usage": self._usage(choices)} | last
                 yield _event(head | {"choices": [choice]} | running | last)
-        if asks or self.forces:
+        if (asks or self.forces) and self.tells == "event":
             last = {"choices": [], "usage": self._usage(choices), "system_fingerprint": FINGERPRINT}
             yield _event(head | last | self._metrics(choices, len(steps)))
         yield b"data: [DONE]\n\n"

@@ -83,12 +83,24 @@ def delta(text: str) -> bytes:
     return b"data: " + json.dumps(document).encode() + b"\n\n"
 
 
+END = (
+    b'data: {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {}, '
+    b'"finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+)
+"""The last events of a stream that is whole."""
+
+
 def answer(name: str, tokens: int = 3) -> dict[str, Any]:
+    """Return an answer in every API."""
     return {
         "id": "x",
         "object": "chat.completion",
         "model": "m",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": f"from {name}"}, "finish_reason": "stop"}],
+        "content": [],
+        "stop_reason": "end_turn",
+        "output": [],
+        "data": [{}],
         "usage": {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens},
     }
 
@@ -99,7 +111,7 @@ async def well(wire: Wire) -> None:
         await wire.begin_stream()
         for text in ("from ", wire.upstream.name, "!"):
             await wire.chunk(delta(text))
-        await wire.chunk(b"data: [DONE]\n\n")
+        await wire.chunk(END)
         await wire.end_stream()
     else:
         await wire.json(answer(wire.upstream.name))

@@ -5,7 +5,8 @@ The first byte is the seed of the cuts, with two bits for the endpoint. The rest
 
 from __future__ import annotations
 
-from gateway.dialects.sse import EventStream, engine_error, is_event_stream
+from gateway.dialects.ending import events_of
+from gateway.dialects.sse import EventStream, is_event_stream
 from gateway.dialects.transcript import read_answer
 from gateway.dialects.usage import read_usage
 from policies.features.request import Endpoint
@@ -14,6 +15,7 @@ from tests.fuzz.wire import cut
 
 _ENDPOINTS = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.MESSAGES, Endpoint.RESPONSES)
 _HELD_BYTES = 4096
+_GOES_ON = b'"finish_reason":null'
 
 
 def fuzz_one(data: bytes) -> None:
@@ -21,14 +23,23 @@ def fuzz_one(data: bytes) -> None:
     flags, body = (data[0], data[1:]) if data else (0, b"")
     endpoint, seed = _ENDPOINTS[flags & 3], flags >> 2
     whole, cut_up = EventStream(endpoint), EventStream(endpoint)
-    assert _lines(whole.feed(body) + whole.rest()) == _lines(body)
+    if any(event.count(_GOES_ON) > 1 for event in events_of(body)):
+        return  # no event has two choices if one was asked for
+    passed_whole = whole.feed(body)
+    if not whole.withheld:
+        passed_whole += whole.rest()
+        assert _lines(passed_whole + whole.withheld) == _lines(body)
     passed = b""
     for piece in cut(body, seed):
         part = cut_up.feed(piece)
         assert not part or part.endswith((b"\n\n", b"\r\n\r\n")), f"half an event is passed on: {part!r}"
         passed += part
         assert held_bytes(cut_up) < 2 * len(body) + _HELD_BYTES
-    assert _lines(passed + cut_up.rest()) == _lines(body)
+        if cut_up.withheld:
+            break
+    if not cut_up.withheld:
+        passed += cut_up.rest()
+    assert _lines(passed) == _lines(passed_whole), "the end depends on how the stream is cut"
     documents = list(cut_up.last_documents())
     assert documents == list(whole.last_documents())[: len(documents)]
     for document in documents:
@@ -37,7 +48,7 @@ def fuzz_one(data: bytes) -> None:
     for stream in (whole, cut_up):
         assert stream.content_chunks(endpoint, with_usage=True) >= 0
     is_event_stream(body)
-    assert engine_error(body) == 0 or 500 <= engine_error(body) < 600
+    assert whole.ending.error_status == 0 or 400 <= whole.ending.error_status < 600
     assert isinstance(read_answer(endpoint, body, stream=True).text, str)
     assert isinstance(read_answer(endpoint, body, stream=False).text, str)
 

@@ -46,15 +46,42 @@ def test_an_engine_without_fingerprint_gets_none() -> None:
     assert HiddenUsage(learned(LAST + DONE)).take(LAST + USAGE + DONE) == LAST + DONE
 
 
-def test_usage_that_is_told_anyway_is_passed_on() -> None:
+def test_what_the_first_stream_shows_holds_for_the_life_of_the_engine() -> None:
     assert not StreamHabits().may_ask
-    assert not learned(LAST + USAGE + DONE).may_ask
-    habits = learned(MARKED)
-    assert habits.may_ask
-    told = CHUNK.replace(b"}]}\n\n", b'}],"usage":{"completion_tokens":1}}\n\n')
-    hidden = HiddenUsage(habits)
-    assert hidden.take(told) + hidden.take(USAGE) == told + USAGE
-    assert not habits.may_ask
+    for first, may_ask in ((LAST + USAGE + DONE, False), (LAST + DONE, True)):
+        habits = learned(first)
+        assert habits.may_ask is may_ask
+        habits.learn(LAST + DONE)
+        habits.learn(LAST + USAGE + DONE)
+        assert habits.may_ask is may_ask
+
+
+@pytest.mark.parametrize("space", [b"", b" "])
+@pytest.mark.parametrize("usage", [b'{"prompt_tokens":{"a":[{"}":"\xc3\xa4"}]}}', b"null", b"7"])
+@pytest.mark.parametrize("place", ["first", "last", "between"])
+def test_usage_in_whatever_event_is_taken_out_where_it_was_asked_for(space: bytes, usage: bytes, place: str) -> None:
+    field = b'"usage":%b%b' % (space, usage)
+    events = []
+    for event in (CHUNK, LAST):
+        before, comma, rest = event.partition(b",")
+        if place == "first":
+            before = before.replace(b"{", b"{%b,%b" % (field, space))
+        elif place == "last":
+            rest = rest.replace(b"}]}\n", b"}],%b%b}\n" % (space, field))
+        else:
+            rest = b"%b%b,%b" % (space, field, rest)
+        events.append(before + comma + rest)
+    for reads in (events, [b"".join(events)]):
+        hidden = HiddenUsage(learned(LAST))
+        assert b"".join(map(hidden.take, reads)) == CHUNK + LAST
+    null = LAST.replace(b"}]}\n", b'}],"usage":%bnull}\n' % space)
+    told = null.replace(b"null", usage)
+    assert HiddenUsage(learned(null)).take(told) == null
+
+
+@pytest.mark.parametrize("last", [USAGE, USAGE.replace(b'"choices":[],', b""), USAGE.replace(b"[]", b"[ ]")])
+def test_no_client_gets_an_event_without_choices_that_it_did_not_ask_for(last: bytes) -> None:
+    assert HiddenUsage(learned(LAST)).take(CHUNK + LAST + last + DONE) == CHUNK + LAST + DONE
 
 
 @pytest.mark.parametrize("space", [b"", b" "])

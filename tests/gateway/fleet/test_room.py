@@ -14,7 +14,7 @@ from gateway.fleet import model, room
 from gateway.fleet.capacity import Targets
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start, start_gateway
 from tests.gateway.dashboard.conftest import snapshot
-from tests.support.upstream import Wire, delta
+from tests.support.upstream import END, Wire, delta
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 
@@ -27,7 +27,7 @@ async def paced(wire: Wire) -> None:
         await asyncio.sleep(0.003)
     usage = {"prompt_tokens": 50, "completion_tokens": 20, "total_tokens": 70}
     await wire.chunk(b"data: " + json.dumps({"id": "x", "choices": [], "usage": usage}).encode() + b"\n\n")
-    await wire.chunk(b"data: [DONE]\n\n")
+    await wire.chunk(END)
     await wire.end_stream()
 
 

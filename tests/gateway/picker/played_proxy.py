@@ -25,7 +25,7 @@ CHAT = "/v1/chat/completions"
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
 JSON = [("content-type", "application/json")]
 EVENTS = [("content-type", "text/event-stream")]
-ANSWER = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}).encode()
+ANSWER = json.dumps({"choices": [{"text": ""}], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}).encode()
 FULL_DUPLEX, NONE = ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.NONE
 STREAMED = ProcessingMode.STREAMED
 

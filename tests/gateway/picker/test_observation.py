@@ -7,7 +7,7 @@ import pytest
 from tests.gateway.picker.played_proxy import EVENTS, IDLE, NONE, PlayedObservation, PlayedProxy, PlayedStream
 
 LEARNED = {"policy": {"name": "learned"}}
-EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "x"}}]}\n\n'
+EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]}\n\n'
 USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}\n\n'
 DONE = b"data: [DONE]\n\n"
 

@@ -22,7 +22,8 @@ from tests.gateway.picker.played_proxy import (
 )
 from tests.support.waiting import eventually
 
-EVENT, DONE = b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n', b"data: [DONE]\n\n"
+EVENT = b'data: {"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
 LEARNED = {"policy": {"name": "learned"}}
 
 # The request

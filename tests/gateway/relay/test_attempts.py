@@ -35,8 +35,15 @@ from tests.support.registered_metrics import value_of
 CHAT = "/v1/chat/completions"
 JSON_HEAD = [(b"content-type", b"application/json")]
 EVENTS_HEAD = [(b"content-type", b"text/event-stream")]
-ANSWER = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}).encode()
-FIRST, SECOND, DONE = b'data: {"n": 1}\n\n', b'data: {"n": 2}\n\n', b"data: [DONE]\n\n"
+CHOICE = {"index": 0, "message": {}, "text": "", "finish_reason": "stop"}
+USAGE = {"prompt_tokens": 7, "completion_tokens": 3}
+ANSWER = json.dumps(
+    {"choices": [CHOICE], "content": [], "stop_reason": "end_turn", "output": [], "data": [{}], "usage": USAGE}
+).encode()
+"""An answer in every API."""
+FIRST, SECOND = b'data: {"n": 1}\n\n', b'data: {"n": 2}\n\n'
+FINISH = b"data: %b\n\n" % json.dumps({"choices": [CHOICE]}).encode()
+DONE = FINISH + b"data: [DONE]\n\n"
 TIMEOUTS = Timeouts(first_byte_s=10.0, idle_s=2.0)
 
 
@@ -641,11 +648,10 @@ def test_an_answer_too_long_to_be_held_is_passed_on() -> None:
     receiver.on_head(200, JSON_HEAD)
     for _ in range(3):
         receiver.on_data(part)
-    assert len(reply.body) == 3 * len(part)
-    receiver.on_data(part)
-    assert len(reply.body) == 4 * len(part)
+    assert len(reply.body) == 3 * len(part) - (1 << 16)
+    receiver.on_data(ANSWER)
     receiver.on_end()
-    assert reply.ended
+    assert (reply.body, reply.ended) == (3 * part + ANSWER, True)
 
 
 @pytest.mark.parametrize("body", [ANSWER, b"not JSON"])
@@ -669,7 +675,7 @@ def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
     receiver.on_error(UpstreamError("broken", "closed the connection"))
     assert reply.chunks[0] == FIRST
     assert b'"code":"backend_broken"' in reply.chunks[1]
-    assert reply.chunks[1].endswith(DONE)
+    assert reply.chunks[1].endswith(b"data: [DONE]\n\n")
     assert reply.ended
     assert relay.clients["b"].heads == []
     assert relay.count("gateway_requests_total", outcome="interrupted") == 1
@@ -678,7 +684,8 @@ def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
 LAST_EVENTS = {
     CHAT: DONE,
     "/v1/completions": DONE,
-    "/v1/messages": b'event: message_stop\ndata: {"type": "message_stop"}\n\n',
+    "/v1/messages": b'event: message_delta\ndata: {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}\n\n'
+    b'event: message_stop\ndata: {"type": "message_stop"}\n\n',
     "/v1/responses": b'event: response.completed\ndata: {"type": "response.completed", "response": {}}\n\n',
 }
 
@@ -692,7 +699,7 @@ def test_a_stream_is_complete_once_its_last_event_has_been_passed_on(path: str, 
         receiver = relay.receiver("a")
         receiver.on_head(200, EVENTS_HEAD)
         receiver.on_data(FIRST)
-        receiver.on_data(b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n\n')
+        receiver.on_data(b"data: %b\n\n" % json.dumps({"choices": [], "usage": USAGE}).encode())
         receiver.on_data(LAST_EVENTS[path])
         if ending == "silence":
             exchange.check_silence(later(2.5))

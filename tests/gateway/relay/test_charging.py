@@ -14,7 +14,7 @@ import zstandard
 
 from gateway.relay.answers import MAX_HELD_BYTES
 from tests.gateway.conftest import MODEL, Running, Start
-from tests.support.upstream import Behaviour, Wire, answer, delta
+from tests.support.upstream import END, Behaviour, Wire, answer, delta
 
 KEY = {"authorization": "Bearer sk-team"}
 KEYS = [{"name": "team", "key": "sk-team"}]
@@ -96,7 +96,7 @@ async def test_a_stream_of_another_endpoint_is_charged_by_its_usage_or_its_event
                 await wire.begin_stream()
                 for _ in range(3):
                     await wire.chunk(b'data: {"token_ids": [1]}\n\n')
-                await wire.chunk(usage + b"data: [DONE]\n\n")
+                await wire.chunk(usage + END)
                 await wire.end_stream()
 
             running.upstreams["a"].behaviour = stream

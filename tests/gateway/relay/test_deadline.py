@@ -52,7 +52,7 @@ def test_a_stream_that_goes_on_at_its_deadline_ends_with_an_error_event() -> Non
     exchange.pause()  # a client that reads slowly has no longer
     exchange.check_silence(later(31.0))
     assert b'"code":"deadline_exceeded"' in reply.chunks[-1]
-    assert reply.chunks[-1].endswith(DONE)
+    assert reply.chunks[-1].endswith(b"data: [DONE]\n\n")
     assert reply.ended
     assert relay.count("gateway_requests_total", outcome="interrupted") == 1
     assert relay.in_flight() == [0] * 4

@@ -17,13 +17,13 @@ from backends.backend import State
 from backends.drafter_limit import Beyond, DrafterLimit
 from tests.gateway.conftest import MODEL, Running, Start
 from tests.support.faults import answer_broken_json, answer_garbage, answer_html
-from tests.support.upstream import Wire, delta, well
+from tests.support.upstream import END, Wire, delta, well
 from tests.support.waiting import stays
 
 
 async def test_bytes_are_passed_on_unchanged_in_both_directions(gateway_of: Start) -> None:
     sent = b'{ "model":"m",  "messages": [{"role":"user","content":"\\u00e9"}], "vllm_xargs": {"a": 1}, "user":"u" }'
-    answered = b'{"id":"x", "choices": [],\n  "unknown_field":  1.50,"usage":null}'
+    answered = b'{"id":"x", "choices": [{"message": {}}],\n  "unknown_field":  1.50,"usage":null}'
 
     async def odd(wire: Wire) -> None:
         await wire.send(
@@ -68,7 +68,7 @@ async def test_each_chunk_of_a_stream_is_passed_on_at_once(gateway_of: Start) ->
         await wire.begin_stream()
         await wire.chunk(delta("one"))
         await release.wait()
-        await wire.chunk(delta("two") + b"data: [DONE]\n\n")
+        await wire.chunk(delta("two") + END)
         await wire.end_stream()
 
     async with gateway_of({"a": "baseline"}) as running:
@@ -79,7 +79,7 @@ async def test_each_chunk_of_a_stream_is_passed_on_at_once(gateway_of: Start) ->
             assert await anext(chunks) == delta("one")  # the second has not been sent yet
             release.set()
             rest = b"".join([chunk async for chunk in chunks])
-            assert rest == delta("two") + b"data: [DONE]\n\n"
+            assert rest == delta("two") + END
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -108,7 +108,7 @@ async def test_a_client_that_leaves_cancels_the_upstream_request(gateway_of: Sta
 async def stream_error_first(wire: Wire) -> None:
     await wire.begin_stream()
     await wire.chunk(b'data: {"error": {"message": "busy", "type": "Service Unavailable", "code": 503}}\n\n')
-    await wire.chunk(b"data: [DONE]\n\n")
+    await wire.chunk(END)
     await wire.end_stream()
 
 
@@ -274,7 +274,7 @@ async def test_a_stream_in_flight_is_finished_while_the_gateway_drains(gateway_o
         await wire.begin_stream()
         await wire.chunk(delta("one"))
         await release.wait()
-        await wire.chunk(delta("two") + b"data: [DONE]\n\n")
+        await wire.chunk(delta("two") + END)
         await wire.end_stream()
 
     async def release_while_draining(running: Running) -> None:
@@ -289,7 +289,7 @@ async def test_a_stream_in_flight_is_finished_while_the_gateway_drains(gateway_o
         releasing = asyncio.create_task(release_while_draining(running))
     # here the gateway has drained and stopped
     await releasing
-    assert await reading == delta("one") + delta("two") + b"data: [DONE]\n\n"
+    assert await reading == delta("one") + delta("two") + END
 
 
 async def test_a_stream_beyond_the_drain_time_ends_with_an_error(gateway_of: Start) -> None:
@@ -310,7 +310,8 @@ async def test_a_stream_beyond_the_drain_time_ends_with_an_error(gateway_of: Sta
 @pytest.mark.parametrize("stream", [False, True])
 async def test_requests_for_a_stored_response_go_to_its_backend(gateway_of: Start, stream: bool) -> None:
     async def respond(wire: Wire) -> None:
-        stored = json.dumps({"id": f"resp_{wire.upstream.name}{len(wire.upstream.seen)}", "object": "response"})
+        name = f"resp_{wire.upstream.name}{len(wire.upstream.seen)}"
+        stored = json.dumps({"id": name, "object": "response", "output": []})
         if stream:
             await wire.begin_stream()
             event = f'event: response.created\ndata: {{"type": "response.created", "response": {stored}}}\n\n'

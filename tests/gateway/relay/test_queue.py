@@ -23,6 +23,7 @@ from gateway.routing.keys import Client, Keyring, digest
 from gateway.service.assembly import assemble
 from tests.gateway.relay.test_attempts import (
     ANSWER,
+    CHOICE,
     EVENTS_HEAD,
     FIRST,
     JSON_HEAD,
@@ -441,7 +442,7 @@ def test_a_request_is_charged_what_it_has_cost() -> None:
     for number in range(60):
         text = json.loads(relay.clients["a"].bodies[number])["user"]
         tokens = 200 if text.startswith("big") else 10
-        answer = {"choices": [{"finish_reason": "stop"}], "usage": {"prompt_tokens": 1, "completion_tokens": tokens}}
+        answer = {"choices": [CHOICE], "usage": {"prompt_tokens": 1, "completion_tokens": tokens}}
         data = json.dumps(answer).encode()
         receiver = relay.receiver("a", number)
         receiver.on_head(200, [*JSON_HEAD, (b"content-length", b"%d" % len(data))])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backends.backend import State
+from backends.backend import EngineChange, State
 from gateway.recorder.document import RequestNotes
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.routing.router import RoutedRequest
@@ -110,16 +110,30 @@ async def test_every_kind_of_answer_is_taken_for_what_it_is(api: str, reports: b
         assert _value(page, "gateway_key_tokens_total") == sum(ended.tokens for ended in ends.ended)
 
 
-async def test_a_client_gets_the_same_bytes_whether_the_engine_is_asked_or_not() -> None:
-    engine = SteppingEngine(PER_STEP)
+@pytest.mark.parametrize("tells", ["event", "finish", "every"])
+async def test_a_client_gets_the_same_bytes_whether_the_engine_is_asked_or_not(tells: Any) -> None:
+    engine = SteppingEngine(PER_STEP, tells=tells)
     async with start_gateway({"a": "ngram"}, behaviour=engine) as running:
         for api, kind in ((CHAT, "plain"), (CHAT, "choices"), (COMPLETIONS, "plain")):
             body = body_of(api, kind, stream=True, asks=False)
-            answers = [(await running.client.post(api, json=body)).content for _ in range(2)]
+            answers = [(await running.client.post(api, json=body)).content for _ in range(3)]
             assert b"system_fingerprint" in answers[0]
-            assert answers[0] == answers[1]
+            assert len(set(answers)) == 1
             assert b'"usage"' in engine.streamed
-        assert engine.asked == 5  # all but the first
+            assert all(b'"usage"' not in each and b'"choices":[]' not in each for each in answers)
+        assert engine.asked == 8  # all but the first
+
+
+async def test_an_engine_that_has_been_started_anew_is_looked_at_anew() -> None:
+    async with start_gateway({"a": "ngram"}, behaviour=SteppingEngine(PER_STEP)) as running:
+        model, other = running.gateway.models[MODEL], SteppingEngine(PER_STEP, forces=True)
+        for _ in range(2):
+            await running.chat(stream=True)
+        running.upstreams["a"].behaviour = other
+        model.engine_changed("a", EngineChange.RESTART)
+        for _ in range(2):
+            assert (await running.chat(stream=True)).content == other.streamed
+        assert other.asked == 0
 
 
 async def test_what_is_left_alone_if_engines_are_not_to_be_asked(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from gateway.service.change import Change, prepare
 from gateway.service.replicas import plan
 from policies.learned.models.step_time import STEPS
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
-from tests.support.upstream import Upstream, Wire, answer, delta, well
+from tests.support.upstream import END, Upstream, Wire, answer, delta, well
 
 
 async def change(running: Running, **update: Any) -> None:
@@ -71,7 +71,7 @@ async def test_replicas_are_added_and_removed_while_a_stream_goes_on(gateway_of:
         await wire.chunk(delta("first"))
         await go_on.wait()
         await wire.chunk(delta("last"))
-        await wire.chunk(b"data: [DONE]\n\n")
+        await wire.chunk(END)
         await wire.end_stream()
 
     async with gateway_of({"a": "baseline", "b": "baseline"}, behaviour=slow) as running, third() as c:

@@ -17,7 +17,7 @@ from tests.gateway.reload.test_change import change
 from tests.gateway.rescue.test_streams import SCRIPT, engine
 from tests.support.command import gateway_command, until
 from tests.support.otlp_receiver import Received, otlp_receiver, plain
-from tests.support.upstream import Wire, answer, delta, upstreams_in_thread
+from tests.support.upstream import END, Wire, answer, delta, upstreams_in_thread
 from tests.support.waiting import eventually
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -41,7 +41,7 @@ async def reporting(wire: Wire) -> None:
         return
     usage = {"id": "x", "object": "chat.completion.chunk", "choices": [], "usage": answer("a", tokens=5)["usage"]}
     await wire.begin_stream()
-    for event in (delta("one "), delta("two"), b"data: " + json.dumps(usage).encode() + b"\n\n", b"data: [DONE]\n\n"):
+    for event in (delta("one "), delta("two"), b"data: " + json.dumps(usage).encode() + b"\n\n", END):
         await wire.chunk(event)
     await wire.end_stream()
 

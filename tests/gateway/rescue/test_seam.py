@@ -138,17 +138,31 @@ def test_a_long_text_is_not_kept() -> None:
     assert not passed.text
 
 
-def test_an_error_of_the_engine_is_withheld_but_not_at_the_beginning() -> None:
-    event = (
-        b'data: {"id":"x","choices":[{"index":0,"text":"\\"token_ids\\":[1] data: {\\"error\\"","token_ids":[1]}]}\n\n'
-    )
-    error = b'data: {"error": {"message": "dead", "code": 500}}\n\ndata: [DONE]\n\n'
-    assert PassedStream().take(error) == error
-    passed = PassedStream()
-    assert passed.take(event + error) == event.replace(b'"token_ids":[1]}', b'"token_ids":null}')
-    assert passed.withheld == error
-    mistake = b'data: {"error": {"message": "the client\'s", "code": 400}}\n\n'
-    assert passed.take(mistake) == mistake
+def test_ids_are_taken_out_of_events_not_of_texts_and_those_of_a_long_prompt_are_kept_unread() -> None:
+    text, prompt = '\\"token_ids\\":[1]', b"[%b7]" % (b"12345," * 50_000)
+    event = b'data: {"id":"x","prompt_token_ids":%b,"choices":[{"index":0,"text":"%b","token_ids":%b}]}\n\n'
+    for space in (b"", b" "):
+        given = event.replace(b'ids":', b'ids":' + space)
+        passed = PassedStream()
+        assert passed.take(given % (prompt, text.encode(), b"[5]")) == given % (b"null", text.encode(), b"null")
+        assert passed.take(given % (b"null", b"b", b"[6,7]") * 2) == given % (b"null", b"b", b"null") * 2
+        assert len(passed.prompt_ids) == 0
+        assert passed.is_exact
+        assert (len(passed.prompt_ids), passed.ids.tolist()) == (50_001, [5, 6, 7, 6, 7])
+
+
+def test_a_rest_that_its_engine_gives_up_is_not_passed_on_as_an_end() -> None:
+    for ending in ('"finish_reason":"abort"', '"finish_reason":null'):
+        passed = PassedStream()
+        passed.take(b'data: {"id":"x","prompt_token_ids":[1],"choices":[{"index":0,"text":"a","token_ids":[1]}]}\n\n')
+        assert passed.is_exact
+        continued = ContinuedStream(request_of(Endpoint.COMPLETIONS)[1], passed)
+        rest = f'data: {{"choices":[{{"index":0,"text":"b","token_ids":[2],{ending}}}]}}\n\ndata: [DONE]\n\n'
+        client = continued.feed(rest.encode())
+        assert (continued.has_error, continued.is_done) == (True, False)
+        assert b"abort" not in client
+        assert b"[DONE]" not in client
+        assert passed.finish_reason == ""
 
 
 @pytest.mark.parametrize(
@@ -176,6 +190,7 @@ def test_an_error_of_the_engine_is_withheld_but_not_at_the_beginning() -> None:
         {"a_parameter_of_next_year": 1},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         {"messages": "hi"},
+        {"messages": [{"role": "user", "content": "x" * (1 << 19)}]},
     ],
 )
 def test_a_request_with_what_does_not_hold_across_the_seam_is_excluded(fields: dict[str, Any]) -> None:

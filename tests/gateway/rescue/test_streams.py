@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from backends.backend import State
+from backends.backend import EngineChange, State
 from lab.trace.read import read_trace
 from tests.gateway.conftest import MODEL, Running, Start
 from tests.support.token_engine import TokenEngine, answer_of, decode
@@ -84,7 +84,7 @@ def check_is_whole(response: httpx.Response, prompt_tokens: int = 3) -> None:
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("events", [1, 2, 12, 17, 18])  # up to within a character, and to the end of the text
 async def test_a_stream_outlives_its_backend(gateway_of: Start, path: str, events: int) -> None:
-    async with gateway_of(rescue=True) as running:
+    async with gateway_of() as running:
         running.upstreams["a"].behaviour = engine(events=events)
         running.upstreams["b"].behaviour = engine(step=2)
         check_is_whole(await stream(running, path))
@@ -96,7 +96,7 @@ async def test_a_stream_outlives_its_backend(gateway_of: Start, path: str, event
 
 @pytest.mark.parametrize("events", [2, 12, 18])
 async def test_a_client_that_asked_for_no_usage_gets_none_from_a_rescued_stream(gateway_of: Start, events: int) -> None:
-    async with gateway_of(rescue=True) as running:
+    async with gateway_of() as running:
         for name, behaviour in (("a", engine(events=events)), ("b", engine(step=2))):
             running.upstreams[name].behaviour = engine()
             await stream(running, stream_options=None)  # shows what the engine tells unasked
@@ -123,6 +123,11 @@ async def end_aborted(wire: Wire) -> None:
     await wire.end_stream()
 
 
+async def end_without_a_reason(wire: Wire) -> None:
+    await wire.chunk(b"data: [DONE]\n\n")
+    await wire.end_stream()
+
+
 async def end_within_an_event(wire: Wire) -> None:
     await wire.chunk(b'data: {"id":"x","choices":[{"in')
     wire.reset()
@@ -132,9 +137,9 @@ async def end_early(wire: Wire) -> None:
     await wire.end_stream()
 
 
-@pytest.mark.parametrize("end", [end_with_error, end_aborted, end_within_an_event, end_early])
+@pytest.mark.parametrize("end", [end_with_error, end_aborted, end_without_a_reason, end_within_an_event, end_early])
 async def test_other_ends_of_a_stream_are_as_good_as_a_cut(gateway_of: Start, end: Callable[[Wire], Any]) -> None:
-    async with gateway_of(rescue=True) as running:
+    async with gateway_of() as running:
         running.upstreams["a"].behaviour = engine(events=6, end=end)
         running.upstreams["b"].behaviour = engine()
         check_is_whole(await stream(running))
@@ -143,7 +148,7 @@ async def test_other_ends_of_a_stream_are_as_good_as_a_cut(gateway_of: Start, en
 
 async def test_a_stream_outlives_two_backends_but_not_three(gateway_of: Start) -> None:
     methods = {**THREE, "d": "baseline"}
-    async with gateway_of(methods, rescue=True) as running:
+    async with gateway_of(methods) as running:
         for name in methods:
             running.upstreams[name].behaviour = engine(events=5)
         running.upstreams["c"].behaviour = engine()
@@ -164,7 +169,7 @@ async def refuse(wire: Wire) -> None:
 
 
 async def test_a_backend_that_refuses_to_go_on_is_not_the_last_to_try(gateway_of: Start) -> None:
-    async with gateway_of(THREE, rescue=True) as running:
+    async with gateway_of(THREE) as running:
         running.upstreams["a"].behaviour = engine(events=5)
         running.upstreams["b"].behaviour = refuse
         running.upstreams["c"].behaviour = engine()
@@ -183,7 +188,7 @@ async def cannot_decode(wire: Wire) -> None:
 async def test_without_the_text_of_the_tokens_the_stream_ends_with_an_error(
     gateway_of: Start, behaviour: Behaviour
 ) -> None:
-    async with gateway_of(THREE, rescue=True) as running:
+    async with gateway_of(THREE) as running:
         running.upstreams["a"].behaviour = engine(events=5)
         running.upstreams["b"].behaviour = behaviour
         response = await stream(running)
@@ -194,7 +199,7 @@ async def test_without_the_text_of_the_tokens_the_stream_ends_with_an_error(
 
 @pytest.mark.parametrize("fields", [{"n": 2}, {"tools": [{"type": "function"}]}, {"seed": 1}])
 async def test_what_cannot_be_continued_ends_with_an_error(gateway_of: Start, fields: dict[str, Any]) -> None:
-    async with gateway_of(rescue=True) as running:
+    async with gateway_of() as running:
         running.upstreams["a"].behaviour = engine(events=5)
         response = await stream(running, **fields)
         assert b"backend_broken" in response.content
@@ -202,8 +207,8 @@ async def test_what_cannot_be_continued_ends_with_an_error(gateway_of: Start, fi
         assert running.upstreams["a"].seen[-1].json.get("return_token_ids") is None
 
 
-async def test_without_the_setting_nothing_is_asked_and_nothing_rescued(gateway_of: Start) -> None:
-    async with gateway_of() as running:
+async def test_where_it_is_off_nothing_is_asked_and_nothing_rescued(gateway_of: Start) -> None:
+    async with gateway_of(rescue=False) as running:
         running.upstreams["a"].behaviour = engine(events=5)
         running.upstreams["b"].behaviour = engine()
         assert b"backend_broken" in (await stream(running)).content
@@ -212,13 +217,68 @@ async def test_without_the_setting_nothing_is_asked_and_nothing_rescued(gateway_
 
 
 async def test_what_a_stream_is_without_a_rescue_stays_the_same(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}, rescue=True) as running:
+    async with gateway_of() as running:
         running.upstreams["a"].behaviour = engine()
         response = await stream(running)
+        assert running.upstreams["a"].seen[-1].json["return_token_ids"] is True
     expected = list(
         TokenEngine(SCRIPT, 1, "a").events({"stream_options": {"include_usage": True}, "max_tokens": None}, chat=True)
     )
     assert response.content == b"".join(expected)
+
+
+def asked(running: Running, name: str = "a") -> list[bool]:
+    """Return which of the requests to a backend ask for ids."""
+    return ["return_token_ids" in seen.json for seen in running.upstreams[name].seen]
+
+
+async def test_who_has_no_other_replica_is_not_asked(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline"}) as running:
+        running.upstreams["a"].behaviour = engine()
+        check_is_whole(await stream(running))
+        assert asked(running) == [False]
+
+
+async def test_an_engine_that_takes_no_notice_is_asked_once_in_its_life(gateway_of: Start) -> None:
+    async def old(wire: Wire) -> None:
+        tokens = TokenEngine(SCRIPT, 1, wire.upstream.name)
+        await wire.begin_stream()
+        for event in tokens.events({"stream_options": {"include_usage": True}, "max_tokens": None}, chat=True):
+            await wire.chunk(event)
+        await wire.end_stream()
+
+    async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
+        running.upstreams["a"].behaviour = old
+        for _ in range(3):
+            check_is_whole(await stream(running))
+        assert asked(running) == [True, False, False]
+        running.gateway.models[MODEL].engine_changed("a", EngineChange.RESTART)
+        check_is_whole(await stream(running))
+        assert asked(running)[3:] == [True]
+
+
+@pytest.mark.parametrize("refused", [["return_token_ids"], ["return_token_ids", "stream_options"]])
+async def test_an_engine_that_refuses_what_it_does_not_know_serves_all_the_same(
+    gateway_of: Start, refused: list[str]
+) -> None:
+    async def strict(wire: Wire) -> None:
+        if unknown := [name for name in refused if name in wire.seen.json]:
+            await wire.json({"object": "error", "message": f"body.{unknown[0]}: not permitted", "code": 400}, 400)
+        else:
+            await engine()(wire)
+
+    async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
+        running.upstreams["a"].behaviour = engine()
+        await running.chat(stream=True)  # shows that it may be asked for usage
+        running.upstreams["a"].behaviour = strict
+        for _ in range(3):
+            response = await running.chat(stream=True)
+            assert answer_of(response.content) == (TEXT, "stop", None)
+        seen = running.upstreams["a"].seen[1:]
+        for name in refused:
+            assert [name in each.json for each in seen].count(True) == refused.index(name) + 1
+        assert len(seen) == 3 + len(refused)
+        assert ("stream_options" in seen[-1].json) is ("stream_options" not in refused)
 
 
 async def test_a_client_that_leaves_during_a_rescue_ends_it(gateway_of: Start) -> None:
@@ -228,7 +288,7 @@ async def test_a_client_that_leaves_during_a_rescue_ends_it(gateway_of: Start) -
         waiting.set()
         await wire.until_closed()
 
-    async with gateway_of(rescue=True) as running:
+    async with gateway_of() as running:
         running.upstreams["a"].behaviour = engine(events=5)
         running.upstreams["b"].behaviour = wait
         request = asyncio.create_task(stream(running))
@@ -249,7 +309,7 @@ async def test_a_backend_that_goes_down_before_it_goes_on_is_left(gateway_of: St
         waiting.set()
         await wire.until_closed()
 
-    async with gateway_of(THREE, rescue=True, timeouts={"first_byte_s": 60, "idle_s": 60}) as running:
+    async with gateway_of(THREE, timeouts={"first_byte_s": 60, "idle_s": 60}) as running:
         running.upstreams["a"].behaviour = engine(events=5)
         running.upstreams["b"].behaviour = wait
         running.upstreams["c"].behaviour = engine()
@@ -261,7 +321,7 @@ async def test_a_backend_that_goes_down_before_it_goes_on_is_left(gateway_of: St
 
 async def test_a_rescue_is_in_the_record(gateway_of: Start, tmp_path: Path) -> None:
     recorder = {"path": str(tmp_path / "trace"), "text": "full", "flush_s": 0.1}
-    async with gateway_of(rescue=True, recorder=recorder) as running:
+    async with gateway_of(recorder=recorder) as running:
         running.upstreams["a"].behaviour = engine(events=5)
         running.upstreams["b"].behaviour = engine()
         check_is_whole(await stream(running))
@@ -271,7 +331,7 @@ async def test_a_rescue_is_in_the_record(gateway_of: Start, tmp_path: Path) -> N
 
 
 async def test_the_backend_that_cut_streams_which_others_completed_is_ejected(gateway_of: Start) -> None:
-    async with gateway_of(rescue=True, health={"interval_s": 0.2, "eject_s": 60, "eject_max_s": 60}) as running:
+    async with gateway_of(health={"interval_s": 0.2, "eject_s": 60, "eject_max_s": 60}) as running:
         running.upstreams["a"].behaviour = engine(events=5)
         running.upstreams["b"].behaviour = engine()
         number = 0

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.http.paths import DEFAULT_PATHS
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
-from tests.support.upstream import Wire, answer, delta, well
+from tests.support.upstream import END, Wire, answer, delta, well
 
 KEYS = [
     {"name": "team", "key": "sk-team"},
@@ -281,7 +281,7 @@ async def test_pages_of_allowed_origins_may_read_every_answer(gateway_of: Start)
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\naccess-control-allow-origin: *\r\n"
                 b"access-control-allow-credentials: true\r\ntransfer-encoding: chunked\r\n\r\n"
             )
-            await wire.chunk(delta("hi") + b"data: [DONE]\n\n")
+            await wire.chunk(delta("hi") + END)
             await wire.end_stream()
             return
         headers = "access-control-allow-origin: *\r\naccess-control-allow-credentials: true\r\nvary: Origin\r\n"

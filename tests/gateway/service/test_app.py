@@ -10,7 +10,7 @@ import pytest
 
 from backends.backend import State
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
-from tests.support.upstream import Wire, answer, delta
+from tests.support.upstream import END, Wire, answer, delta
 from tests.support.waiting import stays
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -188,7 +188,7 @@ async def test_metrics_of_a_request(gateway_of: Start) -> None:
         )
         usage = b'"usage":{"prompt_tokens":11,"completion_tokens":8,"total_tokens":19}'
         await wire.chunk(b'data: {"choices":[],' + usage + b"," + metrics + b"}\n\n")
-        await wire.chunk(b"data: [DONE]\n\n")
+        await wire.chunk(END)
         await wire.end_stream()
 
     async with gateway_of({"b": "ngram"}) as running:
@@ -221,7 +221,7 @@ async def test_acceptance_from_chunks_if_the_engine_reports_none(gateway_of: Sta
         for text in ("", "one two", "three four", "five six"):  # the first chunk carries the role
             await wire.chunk(delta(text))
         await wire.chunk(b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":6}}\n\n')
-        await wire.chunk(b"data: [DONE]\n\n")
+        await wire.chunk(END)
         await wire.end_stream()
 
     async with gateway_of({"b": "ngram"}) as running:

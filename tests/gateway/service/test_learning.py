@@ -9,7 +9,7 @@ import pytest
 from policies.learned.models.backend_model import FittedModels
 from policies.learned.policy import Learned
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
-from tests.support.upstream import Wire, delta
+from tests.support.upstream import END, Wire, delta
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -22,7 +22,7 @@ async def _steps_of_two_words(wire: Wire) -> None:
         await asyncio.sleep(0.001)
     usage = b'{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 24, "total_tokens": 31}}'
     await wire.chunk(b"data: " + usage + b"\n\n")
-    await wire.chunk(b"data: [DONE]\n\n")
+    await wire.chunk(END)
     await wire.end_stream()
 
 

@@ -28,7 +28,7 @@ from policies.learned.policy import Learned
 from policies.learned.shadow_drafting import ShadowArm, ShadowSettings, replayed
 from policies.policy import Outcome
 from tests.gateway.conftest import MODEL, Running, start_gateway
-from tests.support.upstream import Wire, delta
+from tests.support.upstream import END, Wire, delta
 from tests.support.waiting import TIMEOUT_S, eventually
 
 NGRAM = ShadowArm("ngram:3", Method.NGRAM, 3, {"prompt_lookup_min": 2, "prompt_lookup_max": 4})
@@ -42,7 +42,7 @@ async def _repeats_a_sentence(wire: Wire) -> None:
         await wire.chunk(delta(word + " "))
     usage = b'{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 52, "total_tokens": 59}}'
     await wire.chunk(b"data: " + usage + b"\n\n")
-    await wire.chunk(b"data: [DONE]\n\n")
+    await wire.chunk(END)
     await wire.end_stream()
 
 
