@@ -50,7 +50,7 @@ def test_the_gateway_accepts_the_pool_file(
         service = objects["Service", found.kubernetes.service]
         assert (model, found.method, found.weight) == (entry["model"], entry["method"], entry["weight"])
         assert (found.drafter_limit and found.drafter_limit.tokens) == entry.get("drafterLimit")
-        assert settings.models[model].rescue or not wanted["fleet"]["enabled"]
+        assert settings.models[model].rescue, "others go on with the streams of a replica that is taken away"
         assert found.kubernetes.port in {port["name"] for port in service["spec"]["ports"]}
     if name == "everything":
         assert settings.state.redis.get_secret_value() == "redis://:secret@redis:6379/0"

@@ -86,7 +86,7 @@ class ModelSettings(Settings):
         Temperature that the engines take for requests without one. Needed only where the gateway cannot find it out: it
         asks an engine once, by the Responses API.
     rescue
-        Whether another replica goes on with a stream whose replica dies: docs/reliability.md.
+        Whether another replica goes on with a stream whose replica dies, where that is exact: docs/reliability.md.
     ask_usage
         Whether engines are asked for the usage of a stream whose client does not ask for it, and does not get it:
         docs/clients.md. Without it, such tokens are estimates, and acceptance is not learned from them.
@@ -103,7 +103,7 @@ class ModelSettings(Settings):
     aliases: list[Name] = []
     policy: PolicyReference = Field(default_factory=_learned, json_schema_extra={"default": {"name": "learned"}})
     default_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    rescue: bool = False
+    rescue: bool = True
     ask_usage: bool = True
     queue: QueueSettings | None = None
     backends: dict[Name, BackendSettings] = {}

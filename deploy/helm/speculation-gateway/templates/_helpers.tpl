@@ -108,9 +108,6 @@ app.kubernetes.io/component: replica
 {{- else -}}
 {{- range $name, $replica := include "gateway.replicas" . | fromJson -}}
 {{- $model := get $models $replica.model | default (dict "policy" (dict "name" "learned")) -}}
-{{- if and $.Values.fleet.enabled (not (hasKey $model "rescue")) -}}
-{{- $_ := set $model "rescue" true -}}
-{{- end -}}
 {{- $service := dict "service" (printf "%s-%s" (include "gateway.fullname" $) $name) "port" "http" -}}
 {{- $source := dict "method" $replica.method "kubernetes" $service "weight" $replica.weight "api_key" "${VLLM_API_KEY:-}" -}}
 {{- if $replica.speculativeConfig -}}
