@@ -22,6 +22,9 @@ STATISTICS: Final = ("mean", "p50", "p90", "p99")
 REPLICATIONS: Final = 6
 """Simulations of other traffic from which an interval is made; with more, Student's t is little smaller."""
 
+_FEW_REQUESTS = 100_000
+"""Requests that are simulated for intervals without being asked for: some seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -49,6 +52,17 @@ class Interval:
     def saved(self) -> Interval:
         """Return a ratio as the share that is saved."""
         return Interval(1.0 - self.value, 1.0 - self.high, 1.0 - self.low)
+
+
+def replications_of(given: int | None, requests: int) -> int:
+    """Return how many replications are made, each of so many requests: what is asked for, else few or none.
+
+    Examples
+    --------
+    >>> replications_of(None, 1_000), replications_of(None, 1_000_000), replications_of(3, 1_000_000)
+    (6, 0, 3)
+    """
+    return given if given is not None else REPLICATIONS * (REPLICATIONS * requests <= _FEW_REQUESTS)
 
 
 def of_replications(ratio: float, replications: Sequence[float]) -> Interval:

@@ -241,6 +241,7 @@ class Calibration(CheckedModel):
     hardware: str
     precision: Precision = Precision.BF16  # of the target's weights
     step: StepTime
+    outside_s: Seconds = 0.0  # of a request outside of the engine's steps: HTTP, tokens of the text
     memory: Memory
     scheduler: Scheduler
     temperature: Temperature

@@ -207,6 +207,8 @@ class RecordBuilder:
         document["status"] = ended.status
         if ended.label != "ok":
             document["error"] = ended.label
+        if ended.times.waited_s:
+            document["waited_s"] = micro(ended.times.waited_s)
         document["e2e_s"] = micro(ended.times.ended_s - ended.times.arrived_s - ended.times.waited_s)
         decision, upstream = ended.decision, ended.upstream
         if decision is not None and upstream is not None:

@@ -12,9 +12,10 @@ from rich.table import Table
 
 from backends.calibration.calibration import Calibration, Kind, load_calibration
 from backends.validation import UsageError
-from lab.calibrate.fit import fitted
-from lab.calibrate.loops import Loop, played, read_loops
+from lab.calibrate.loops import played, read_loops
 from lab.calibrate.options import CalibrateOptions
+from lab.past.fit import fitted
+from lab.past.served import Served
 from lab.report.terminal import report, text_table
 
 _HEAD = """\
@@ -50,7 +51,7 @@ def _file(given: str) -> tuple[Path, Kind]:
     return (Path(path), Kind(kind)) if named else (Path(given), Kind.CHAT)
 
 
-def _held_out(loops: Sequence[Loop], like: Calibration) -> tuple[str, list[Table]]:
+def _held_out(loops: Sequence[Served], like: Calibration) -> tuple[str, list[Table]]:
     """Return how well a fit to every second concurrency predicts the others, in words and as a table."""
     levels = sorted({loop.concurrency for loop in loops})
     if len(levels) < 2:

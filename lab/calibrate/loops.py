@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from backends.speculation import Method
 from backends.validation import UsageError
 from lab.bench.command import SCHEMA
 from lab.bench.run import EACH
+from lab.past.served import Served
 from lab.replay.request import replay_request
 from lab.replay.simulate import Replayed, ReplicaSpec, replay
-from lab.statistics import Floats
 from lab.trace.record import TraceRecord
 
 _MOST_BYTES = 256 << 20
@@ -26,37 +25,7 @@ _MOST_REQUESTS = 2000  # of a loop; each is compared with each
 _TURNAROUND_S = 0.002  # of a client
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loop:
-    """One method at one concurrency; arrays of shape (requests,), in the order in which they were sent."""
-
-    method: Method
-    k: int
-    concurrency: int
-    sent_s: Floats
-    prompt_tokens: Floats
-    output_tokens: Floats
-    steps: Floats  # steps of the engine that gave tokens
-    ttft_s: Floats
-    e2e_s: Floats
-    kind: Kind | None = None  # kind of the texts; None if they were made up
-    temperature: float | None = None
-    drafted: float = 0.0  # draft tokens a step
-    by_position: tuple[float, ...] = ()  # share of the steps with a draft that accepted it at each position
-    kv_tokens: int = 0  # tokens that the engine's KV cache holds; 0 if it does not say
-
-    @property
-    def config(self) -> dict[str, int]:
-        """The content of the speculative config."""
-        return {"num_speculative_tokens": self.k} if self.k else {}
-
-    @property
-    def tpot_s(self) -> Floats:
-        """Seconds per output token after the first."""
-        return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
-
-
-def read_loops(path: Path, kind: Kind) -> Iterator[Loop]:
+def read_loops(path: Path, kind: Kind) -> Iterator[Served]:
     """Yield the closed loops of a file of `gateway bench --json`."""
     try:
         with path.open("rb") as file:
@@ -72,7 +41,7 @@ def read_loops(path: Path, kind: Kind) -> Iterator[Loop]:
         raise UsageError(f"{path}: is not what `gateway bench --json` writes: {error!r}") from None
 
 
-def _loop(run: Mapping[str, Any], kind: Kind | None) -> Loop:
+def _loop(run: Mapping[str, Any], kind: Kind | None) -> Served:
     columns = np.array([run["each"][name] for name in EACH], float)
     columns = columns[:, np.argsort(columns[0])][:, :_MOST_REQUESTS]
     *_, steps, ttft_s, e2e_s = columns
@@ -81,9 +50,9 @@ def _loop(run: Mapping[str, Any], kind: Kind | None) -> Loop:
         raise ValueError(f"no answer of {run['target']} took {_FEWEST_STEPS} steps")
     accepted = run["acceptance"] or {"rate": 0.0, "tokens_per_step": 1.0, "by_position": ()}
     k = len(accepted["by_position"]) if run["k"] is None else int(run["k"])
-    return Loop(
+    return Served(
         method=Method(run["method"]),
-        k=k,
+        config={"num_speculative_tokens": k} if k else {},
         concurrency=int(run["concurrency"]),
         **dict(zip(EACH, columns, strict=True)),
         kind=kind,
@@ -94,12 +63,12 @@ def _loop(run: Mapping[str, Any], kind: Kind | None) -> Loop:
     )
 
 
-def played(loop: Loop, calibration: str) -> Replayed:
+def played(loop: Served, calibration: str) -> Replayed:
     """Replay a loop with a calibration: the same requests, which take as many steps as measured."""
     requests = []
     for number, sizes in enumerate(zip(loop.prompt_tokens, loop.output_tokens, loop.steps, strict=True)):
         prompt_tokens, output_tokens, steps = map(int, sizes)
-        taken = {loop.method.value: (output_tokens - 1) / (steps - 1)} if loop.k else {}
+        taken = {loop.method.value: output_tokens / steps} if loop.k else {}
         record = TraceRecord(
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,

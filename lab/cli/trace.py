@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,8 @@ from backends.validation import UsageError
 from gateway.cli.extras import require
 from gateway.cli.group import CommandGroup
 from gateway.cli.output import say
-from lab.options.shared import JsonFile, Strict, TraceFormat
+from lab.options.command import command
+from lab.options.shared import JsonFile, ReadOptions
 
 if TYPE_CHECKING:
     from lab.trace.lines import BrokenLines
@@ -31,7 +32,6 @@ class TextLeft(StrEnum):
 
 _OWN_FORMAT = "gateway"
 
-TraceArgument = Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file, or folder of trace files.")]
 OutArgument = Annotated[
     Path, typer.Argument(metavar="OUT", help="Output file, compressed if it ends in .zst or .gz; - for stdout.")
 ]
@@ -45,14 +45,27 @@ app = typer.Typer(
 )
 
 
-@app.command()
-def show(
-    trace: TraceArgument,
-    *,
-    trace_format: TraceFormat = None,
-    strict: Strict = False,
-    json: JsonFile = None,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneTrace(ReadOptions):
+    """The trace of a command."""
+
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file, or folder of trace files.")]
+
+    def again(self) -> Iterator[TraceRecord]:
+        """Yield the records of a trace that is read twice: its broken lines are not reported again."""
+        return self.read(self.trace, lambda _: None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowOptions(OneTrace):
+    """Options of `gateway trace show`."""
+
+    json_file: JsonFile = None
+
+
+@app.command("show")
+@command
+def show(options: ShowOptions) -> None:
     """Summarize a trace: number, lengths, times, kinds, acceptance.
 
     \b
@@ -63,24 +76,27 @@ def show(
         from lab.trace.show import print_summary
         from lab.trace.summary import summarize
 
-        summary = summarize(_read(trace, trace_format, broken, strict=strict), trace_files(trace), broken)
+        summary = summarize(options.read(options.trace, broken), trace_files(options.trace), broken)
         print_summary(summary)
-        if json is not None:
+        if options.json_file is not None:
             import orjson
 
-            json.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+            described = orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+            options.json_file.write_bytes(described)
 
 
-@app.command()
-def convert(
-    trace: TraceArgument,
-    out: OutArgument,
-    *,
-    to: OutFormat = _OWN_FORMAT,
-    trace_format: TraceFormat = None,
-    in_order: Annotated[bool, typer.Option("--in-order", help="Sort requests by arrival.")] = False,
-    strict: Strict = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertOptions(OneTrace):
+    """Options of `gateway trace convert`."""
+
+    out: OutArgument
+    to: OutFormat = _OWN_FORMAT
+    in_order: Annotated[bool, typer.Option("--in-order", help="Sort requests by arrival.")] = False
+
+
+@app.command("convert")
+@command
+def convert(options: ConvertOptions) -> None:
     """Convert a trace to another format, or merge files into one.
 
     \b
@@ -88,26 +104,29 @@ def convert(
     gateway trace convert trace.jsonl.zst out.jsonl --to mooncake
     """
     with _broken_lines() as broken:
-        _write(trace, out, _read(trace, trace_format, broken, strict=strict, in_order=in_order), to)
+        records = options.read(options.trace, broken, in_order=options.in_order)
+        _write(options.trace, options.out, records, options.to)
 
 
-@app.command()
-def sample(
-    trace: TraceArgument,
-    out: OutArgument,
-    *,
-    share: Annotated[float | None, typer.Option(min=0, max=1, help="Share of the requests to take at random.")] = None,
-    first: Annotated[int | None, typer.Option(min=1, help="Number of requests to take from the beginning.")] = None,
-    sessions: Annotated[bool, typer.Option("--sessions", help="Take a share of the sessions instead.")] = False,
-    start: Annotated[float, typer.Option(metavar="S", help="Start, in seconds after the first arrival.")] = 0.0,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOptions(OneTrace):
+    """Options of `gateway trace sample`."""
+
+    out: OutArgument
+    share: Annotated[float | None, typer.Option(min=0, max=1, help="Share of the requests to take at random.")] = None
+    first: Annotated[int | None, typer.Option(min=1, help="Number of requests to take from the beginning.")] = None
+    sessions: Annotated[bool, typer.Option("--sessions", help="Take a share of the sessions instead.")] = False
+    start: Annotated[float, typer.Option(metavar="S", help="Start, in seconds after the first arrival.")] = 0.0
     end: Annotated[
         float | None, typer.Option(metavar="S", help="End (exclusive), in seconds after the first arrival.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed; the same seed takes the same sample.")] = 0,
-    to: OutFormat = _OWN_FORMAT,
-    trace_format: TraceFormat = None,
-    strict: Strict = False,
-) -> None:
+    ] = None
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed takes the same sample.")] = 0
+    to: OutFormat = _OWN_FORMAT
+
+
+@app.command("sample")
+@command
+def sample(options: SampleOptions) -> None:
     """Take a part of a trace: a share, a window, the first requests.
 
     \b
@@ -119,25 +138,26 @@ def sample(
 
         from lab.trace.edits import share_of, window
 
-        again = partial(_read, trace, trace_format, None, strict=strict)
-        records = window(_read(trace, trace_format, broken, strict=strict), again, start, end)
-        if share is not None:
-            records = share_of(records, share, seed, sessions=sessions)
-        _write(trace, out, islice(records, first), to)
+        records = window(options.read(options.trace, broken), options.again, options.start, options.end)
+        if options.share is not None:
+            records = share_of(records, options.share, options.seed, sessions=options.sessions)
+        _write(options.trace, options.out, islice(records, options.first), options.to)
 
 
-@app.command()
-def anonymize(
-    trace: TraceArgument,
-    out: OutArgument,
-    *,
-    text: Annotated[TextLeft, typer.Option(help="What to keep of texts.")] = TextLeft.NONE,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnonymizeOptions(OneTrace):
+    """Options of `gateway trace anonymize`."""
+
+    out: OutArgument
+    text: Annotated[TextLeft, typer.Option(help="What to keep of texts.")] = TextLeft.NONE
     salt: Annotated[
         str | None, typer.Option(envvar="GATEWAY_TRACE_SALT", help="Secret key of all hashes.  [default: random]")
-    ] = None,
-    trace_format: TraceFormat = None,
-    strict: Strict = False,
-) -> None:
+    ] = None
+
+
+@app.command("anonymize")
+@command
+def anonymize(options: AnonymizeOptions) -> None:
     """Remove from a trace what identifies people.
 
     That is texts, ids, key names, sessions, templates and the date.
@@ -149,10 +169,10 @@ def anonymize(
         from lab.trace.anonymize import Anonymizer
         from lab.trace.edits import first_arrival
 
-        begun_at = first_arrival(_read(trace, trace_format, None, strict=strict))
-        anonymizer = Anonymizer(salt, begun_at, with_hashes=text is TextLeft.HASHES)
-        records = _read(trace, trace_format, broken, strict=strict)
-        _write(trace, out, map(anonymizer.anonymized, records), _OWN_FORMAT)
+        begun_at = first_arrival(options.again())
+        anonymizer = Anonymizer(options.salt, begun_at, with_hashes=options.text is TextLeft.HASHES)
+        records = options.read(options.trace, broken)
+        _write(options.trace, options.out, map(anonymizer.anonymized, records), _OWN_FORMAT)
 
 
 @contextmanager
@@ -168,17 +188,6 @@ def _broken_lines() -> Iterator[BrokenLines]:
         raise UsageError(str(error)) from error
     if broken.count > BrokenLines.SHOWN:
         say(f"{broken.count} broken lines skipped.", err=True)
-
-
-def _read(
-    trace: Path, kind: str | None, broken: BrokenLines | None, *, strict: bool, in_order: bool = False
-) -> Iterator[TraceRecord]:
-    """Yield the records; without `broken`, broken lines are not reported, as when a trace is read twice."""
-    from lab.trace.lines import BrokenLines
-    from lab.trace.read import read_trace
-
-    report = BrokenLines(lambda _: None) if broken is None else broken
-    return read_trace(trace, format=kind, strict=strict, in_order=in_order, report=report)
 
 
 def _write(trace: Path, out: Path, records: Iterator[TraceRecord], to: str) -> None:

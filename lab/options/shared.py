@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +15,7 @@ import typer
 from backends.validation import UsageError
 
 if TYPE_CHECKING:
+    from lab.trace.lines import Report
     from lab.trace.record import TraceRecord
 
 
@@ -42,6 +43,12 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
+def _unit(value: str | None) -> str | None:
+    if value not in (None, "s", "ms"):
+        raise typer.BadParameter(f"{value}: give s or ms")
+    return value
+
+
 def slo_bounds(text: str | None) -> dict[str, float]:
     """Return the bounds of `--slo` in seconds, keyed by `ttft`, `tpot` and `e2e`; empty without the option.
 
@@ -67,20 +74,19 @@ def slo_bounds(text: str | None) -> dict[str, float]:
     return bounds
 
 
-TraceFormat = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        metavar="gateway|azure|burstgpt|mooncake|bailian|weka|sharegpt|vllm",
-        help="Format of the trace.  [default: detected]",
-    ),
-]
-Strict = Annotated[bool, typer.Option("--strict", help="Reject a trace with a broken line.")]
 PoolModel = Annotated[str | None, typer.Option(help="Model, for a pool with several.")]
 CalibrationOfAll = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE.yaml[@GPU]", help="Calibration of all replicas' step times.  [default: as in the pool file]"
+    ),
+]
+Replications = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Replays of other traffic like this, from which the 95% intervals come: each takes as long as the first. "
+        " [default: 6 if they take seconds, else 0]",
     ),
 ]
 Slo = Annotated[
@@ -101,27 +107,60 @@ IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Generate up to th
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceOptions:
-    """The trace of a command, and how much of it is used."""
+class ReadOptions:
+    """How a trace is read."""
 
-    trace: Annotated[tuple[Path, ...], typer.Argument(help="Traces in any format: files, or folders of them.")]
-    trace_format: TraceFormat = None
-    strict: Strict = False
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests to use.")] = None
+    trace_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="gateway|azure|burstgpt|mooncake|aiperf|bailian|weka|sharegpt|litellm|openai_batch|messages|vllm",
+            help="Format of the trace.  [default: detected]",
+        ),
+    ] = None
+    time_unit: Annotated[
+        str | None,
+        typer.Option(metavar="s|ms", help="Unit of the times, where the format leaves it open.", callback=_unit),
+    ] = None
+    block_tokens: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Tokens of a block of hash_ids, where that is left open.")
+    ] = None
+    strict: Annotated[bool, typer.Option("--strict", help="Reject a trace with a broken line.")] = False
 
-    def records(self, *, in_order: bool = False, outcomes: bool = True) -> Iterator[TraceRecord]:
+    def read(
+        self,
+        paths: Path | Sequence[Path],
+        report: Report | None = None,
+        *,
+        in_order: bool = False,
+        outcomes: bool = True,
+    ) -> Iterator[TraceRecord]:
         """Yield all records as `lab.trace.read.read_trace` does; broken lines are printed on standard error."""
+        from lab.trace.formats.format import Units
         from lab.trace.lines import BrokenLines
         from lab.trace.read import read_trace
 
         return read_trace(
-            list(self.trace),
+            paths,
             format=self.trace_format,
             strict=self.strict,
             in_order=in_order,
-            report=BrokenLines(lambda text: print(text, file=sys.stderr)),
+            report=report or BrokenLines(lambda text: print(text, file=sys.stderr)),
             outcomes=outcomes,
+            units=Units(self.time_unit, self.block_tokens),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions(ReadOptions):
+    """The trace of a command, and how much of it is used."""
+
+    trace: Annotated[tuple[Path, ...], typer.Argument(help="Traces in any format: files, or folders of them.")]
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests to use.")] = None
+
+    def records(self, *, in_order: bool = False, outcomes: bool = True) -> Iterator[TraceRecord]:
+        """Yield all records."""
+        return self.read(self.trace, in_order=in_order, outcomes=outcomes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

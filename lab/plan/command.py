@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -16,13 +17,16 @@ from gateway.config.settings import ModelSettings
 from gateway.service.default_temperature import VLLM_DEFAULT, assumed_temperature
 from lab.options.policy import policy_reference
 from lab.options.shared import slo_bounds
+from lab.past.check import Past, past_of
+from lab.past.pool import simulated_pool
 from lab.plan.mixes import USUAL
 from lab.plan.options import PlanOptions
 from lab.plan.output import helm_values, pool_file
-from lab.plan.planning import Options, Replica, plan_windows
+from lab.plan.planning import Options, Planned, Replica, plan_windows
 from lab.plan.result import Objective
-from lab.plan.show import document, show
+from lab.plan.show import document, said, show
 from lab.plan.traffic import sample
+from lab.replay.table import RequestTable, request_table
 
 _NOTHING_FITS = 1
 _POLICY = "learned"
@@ -33,41 +37,52 @@ def run_plan(options: PlanOptions) -> int:
     try:
         objective = Objective(slo_bounds(options.slo))
         pool, model = _pool(options.config)
-        calibration = _calibration(options, pool)
-        how = Options(
-            calibration,
-            options.replicas,
-            policy_reference(options.policy or (None if pool else _POLICY), pool),
-            model or calibration.target,
-            _present(pool),
-            _methods(options.methods),
-            options.budget,
-            options.jobs,
-            objective,
-        )
-        traffic = sample(
-            options.records(outcomes=False),
-            options.replicas,
-            calibration.scheduler.max_model_len,
-            assumed_temperature(pool) if pool is not None else VLLM_DEFAULT,
-            limit=options.limit,
-            rate=options.rate,
-            speed=options.speed,
-        )
-        planned = plan_windows(traffic.windows, how)
+        temperature = assumed_temperature(pool) if pool is not None else VLLM_DEFAULT
+        with request_table(options.records(outcomes=False), temperature) as requests:
+            calibration, past = _machine(options, pool, requests)
+            how = Options(
+                calibration,
+                options.replicas,
+                policy_reference(options.policy or (None if pool else _POLICY), pool),
+                model or calibration.target,
+                _present(pool),
+                _methods(options.methods),
+                options.budget,
+                options.jobs,
+                objective,
+            )
+            traffic = sample(
+                requests,
+                options.replicas,
+                calibration.scheduler.max_model_len,
+                limit=options.limit,
+                rate=options.rate,
+                speed=options.speed,
+            )
+            planned = plan_windows(traffic.windows, how)
+            if options.out is not None and options.simulate and past is not None and past.pool.is_fitted:
+                planned = _with_fit(planned, options.out)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    show(planned, objective, str(traffic), options.report)
+    show(planned, objective, str(traffic), past, options.report)
     if options.json_file is not None:
-        described = orjson.dumps(document(planned, objective), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-        options.json_file.write_bytes(described)
+        described = document(planned, objective, past)
+        options.json_file.write_bytes(orjson.dumps(described, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     if planned.plan is None:
         return _NOTHING_FITS
+    head = said(planned, objective, past)
     if options.out is not None:
-        options.out.write_text(pool_file(planned, simulated=options.simulate), encoding="utf-8")
+        options.out.write_text(pool_file(planned, head, simulated=options.simulate), encoding="utf-8")
     if options.helm_values is not None:
-        options.helm_values.write_text(helm_values(planned), encoding="utf-8")
+        options.helm_values.write_text(helm_values(planned, head), encoding="utf-8")
     return 0
+
+
+def _with_fit(planned: Planned, out: Path) -> Planned:
+    """Return a plan whose calibration, which was fitted, is a file beside the pool file."""
+    kept = out.with_suffix(".calibration.yaml")
+    kept.write_bytes(Path(planned.calibration.name).read_bytes())
+    return replace(planned, calibration=planned.calibration.model_copy(update={"name": kept.name}))
 
 
 def _pool(config: Path | None) -> tuple[ModelSettings | None, str | None]:
@@ -80,12 +95,23 @@ def _pool(config: Path | None) -> tuple[ModelSettings | None, str | None]:
     return pool, name
 
 
-def _calibration(options: PlanOptions, pool: ModelSettings | None) -> Calibration:
+def _machine(
+    options: PlanOptions, pool: ModelSettings | None, requests: RequestTable
+) -> tuple[Calibration, Past | None]:
+    """Return the calibration to plan with, and the replay of the past on the present pool.
+
+    If the trace has requests that real replicas of the pool served, their step times are fitted to these, towards the
+    calibration that is named.
+    """
     simulated = [one.simulate.calibration for one in pool.backends.values() if one.simulate] if pool else []
     name = options.calibration or next(iter(simulated), None)
     if name is None:
         raise UsageError(f"--calibration: name the target model and GPU; there are {', '.join(calibration_names())}")
-    return load_calibration(name)
+    if pool is None:
+        return load_calibration(name), None
+    past = past_of(simulated_pool(pool, requests, machine=name), requests)
+    real = (one.calibration for one in past.pool.replicas if pool.backends[one.name].simulate is None)
+    return load_calibration(next(real, name)), past
 
 
 def _present(pool: ModelSettings | None) -> list[Replica]:

@@ -15,10 +15,7 @@ from lab.replay.simulate import Replayed
 from lab.statistics import Floats, Interval, of_units
 
 Played = Mapping[Mix, Sequence[Replayed]]
-"""Results by mix, of each window and seed; the seeds of a window are neighbours."""
-
-SEEDS = 2
-"""Simulations of each window, with other draws."""
+"""Results by mix, of each window."""
 
 _METRICS = ("e2e_s", "ttft_s", "tpot_s")
 
@@ -26,12 +23,8 @@ _METRICS = ("e2e_s", "ttft_s", "tpot_s")
 def play(mixes: Sequence[Mix], split: Split, run_all: RunAll) -> Played:
     """Play mixes on the windows to judge on."""
     before = tuple(sorted((*split.learning, *split.searched)))
-    tasks = [Task(mix, split.judged, before, seed) for mix in mixes for seed in range(1, SEEDS + 1)]
-    results = run_all(tasks)
-    return {
-        mix: [one for window in zip(*results[at * SEEDS : (at + 1) * SEEDS], strict=True) for one in window]
-        for at, mix in enumerate(mixes)
-    }
+    results = run_all([Task(mix, split.judged, before, 1) for mix in mixes])
+    return dict(zip(mixes, results, strict=True))
 
 
 def choose(found: Found, played: Played, objective: Objective) -> Mix:
@@ -72,15 +65,11 @@ def _mean_of(values: Floats) -> float:
 def loss_of(own: Sequence[Replayed], other: Sequence[Replayed], objective: Objective) -> Interval | None:
     """Return the loss with other results instead of one's own on the same requests; see `JudgedMix.loss`.
 
-    The windows, which begin idle, are the independent units. The seeds of a window are averaged, since the same
-    requests with other draws are not independent of it.
+    The windows, which begin idle, are the independent units.
     """
     if any(one.errors for one in (*own, *other)):
         return None
-    mine, theirs = (
-        np.add.reduceat([objective.values(one).sum() for one in played], np.arange(0, len(played), SEEDS))
-        for played in (own, other)
-    )
+    mine, theirs = (np.array([objective.values(one).sum() for one in played]) for played in (own, other))
     if min(mine.sum(), theirs.sum()) <= 0:
         return None
     ratio = of_units([theirs], [mine])

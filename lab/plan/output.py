@@ -16,15 +16,16 @@ _FIRST_PORT = 8001
 _GPUS = "nvidia.com/gpu"
 
 
-def pool_file(planned: Planned, *, simulated: bool) -> str:
-    """Return a pool file with the planned replicas, which the gateway starts itself."""
+def pool_file(planned: Planned, said: str, *, simulated: bool) -> str:
+    """Return a pool file with the planned replicas, which the gateway starts; what is said stands at its head."""
     calibration = planned.calibration
     backends: dict[str, Any] = {}
     for name, kind, gpus in _named(planned):
         backend: dict[str, Any] = {"method": kind.method.value}
         config = kind.config
         if simulated:
-            backend["simulate"] = {"calibration": calibration.name, "max_model_len": planned.max_model_len}
+            length = {"max_model_len": planned.max_model_len} if planned.max_model_len else {}
+            backend["simulate"] = {"calibration": calibration.name, **length}
             config.pop("model", None)
         else:
             env = {"CUDA_VISIBLE_DEVICES": gpus}
@@ -34,10 +35,12 @@ def pool_file(planned: Planned, *, simulated: bool) -> str:
             backend["speculative_config"] = config
         backends[name] = backend
     document = {"models": {planned.model: {"policy": dict(planned.policy), "backends": backends}}}
-    return "# yaml-language-server: $schema=pool.schema.json\n# Made by `gateway plan`.\n" + _yaml(document)
+    return (
+        "# yaml-language-server: $schema=pool.schema.json\n# Made by `gateway plan`.\n" + _said(said) + _yaml(document)
+    )
 
 
-def helm_values(planned: Planned) -> str:
+def helm_values(planned: Planned, said: str) -> str:
     """Return values of the chart deploy/helm/speculation-gateway, with a Deployment for each kind of the plan."""
     replicas: dict[str, Any] = {}
     for kind in planned.replicas:
@@ -56,7 +59,7 @@ def helm_values(planned: Planned) -> str:
         },
         "replicas": replicas,
     }
-    return "# Made by `gateway plan`, for the chart deploy/helm/speculation-gateway.\n" + _yaml(document)
+    return "# Made by `gateway plan`, for the chart deploy/helm/speculation-gateway.\n" + _said(said) + _yaml(document)
 
 
 def serve_commands(planned: Planned) -> list[str]:
@@ -92,15 +95,20 @@ def _named(planned: Planned) -> list[tuple[str, Kind, str]]:
 def _limit(planned: Planned, kind: Kind, key: str) -> dict[str, int]:
     """Return the limit of the drafter whose acceptance the calibration has, if the context is longer."""
     limit = planned.calibration.method(kind.method).drafter_limit
-    return {key: limit.tokens} if limit is not None and limit.tokens < planned.max_model_len else {}
+    longest = planned.max_model_len or planned.calibration.scheduler.max_model_len
+    return {key: limit.tokens} if limit is not None and limit.tokens < longest else {}
 
 
 def _flags(planned: Planned) -> list[str]:
     """Return the memory options of `vllm serve`."""
     calibration, gpus = planned.calibration, gpus_of(planned.calibration)
-    options = ["--max-model-len", str(planned.max_model_len)]
+    options = ["--max-model-len", str(planned.max_model_len)] if planned.max_model_len else []
     options += ["--gpu-memory-utilization", f"{calibration.memory.utilization:g}"]
     return options + (["--tensor-parallel-size", str(gpus)] if gpus > 1 else [])
+
+
+def _said(said: str) -> str:
+    return "".join(f"# {line}\n" for line in said.splitlines())
 
 
 def _yaml(document: dict[str, Any]) -> str:

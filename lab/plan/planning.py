@@ -21,15 +21,13 @@ from lab.plan.traffic import Windows
 Replica = tuple[Method, Mapping[str, Any]]
 """Method and speculative config of a replica."""
 
-_ROUNDED_TO = 1024
-
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A plan, and how its replicas are served."""
 
     calibration: Calibration
-    max_model_len: int  # context in tokens that the replicas need
+    max_model_len: int | None  # the longest context that fits beside the weights; None if all of the target's does
     plan: Plan | None  # none if no kind of replica fits
     kinds: tuple[Kind, ...]  # all kinds, also those that do not fit; mixes are indices of these
     model: str  # name for clients
@@ -67,14 +65,13 @@ def plan_windows(windows: Windows, options: Options) -> Planned:
     known = with_schedules(known, calibration, [request for window in windows for request in window])
     present = _present(options, known)
     usable = [index for index, kind in enumerate(known) if kind.fit.fits]  # those of the present replicas too
-    plan, max_model_len = None, longest
+    plan, max_model_len = None, None
     if usable:
         runner = MixRunner(calibration.name, tuple(known), policy.name, with_seed(policy.settings, 0), windows)
         with all_cores(runner, options.jobs, "simulating") as run_all:
             plan = _plan(runner, usable, run_all, present, options)
         room = min(known[index].fit.tokens - known[index].k for index in plan.chosen)
-        rounded = -(-longest // _ROUNDED_TO) * _ROUNDED_TO
-        max_model_len = min(rounded, room, calibration.scheduler.max_model_len)
+        max_model_len = room if room < calibration.scheduler.max_model_len else None
     settings = policy.settings.model_dump(mode="json", exclude_unset=True)
     named = {"name": policy.name, **settings}
     return Planned(calibration, max_model_len, plan, tuple(known), options.model, named)

@@ -50,7 +50,7 @@ class JudgedMix:
     # chosen mix's, as a share of that, or the share of its requests in the SLO that are missed. None for the chosen mix
     # itself, with too few requests, and if requests were not served.
     loss: Interval | None
-    worse_in: float  # share of windows and seeds in which this mix is worse than the chosen one
+    worse_in: float  # share of windows in which this mix is worse than the chosen one
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from lab.past.check import Past
 from lab.plan.memory import machine_of
 from lab.plan.mixes import title
 from lab.plan.output import serve_commands
@@ -17,20 +18,28 @@ from lab.plan.words import LEFT_OUT, schedules, shown, to_change, verdict
 from lab.report.terminal import report, text_table
 
 
-def show(planned: Planned, objective: Objective, sampled: str, path: Path | None) -> None:
-    """Show a plan."""
+def show(planned: Planned, objective: Objective, sampled: str, past: Past | None, path: Path | None) -> None:
+    """Show a plan, after the replay of the past."""
     plan = planned.plan
     known = planned.calibration
     scaled = f": {known.step.source}; how far that is off: docs/plan.md" if "@" in known.name else ""
-    parts: list[str | Table] = ["Nothing fits." if plan is None else verdict(plan, objective), ""]
+    parts: list[str | Table] = [said(planned, objective, past), ""]
     parts += [sampled, "", f"{known.target} on {machine_of(known)}{scaled}"]
     if plan is not None:
         parts.append(f"Best of {plan.tried:,} mixes tried, routed by {planned.policy['name']}:")
         parts += [_mixes(plan, objective), LEFT_OUT, *filter(None, [to_change(plan)]), *schedules(plan)]
     parts += ["", "Memory:", *(f"  {kind.title}: {kind.fit.reason}" for kind in planned.kinds if not kind.schedule)]
     if plan is not None:
+        if planned.max_model_len:
+            parts.append(f"--max-model-len {planned.max_model_len}: a longer context does not fit beside the weights.")
         parts += ["", "To start them:", *(f"  {line}" for line in serve_commands(planned))]
-    report("gateway plan", parts, path)
+    report("gateway plan", parts, path, before=past.parts() if past is not None else ())
+
+
+def said(planned: Planned, objective: Objective, past: Past | None) -> str:
+    """Return what was found, with the error of the replay of the past."""
+    found = "Nothing fits." if planned.plan is None else verdict(planned.plan, objective)
+    return found if past is None else past.beside(found)
 
 
 def _mixes(plan: Plan, objective: Objective) -> Table:
@@ -45,12 +54,13 @@ def _mixes(plan: Plan, objective: Objective) -> Table:
     return table
 
 
-def document(planned: Planned, objective: Objective) -> dict[str, Any]:
+def document(planned: Planned, objective: Objective, past: Past | None) -> dict[str, Any]:
     """Return a plan as JSON."""
     plan, known = planned.plan, planned.kinds
     described: dict[str, Any] = {
         "calibration": planned.calibration.name,
         "machine": machine_of(planned.calibration),
+        "past": past and past.document(),
         "objective": "slo" if objective.slo else "e2e_s",
         "kinds": [
             {"kind": kind.title, "method": kind.method, "k": kind.k, "config": kind.config, "fit": kind.fit}
@@ -61,7 +71,7 @@ def document(planned: Planned, objective: Objective) -> dict[str, Any]:
         return described
     return described | {
         "chosen": title(plan.chosen, known),
-        "verdict": verdict(plan, objective),
+        "verdict": said(planned, objective, past),
         "to_change": to_change(plan),
         "intervals": LEFT_OUT,
         "tried": plan.tried,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -11,10 +11,8 @@ import numpy as np
 
 from lab.replay.pace import arrivals
 from lab.replay.request import ReplayRequest
-from lab.replay.table import RequestTable, request_table
+from lab.replay.table import RequestTable
 from lab.statistics import Floats
-from lab.trace.record import TraceRecord
-from policies.features.request import Endpoint
 
 Windows = tuple[tuple[ReplayRequest, ...], ...]
 """Windows in order of time, each with its requests in order of arrival; the clock goes on from one to the next."""
@@ -35,7 +33,7 @@ class Traffic:
 
     windows: Windows
     requests: int  # number of requests in the trace that the target can serve
-    left_out: int  # number of the others: longer than the target's context, or not for inference
+    left_out: int  # number of the others, which are longer than its context
 
     def __str__(self) -> str:
         """Return what was sampled, in words."""
@@ -46,32 +44,19 @@ class Traffic:
 
 
 def sample(
-    records: Iterable[TraceRecord],
+    requests: RequestTable,
     replicas: int,
     max_model_len: int,
-    temperature: float,
     *,
     limit: int | None = None,
     rate: float | None = None,
     speed: float = 1.0,
 ) -> Traffic:
-    """Take windows of a trace in any order; memory grows with its number of requests, not with their texts."""
-    left_out = 0
-
-    def fitting() -> Iterator[TraceRecord]:
-        nonlocal left_out
-        for record in records:
-            size = record.prompt_tokens + max(1, record.output_tokens or 1)
-            if record.endpoint == Endpoint.OTHER or size > max_model_len:
-                left_out += 1
-            else:
-                yield record
-
-    with request_table(fitting(), temperature) as table:
-        count = len(table)
-        parts = evenly(count, *_size(replicas, limit))
-        windows = [_placed(table[part], table.arrived_at, rate, speed, at) for at, part in enumerate(parts)]
-    return Traffic(one_after_another(windows), count, left_out)
+    """Take windows of a trace, of the requests that fit into a context."""
+    table = requests.where(requests.tokens <= max_model_len)
+    parts = evenly(len(table), *_size(replicas, limit))
+    windows = [_placed(table[part], table.arrived_at, rate, speed, at) for at, part in enumerate(parts)]
+    return Traffic(one_after_another(windows), len(table), len(requests) - len(table))
 
 
 def _placed(window: RequestTable, trace_s: Floats, rate: float | None, speed: float, seed: int) -> list[ReplayRequest]:

@@ -9,24 +9,21 @@ from typing import Any
 
 import orjson
 
-from backends.calibration.calibration import load_calibration
-from backends.speculation import serve_config
 from backends.validation import UsageError
 from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings
 from gateway.service.default_temperature import assumed_temperature
-from gateway.service.replicas import limit_of
 from lab.options.shared import PacedOptions, slo_bounds
+from lab.past.check import past_of
+from lab.past.pool import simulated_pool
 from lab.replay.comparison import verdict
 from lab.replay.figures import figures_of, figures_tables
 from lab.replay.options import ReplayOptions
 from lab.replay.pace import arrivals
 from lab.replay.page import Rows, replay_page
 from lab.replay.play import ORACLE, PolicyRunner, chosen_policies, compare, play_all
-from lab.replay.simulate import ReplicaSpec
 from lab.replay.table import RequestTable, request_table
 from lab.report.terminal import report
-from policies.learned.models.prior import DEFAULT_CALIBRATION
 
 
 def run_replay(options: ReplayOptions) -> int:
@@ -36,16 +33,16 @@ def run_replay(options: ReplayOptions) -> int:
             raise UsageError("--config: give a pool to simulate, or --live URL")
         slo, seed = slo_bounds(options.slo), options.seed or 0
         name, served = served_model(options.config, options.model)
-        pool = pool_of(served, options.calibration)
         policies = chosen_policies(options.policies, served, seed)
         with requests_of(options, served, seed, copies=options.copies, warmup=options.warmup) as requests:
-            runner = PolicyRunner(tuple(pool), requests, options.policies, served, seed, options.warmup)
+            past = past_of(simulated_pool(served, requests, options.calibration), requests, seed)
+            runner = PolicyRunner(past.pool.replicas, requests, options.policies, served, seed, options.warmup)
             played = play_all(runner, policies)
             traits = requests.traits
-            compared = compare(runner, played, always=options.report is not None)
+            compared = compare(runner, played, options.replications)
         deciders = {title: one for title, one in played.items() if title != ORACLE}
         unhelped = min(one.errors for one in played.values())
-        backends = [replica.name for replica in pool]
+        backends = [replica.name for replica in past.pool.replicas]
         first = next(iter(played.values()))
         document: dict[str, Any] = {
             "trace": [path.name for path in options.trace],
@@ -54,17 +51,18 @@ def run_replay(options: ReplayOptions) -> int:
             "warmup": options.warmup,
             "seed": seed,
             "slo": slo,
-            "verdict": verdict(deciders, compared, unhelped),
+            "verdict": past.beside(verdict(deciders, compared, unhelped)),
+            "past": past.document(),
             "policies": {title: figures_of(one, backends, slo) for title, one in played.items()},
         }
         if options.json_file is not None:
             options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         if options.report is not None:
-            options.report.write_text(replay_page(document, Rows(played, traits, compared)), encoding="utf-8")
+            options.report.write_text(replay_page(document, Rows(played, traits, compared, past)), encoding="utf-8")
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     found = [document["verdict"], f"{document['requests']:,} requests on simulated replicas", ""]
-    report("gateway replay", [*found, *figures_tables(document["policies"], slo, "policy")])
+    report("gateway replay", [*found, *figures_tables(document["policies"], slo, "policy")], before=past.parts())
     return 0
 
 
@@ -77,27 +75,6 @@ def served_model(config: Path, model: str | None) -> tuple[str, ModelSettings]:
     if name not in models:
         raise UsageError(f"{config} has no model {name!r}; it has {', '.join(models)}")
     return name, models[name]
-
-
-def pool_of(served: ModelSettings, calibration: str | None) -> list[ReplicaSpec]:
-    """Return the replicas of a model for simulation; real ones get `calibration` or the default one."""
-    of_all = load_calibration(calibration).name if calibration else None
-    return [
-        ReplicaSpec(
-            name=name,
-            method=backend.method,
-            config={
-                key: value
-                for key, value in serve_config(backend.method, backend.speculative_config).items()
-                if key != "method"
-            },
-            calibration=of_all or (backend.simulate.calibration if backend.simulate else DEFAULT_CALIBRATION),
-            weight=backend.weight,
-            max_model_len=backend.simulate.max_model_len if backend.simulate else None,
-            drafter_limit=limit_of(backend),
-        )
-        for name, backend in served.backends.items()
-    ]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from lab.options.shared import (
     IgnoreEos,
     JsonFile,
     PacedOptions,
+    Replications,
     ReportFile,
     Slo,
     Timeout,
@@ -53,6 +54,7 @@ class ReplayOptions(PacedOptions):
         int | None,
         typer.Option(help="Random seed; a simulated replay is reproducible.  [default: 0; texts of --live vary]"),
     ] = None
+    replications: Replications = None
     slo: Slo = None
     calibration: CalibrationOfAll = None
     api_key: ApiKey = None

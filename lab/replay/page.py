@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lab.past.check import HEADINGS, Past
 from lab.replay.comparison import Key, Traits, parts, reference_of
 from lab.replay.simulate import Replayed
 from lab.report.distributions import METRICS, Looks, distribution
@@ -24,6 +25,7 @@ class Rows:
     traits: Traits  # of all requests of the trace
     # Ratios to the reference with their intervals, as of `lab.replay.comparison.intervals`.
     compared: Mapping[Key, Interval]
+    past: Past | None = None  # of a simulated replay
 
 
 def replay_page(document: Mapping[str, Any], rows: Rows) -> str:
@@ -39,6 +41,7 @@ def replay_page(document: Mapping[str, Any], rows: Rows) -> str:
     drawn = _Page(document, rows, names_of)
     facts = [
         document["verdict"],
+        *([] if rows.past is None else [str(rows.past.pool)]),
         f"gateway replay of {trace}: {document['requests']:,} requests, {where}",
         f"after a warm-up of {document['warmup']:,} requests; seed {document['seed']}",
     ]
@@ -57,6 +60,13 @@ class _Page:
 
     def sections(self) -> Iterator[str]:
         """Yield the HTML of each."""
+        past = self._rows.past
+        if past is not None and past.replicas:
+            yield section(
+                "Recorded beside replayed",
+                table("Recorded beside replayed", HEADINGS, map(past.row, past.replicas)),
+                note="Mean times of the same requests, each replayed to where and when it was sent.",
+            )
         if len(self._rows.played) > 1:
             yield legend(self._looks, f"Colour of each {self._names_of}")
         yield self._side_by_side()

@@ -11,14 +11,13 @@ from lab.parallel import Result, Task, all_cores
 from lab.replay.comparison import Key, intervals, ratios, reference_of
 from lab.replay.simulate import Replayed, ReplicaSpec, replay
 from lab.replay.table import RequestTable
-from lab.statistics import REPLICATIONS, Interval
+from lab.statistics import Interval, replications_of
 from policies.build import build
 from policies.policy import Policy
 from policies.roles import Stateful
 
 ORACLE = "oracle"
 MIN_PARALLEL_REQUESTS = 100_000  # over all policies; fewer are simulated before other processes would have started
-_FEW_REQUESTS = 100_000  # over all policies and replications; they are replayed for intervals without being asked to
 
 
 def chosen_policies(given: Sequence[str], served: ModelSettings, seed: int) -> dict[str, Policy | None]:
@@ -82,15 +81,16 @@ def play_all(runner: PolicyRunner, chosen: Mapping[str, Policy | None]) -> dict[
     return {title: played[title] for title in chosen}
 
 
-def compare(runner: PolicyRunner, played: Mapping[str, Replayed], *, always: bool) -> dict[Key, Interval]:
-    """Return the ratios of policies to a reference; their intervals always, or if they take little time."""
+def compare(runner: PolicyRunner, played: Mapping[str, Replayed], replications: int | None) -> dict[Key, Interval]:
+    """Return the ratios of policies to a reference, with the intervals that so many replays of other traffic give."""
     served = {title: one for title, one in played.items() if len(one.e2e_s)}
     if len(served) < 2:
         return {}
     reference = reference_of(list(served))
     others = ReplicationRunner(runner, tuple(served), reference)
-    count = REPLICATIONS * len(served) * len(runner.requests)
-    found = _run(others, range(1, REPLICATIONS + 1), count) if always or count <= _FEW_REQUESTS else []
+    each = len(served) * len(runner.requests)
+    count = replications_of(replications, each)
+    found = _run(others, range(1, count + 1), count * each) if count > 1 else []
     return intervals(ratios(served, reference, runner.requests.traits), found)
 
 

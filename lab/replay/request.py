@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from random import Random
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +14,11 @@ from backends.drafting.script import BLOCK_TOKENS, Script, Steps, plain_steps
 from backends.drafting.suffix import SuffixCache
 from backends.speculation import Method
 from lab.trace.record import Text, TraceRecord
-from policies.features.request import Endpoint, RequestFeatures, describe
+from policies.features.request import TYPICAL_TOKENS, Endpoint, RequestFeatures, describe
 
 _NAMES = [one.name for one in fields(RequestFeatures)]
 _VALUES = attrgetter(*_NAMES)
 _QPS, _IN_FLIGHT = _NAMES.index("qps"), _NAMES.index("in_flight")
-_AS_RECORDED = (
-    "temperature", "top_p", "overlap", "code_share", "turns", "structured", "tools", "thinking", "stream", "qps",
-    "in_flight",
-)  # fmt: skip
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 
 
@@ -72,7 +67,7 @@ class ReplayRequest:
         self.text = None
 
     def _steps(self, method: Method, k: int, config: Mapping[str, object]) -> Steps | None:
-        if method is Method.BASELINE:
+        if method is Method.BASELINE or self.output_tokens == 1:
             return plain_steps(self.output_tokens)
         recorded = self.acceptance.get(method.value)
         if isinstance(recorded, (int, float)):
@@ -109,24 +104,29 @@ def replay_request(record: TraceRecord, arrived_s: float, default_temperature: f
     >>> request.script(Method.EAGLE3, 3, {}).emitted.tolist()
     [1, 3, 1, 1, 1]
     """
-    features = _described(record)
-    if record.temperature is None:
-        features = replace(features, temperature=default_temperature)
-    blocks = record.prefix_blocks
-    if blocks:
-        tokens = tuple(min(record.prompt_tokens, record.block_tokens * (index + 1)) for index in range(len(blocks)))
-        features = replace(features, prefix=tuple(blocks), prefix_tokens=tokens)
+    features = _described(record, default_temperature)
+    if blocks := record.prefix_blocks:
+        features.prefix = tuple(blocks)
+        ends = range(record.block_tokens, record.block_tokens * len(blocks) + 1, record.block_tokens)
+        features.prefix_tokens = tuple([min(record.prompt_tokens, end) for end in ends])
     return ReplayRequest(
         arrived_s,
         features,
         max(1, record.prompt_tokens),
-        max(1, record.output_tokens or 1),
+        _expected_tokens(record),
         record.acceptance,
         record.text,
-        engine_blocks(record),
+        engine_blocks(record) if blocks else (),
         record.session,
         record.think_time_s,
     )
+
+
+def _expected_tokens(record: TraceRecord) -> int:
+    """Return the tokens of an answer, at least 1; of one that is not known the usual number, if so many are allowed."""
+    if record.output_tokens is not None:
+        return max(1, record.output_tokens)
+    return max(1, min(TYPICAL_TOKENS, TYPICAL_TOKENS if record.max_tokens is None else record.max_tokens))
 
 
 def under_load(features: RequestFeatures, qps: float, in_flight: int) -> RequestFeatures:
@@ -149,7 +149,7 @@ def engine_blocks(record: TraceRecord) -> tuple[int, ...]:
     return tuple(blocks[: record.prompt_tokens // BLOCK_TOKENS])
 
 
-def features_of(record: TraceRecord) -> RequestFeatures:
+def features_of(record: TraceRecord, default_temperature: float = 1.0) -> RequestFeatures:
     """Return the features of a recorded request as a policy saw them, with defaults for missing ones.
 
     Examples
@@ -157,23 +157,32 @@ def features_of(record: TraceRecord) -> RequestFeatures:
     >>> features_of(TraceRecord(prompt_tokens=12, overlap=0.5)).overlap
     0.5
     """
-    known = {name: value for name in _AS_RECORDED if (value := getattr(record, name)) is not None}
     return RequestFeatures(
-        model=record.model,
-        endpoint=_ENDPOINTS.get(record.endpoint, Endpoint.CHAT),
-        n=record.n,
-        prompt_tokens=record.prompt_tokens,
-        max_tokens=record.max_tokens,
-        template=record.template,
-        workload=record.workload,
-        baseline_only=tuple(record.baseline_only),
-        **known,
+        record.model,
+        _ENDPOINTS.get(record.endpoint, Endpoint.CHAT),
+        bool(record.stream),
+        record.n,
+        default_temperature if record.temperature is None else record.temperature,
+        1.0 if record.top_p is None else record.top_p,
+        record.overlap or 0.0,
+        record.code_share or 0.0,
+        record.prompt_tokens,
+        record.max_tokens,
+        record.template,
+        1 if record.turns is None else record.turns,
+        bool(record.structured),
+        bool(record.tools),
+        tuple(record.baseline_only),
+        record.qps or 0.0,
+        record.in_flight or 0,
+        record.workload,
+        thinking=record.thinking,
     )
 
 
-def _described(record: TraceRecord) -> RequestFeatures:
+def _described(record: TraceRecord, default_temperature: float) -> RequestFeatures:
     """Return the recorded features, with missing ones computed from the text."""
-    features = features_of(record)
+    features = features_of(record, default_temperature)
     if record.overlap is not None and record.template:
         return features
     if record.messages:
@@ -185,13 +194,11 @@ def _described(record: TraceRecord) -> RequestFeatures:
     else:
         return features
     computed = describe(endpoint, body, model=record.model, default_temperature=0.0, qps=0.0, in_flight=0)
-    return replace(
-        features,
-        template=record.template or computed.template,
-        overlap=computed.overlap if record.overlap is None else record.overlap,
-        code_share=computed.code_share if record.code_share is None else record.code_share,
-        turns=computed.turns if record.turns is None else record.turns,
-    )
+    features.template = record.template or computed.template
+    for name in ("overlap", "code_share", "turns"):
+        if getattr(record, name) is None:
+            setattr(features, name, getattr(computed, name))
+    return features
 
 
 def _recorded(recorded: Sequence[int], method: Method, k: int, output_tokens: int) -> Steps:
@@ -202,11 +209,15 @@ def _recorded(recorded: Sequence[int], method: Method, k: int, output_tokens: in
 
 
 def _constant(tokens_per_step: float, method: Method, k: int, output_tokens: int) -> Steps:
-    """Return steps with a given mean, rounded up or down at random, reproducibly for a request."""
-    mean = min(max(1.0, tokens_per_step), k + 1.0)
-    floor = int(mean)
-    rng = Random(output_tokens * 1_000_003 + round(1e6 * mean))
-    emitted = np.array([floor + (rng.random() < mean - floor) for _ in range(output_tokens)], np.int32)
+    """Return as many steps as give a mean, of which the first emits one token, evenly spread over the answer."""
+    later = output_tokens - 1
+    most, least = later, -(-later // (k + 1))
+    steps = max(1, min(max(least, round(output_tokens / max(1.0, tokens_per_step)) - 1), most))
+    ends = 1 + np.arange(steps + 1) * later // steps
+    # Steps that begin elsewhere, as those of a smaller k do, emit as much in the mean.
+    shares = np.floor(np.arange(output_tokens + 1) * (later / steps % 1.0))
+    emitted = (later // steps + np.diff(shares)).astype(np.int32)
+    emitted[ends[:-1]] = np.diff(ends)
     return _bounded(emitted, method, k)
 
 

@@ -89,9 +89,10 @@ def replay(
     warmup: int = 0,
     remembers: bool = False,
     lookahead_s: float = LOOKAHEAD_S,
+    sent_to: Sequence[int] = (),
 ) -> Replayed:
-    """Replay a trace until all requests have finished."""
-    simulation = _Simulation(pool, requests, policy, seed, remembers=remembers)
+    """Replay a trace until all requests have finished; without a policy an oracle chooses, or `sent_to`, of each."""
+    simulation = _Simulation(pool, requests, policy, seed, remembers=remembers, sent_to=sent_to)
     order = Order.of(requests)
     if order.is_open:
         for number, request in enumerate(requests):
@@ -123,14 +124,16 @@ class _Simulation:
         seed: int,
         *,
         remembers: bool,
+        sent_to: Sequence[int] = (),
     ) -> None:
         from backends.simulator.engine.fleet import Fleet, Replica  # importing it compiles code
 
         self._pool = pool
         self._requests = requests
-        self._replicas = []
+        self._replicas, self._outside_s = [], []
         for spec in pool:
             calibration = load_calibration(spec.calibration)
+            self._outside_s.append(calibration.outside_s)
             parameters = EngineParameters.of(
                 calibration,
                 spec.method,
@@ -152,9 +155,11 @@ class _Simulation:
         self._baselines = [
             replica for replica, spec in zip(self._replicas, pool, strict=True) if spec.method is Method.BASELINE
         ]
-        self._has_limits = any(replica.drafter_limit is not None for replica in self._replicas)
+        limits = [one.drafter_limit.tokens for one in self._replicas if one.drafter_limit is not None]
+        self._least_limit = min(limits, default=math.inf)
         self._indices = {replica.name: index for index, replica in enumerate(self._replicas)}
-        self._oracle = Oracle(pool, self._fleet, len(requests)) if policy is None else None
+        self._oracle = Oracle(pool, self._fleet, len(requests)) if policy is None and not sent_to else None
+        self._sent_to = sent_to
         self._policy = policy
         self._shadow = SimulatedShadowDrafting(pool, policy.shadow, seed) if isinstance(policy, ShadowLearner) else None
         self._now_s = requests[0].arrived_s if requests else 0.0
@@ -190,14 +195,14 @@ class _Simulation:
         if not candidates:
             self.ends.append((number, at_s))
             return
-        if self._has_limits:
+        known = request.features
+        if max(known.context_tokens, known.prompt_tokens + (known.max_tokens or 0)) > self._least_limit:
             candidates = surviving(request.features, candidates)
             if self._policy is not None and not self._policy.prices_limits:
                 candidates = sparing(request.features, candidates)
         if self._policy is None:
-            assert self._oracle is not None
-            decision = _ORACLE_DECISION
-            replica = self._oracle.choose(request)
+            decision = _NO_DECISION
+            replica = self._sent_to[number] if self._oracle is None else self._oracle.choose(request)
         else:
             decision = self._policy.choose(features, candidates)
             replica = self._indices[decision.backend]
@@ -266,7 +271,8 @@ class _Simulation:
             number, request, features, decision = self._under_way.pop(completion.request_id)
             later = completion.output_tokens - 1
             self.ends.append((number, completion.ended_s))
-            self._e2e_s[number], self._ttft_s[number] = completion.e2e_s, completion.ttft_s
+            outside_s = self._outside_s[completion.replica]
+            self._e2e_s[number], self._ttft_s[number] = completion.e2e_s + outside_s, completion.ttft_s + outside_s
             if later:
                 self._tpot_s[number] = (completion.ended_s - completion.first_s) / later
             tree = self._trees.get(completion.replica)
@@ -348,4 +354,4 @@ def slo_kept(played: Replayed, slo: Mapping[str, float]) -> npt.NDArray[np.bool_
     return good
 
 
-_ORACLE_DECISION = Decision("", "oracle", "least_delay")
+_NO_DECISION = Decision("", "", "")

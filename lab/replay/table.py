@@ -16,6 +16,7 @@ from typing import IO, Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from lab.past.outcomes import NO_OUTCOME, Known, Outcomes
 from lab.replay.comparison import Traits
 from lab.replay.request import ReplayRequest, replay_request
 from lab.replay.sessions import Order
@@ -29,11 +30,17 @@ _ROW = np.dtype(
         ("temperature", "=f8"),
         ("prompt_tokens", "=i8"),
         ("think_s", "=f8"),  # NaN: does not wait for an answer
+        ("output_tokens", "=i8"),
         ("workload", "=i4"),  # index
         ("session", "=i4"),  # -1: a request of its own
         ("at", "=i8"),  # offset and size of the request in the file
         ("length", "=i4"),
         ("copy", "=i4"),  # 0: as in the trace
+        ("replica", "=i4"),  # index; -1 if no replica has served it
+        ("waited_s", "=f4"),
+        ("ttft_s", "=f8"),  # NaN if unknown, as those below
+        ("e2e_s", "=f8"),
+        ("tokens_per_step", "=f4"),
     ]
 )
 _NAMES = [one.name for one in fields(RequestFeatures)]
@@ -41,7 +48,7 @@ _FEATURES = attrgetter(*_NAMES)
 _REST = attrgetter(
     "prompt_tokens", "output_tokens", "acceptance", "text", "prefix_blocks", "session", "think_s"
 )  # fmt: skip
-_PREFIX = _NAMES.index("prefix")
+_PREFIX, _TEMPLATE, _WORKLOAD = (_NAMES.index(name) for name in ("prefix", "template", "workload"))
 _ROWS_AT_ONCE = 4096
 _BLOCK = 32
 """Requests that are drawn together, so that bursts stay bursts."""
@@ -53,14 +60,14 @@ _OF_COPY = 0x9E3779B97F4A7C15
 class RequestTable(Sequence[ReplayRequest]):
     """Requests in order of arrival, each built on access.
 
-    Takes about 60 bytes per request, regardless of texts. It can be pickled for other processes on this machine within
+    Takes about 110 bytes per request, regardless of texts. It can be pickled for other processes on this machine within
     the `request_table` block that created it.
     """
 
-    def __init__(self, rows: npt.NDArray[Any], arrived_s: Floats, workloads: Sequence[str], file: _File) -> None:
+    def __init__(self, rows: npt.NDArray[Any], arrived_s: Floats, known: Known, file: _File) -> None:
         self._rows = rows
         self._arrived_s = arrived_s
-        self._shared = self._workloads, self._file = workloads, file
+        self._shared = self._known, self._file = known, file
 
     @property
     def arrived_at(self) -> Floats:
@@ -69,9 +76,16 @@ class RequestTable(Sequence[ReplayRequest]):
         return times
 
     @property
+    def tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of prompt and output together, shape (requests,)."""
+        tokens: npt.NDArray[np.int64] = self._rows["prompt_tokens"] + self._rows["output_tokens"]
+        return tokens
+
+    @property
     def traits(self) -> Traits:
         """What the requests were like."""
-        workloads = [self._workloads[one] for one in self._rows["workload"].tolist()]
+        names = list(self._known.workloads)
+        workloads = [names[one] for one in self._rows["workload"].tolist()]
         return Traits(workloads, self._rows["temperature"], self._rows["prompt_tokens"])
 
     @property
@@ -80,6 +94,31 @@ class RequestTable(Sequence[ReplayRequest]):
         numbers = self._rows["session"].astype(np.int64)
         sessions = np.where(numbers < 0, -1, numbers + self._rows["copy"] * (1 + numbers.max(initial=0)))
         return Order(self._arrived_s, self._rows["think_s"], sessions.tolist())
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the table's file, which is removed with it."""
+        return self._file.path.parent
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """What became of the requests."""
+        rows = self._rows
+        columns = (rows[name].astype(float) for name in _OUTCOMES)
+        sent_at = rows["arrived_at"] + rows["waited_s"]
+        return Outcomes(list(self._known.replicas), rows["replica"].astype(np.int64), sent_at, *columns)
+
+    def as_sent(self, chosen: npt.NDArray[np.int64]) -> RequestTable:
+        """Return some of the requests at the times at which replicas got them, whatever their sessions were."""
+        rows = self._rows[chosen]
+        rows["think_s"], rows["session"] = math.nan, -1
+        sent_at = rows["arrived_at"] + rows["waited_s"]
+        in_order = np.argsort(sent_at, kind="stable")
+        return RequestTable(rows[in_order], sent_at[in_order] - sent_at.min(initial=math.inf), *self._shared)
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> RequestTable:
+        """Return the requests that are chosen."""
+        return RequestTable(self._rows[chosen], self._arrived_s[chosen], *self._shared)
 
     def in_sessions(self, rate: float | None, speed: float, copies: int, seed: int) -> RequestTable:
         """Return the requests of sessions that begin at other times, in nominal order of arrival.
@@ -165,13 +204,15 @@ class RequestTable(Sequence[ReplayRequest]):
             yield from map(self._request, self._arrived_s[batch].tolist(), self._rows[batch].tolist())
 
     def _request(self, arrived_s: float, row: tuple[Any, ...]) -> ReplayRequest:
-        *_, at, length, copy = row
+        at, length, copy = row[_AT : _AT + 3]
         features, (prompt, output, acceptance, text, blocks, session, think_s) = self._file.read(at, length)
         if copy:
             own = copy * _OF_COPY & _BLOCK_BITS
             features = list(features)
             blocks, features[_PREFIX] = (tuple([one ^ own for one in each]) for each in (blocks, features[_PREFIX]))
             session = f"{session}#{copy}" if session else ""
+        if self._known.accepted:
+            acceptance = self._known.completed(acceptance, text, features[_TEMPLATE], features[_WORKLOAD], at)
         known = RequestFeatures(*features)
         return ReplayRequest(arrived_s, known, prompt, output, acceptance, text, blocks, session, think_s)
 
@@ -189,21 +230,21 @@ def request_table(records: Iterable[TraceRecord], default_temperature: float) ->
     Requests are sorted by arrival, those without a time first; the sort is stable. Until the table is `paced`, all
     requests arrive at time 0.
     """
-    workloads: dict[str, int] = {}
+    known = Known()
     with tempfile.TemporaryDirectory(prefix="gateway-trace-") as folder:
         path = Path(folder) / "requests"
         with path.open("wb") as file:
-            table = np.fromiter(_written(records, default_temperature, workloads, file), _ROW)
+            table = np.fromiter(_written(records, default_temperature, known, file), _ROW)
         times = np.where(np.isnan(table["arrived_at"]), -math.inf, table["arrived_at"])
         if (times[1:] < times[:-1]).any():
             table = table[np.argsort(times, kind="stable")]
-        yield RequestTable(table, np.zeros(len(table)), list(workloads), _File(path))
+        yield RequestTable(table, np.zeros(len(table)), known, _File(path))
 
 
 def _written(
-    records: Iterable[TraceRecord], default_temperature: float, workloads: dict[str, int], file: IO[bytes]
+    records: Iterable[TraceRecord], default_temperature: float, known: Known, file: IO[bytes]
 ) -> Iterator[tuple[Any, ...]]:
-    """Write the requests of records to a file, and yield their rows; new workloads are numbered."""
+    """Write the requests of records to a file, and yield their rows."""
     sessions: dict[str, int] = {}
     at = 0
     for record in records:
@@ -213,35 +254,42 @@ def _written(
         features = request.features
         packed = pickle.dumps((_FEATURES(features), _REST(request)), pickle.HIGHEST_PROTOCOL)
         file.write(packed)
+        workloads = known.workloads
         yield (
             math.nan if record.arrived_at is None else record.arrived_at,
             features.temperature,
             features.prompt_tokens,
             math.nan if request.think_s is None else request.think_s,
+            request.output_tokens,
             workloads.setdefault(features.workload, len(workloads)),
             sessions.setdefault(request.session, len(sessions)) if request.session else -1,
             at,
             len(packed),
             0,
+            *(known.outcome_of(record) if record.backend else NO_OUTCOME),
         )
         at += len(packed)
+
+
+_AT = (_ROW.names or ()).index("at")
+_OUTCOMES = ("prompt_tokens", "output_tokens", "ttft_s", "e2e_s", "tokens_per_step")
 
 
 class _File:
     """The file of the requests."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._mapped: mmap.mmap | None = None
 
     def read(self, at: int, length: int) -> Any:
         if self._mapped is None:
-            with self._path.open("rb") as file:
+            with self.path.open("rb") as file:
                 self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return pickle.loads(self._mapped[at : at + length])  # noqa: S301 -- written above, by this process
 
     def __getstate__(self) -> Path:
-        return self._path
+        return self.path
 
     def __setstate__(self, path: Path) -> None:
         self.__init__(path)  # type: ignore[misc]

@@ -22,19 +22,29 @@ def text_table(headings: Sequence[str], left: int) -> Table:
     return table
 
 
-def report(title: str, parts: Sequence[str | Table], path: Path | None = None, drawn: str = "") -> None:
-    """Print lines and tables, and write them to a page with what is drawn; the first line says what was found."""
+def report(
+    title: str,
+    parts: Sequence[str | Table],
+    path: Path | None = None,
+    drawn: str = "",
+    before: Sequence[str | Table] = (),
+) -> None:
+    """Print lines and tables, and write them to a page with what is drawn.
+
+    The first line says what was found: it heads the page. On the terminal, what it rests on (`before`) comes first.
+    """
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 160
-    for part in parts:
+    for part in (*before, *parts):
         if isinstance(part, Table):
             console.print(part, "")
         else:
             console.print(part, markup=False, soft_wrap=True)
     if path is not None:
-        head = next(iter(parts))
-        path.write_text(page(title, title, [str(head)], ["<section>", *_html(parts[1:]), "</section>", drawn]), "utf-8")
+        head, *others = parts
+        body = ["<section>", *_html([*before, *others]), "</section>", drawn]
+        path.write_text(page(title, title, [str(head)], body), "utf-8")
 
 
 def _html(parts: Sequence[str | Table]) -> Iterator[str]:

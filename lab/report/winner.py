@@ -40,7 +40,7 @@ def winner(mean_s: Mapping[str, float], compared: Compared, failed: Mapping[str,
     for name, ratio in ratios.items():
         if ratio is None or not ratio.is_known:
             shorter = "" if ratio is None else f": {1 - ratio.value:.1%} shorter in the mean"
-            why = "there is too little for an interval"
+            why = "there is no interval that tells it from chance"
             return f"Nobody is shown to win: {best} finishes before {name}{shorter}, but {why}.{without}"
         if ratio.low == ratio.high == 1:
             return f"Nobody won: {best} and {name} take the same time to finish.{without}"

@@ -26,13 +26,8 @@ from lab.trace.values import (
 )
 from policies.features.prompt import BYTES_PER_TOKEN, read_prompt
 
-OUTCOME_FIELDS = frozenset(
-    {
-        "policy", "reason", "backend", "method", "propensity", "retried_from", "rescued_from", "rescued_at",
-        "candidates", "status", "error", "ttft_s", "itl", "e2e_s", "queue_s", "spec", "cached_tokens",
-    }
-)  # fmt: skip
-"""What became of a request, which is of no use to a replay: the decision, its candidates, and the answer's times."""
+OUTCOME_FIELDS = frozenset({"policy", "reason", "propensity", "rescued_at", "candidates", "itl", "queue_s"})
+"""What of the outcome is of no use to a replay: the decision, its candidates, and the times of chunks."""
 
 
 def estimate_tokens(text: str) -> int:
@@ -70,11 +65,15 @@ def decode(document: object, number: int, *, outcomes: bool = True) -> TraceReco
         values["id"] = str(number)
     if "prompt_tokens" not in values:
         values["prompt_tokens"] = _prompt_tokens(document, values)
+    is_estimated = values.get("estimated", False)
     if "output_tokens" not in values:
         if "output_token_ids" in values:
             values["output_tokens"] = len(values["output_token_ids"])
         elif "output" in values:
             values["output_tokens"] = estimate_tokens(values["output"])
+            is_estimated = True
+    if is_estimated and "max_tokens" in values and "output_tokens" in values:  # an answer is no longer than asked for
+        values["output_tokens"] = min(values["output_tokens"], values["max_tokens"] * values.get("n", 1))
     return TraceRecord(**values)
 
 

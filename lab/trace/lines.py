@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from backends.validation import UsageError
+from lab.trace.duck import database, rows
 
 Compression = Literal["none", "gzip", "zstd"]
 
@@ -19,6 +20,7 @@ MAX_LINE_BYTES = 256 * 2**20
 """Length from which a line is not a record: binary files may have no newlines at all."""
 
 _CHUNK_BYTES = 1 << 14  # uncompressed; at most this much before the damaged position of a file is lost
+_MAX_ENTRY_BYTES = 16 * 2**20  # of a list
 _PACKED_BYTES = 256  # of zstd, unpacked at a time: 4 bytes can hold 128 KiB
 
 
@@ -39,6 +41,7 @@ class BrokenLine:
     path: Path
     number: int  # line number from 1; in a file that is one JSON list, the entry's number
     why: str  # what is wrong with the line
+    is_cut: bool = False  # whether the file ends there, damaged or cut short
 
     def __str__(self) -> str:
         """Return path, line and problem in the style of a compiler."""
@@ -168,7 +171,7 @@ def numbered_lines(path: Path, report: Report) -> Iterator[tuple[int, bytes]]:
             try:
                 line = file.readline(MAX_LINE_BYTES)
             except read_errors() as error:
-                report(BrokenLine(path, number + 1, f"the file is damaged from here on: {error}"))
+                report(BrokenLine(path, number + 1, f"the file is damaged from here on: {error}", is_cut=True))
                 return
             if not line:
                 return
@@ -178,3 +181,20 @@ def numbered_lines(path: Path, report: Report) -> Iterator[tuple[int, bytes]]:
                 return
             if not line.isspace():
                 yield number, line
+
+
+def entries(path: Path, report: Report) -> Iterator[tuple[int, bytes | str]]:
+    """Yield the JSON of each entry of a list with its position, from 1, or each line with its number."""
+    if not begins_a_list(path):
+        yield from numbered_lines(path, report)
+        return
+    import duckdb
+
+    query = "select json from read_json_objects(?, format = 'array', compression = ?, maximum_object_size = ?)"
+    with database() as connection:
+        try:
+            found = rows(connection, query, [str(path), compression_of(path), _MAX_ENTRY_BYTES])
+            for number, (entry,) in enumerate(found, 1):
+                yield number, entry
+        except duckdb.Error as error:
+            raise TraceError(f"{path}: {str(error).splitlines()[0]}") from None

@@ -3,31 +3,66 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from lab.trace.decode import decode
-from lab.trace.formats.block_hashes import BailianRequests, of_mooncake
-from lab.trace.formats.conversations import read_sharegpt
-from lab.trace.formats.tables import TABLES, columns_of, read_table
-from lab.trace.formats.weka import is_weka, read_weka
-from lab.trace.lines import BrokenLine, BrokenLines, Report, TraceError, begins_a_list, numbered_lines, refuse
+from lab.trace.formats.aiperf import AIPERF
+from lab.trace.formats.block_hashes import BAILIAN, MOONCAKE
+from lab.trace.formats.conversations import MESSAGES, SHAREGPT
+from lab.trace.formats.format import Format, Units, why
+from lab.trace.formats.litellm import LITELLM
+from lab.trace.formats.openai_batch import OPENAI_BATCH
+from lab.trace.formats.plausible import check_units
+from lab.trace.formats.tables import AZURE, BURSTGPT, columns_of
+from lab.trace.formats.weka import WEKA, is_weka
+from lab.trace.lines import BrokenLine, BrokenLines, Report, TraceError, entries, refuse
 from lab.trace.order import in_arrival_order
 from lab.trace.record import TraceRecord
 
-FORMATS = {
-    "gateway": "this gateway's format: JSON lines as in docs/replay.md",
-    "azure": "Azure LLM inference traces, 2023 and 2024: CSV",
-    "burstgpt": "BurstGPT, versions 1 and 2: CSV",
-    "mooncake": "Mooncake: JSON lines with hash_ids",
-    "bailian": "Qwen-Bailian usage traces: JSON lines with chat_id and hash_ids",
-    "weka": "kv-cache-tester's sessions of coding agents: a JSON object with requests, or one per line",
-    "sharegpt": "ShareGPT: a JSON list of conversations, or one per line",
-    "vllm": "the custom dataset of `vllm bench serve`: JSON lines with prompt and output_tokens",
+_OWN = frozenset({"arrived_at", "prompt_tokens", "acceptance", "prompt_token_ids", "prompt_hashes", "output_hashes"})
+_FIELDS = {*TraceRecord.__slots__, "version", "hash_ids"}
+
+
+def _is_record(keys: Mapping[str, Any]) -> bool:
+    known = keys.keys() & _FIELDS
+    return "version" in keys or bool(keys.keys() & _OWN and 2 * len(known) > len(keys))
+
+
+def _read_records(path: Path, report: Report, _: Units, *, outcomes: bool = True) -> Iterator[TraceRecord]:
+    """Read records; the keys of `vllm bench serve` datasets are also keys of a record."""
+    for number, entry in entries(path, report):
+        try:
+            record = decode(orjson.loads(entry), number, outcomes=outcomes)
+        except (ValueError, TypeError) as error:
+            report(BrokenLine(path, number, why(error)))
+            continue
+        yield record
+
+
+# In the order in which they are recognised.
+FORMATS: dict[str, Format] = {
+    "gateway": Format("this gateway's format: JSON lines as in docs/replay.md", _read_records, _is_record),
+    "azure": AZURE,
+    "burstgpt": BURSTGPT,
+    "mooncake": MOONCAKE,
+    "aiperf": AIPERF,
+    "bailian": BAILIAN,
+    "weka": WEKA,
+    "sharegpt": SHAREGPT,
+    "litellm": LITELLM,
+    "openai_batch": OPENAI_BATCH,
+    "messages": MESSAGES,
+    "vllm": Format(
+        "the custom dataset of `vllm bench serve`: JSON lines with prompt and output_tokens",
+        _read_records,
+        lambda keys: "prompt" in keys,
+    ),
 }
 _SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv")
 _DETECTION_LINES = 20  # lines searched for one that identifies the format; the first may be broken
@@ -42,14 +77,42 @@ def read_trace(
     in_order: bool = False,
     report: Report | None = None,
     outcomes: bool = True,
+    units: Units = Units(),  # noqa: B008 -- immutable
 ) -> Iterator[TraceRecord]:
-    """Read a trace in any format, in memory that does not grow with its size."""
+    """Read a trace in any format, in memory that does not grow with its size; one whose lines are all broken raises.
+
+    Without `outcomes`, what a replay has no use for is left out.
+    """
     if format is not None and format not in FORMATS:
         raise ValueError(f"unknown format {format!r}; the formats are {', '.join(FORMATS)}")
     files = [(file, format or detect_format(file)) for file in trace_files(path)]
+    for file, kind in files:
+        check_units(file, kind, FORMATS[kind].takes, units)
     on_broken_line = refuse if strict else report or BrokenLines(logger.warning)
-    records = chain.from_iterable(_read(file, kind, on_broken_line, outcomes=outcomes) for file, kind in files)
+    records = _not_none(files, on_broken_line, units, outcomes=outcomes)
     return in_arrival_order(records) if in_order else records
+
+
+def _not_none(files: list[tuple[Path, str]], report: Report, units: Units, *, outcomes: bool) -> Iterator[TraceRecord]:
+    """Yield the records of files; raise at the end if all their lines were broken."""
+    first: list[BrokenLine] = []
+    is_empty = True
+
+    def noted(broken: BrokenLine) -> None:
+        if not first and not broken.is_cut:
+            first.append(broken)
+        report(broken)
+
+    for file, kind in files:
+        reader = FORMATS[kind].read
+        if reader is _read_records:
+            reader = partial(_read_records, outcomes=outcomes)
+        for record in reader(file, noted, units):
+            is_empty = False
+            yield record
+    if first and is_empty:
+        kinds = ", ".join(dict.fromkeys(kind for _, kind in files))
+        raise TraceError(f"no line could be read as {kinds}: {first[0]}. Name the format with --format")
 
 
 def trace_files(path: Path | str | Iterable[Path]) -> list[Path]:
@@ -72,63 +135,30 @@ def _is_trace(file: Path) -> bool:
 
 def detect_format(path: Path) -> str:
     """Return which of `FORMATS` a file is in, detected from its content."""
-    if begins_a_list(path):
-        return "sharegpt"
     if is_weka(path):
         return "weka"
-    lines = list(islice(numbered_lines(path, BrokenLines(lambda _: None)), _DETECTION_LINES))
-    if not lines:
+    first = list(islice(entries(path, BrokenLines(lambda _: None)), _DETECTION_LINES))
+    if not first:
         return "gateway"  # empty, or truncated within the first line because the recorder was killed
-    for _, line in lines:
-        columns = set(columns_of(line[:4096]))
-        for kind, needed in TABLES.items():
-            if columns.issuperset(needed):
+    for _, entry in first:
+        columns = dict.fromkeys(columns_of(entry[:4096])) if isinstance(entry, bytes) else {}
+        for kind in ("azure", "burstgpt"):
+            if FORMATS[kind].has(columns):
                 return kind
         try:
-            document = orjson.loads(line)
+            document = orjson.loads(entry)
         except orjson.JSONDecodeError:
             continue
-        if isinstance(document, dict) and (format := _format_of(document)):
-            return format
+        found = _format_of(document)
+        if found is not None:
+            return found
     raise TraceError(f"{path}: unknown format; give one of {', '.join(FORMATS)} with --format")
 
 
-def _format_of(document: dict[str, Any]) -> str | None:
-    if "input_length" in document and "output_length" in document:
-        return "bailian" if "chat_id" in document else "mooncake"
-    if "conversations" in document or "conversation" in document:
-        return "sharegpt"
-    own = {"arrived_at", "prompt_tokens", "version", "acceptance", "messages", "prompt_token_ids"}
-    if own & document.keys():
-        return "gateway"
-    return "vllm" if "prompt" in document else None
-
-
-_READERS = {"sharegpt": read_sharegpt, "weka": read_weka}
-
-
-def _read(path: Path, kind: str, report: Report, *, outcomes: bool) -> Iterator[TraceRecord]:
-    """Read a file; the keys of `vllm bench serve` datasets are also keys of a record."""
-    if kind in TABLES:
-        yield from read_table(path, kind, report)
-        return
-    if reader := _READERS.get(kind):
-        yield from reader(path, report)
-        return
-    convert = {"mooncake": of_mooncake, "bailian": BailianRequests().of}.get(kind)
-    for number, line in numbered_lines(path, report):
-        try:
-            document = orjson.loads(line)
-            if convert is not None:
-                document = convert(document)
-            record = decode(document, number, outcomes=outcomes)
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            report(BrokenLine(path, number, _why(error)))
-            continue
-        yield record
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, orjson.JSONDecodeError):
-        return f"not JSON: {error}"
-    return f"has no {error}" if isinstance(error, KeyError) else str(error)
+def _format_of(document: object) -> str | None:
+    """Return the format of an entry; None if it has the keys of none."""
+    if isinstance(document, list):  # of messages
+        document = {"messages": document}
+    if not isinstance(document, dict):
+        return None
+    return next((kind for kind, one in FORMATS.items() if one.has(document)), None)

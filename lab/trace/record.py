@@ -66,7 +66,8 @@ class Text(NamedTuple):
     exact: bool
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, which would take twice as long to make. Treat it as immutable all the same.
+@dataclass(slots=True)
 class TraceRecord:
     """One request of a trace. Unknown values are None or empty; docs/replay.md describes the file format.
 
@@ -115,6 +116,8 @@ class TraceRecord:
         Seconds between consecutive chunks of the stream.
     queue_s
         Seconds in the engine's queue, as reported by the engine.
+    waited_s
+        Seconds in the gateway's queue before it was sent, which the other times leave out.
     spec
         The engine's report of its speculation.
     acceptance
@@ -179,6 +182,7 @@ class TraceRecord:
     itl: Sequence[float] = ()
     e2e_s: float | None = None
     queue_s: float | None = None
+    waited_s: float | None = None
     spec: Speculation | None = None
     acceptance: Mapping[str, Sequence[int] | float] = field(default_factory=dict)
     prompt_token_ids: Sequence[int] = ()

@@ -105,6 +105,14 @@ def read_method(value: object) -> str:
     return METHODS.get(name.lower(), name)
 
 
+def text_of(content: object) -> str | None:
+    """Return the text of a message, which may be in parts; None if it has none."""
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        return "\n".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else None
+
+
 def describe_type(value: object) -> str:
     """Return the type of an invalid value, or its text, for an error message."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}

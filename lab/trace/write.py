@@ -13,6 +13,7 @@ import orjson
 from lab.trace.decode import encode
 from lab.trace.lines import TraceError
 from lab.trace.record import BLOCK_TOKENS, TraceRecord
+from lab.trace.values import text_of
 
 
 def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gateway") -> tuple[int, int]:
@@ -71,18 +72,10 @@ def _mooncake(record: TraceRecord) -> bytes | None:
 
 
 def _vllm(record: TraceRecord) -> bytes | None:
-    prompt = record.prompt or "\n".join(text for text in map(_content, record.messages) if text)
+    prompt = record.prompt or "\n".join(filter(None, (text_of(message.get("content")) for message in record.messages)))
     if not prompt:
         return None
     return _line({"prompt": prompt} | ({"output_tokens": record.output_tokens} if record.output_tokens else {}))
-
-
-def _content(message: Any) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = (part.get("text") for part in content if isinstance(part, dict))
-        return "\n".join(text for text in parts if isinstance(text, str))
-    return content if isinstance(content, str) else ""
 
 
 def _line(document: dict[str, Any]) -> bytes:

@@ -15,14 +15,16 @@ from backends.validation import UsageError
 from lab.options.policy import with_seed
 from lab.options.shared import slo_bounds
 from lab.parallel import all_cores
-from lab.replay.command import pool_of, requests_of, served_model
+from lab.past.check import past_of
+from lab.past.pool import simulated_pool
+from lab.replay.command import requests_of, served_model
 from lab.replay.figures import figures_of, figures_tables
 from lab.replay.play import MIN_PARALLEL_REQUESTS
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import Replayed, ReplicaSpec, replay, slo_kept
 from lab.replay.table import RequestTable
 from lab.report.terminal import report
-from lab.statistics import REPLICATIONS, of_replications
+from lab.statistics import of_replications, replications_of
 from lab.tune.options import Goal, TuneOptions
 from lab.tune.search import rules_document, search
 from policies.build import build
@@ -64,13 +66,14 @@ def run_tune(options: TuneOptions) -> int:
         model, served = served_model(options.config, options.model)
         given = served.policy.settings
         present = given if isinstance(given, ThresholdSettings) else ThresholdSettings()
-        pool, names = pool_of(served, options.calibration), list(served.backends)
+        names = list(served.backends)
         with requests_of(options, served, options.seed) as requests:
+            past = past_of(simulated_pool(served, requests, options.calibration), requests, options.seed)
             cut = round(options.part * len(requests))
             if not 0 < cut < len(requests):
                 given_part = f"--part {options.part:g} leaves none for tuning or for validation"
                 raise UsageError(f"the trace has {len(requests)} requests; {given_part}")
-            play = partial(_play, pool, stretches(requests[:cut]), requests[cut:], options.seed)
+            play = partial(_play, past.pool.replicas, stretches(requests[:cut]), requests[cut:], options.seed)
             few = options.trials * cut <= MIN_PARALLEL_REQUESTS
             with all_cores(play, 1 if few else None, "simulating") as play_all:
                 unserved = sum(one.errors for parts in play_all([_Task("thresholds", present)]) for one in parts)
@@ -86,22 +89,32 @@ def run_tune(options: TuneOptions) -> int:
                     "least_loaded": _Task("least_loaded", LoadSettings(), 0),
                 }
                 played = dict(zip(compared, play_all(list(compared.values())), strict=True))
-                again = [_Task("thresholds", one, 1 + n) for n in range(REPLICATIONS) for one in (tuned, present)]
+                count = replications_of(options.replications, 2 * (len(requests) - cut))
+                again = [_Task("thresholds", one, 1 + n) for n in range(count) for one in (tuned, present)]
                 others = [score(goal, slo, one) for one in play_all(again)]
         scores = {name: score(goal, slo, one) for name, one in played.items()}
         better = scores["tuned"] < scores["present"]
         found = _found(goal, scores, list(zip(others[::2], others[1::2], strict=True)))
+        found[0] = past.beside(found[0])
         left = len(requests) - cut
         searched = f"{options.trials:,} trials on the first {cut:,} requests, validated on the other {left:,}."
-        options.out.write_text(_rules_file(tuned if better else present, [searched, *found]), encoding="utf-8")
+        options.out.write_text(
+            _rules_file(tuned if better else present, [searched, *found, str(past.pool)]), encoding="utf-8"
+        )
         figures = {name: {"score": scores[name], **figures_of(one, names, slo)} for name, [one] in played.items()}
         if options.json_file is not None:
-            document = {"model": model, "objective": goal, "kept_present": not better, "held_out": figures}
+            document = {
+                "model": model,
+                "objective": goal,
+                "kept_present": not better,
+                "held_out": figures,
+                "past": past.document(),
+            }
             options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     tables = figures_tables(figures, slo, "rules")
-    report("gateway tune", [*found, "", searched, "Held-out requests", *tables], options.report)
+    report("gateway tune", [*found, "", searched, "Held-out requests", *tables], options.report, before=past.parts())
     return 0
 
 
@@ -129,7 +142,9 @@ def _found(goal: Goal, scores: Mapping[str, float], replayed: Sequence[tuple[flo
     lines = [f"Held out, {_WHAT[goal]}: tuned {tuned:.4g}, present {present:.4g}, least_loaded {load:.4g}."]
     if tuned >= present:
         return [*lines, "No gain: these are the present rules, unchanged."]
-    if min(tuned, *(score for pair in replayed for score in pair)) > 0:
+    if len(replayed) < 2:
+        lines.append(f"That is {tuned / present - 1:+.1%}; --replications 6 says whether it may be chance.")
+    elif min(tuned, *(score for pair in replayed for score in pair)) > 0:
         change = of_replications(tuned / present, [mine / theirs for mine, theirs in replayed]).less_one()
         chance = " It may be chance." if change.high >= 0 else ""
         lines.append(f"That is {change.value:+.1%} (95% interval {change.low:+.1%} to {change.high:+.1%}).{chance}")

@@ -9,7 +9,16 @@ from typing import Annotated
 
 import typer
 
-from lab.options.shared import CalibrationOfAll, JsonFile, PacedOptions, PoolModel, ReportFile, Slo, writable
+from lab.options.shared import (
+    CalibrationOfAll,
+    JsonFile,
+    PacedOptions,
+    PoolModel,
+    Replications,
+    ReportFile,
+    Slo,
+    writable,
+)
 
 
 class Goal(StrEnum):
@@ -27,6 +36,7 @@ class TuneOptions(PacedOptions):
     config: Annotated[Path, typer.Option(help="Pool file with the replicas to simulate and the present rules.")]
     out: Annotated[Path, typer.Option(metavar="FILE.yaml", callback=writable, help="File to write the rules to.")]
     objective: Annotated[Goal, typer.Option(metavar="mean|p99|goodput", help="Time to finish, or goodput.")] = Goal.MEAN
+    replications: Replications = None
     slo: Slo = None
     trials: Annotated[int, typer.Option(min=1, help="Number of settings to try.")] = 100
     part: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the trace to tune on, from its start.")] = 0.6

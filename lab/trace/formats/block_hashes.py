@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, islice
 from typing import Any
 
+from lab.trace.formats.format import Convert, Format, Units, of_entries
 from lab.trace.record import BLOCK_TOKENS
 from lab.trace.values import read_count, read_time
 
@@ -14,21 +15,23 @@ _FACTOR, _MODULUS = 6364136223846793005, 2**61 - 1  # a polynomial of the blocks
 _WORKLOADS = {"coder": "code", "thinking": "reasoning", "text": "chat"}
 
 
-def of_mooncake(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a request of a Mooncake trace with the keys of a record.
+def of_mooncake(units: Units) -> Convert:
+    """Return what gives a request of a Mooncake trace the keys of a record.
 
     Examples
     --------
-    >>> of_mooncake({"timestamp": 500, "input_length": 9, "output_length": 2, "hash_ids": [4]})["arrived_at"]
-    0.5
+    >>> document = {"timestamp": 500, "input_length": 9, "output_length": 2, "hash_ids": [4]}
+    >>> of_mooncake(Units())(document)["arrived_at"], of_mooncake(Units(time_unit="s"))(document)["arrived_at"]
+    (0.5, 500.0)
     """
-    return {
+    per_s, block_tokens = units.per_s("ms"), units.block_tokens or BLOCK_TOKENS
+    return lambda document: {
         **document,
-        "arrived_at": document["timestamp"] / 1000.0,
+        "arrived_at": document["timestamp"] / per_s,
         "prompt_tokens": document["input_length"],
         "output_tokens": document["output_length"],
         "hash_ids": document.get("hash_ids"),
-        "block_tokens": BLOCK_TOKENS,
+        "block_tokens": block_tokens,
     }
 
 
@@ -39,16 +42,17 @@ class BailianRequests:
 
     Examples
     --------
-    >>> requests = BailianRequests()
+    >>> requests = BailianRequests(Units())
     >>> first = {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0, "input_length": 20, "output_length": 5, "turn": 1}
-    >>> requests.of(first)["session"], requests.of(first | {"chat_id": 7, "parent_chat_id": 1, "turn": 2})["session"]
+    >>> requests(first)["session"], requests(first | {"chat_id": 7, "parent_chat_id": 1, "turn": 2})["session"]
     ('1', '1')
     """
 
-    def __init__(self) -> None:
+    def __init__(self, units: Units) -> None:
         self._first: dict[int, int] = {}
+        self._per_s, self._block_tokens = units.per_s("s"), units.block_tokens or BAILIAN_BLOCK_TOKENS
 
-    def of(self, document: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, document: dict[str, Any]) -> dict[str, Any]:
         """Return a request with the keys of a record."""
         chat, parent = read_count(document["chat_id"]), document.get("parent_chat_id")
         first = self._first[chat] = self._first.get(parent, chat) if isinstance(parent, int) else chat
@@ -57,7 +61,7 @@ class BailianRequests:
         kind, turn = document.get("type"), document.get("turn")
         return {
             "id": str(chat),
-            "arrived_at": read_time(document["timestamp"]),
+            "arrived_at": read_time(document["timestamp"]) / self._per_s,
             "session": str(first),
             "workload": _WORKLOADS.get(kind, kind) if isinstance(kind, str) else "",
             "prompt_tokens": document["input_length"],
@@ -66,7 +70,7 @@ class BailianRequests:
             if turn is None
             else max(1, 2 * read_count(turn) - 1),  # messages: a question and an answer each
             "prefix_blocks": _with_all_before(document.get("hash_ids")),
-            "block_tokens": BAILIAN_BLOCK_TOKENS,
+            "block_tokens": self._block_tokens,
         }
 
 
@@ -79,3 +83,19 @@ def _with_all_before(blocks: Any) -> Any:
 
 def _next(before: int, block: int) -> int:
     return (before * _FACTOR + block + 1) % _MODULUS
+
+
+_LENGTHS = {"timestamp", "input_length", "output_length"}
+_BOTH = frozenset({"time_unit", "block_tokens"})
+MOONCAKE = Format(
+    "Mooncake: JSON lines with hash_ids, times in milliseconds",
+    of_entries(of_mooncake),
+    lambda keys: keys.keys() >= _LENGTHS and not keys.keys() & {"chat_id", "session_id", "delay"},
+    _BOTH,
+)
+BAILIAN = Format(
+    "Qwen-Bailian usage traces: JSON lines with chat_id and hash_ids",
+    of_entries(BailianRequests),
+    lambda keys: keys.keys() >= _LENGTHS | {"chat_id"},
+    _BOTH,
+)

@@ -1,75 +1,95 @@
-"""Conversations in ShareGPT's format: a JSON list, or one conversation per line."""
+"""Conversations: ShareGPT's, and lists of messages as the chat API takes them. They have no times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from lab.trace.decode import estimate_tokens
-from lab.trace.duck import database, rows
-from lab.trace.lines import BrokenLine, Report, TraceError, begins_a_list, compression_of, numbered_lines
+from lab.trace.formats.format import Format, Reader, Units, why
+from lab.trace.lines import BrokenLine, Report, entries
 from lab.trace.record import TraceRecord
+from lab.trace.values import text_of
 
-_ROLES = {"system": "system"} | dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard"), "assistant")
-_MAX_ENTRY_BYTES = 16 * 2**20
-
-
-def read_sharegpt(path: Path, report: Report) -> Iterator[TraceRecord]:
-    """Read each answer of each conversation as a request whose prompt is the conversation before it.
-
-    The requests of a conversation share a session; they have no times.
-    """
-    for number, entry in _entries(path, report):
-        try:
-            yield from _requests(orjson.loads(entry), number)
-        except (ValueError, AttributeError, TypeError) as error:
-            report(BrokenLine(path, number, str(error)))
+_ROLES = {"system": "system", "developer": "system"}
+_ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model"), "assistant")
 
 
-def _entries(path: Path, report: Report) -> Iterator[tuple[int, bytes | str]]:
-    """Yield the JSON of each conversation with its position in the list or its line number, from 1."""
-    if not begins_a_list(path):
-        yield from numbered_lines(path, report)
-        return
-    import duckdb
+def _of_conversations(turns_of: Callable[[Any], object]) -> Reader:
+    """Return the reader of conversations: each answer is a request whose prompt is all that is before it."""
 
-    query = "select json from read_json_objects(?, format = 'array', compression = ?, maximum_object_size = ?)"
-    with database() as connection:
-        try:
-            entries = rows(connection, query, [str(path), compression_of(path), _MAX_ENTRY_BYTES])
-            for number, (entry,) in enumerate(entries, 1):
-                yield number, entry
-        except duckdb.Error as error:
-            raise TraceError(f"{path}: {str(error).splitlines()[0]}") from None
+    def read(path: Path, report: Report, _: Units) -> Iterator[TraceRecord]:
+        alone: list[Any] = []  # messages that are entries themselves: one conversation
+        for number, entry in entries(path, report):
+            try:
+                found = orjson.loads(entry)
+                if isinstance(found, dict) and "role" in found:
+                    alone.append(found)
+                    continue
+                yield from _requests(turns_of(found), _name(found, number))
+            except (ValueError, AttributeError, TypeError) as error:
+                report(BrokenLine(path, number, why(error)))
+        if alone:
+            yield from _requests(alone, "1")
+
+    return read
 
 
-def _requests(entry: Any, number: int) -> Iterator[TraceRecord]:
-    turns = entry.get("conversations", entry.get("conversation")) if isinstance(entry, dict) else None
-    if not isinstance(turns, list):
-        raise ValueError("has no list 'conversations': not ShareGPT's format")  # noqa: TRY004 -- invalid data
-    session = str(entry.get("id", number))
+def _name(entry: Any, number: int) -> str:
+    return str(entry.get("id", number)) if isinstance(entry, dict) else str(number)
+
+
+def _turns(entry: Any) -> object:
+    return entry.get("conversations", entry.get("conversation")) if isinstance(entry, dict) else None
+
+
+def _messages(entry: Any) -> object:
+    return entry.get("messages") if isinstance(entry, dict) else entry
+
+
+def _requests(turns: object, session: str) -> Iterator[TraceRecord]:
+    if not isinstance(turns, Sequence) or isinstance(turns, str):
+        raise ValueError("has no list of turns: 'conversations' or 'messages'")  # noqa: TRY004 -- invalid data
     messages: list[dict[str, str]] = []
     tokens: list[int] = []
     answers = 0
+
+    def request(output: str | None) -> TraceRecord:
+        return TraceRecord(
+            id=f"{session}/{answers}",
+            session=session,
+            turns=sum(message["role"] != "system" for message in messages),
+            prompt_tokens=sum(tokens),
+            output_tokens=None if output is None else estimate_tokens(output),
+            messages=list(messages),
+            output=output or "",
+        )
+
     for turn in turns:
         role = _ROLES.get(turn.get("from", turn.get("role")), "user")
-        text = turn.get("value", turn.get("content"))
-        if not isinstance(text, str):
-            raise ValueError("a turn without text")  # noqa: TRY004 -- invalid data
-        size = estimate_tokens(text)
+        text = text_of(turn.get("value", turn.get("content")))
+        if text is None:
+            raise ValueError("a turn without text")
         if role == "assistant" and messages and text:
             answers += 1
-            yield TraceRecord(
-                id=f"{session}/{answers}",
-                session=session,
-                turns=sum(message["role"] != "system" for message in messages),
-                prompt_tokens=sum(tokens),
-                output_tokens=size,
-                messages=list(messages),
-                output=text,
-            )
+            yield request(text)
         messages.append({"role": role, "content": text})
-        tokens.append(size)
+        tokens.append(estimate_tokens(text))
+    if messages and not answers:
+        answers = 1
+        yield request(None)
+
+
+SHAREGPT = Format(
+    "ShareGPT: conversations, as a JSON list or one per line",
+    _of_conversations(_turns),
+    lambda keys: "conversations" in keys or "conversation" in keys,
+)
+MESSAGES = Format(
+    "`messages` of the chat API, as a JSON list or one per line; each answer among them is a request",
+    _of_conversations(_messages),
+    lambda keys: isinstance(keys.get("messages"), list) or {"role", "content"} <= keys.keys(),
+)

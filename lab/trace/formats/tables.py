@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from lab.trace.formats.format import Format, Units
 from lab.trace.lines import BrokenLine, Report, TraceError, numbered_lines
 from lab.trace.record import TraceRecord
 from lab.trace.values import read_time
 
 # The columns that each table has: time, prompt tokens and output tokens.
-TABLES = {
+_COLUMNS = {
     "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
 }
@@ -29,7 +32,7 @@ def columns_of(line: bytes) -> list[str]:
     return [cell.strip() for cell in line.decode("utf-8-sig", "replace").replace('"', "").split(",")]
 
 
-def read_table(path: Path, kind: str, report: Report) -> Iterator[TraceRecord]:
+def _read(kind: str, path: Path, report: Report, _: Units) -> Iterator[TraceRecord]:
     """Read a table of this kind.
 
     The workload of Azure's is `code` or `chat` if the file's name has `_code` or `_conv`. BurstGPT's is `chat` for
@@ -37,7 +40,7 @@ def read_table(path: Path, kind: str, report: Report) -> Iterator[TraceRecord]:
     also has sessions, and how long each request took.
     """
     lines = numbered_lines(path, report)
-    columns, needed = columns_of(next(lines, (0, b""))[1]), TABLES[kind]
+    columns, needed = columns_of(next(lines, (0, b""))[1]), _COLUMNS[kind]
     if not set(needed) <= set(columns):
         raise TraceError(f"{path}: its first line must name the columns {', '.join(needed)}")
     of_file = next((workload for part, workload in _WORKLOADS.items() if part in path.name.lower()), "")
@@ -73,3 +76,16 @@ def _seconds(text: str) -> float | None:
     except ValueError:
         return None
     return seconds if 0 <= seconds < math.inf else None
+
+
+def _has(kind: str, columns: Mapping[str, Any]) -> bool:
+    return columns.keys() >= set(_COLUMNS[kind])
+
+
+AZURE, BURSTGPT = (
+    Format(about, partial(_read, kind), partial(_has, kind))
+    for kind, about in (
+        ("azure", "Azure LLM inference traces, 2023 and 2024: CSV"),
+        ("burstgpt", "BurstGPT, versions 1 and 2: CSV"),
+    )
+)

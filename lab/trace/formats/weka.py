@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from lab.trace.formats.format import Format, Units
 from lab.trace.lines import MAX_LINE_BYTES, BrokenLine, Report, numbered_lines, open_unpacked, read_errors
 from lab.trace.record import TraceRecord
 from lab.trace.values import read_count, read_not_negative, read_number, read_object, read_text
@@ -36,7 +37,7 @@ def is_weka(path: Path) -> bool:
     return head.startswith(b"{") and all(key.search(head) for key in _KEYS)
 
 
-def read_weka(path: Path, report: Report) -> Iterator[TraceRecord]:
+def _read(path: Path, report: Report, _: Units) -> Iterator[TraceRecord]:
     """Read the requests of sessions, of sub-agents where they were started: a file of one session, or one per line.
 
     Every session begins at time 0. The first request of a session or sub-agent has no think time, nor has one that was
@@ -175,3 +176,6 @@ def _begin(marker: dict[str, Any], begun_s: float) -> float:
     at_s = read_number(marker.get("t", 0.0))
     first = next((one.get("t") for one in marker["requests"] if isinstance(one, dict)), None)
     return begun_s + at_s if first is not None and read_number(first) < at_s else begun_s
+
+
+WEKA = Format("kv-cache-tester's sessions of coding agents: a JSON object with requests, or one per line", _read)

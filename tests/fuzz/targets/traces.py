@@ -18,7 +18,10 @@ from lab.trace.lines import BrokenLine, TraceError
 from lab.trace.read import read_trace
 from lab.trace.record import TraceRecord
 
-_FORMATS = ("gateway", "weka", "mooncake", "vllm", None, "sharegpt", "azure", "burstgpt", "bailian", None)
+_FORMATS = (
+    *("gateway", "weka", "mooncake", "vllm", None, "sharegpt", "azure", "burstgpt", "bailian", None),
+    *("aiperf", "litellm", "openai_batch", "messages"),
+)
 _PACKED = 4  # formats, from the first
 _folder = Path(tempfile.mkdtemp(prefix="fuzz-trace-", dir="/dev/shm"))
 _file = _folder / "trace"

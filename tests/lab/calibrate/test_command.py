@@ -17,8 +17,9 @@ from gateway.cli.app import app
 from gateway.config.load import load_pool
 from lab.bench.command import SCHEMA
 from lab.bench.run import EACH
-from lab.calibrate.fit import fitted
-from lab.calibrate.loops import Loop, played
+from lab.calibrate.loops import played
+from lab.past.fit import fitted
+from lab.past.served import Served
 from tests.support.report import ReportPage
 
 TRUE, LIKE = "llama-3.1-8b-h100", "llama-3.1-8b-l40s"
@@ -35,21 +36,25 @@ models:
 """
 
 
-def loop(method: Method, concurrency: int) -> Loop:
+def config(k: int) -> dict[str, int]:
+    return {"num_speculative_tokens": k} if k else {}
+
+
+def loop(method: Method, concurrency: int) -> Served:
     """Return a closed loop with the times of the true machine."""
     k, per_step, drafted = DRAFTS[method]
     random, count = np.random.default_rng(concurrency), max(24, 6 * concurrency)
     prompts, answers = random.integers(100, 1500, count).astype(float), random.integers(60, 260, count).astype(float)
     steps, nothing = np.maximum(5.0, 1 + np.round((answers - 1) / per_step)), np.zeros(count)
-    asked = Loop(
-        method=method, k=k, concurrency=concurrency, sent_s=nothing, prompt_tokens=prompts, output_tokens=answers,
-        steps=steps, ttft_s=nothing, e2e_s=nothing, drafted=drafted,
+    asked = Served(
+        method=method, config=config(k), concurrency=concurrency, sent_s=nothing, prompt_tokens=prompts,
+        output_tokens=answers, steps=steps, ttft_s=nothing, e2e_s=nothing, drafted=drafted,
     )  # fmt: skip
     times = played(asked, TRUE)
-    return Loop(**{**vars(asked), "sent_s": times.arrived_s, "ttft_s": times.ttft_s, "e2e_s": times.e2e_s})
+    return replace(asked, sent_s=times.arrived_s, ttft_s=times.ttft_s, e2e_s=times.e2e_s)
 
 
-def document(loops: list[Loop]) -> dict[str, Any]:
+def document(loops: list[Served]) -> dict[str, Any]:
     """Return what `gateway bench --json` writes of closed loops with a trace."""
     runs = []
     for one in loops:
@@ -109,7 +114,7 @@ def test_a_machine_is_found_again_by_one_unlike_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_each_position_is_that_of_the_loops_that_draft_it() -> None:
     longer = replace(loop(Method.EAGLE3, 1), by_position=tuple(BY_POSITION), kind=Kind.CODE, temperature=0.0)
-    shorter = replace(longer, k=1, by_position=(0.5,))
+    shorter = replace(longer, config=config(1), by_position=(0.5,))
     alone, both = (fitted(loops, load_calibration(TRUE)) for loops in ([longer], [longer, shorter]))
     first, *others = both["methods"]["eagle3"]["acceptance"]["code"]["by_position"]
     known, *same = alone["methods"]["eagle3"]["acceptance"]["code"]["by_position"]

@@ -73,6 +73,8 @@ def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_p
     assert present["worse_in"] == 1.0
     assert plan["verdict"].startswith("Run 2x eagle3 k<=2: ")
     assert plan["verdict"] in printed
+    assert printed.startswith("Step times of plain, lookup: llama-3.1-8b-h100.\n")
+    assert "--max-model-len" not in printed  # the engine's own; the longest request of a trace says nothing of it
     assert "They leave out its own error" in printed
     draft = next(kind for kind in plan["kinds"] if kind["method"] == "eagle3")
     assert draft["fit"]["fits"]
@@ -84,6 +86,7 @@ def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_p
     served = made.backends["eagle3-to-k2-2"].serve
     assert served is not None
     assert served.env == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert served.flags == ["--gpu-memory-utilization", "0.9"]
     config = made.backends["eagle3-to-k2-2"].speculative_config
     assert config is not None
     assert (config.model, config.num_speculative_tokens) == ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", 2)

@@ -10,8 +10,9 @@ from backends.calibration.calibration import load_calibration
 from backends.speculation import Method
 from backends.validation import UsageError
 from lab.plan.mixes import kinds, with_schedules
-from lab.plan.traffic import WINDOWS, evenly, sample
+from lab.plan.traffic import WINDOWS, Traffic, evenly, sample
 from lab.replay.request import ReplayRequest, replay_request
+from lab.replay.table import request_table
 from lab.trace.record import TraceRecord
 
 
@@ -19,6 +20,14 @@ def _record(number: int, **told: object) -> TraceRecord:
     known: dict[str, object] = {"workload": ("chat", "code", "chat", "math")[number % 4], "temperature": 0.0}
     known |= {"arrived_at": 1000.0 + 0.1 * number, "prompt_tokens": 100, "output_tokens": 50}
     return TraceRecord(id=str(number), **(known | told))  # type: ignore[arg-type]
+
+
+def sampled(
+    records: list[TraceRecord], max_model_len: int = 131_072, *, limit: int | None = None, rate: float | None = None,
+    speed: float = 1.0,
+) -> Traffic:  # fmt: skip
+    with request_table(records, 1.0) as table:
+        return sample(table, 4, max_model_len, limit=limit, rate=rate, speed=speed)
 
 
 def _requests(count: int) -> list[ReplayRequest]:
@@ -40,27 +49,27 @@ def test_windows_are_spread_evenly_over_traces_of_any_length(count: int) -> None
 
 @pytest.mark.slow
 def test_a_sample_keeps_the_times_within_windows_on_one_clock() -> None:
-    traffic = sample((_record(number) for number in range(50_000)), 4, 131_072, 1.0, speed=2.0)
+    traffic = sampled([_record(number) for number in range(50_000)], speed=2.0)
     assert traffic.requests == 50_000
     assert str(traffic) == "9,500 requests in 19 windows, spread evenly over 50,000"
     times = [request.arrived_s for window in traffic.windows for request in window]
     assert times == sorted(times)
     first = traffic.windows[3]
     assert first[1].arrived_s - first[0].arrived_s == pytest.approx(0.05)
-    scaled = sample((_record(number) for number in range(50_000)), 4, 131_072, 1.0, rate=40.0)
+    scaled = sampled([_record(number) for number in range(50_000)], rate=40.0)
     assert scaled.windows[3][1].arrived_s - scaled.windows[3][0].arrived_s == pytest.approx(1 / 40, rel=0.01)
 
 
 def test_what_the_target_cannot_serve_is_left_out_and_counted() -> None:
     records = [_record(number, **({"endpoint": "other"} if number % 10 == 0 else {})) for number in range(100)]
-    traffic = sample([*records, _record(100, output_tokens=9000)], 4, 8192, 1.0, limit=28)
-    assert (traffic.requests, traffic.left_out) == (90, 11)
+    traffic = sampled([*records, _record(100, output_tokens=9000)], 8192, limit=28)
+    assert (traffic.requests, traffic.left_out) == (90, 1)
     assert sum(map(len, traffic.windows)) == 28
     with pytest.raises(ValueError, match="5 requests are too few"):
-        sample(map(_record, range(5)), 4, 8192, 1.0)
+        sampled([_record(number) for number in range(5)])
     with pytest.raises(UsageError, match="no arrival times; give --rate"):
-        sample([_record(number, arrived_at=None) for number in range(60)], 4, 8192, 1.0)
-    placed = sample([_record(number, arrived_at=None) for number in range(60)], 4, 8192, 1.0, rate=5.0)
+        sampled([_record(number, arrived_at=None) for number in range(60)])
+    placed = sampled([_record(number, arrived_at=None) for number in range(60)], rate=5.0)
     assert placed.windows[-1][-1].arrived_s - placed.windows[0][0].arrived_s > 5
 
 

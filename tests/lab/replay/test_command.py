@@ -23,8 +23,11 @@ models:
     policy: {name: thresholds, seed: 1}
     backends:
       plain: {method: baseline, simulate: {calibration: llama-3.1-8b-h100}}
-      tree: {method: suffix, url: "http://10.0.0.1:8000"}
-      head: {method: eagle3, url: "http://10.0.0.2:8000", speculative_config: {num_speculative_tokens: 3}}
+      tree: {method: suffix, simulate: {calibration: llama-3.1-8b-h100}}
+      head:
+        method: eagle3
+        simulate: {calibration: llama-3.1-8b-h100}
+        speculative_config: {num_speculative_tokens: 3}
 """
 
 
@@ -74,7 +77,10 @@ def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) ->
         "--json", out, "--report", report,
     )  # fmt: skip
     assert code == 0
-    assert printed.startswith("thresholds is alone: nobody to compare.\n35 requests on simulated replicas\n")
+    assert printed.startswith(
+        "Step times of plain, tree, head: llama-3.1-8b-h100.\n\nthresholds is alone: nobody to compare. How far this "
+        "is off is not known: the trace has no times of these replicas.\n35 requests on simulated replicas\n"
+    )
     document = orjson.loads(out.read_bytes())
     assert list(document["policies"]) == ["thresholds", "oracle"]
     for one in document["policies"].values():

@@ -12,8 +12,10 @@ import orjson
 import pytest
 import zstandard
 
+from backends.validation import UsageError
 from lab.replay.request import replay_request
 from lab.trace.decode import decode, encode
+from lab.trace.formats.format import Units
 from lab.trace.lines import BrokenLine, TraceError
 from lab.trace.read import FORMATS, detect_format, read_trace
 from lab.trace.record import TraceRecord
@@ -38,6 +40,18 @@ def lines(*documents: object) -> bytes:
     return b"".join(orjson.dumps(one) + b"\n" for one in documents)
 
 
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "q" * 40}]},
+    {"role": "assistant", "content": "a" * 80},
+    {"role": "user", "content": "more"},
+    {"role": "assistant", "content": "b" * 20},
+]
+BODY = {"model": "m", "messages": CHAT[:2], "temperature": 0.5}
+SPENT = {
+    "call_type": "acompletion", "prompt_tokens": 20, "completion_tokens": 10, "endTime": "2026-01-05 10:00:09.000Z",
+    "completionStartTime": "2026-01-05 10:00:03.750Z", "model": "hosted_vllm/m", "cache_hit": "False", "messages": {},
+}  # fmt: skip
 SAMPLES = {
     "gateway": b"".join(encode(TraceRecord(str(n), 9.0 - n, prompt_tokens=5, output_tokens=n)) for n in range(3)),
     "azure": (DATA / "AzureLLMInferenceTrace_code.csv").read_bytes(),
@@ -46,6 +60,20 @@ SAMPLES = {
     "bailian": (MADE_UP / "bailian.jsonl").read_bytes(),
     "weka": lines(SESSION, {**SESSION, "id": "session-b"}, {**SESSION, "id": "session-c"}),
     "sharegpt": lines(CONVERSATION, {**CONVERSATION, "id": "d"}, {**CONVERSATION, "id": "e"}),
+    "aiperf": lines(
+        {"session_id": "s1", "timestamp": 0, "input_length": 600, "output_length": 60, "hash_ids": [1, 2]},
+        {"session_id": "s1", "delay": 2000, "input_length": 700, "output_length": 60, "hash_ids": [1, 3]},
+        {"session_id": "s2", "timestamp": 100, "text_input": "Say hello.", "output_length": 60},
+        {"session_id": "s2", "delay": 1500, "text_input": "And once more.", "output_length": 60},
+    ),
+    "litellm": lines(*(SPENT | {"request_id": f"r{n}", "startTime": f"2026-01-05 10:00:0{n}.25Z"} for n in range(3))),
+    "openai_batch": lines(
+        *(
+            {"custom_id": f"b{n}", "method": "POST", "url": "/v1/chat/completions", "body": BODY | {"max_tokens": n}}
+            for n in range(3)
+        )
+    ),
+    "messages": lines(*({"messages": CHAT[: 2 + n]} for n in range(3))),
     "vllm": lines({"prompt": "Say hello.", "output_tokens": 12}, {"prompt": "And?"}, {"prompt": "Bye."}),
 }
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd": zstandard.compress}
@@ -155,7 +183,8 @@ def test_what_is_written_can_be_read(tmp_path: Path, form: str, suffix: str) -> 
 def test_the_format_is_detected_after_a_broken_line_and_can_be_given(tmp_path: Path) -> None:
     path = written(tmp_path, b'{"broken\n{"timestamp": 0, "input_length": 5, "output_length": 1}\n')
     assert detect_format(path) == "mooncake"
-    assert [one.number for one in read(path, format="gateway")[1]] == [1, 2]
+    with pytest.raises(TraceError, match=r"no line could be read as gateway: .*/trace:1: not JSON"):
+        read(path, format="gateway")
     with pytest.raises(ValueError, match="unknown format 'x'"):
         read(path, format="x")
     path.write_text("a,b\n1,2\n")
@@ -326,3 +355,139 @@ def test_a_field_of_another_type_breaks_its_line_alone(tmp_path: Path, form: str
     path = written(tmp_path, b"".join([*lines_of, whole]))
     records, _ = read(path, format=form)
     assert records[-1].prompt_tokens == read(written(tmp_path, whole), format=form)[0][-1].prompt_tokens
+
+
+def test_turns_of_a_session_follow_the_answers_before_them(tmp_path: Path) -> None:
+    records, _ = read(written(tmp_path, SAMPLES["aiperf"]))
+    assert [(one.session, one.arrived_at, one.think_time_s) for one in records] == [
+        ("s1", 0.0, None), ("s1", 2.0, 2.0), ("s2", 0.1, None), ("s2", 1.6, 1.5),
+    ]  # fmt: skip
+    assert [one.prompt for one in records] == ["", "", "Say hello.", "And once more."]
+    turns = [{"text": "Say hello."}, {"text": "And once more.", "delay": 500, "output_length": 5}]
+    records, _ = read(written(tmp_path, lines({"session_id": "a", "turns": turns}, {"turns": turns})))
+    assert [one.think_time_s for one in records] == [None, 0.5, None, 0.5]
+    assert len({one.session for one in records}) == 2
+    [alone] = read(written(tmp_path, lines({"text": "Say hello."})))[0]
+    assert (alone.prompt, alone.output_tokens) == ("Say hello.", None)
+
+
+def test_what_a_proxy_logged_has_times_and_what_its_cache_answered_took_no_engine(tmp_path: Path) -> None:
+    others = [{"cache_hit": "True"}, {"call_type": "aembedding"}, {"status": "failure"}, {"messages": CHAT[:2]}]
+    path = written(tmp_path, orjson.dumps([SPENT | {"startTime": "2026-01-05 10:00:03.500Z"} | one for one in others]))
+    assert detect_format(path) == "litellm"
+    cached, embedded, failed, told = read(path)[0]
+    assert (cached.ttft_s, cached.e2e_s, cached.stream, cached.output_tokens) == (0.25, 5.5, True, 10)
+    assert [cached.endpoint, embedded.endpoint, told.endpoint] == ["other", "embeddings", "chat"]
+    assert (failed.error, len(told.messages)) == ("failed", 2)
+
+
+def test_a_batch_says_prompts_and_limits(tmp_path: Path) -> None:
+    records, _ = read(written(tmp_path, SAMPLES["openai_batch"]))
+    assert [(one.id, one.max_tokens, one.output_tokens) for one in records] == [
+        ("b0", 0, None),
+        ("b1", 1, None),
+        ("b2", 2, None),
+    ]
+    assert (records[0].endpoint, records[0].temperature, records[0].prompt_tokens > 10) == ("chat", 0.5, True)
+    line = {"custom_id": "c", "method": "POST", "url": "/v1/responses", "body": {"model": "m", "input": "Say hello."}}
+    [record] = read(written(tmp_path, lines(line)))[0]
+    assert (record.prompt, record.endpoint) == ("Say hello.", "responses")
+    # The answer is not known: as many tokens as usual, or as are allowed.
+    assert [replay_request(one, 0.0, 1.0).output_tokens for one in (*records, record)] == [1, 1, 2, 220]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lines({"messages": CHAT}),
+        orjson.dumps([{"messages": CHAT}]),
+        orjson.dumps([CHAT]),
+        orjson.dumps(CHAT),
+        lines(*CHAT),
+    ],
+    ids=["lines", "list", "list of lists", "one list", "a message per line"],
+)
+def test_each_answer_among_messages_is_a_request(tmp_path: Path, content: bytes) -> None:
+    path = written(tmp_path, content)
+    assert detect_format(path) == "messages"
+    first, second = read(path)[0]
+    assert (first.turns, first.prompt_tokens, first.output_tokens, first.output) == (1, 12, 20, "a" * 80)
+    assert (second.turns, second.prompt_tokens, second.output_tokens) == (3, 33, 5)
+
+
+@pytest.mark.parametrize(
+    ("document", "found"),
+    [
+        ({"prompt_tokens": 5, "messages": {}, "completion_tokens": 5, "createdAt": "now"}, None),
+        ({"prompt_tokens": 5, "mine": 1}, None),
+        ({"prompt_tokens": 5, "output_tokens": 2, "mine": 1}, "gateway"),
+        ({"version": 3, "prompt_tokens": 5, "mine": 1, "yours": 2}, "gateway"),
+        ({"prompt": "a", "output_tokens": 2}, "vllm"),
+        ({"input_length": 5, "output_length": 2}, None),
+    ],
+)
+def test_a_format_is_known_by_all_of_its_keys(tmp_path: Path, document: dict[str, object], found: str | None) -> None:
+    path = written(tmp_path, lines(document))
+    if found is not None:
+        assert detect_format(path) == found
+        return
+    with pytest.raises(TraceError, match="unknown format"):
+        detect_format(path)
+
+
+def hashed(times: list[float], block: int, length: int = 3000) -> bytes:
+    """Return a trace with block hashes whose prompts grow."""
+    lengths = [length + 700 * n for n in range(len(times))]
+    rows = zip(times, lengths, strict=True)
+    return lines(
+        *(
+            {"timestamp": at, "input_length": size, "output_length": 9, "hash_ids": list(range(-(-size // block)))}
+            for at, size in rows
+        )
+    )
+
+
+@pytest.mark.parametrize("unit_s", [1, 30])
+def test_times_that_cannot_be_milliseconds_are_asked_for(tmp_path: Path, unit_s: float) -> None:
+    path = written(tmp_path, hashed([0.25 * n * unit_s for n in range(9)], 512))
+    if unit_s == 1:
+        with pytest.raises(
+            TraceError, match="4,000 requests a second in milliseconds, and 4 in seconds: say --time-unit"
+        ):
+            read(path)
+    assert read(path, units=Units(time_unit="s"))[0][8].arrived_at == 2.0 * unit_s
+    assert read(path, units=Units(time_unit="ms"))[0][8].arrived_at == 0.002 * unit_s
+
+
+@pytest.mark.parametrize(("block", "fits"), [(16, "16"), (64, "64"), (1024, "1024"), (512, ""), (100, None)])
+def test_blocks_that_cannot_be_of_the_usual_size_are_asked_for(tmp_path: Path, block: int, fits: str | None) -> None:
+    path = written(tmp_path, hashed([1e3 * n for n in range(9)], block))
+    if fits == "":
+        assert read(path)[0][0].block_tokens == 512
+        return
+    hint = f"; blocks of {fits} would fit" if fits else ""
+    with pytest.raises(TraceError, match=f"its hash_ids are not of blocks of 512 tokens{hint}: say --block-tokens N"):
+        read(path)
+    assert read(path, units=Units(block_tokens=block))[0][0].block_tokens == block
+
+
+def test_units_of_a_format_that_says_them_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, SAMPLES["azure"])
+    for units, option in ((Units(time_unit="s"), "--time-unit"), (Units(block_tokens=16), "--block-tokens")):
+        with pytest.raises(UsageError, match=f"{option}: a trace in azure says it by itself"):
+            read(path, units=units)
+
+
+def test_a_trace_of_which_nothing_can_be_read_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, b'{"prompt_tokens": -1}\n{"prompt_tokens": "x"}\n')
+    with pytest.raises(TraceError, match=r"no line could be read as gateway: .*:1: prompt_tokens: "):
+        read(path)
+    path.write_bytes(b'{"prompt_tokens": -1}\n{"prompt_tokens": 1}\n')
+    assert len(read(path)[0]) == 1
+
+
+@pytest.mark.parametrize("estimated", [True, False])
+def test_an_estimated_answer_is_no_longer_than_was_allowed(tmp_path: Path, estimated: bool) -> None:
+    line = {"prompt_tokens": 5, "output_tokens": 753, "max_tokens": 120, "estimated": estimated}
+    [record] = read(written(tmp_path, lines(line)))[0]
+    assert record.output_tokens == (120 if estimated else 753)

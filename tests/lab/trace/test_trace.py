@@ -53,6 +53,7 @@ FULL = TraceRecord(
     itl=[0.02, 0.03],
     e2e_s=0.5,
     queue_s=0.01,
+    waited_s=0.25,
     spec=Speculation(8, 3, 2, 2.5),
     acceptance={"ngram": [1, 2, 1, 2, 1], "eagle3": 2.25},
     prompt_token_ids=[1, 2, 3],

@@ -2,71 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Container, Sequence
+from typing import Any
 
 import numpy as np
 
 from backends.calibration.calibration import Calibration, Kind
-from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method
-from lab.calibrate.loops import Loop
-from lab.statistics import Floats
+from lab.past.served import ATTENDED, OUTSIDE, Cost, Rows, Served, rows_of
 
-NOISE = 0.01
-"""Relative standard deviation of what a loop measures."""
+NOISE, FIRST_NOISE = 0.01, 0.05
+"""Relative standard deviation of what a loop measures, and of its times to the first token."""
 DOUBT, LEAST_DOUBT = 0.5, 0.05
 """Standard deviations of the other calibration's costs: as a share of each, and of drafting at least of a step."""
 _LONG_TOKENS = 4096  # of a prompt from which attention to what is before it shows in its time
-
-Cost = tuple[str, str]
-"""Where a cost is (`step`, or a method), and its name there."""
-_ATTENDED: Cost = ("step", "per_attended_s")
+_ROUNDS = 3
 
 
-class Rows(NamedTuple):
-    """Times of one loop, and how much of each cost is in them; arrays of shape (requests,)."""
-
-    seconds: Floats
-    amounts: Mapping[Cost, Floats]
-
-
-def fitted(loops: Sequence[Loop], like: Calibration) -> dict[str, Any]:
-    """Return the document of a calibration: `like` with the step times, drafting, acceptance and memory of the loops.
+def fitted(loops: Sequence[Served], like: Calibration, what: str = "closed loops") -> dict[str, Any]:
+    """Return the document of a calibration: `like` with the times, drafting, acceptance and memory of what was served.
 
     The costs are a non-negative least squares fit of relative errors, towards those of `like` times the factor by which
     this machine is slower. Methods that were not measured have these.
     """
     from scipy.optimize import nnls  # slow to import
 
-    rows = [_rows(loop, like) for loop in loops]
+    rows = [row for loop in loops for row in rows_of(loop, like)]
     groups = {"step": like.step} | {name.value: each.drafting for name, each in like.methods.items()}
     theirs = {
         (group, name): float(value) for group, each in groups.items() for name, value in each if name.endswith("_s")
     }
-    known = [sum(amount * theirs.get(cost, 0.0) for cost, amount in row.amounts.items()) for row in rows]
-    scale = float(np.median([np.median(row.seconds / each) for row, each in zip(rows, known, strict=True)]))
+    of_steps = [row for row in rows if not row.is_first] or rows
+    scale = float(np.median([np.median(row.seconds / row.expected_s(theirs)) for row in of_steps]))
     prior = {cost: scale * value for cost, value in theirs.items() if value}
     lacked = [(loop.method.value, name) for loop in loops if loop.k for name in ("base_s", "per_request_s")]
     if max(loop.prompt_tokens.max() for loop in loops) >= _LONG_TOKENS:
-        lacked.append(_ATTENDED)
-    prior = dict.fromkeys(lacked, 0.0) | prior
-    doubt = np.array([max(DOUBT * value, _least_doubt(cost, rows)) for cost, value in prior.items()])
-    matrix, right = [np.eye(len(prior))], [np.array(list(prior.values())) / doubt]
-    for row in rows:
-        # A loop counts as one measurement. A step that seems far too short was read late, with those after it.
-        seconds = np.maximum(row.seconds, np.median(row.seconds) / 2)
-        weight = 1 / (NOISE * seconds * len(seconds) ** 0.5)
-        nothing = np.zeros(len(weight))
-        matrix.append(np.stack([row.amounts.get(cost, nothing) * weight for cost in prior], axis=1) * doubt)
-        right.append(row.seconds * weight)
-    values = doubt * nnls(np.concatenate(matrix), np.concatenate(right))[0]
+        lacked.append(ATTENDED)
+    prior = dict.fromkeys([*lacked, OUTSIDE], 0.0) | prior
+    free = {*lacked, OUTSIDE, *(cost for cost in prior if cost[0] != "step")}
+    doubt = np.array([max(DOUBT * value, _least_doubt(cost, rows, free)) for cost, value in prior.items()])
+    values = np.array(list(prior.values()))
+    for _ in range(_ROUNDS):
+        matrix, right = [np.eye(len(prior))], [np.array(list(prior.values())) / doubt]
+        costs = dict(zip(prior, values, strict=True))
+        for row in rows:
+            # As many as are looked at together count as one measurement. The error is relative to what is expected: to
+            # what was measured, short times would count for more than long ones, and the mean would come out too small.
+            noise = FIRST_NOISE if row.is_first else NOISE
+            weight = 1 / (noise * row.expected_s(costs) * len(row.seconds) ** 0.5)
+            nothing = np.zeros(len(weight))
+            matrix.append(np.stack([row.amounts.get(cost, nothing) * weight for cost in prior], axis=1) * doubt)
+            right.append(row.seconds * weight)
+        values = doubt * nnls(np.concatenate(matrix), np.concatenate(right))[0]
     document = like.model_dump(mode="json", exclude_defaults=True, exclude={"name", "methods_from"})
     measured = {loop.method.value for loop in loops}
     own = {"step": document["step"]} | {name: each["drafting"] for name, each in document["methods"].items()}
     for group, content in own.items():
-        how = "closed loops" if group in measured | {"step"} else "not measured"
+        how = what if group in measured | {"step"} else "not measured"
         content["source"] = f"{how}; towards {like.name}'s, times {scale:.2f}"
+    own[""] = document
     for (group, name), value in zip(prior, values, strict=True):
         own[group][name] = float(f"{value:.4g}")
     document["memory"] |= _memory(loops, like)
@@ -79,51 +73,15 @@ def fitted(loops: Sequence[Loop], like: Calibration) -> dict[str, Any]:
     return document
 
 
-def _least_doubt(cost: Cost, rows: Sequence[Rows]) -> float:
+def _least_doubt(cost: Cost, rows: Sequence[Rows], free: Container[Cost]) -> float:
     """Return how far a cost may at least be from what the other calibration has, which may lack it."""
-    most = max((float(np.median(row.amounts[cost] / row.seconds)) for row in rows if cost in row.amounts), default=0.0)
-    return LEAST_DOUBT / most if most and (cost[0] != "step" or cost == _ATTENDED) else 1e-12
+    shares = [float(np.median(row.amounts[cost] / row.seconds)) for row in rows if cost in row.amounts]
+    if cost not in free or not any(shares):
+        return 1e-12
+    return (1.0 if cost == OUTSIDE else LEAST_DOUBT) / max(shares)
 
 
-def _rows(loop: Loop, like: Calibration) -> Rows:
-    """Return the mean step of each request after its first token, by the formulas of `StepTime` and `Drafting`."""
-    ones, prompt, later, step = np.ones(len(loop.steps)), loop.prompt_tokens, loop.steps - 1, like.step
-    first_s, ended_s = loop.sent_s + loop.ttft_s, loop.sent_s + loop.e2e_s
-    shared_s = np.minimum.outer(ended_s, ended_s) - np.maximum.outer(first_s, first_s)
-    share = np.maximum(shared_s, 0.0) / (ended_s - first_s)[:, None]
-    batch, context = share.sum(axis=1), share @ (prompt + loop.output_tokens / 2)
-    beside = (first_s[:, None] < first_s) & (first_s <= ended_s[:, None])  # whose prompts its steps computed too
-    decoded, prompts, joined = batch * (1 + loop.drafted), beside @ prompt, beside.sum(axis=1)
-    with_prompt = np.minimum(1.0, joined / later)  # share of its steps
-    longer = np.minimum(decoded + prompts / np.maximum(1, joined), step.knee_tokens)
-    below = (1 - with_prompt) * np.minimum(decoded, step.knee_tokens) + with_prompt * longer
-    tokens = decoded + prompts / later
-    amounts = {
-        ("step", "base_s"): ones,
-        ("step", "overhead_s"): ones,
-        ("step", "per_token_below_knee_s"): below,
-        ("step", "per_token_above_knee_s"): tokens - below,
-        ("step", "per_request_s"): batch,
-        ("step", "per_context_token_s"): context * (1 + step.context_per_draft * loop.drafted),
-        ("step", "no_graph_s"): ones * (step.graph_tokens > 0) * (tokens > step.graph_tokens),
-        ("step", "experts_s"): 1 - (1 - with_prompt) * (1 - step.expert_share) ** decoded,
-        _ATTENDED: beside @ (prompt**2 / 2) / later,
-    }
-    if loop.k:
-        parameters = EngineParameters.of(like, loop.method, loop.config)
-        passes = 1 if parameters.drafting.parallel else max(parameters.least_passes, loop.k)
-        amounts |= {
-            ("step", "speculation_overhead_s"): ones,
-            (loop.method.value, "base_s"): ones,
-            (loop.method.value, "per_pass_s"): passes * ones,
-            (loop.method.value, "per_request_s"): passes * batch,
-            (loop.method.value, "per_context_token_s"): passes * context,
-        }
-    # What drafting takes by its share of the verification stays as it is.
-    return Rows((ended_s - first_s) / later / (1 + like.method(loop.method).drafting.verify_share), amounts)
-
-
-def _memory(loops: Sequence[Loop], like: Calibration) -> dict[str, object]:
+def _memory(loops: Sequence[Served], like: Calibration) -> dict[str, object]:
     """Return memory for the KV cache that an engine said it has; nothing if none did."""
     tokens = {loop.method: loop.kv_tokens for loop in loops if loop.kv_tokens}
     if not tokens:
@@ -136,7 +94,7 @@ def _memory(loops: Sequence[Loop], like: Calibration) -> dict[str, object]:
     return {"gpu_gib": gpu_gib, "utilization": 1.0, "reserved_gib": 0.0, "source": source}
 
 
-def _acceptance(loops: Sequence[Loop], like: Calibration) -> dict[Method, dict[str, Any]]:
+def _acceptance(loops: Sequence[Served], like: Calibration) -> dict[Method, dict[str, Any]]:
     """Return the acceptance at temperature 0 that gives what was counted, with the spread of requests of `like`."""
     found: dict[Method, dict[str, Any]] = {}
     lookups = (Method.NGRAM, Method.SUFFIX)  # these are replayed on the text

@@ -1,0 +1,169 @@
+"""Requests that one replica served, and how much of each cost is in their times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.calibration.calibration import Calibration, Kind
+from backends.calibration.parameters import EngineParameters
+from backends.draft_schedule import draft_tokens
+from backends.speculation import Method
+from lab.statistics import Floats
+
+Cost = tuple[str, str]
+"""Where a cost is (`step`, or a method; nowhere for the whole request), and its name there."""
+ATTENDED: Cost = ("step", "per_attended_s")
+OUTSIDE: Cost = ("", "outside_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A closed loop, or a part of a recording; arrays of shape (requests,), in the order in which they were sent."""
+
+    method: Method
+    config: Mapping[str, Any] = field(default_factory=dict)  # speculative config without the method
+    sent_s: Floats
+    prompt_tokens: Floats
+    output_tokens: Floats
+    steps: Floats  # steps of the engine that gave tokens
+    ttft_s: Floats  # NaN of an answer in one piece
+    e2e_s: Floats
+    drafted: float = 0.0  # draft tokens a step
+    every: int = 1  # 2: a fit sees every second one of them; the others are to judge it
+    concurrency: int = 0  # of a closed loop
+    kind: Kind | None = None  # kind of the texts; None if they were made up
+    temperature: float | None = None
+    by_position: tuple[float, ...] = ()  # share of the steps with a draft that accepted it at each position
+    kv_tokens: int = 0  # tokens that the engine's KV cache holds; 0 if it does not say
+
+    @property
+    def k(self) -> int:
+        """Tokens that a step drafts at most."""
+        return draft_tokens(self.method, self.config)
+
+    @property
+    def times_s(self) -> tuple[Floats, Floats, Floats]:
+        """When they were sent, gave their first token and ended; an answer in one piece counts from the start."""
+        known_s = np.where(np.isnan(self.ttft_s), 0.0, self.ttft_s)
+        # The first token is that of a request's own prompt, also if no time has passed.
+        return self.sent_s, self.sent_s + np.maximum(known_s, 1e-9), self.sent_s + self.e2e_s
+
+    def some(self, chosen: slice | npt.NDArray[np.bool_]) -> Served:
+        """Return some of the requests."""
+        return replace(self, **{name: getattr(self, name)[chosen] for name in _COLUMNS})
+
+    @property
+    def tpot_s(self) -> Floats:
+        """Seconds per output token after the first."""
+        return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
+
+
+_COLUMNS = ("sent_s", "prompt_tokens", "output_tokens", "steps", "ttft_s", "e2e_s")
+_TOGETHER, _PARTS = 32, 64  # requests that are looked at together, and how often at most
+
+_FEWEST_STEPS = 4
+
+
+class Rows(NamedTuple):
+    """Times, and how much of each cost is in them; arrays of shape (times,)."""
+
+    seconds: Floats
+    amounts: Mapping[Cost, Floats]
+    is_first: bool  # whether they end with the first token
+
+    def expected_s(self, costs: Mapping[Cost, float]) -> Floats:
+        """Return the times by some costs."""
+        return sum(
+            (each * costs.get(cost, 0.0) for cost, each in self.amounts.items()), np.full(len(self.seconds), 1e-9)
+        )
+
+
+def rows_of(served: Served, like: Calibration) -> Iterator[Rows]:
+    """Yield the times of some of the requests: to the first token and after it, or both together if that is unknown."""
+    ended_s = served.sent_s + served.e2e_s
+    starts = range(0, len(served.sent_s), served.every * _TOGETHER)
+    for part in dict.fromkeys(np.linspace(0, len(starts) - 1, min(_PARTS, len(starts))).round().astype(int).tolist()):
+        some = slice(starts[part], starts[part] + served.every * _TOGETHER, served.every)
+        load = served.some((ended_s > served.sent_s[some].min()) & (served.sent_s < ended_s[some].max()))
+        yield from _rows(served.some(some), load, like)
+
+
+def _rows(served: Served, load: Served, like: Calibration) -> Iterator[Rows]:
+    """Yield the times of requests, beside all that their replica served meanwhile."""
+    prompt, known, (sent_s, first_s, ended_s) = served.prompt_tokens, ~np.isnan(served.ttft_s), served.times_s
+    _, firsts_s, ends_s = load.times_s
+    held = load.prompt_tokens + load.output_tokens / 2
+    shared_s = np.minimum.outer(ended_s, ends_s) - np.maximum.outer(first_s, firsts_s)
+    share = np.maximum(shared_s, 0.0) / np.maximum(ended_s - first_s, 1e-9)[:, None]
+    beside = (first_s[:, None] < firsts_s) & (firsts_s <= ended_s[:, None])  # whose prompts its steps computed too
+    later = np.maximum(1.0, served.steps - 1)
+    after = _amounts(served, load, like, later, share.sum(axis=1), share @ held, beside.astype(float))
+    running = (firsts_s <= sent_s[:, None]) & (sent_s[:, None] < ends_s)
+    batch = running.sum(axis=1).astype(float)
+    joined = ((sent_s[:, None] < firsts_s) & (firsts_s <= first_s[:, None])).astype(float)
+    parameters = EngineParameters.of(like, served.method, served.config)
+    waits = np.where(batch > 0, 1.5 if parameters.asynchronous else 0.5, 0.0)
+    chunks = np.maximum(1.0, np.ceil(joined @ load.prompt_tokens / parameters.max_num_batched_tokens))
+    before = _amounts(served, load, like, waits + chunks, batch + 1, running @ held, joined)
+    before |= {OUTSIDE: np.ones(len(prompt))}
+    both = {cost: after.get(cost, 0.0) + amount for cost, amount in before.items()}
+    for of, seconds, amounts, is_first in (
+        (known, served.ttft_s, before, True),
+        (known & (served.steps >= _FEWEST_STEPS), ended_s - first_s, after, False),
+        (~known, served.e2e_s, both, False),
+    ):
+        if of.any():
+            yield Rows(seconds[of], {cost: each[of] for cost, each in amounts.items()}, is_first)
+
+
+def _amounts(
+    served: Served,
+    load: Served,
+    like: Calibration,
+    steps: Floats,
+    batch: Floats,
+    context: Floats,
+    computed: Floats,
+) -> dict[Cost, Floats]:
+    """Return the costs of steps by the formulas of `StepTime` and `Drafting`.
+
+    `batch` and `context` are those of a step, and `computed` which prompts of the load are computed in all of them.
+    """
+    step, prompt = like.step, load.prompt_tokens
+    decoded, prompts, joined = batch * (1 + served.drafted), computed @ prompt, computed.sum(axis=1)
+    with_prompt = np.minimum(1.0, joined / steps)  # share of the steps
+    longer = np.minimum(decoded + prompts / np.maximum(1, joined), step.knee_tokens)
+    below = (1 - with_prompt) * np.minimum(decoded, step.knee_tokens) + with_prompt * longer
+    tokens = decoded + prompts / steps
+    # What drafting takes by its share of the verification goes with it.
+    own = steps * (1 + like.method(served.method).drafting.verify_share)
+    amounts = {
+        ("step", "base_s"): own,
+        ("step", "overhead_s"): steps,
+        ("step", "per_token_below_knee_s"): own * below,
+        ("step", "per_token_above_knee_s"): own * (tokens - below),
+        ("step", "per_request_s"): own * batch,
+        ("step", "per_context_token_s"): own * context * (1 + step.context_per_draft * served.drafted),
+        ("step", "no_graph_s"): own * (step.graph_tokens > 0) * (tokens > step.graph_tokens),
+        ("step", "experts_s"): own * (1 - (1 - with_prompt) * (1 - step.expert_share) ** decoded),
+        ATTENDED: computed @ (prompt**2 / 2),
+    }
+    if served.k:
+        parameters = EngineParameters.of(like, served.method, served.config)
+        k = np.full(len(batch), served.k)
+        if parameters.k_by_batch:
+            k = np.array(parameters.k_by_batch)[np.minimum(batch.round().astype(int), len(parameters.k_by_batch) - 1)]
+        passes = steps * (1 if parameters.drafting.parallel else np.maximum(parameters.least_passes, k))
+        amounts |= {
+            ("step", "speculation_overhead_s"): steps,
+            (served.method.value, "base_s"): steps,
+            (served.method.value, "per_pass_s"): passes,
+            (served.method.value, "per_request_s"): passes * batch,
+            (served.method.value, "per_context_token_s"): passes * context,
+        }
+    return amounts

@@ -1,0 +1,65 @@
+"""Units that a file does not say, which are asked for where the usual ones give what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import orjson
+
+from backends.validation import UsageError
+from lab.trace.formats.format import Units
+from lab.trace.lines import BrokenLines, TraceError, entries
+from lab.trace.record import BLOCK_TOKENS
+
+_ENTRIES = 1000  # that are looked at
+_MOST_PER_S = 50.0
+"""Requests per second of a trace in milliseconds beyond which its unit is asked for."""
+_USUAL = {"mooncake": ("ms", BLOCK_TOKENS), "aiperf": ("ms", BLOCK_TOKENS), "bailian": ("s", 16)}
+_SIZES = tuple(2**power for power in range(3, 15))
+_FEWEST = 4
+
+
+def check_units(path: Path, kind: str, takes: frozenset[str], units: Units) -> None:
+    """Raise if a unit is given that the format does not take, or none where the usual one gives what cannot be."""
+    given = {name for name, value in units._asdict().items() if value is not None}
+    for name in sorted(given - takes):
+        raise UsageError(f"--{name.replace('_', '-')}: a trace in {kind} says it by itself")
+    if takes <= given:
+        return
+    found = []
+    for _, entry in islice(entries(path, BrokenLines(lambda _: None)), _ENTRIES):
+        try:
+            document = orjson.loads(entry)
+        except orjson.JSONDecodeError:
+            continue
+        if isinstance(document, dict):
+            found.append(document)
+    usual_unit, usual_tokens = _USUAL[kind]
+    times = [one["timestamp"] for one in found if isinstance(one.get("timestamp"), int | float)]
+    if units.time_unit is None and usual_unit == "ms" and len(times) > 1:
+        span_s = (max(times) - min(times)) / 1000
+        if 0 < span_s * _MOST_PER_S < len(times) - 1:
+            rate = (len(times) - 1) / span_s
+            raise TraceError(
+                f"{path}: its times would be {rate:,.0f} requests a second in milliseconds, and {rate / 1000:,.3g} in "
+                "seconds: say --time-unit ms or --time-unit s"
+            )
+    if units.block_tokens is None:
+        _check_blocks(path, usual_tokens, [one for one in found if one.get("hash_ids")])
+
+
+def _check_blocks(path: Path, usual: int, found: Sequence[dict[str, object]]) -> None:
+    """Raise if prompts have more blocks than of the usual size fit into them, or exactly as many as of another size."""
+    sizes = [
+        (length, len(ids))
+        for one in found
+        if isinstance(length := one.get("input_length"), int) and isinstance(ids := one["hash_ids"], list)
+    ]
+    too_many = sum(count > -(-length // usual) for length, count in sizes)
+    fitting = [size for size in _SIZES if all(count in (-(-length // size), length // size) for length, count in sizes)]
+    is_other = len({count for _, count in sizes}) >= _FEWEST and fitting and usual not in fitting
+    if 2 * too_many > len(sizes) or is_other:
+        of = f"; blocks of {fitting[0]} would fit" if fitting else ""
+        raise TraceError(f"{path}: its hash_ids are not of blocks of {usual} tokens{of}: say --block-tokens N")
