@@ -1,15 +1,19 @@
 """Measure what a batch costs interactive requests, and what it makes of the rest: `python -m benchmarks.batches`.
 
-In virtual time, with a simulated replica and the throttle's rule (`places_of`), asked each 50 ms as in the gateway.
-Requests (Poisson) come for half of each cycle, so that the replica is alone in the other half; a batch of 50,000 lines,
-with prompts and answers as long as theirs, lies beside and lasts longer than the time that is measured. Lines that lose
-their place run again. Prints the P99 of the requests without and with the batch, and the tokens of lines that ended per
-second in which no request was in flight, over those of a replica that runs nothing else.
+In virtual time, with a simulated replica and the gateway's own rule (`gateway.batches.places`), asked each 50 ms as
+there. Requests (Poisson) come for half of each cycle, so that the replica is alone in the other half; a batch of 50,000
+lines, with prompts and answers as long as theirs, lies beside and lasts longer than the time that is measured. Prints
+the P99 of the requests without and with the batch, and the tokens of lines that ended per second in which no request
+was in flight, over those of a replica that runs nothing else.
+
+`--waste` prints instead how often lines of about 2 s run until they are answered, beside a request of some 20 ms each
+so many seconds, and how many are answered a second; once at regular times, once at random ones (Poisson).
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from random import Random
 
@@ -19,7 +23,9 @@ from backends.calibration.calibration import load_calibration
 from backends.drafting.script import Script, plain_steps
 from backends.simulator.engine.fleet import Fleet, Replica
 from backends.speculation import Method
-from gateway.batches.throttle import WAIT_S, places_of
+from gateway.batches.lines import Line
+from gateway.batches.places import Places
+from gateway.batches.throttle import WAIT_S
 
 LINES, PROMPT, OUTPUT = 50_000, (50, 800), (32, 256)
 
@@ -60,35 +66,53 @@ def arrivals(rate: float, cycle_s: float, until_s: float, seed: int) -> list[tup
     return found
 
 
-def play(calibration: str, asked: list[tuple[float, Script]], until_s: float, most: int) -> Run:
+def play(
+    calibration: str,
+    asked: list[tuple[float, Script]],
+    until_s: float,
+    most: int,
+    make: Callable[[Random], Script] = script,
+    lines: int = LINES,
+) -> Run:
     """Play requests, and as many lines beside them as may run, at most so many at once."""
     fleet, run, draws = Fleet([Replica("a", load_calibration(calibration), Method.BASELINE)]), Run(), Random(2)
-    waiting = [script(draws) for _ in range(LINES if most else 0)]
-    lines, requests = dict[int, Script](), dict[int, tuple[float, Script]]()
-    first_s, now_s, shared_s, look_s = dict[int, float](), 0.0, 0.0, 0.0
+    waiting = [(Line(number, ""), make(draws)) for number in range(lines if most else 0)]
+    running, requests = dict[int, tuple[Line, Script, float]](), dict[int, tuple[float, Script]]()
+    numbers, places, has_come = dict[Line, int](), Places(most, 0.0), False
+    first_s, now_s, look_s = dict[int, float](), 0.0, 0.0
     coming = asked[::-1]
     while now_s < until_s:
         while coming and coming[-1][0] <= now_s:
             at_s, each = coming.pop()
             requests[fleet.submit_script(0, each, at_s)] = at_s, each
+            has_come = True
         if now_s >= look_s:
-            look_s, shared_s = now_s + WAIT_S, now_s if requests else shared_s
-            places = places_of(now_s - shared_s, most)
-            for line in [*lines][places:]:
-                fleet.cancel(line)
-                waiting.append(lines.pop(line))
+            look_s = now_s + WAIT_S
+            for line in places.look(now_s, is_shared=bool(requests), has_come=has_come):
+                fleet.cancel(numbers[line])
+                places.end(line)
+                places.gave_up()
+                line.given_up += 1
+                waiting.append((line, running.pop(numbers.pop(line))[1]))
                 run.lost_lines += 1
-            while waiting and len(lines) < places:
-                each = waiting.pop()
-                lines[fleet.submit_script(0, each, now_s)] = each
+            has_come = False
+            while waiting and places.may_begin(now_s, waiting[-1][0]):
+                line, each = waiting.pop()
+                number = numbers[line] = fleet.submit_script(0, each, now_s)
+                running[number] = line, each, now_s
+                places.lines[line] = None
         step = fleet.step(now_s)
         next_s = min([until_s, look_s if most else until_s, *(at_s for at_s, _ in coming[-1:])])
         end_s = next_s if step is None else now_s + step.duration_s
         run.idle_s += 0.0 if requests else end_s - now_s
         now_s = end_s
         for number, tokens, _, sent, left in () if step is None else step.emissions:
-            if number in lines and not left:
-                run.batch_tokens += lines.pop(number).output_tokens
+            if number in running and not left:
+                line, each, begun_s = running.pop(number)
+                places.end(line)
+                places.answered(now_s - begun_s)
+                numbers.pop(line)
+                run.batch_tokens += each.output_tokens
                 run.lines += 1
             elif number in requests:
                 if sent == tokens:
@@ -100,6 +124,30 @@ def play(calibration: str, asked: list[tuple[float, Script]], until_s: float, mo
     return run
 
 
+def short(_: Random) -> Script:
+    """Return a request of some 20 ms."""
+    return Script(20, 3, *plain_steps(3))
+
+
+def long(draws: Random) -> Script:
+    """Return a line that takes about 2 s where it is alone."""
+    return Script(draws.randint(*PROMPT), 290, *plain_steps(290))
+
+
+def waste(calibration: str, most: int, until_s: float) -> None:
+    """Print how often lines run, by the seconds between the requests of others."""
+    print("| a request | runs per answer | lines per second | runs, random | lines, random |\n|---" + "|---" * 4 + "|")
+    for every_s in (1e9, 300.0, 60.0, 10.0, 3.0, 1.0, 0.3):
+        cells = []
+        for is_random in (False, True):
+            draws, at_s, asked = Random(1), 0.0, list[tuple[float, Script]]()
+            while (at_s := at_s + (draws.expovariate(1 / every_s) if is_random else every_s)) < until_s:
+                asked.append((at_s, short(draws)))
+            run = play(calibration, asked, until_s, most, long, round(100 * until_s))
+            cells += [f"{(run.lines + run.lost_lines) / max(1, run.lines):.3f}", f"{run.lines / until_s:.1f}"]
+        print(f"| {'never' if every_s > until_s else f'each {every_s:g} s'} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     """Print a row for each length of a cycle."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -109,7 +157,11 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--cycle", type=float, nargs="*", default=[30.0, 120.0])
+    parser.add_argument("--waste", type=float, metavar="SECONDS", help="print runs per answer over so long")
     options = parser.parse_args()
+    if options.waste:
+        waste(options.calibration, options.most, options.waste)
+        return
     for cycle_s in options.cycle:
         until_s = options.cycles * cycle_s
         batch, alone, both = play(options.calibration, [], min(until_s, 120.0), options.most), Run(), Run()

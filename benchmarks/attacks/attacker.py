@@ -28,6 +28,8 @@ MIB = 1 << 20
 _PATH = b"/v1/chat/completions"
 _KEY = b"authorization: Bearer %b\r\n" % KEY.encode()
 _HEAD = b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n" % _PATH
+_TO_BATCHES = b"POST /v1/batches HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+_TO_FILES = b"POST /v1/files HTTP/1.1\r\nhost: a\r\ncontent-type: multipart/form-data; boundary=x\r\n"
 _FLOOD_S = 5.0
 _ANSWER_S = 10.0
 """Seconds that an answer is waited for."""
@@ -269,11 +271,13 @@ def _keys(count: int) -> bytes:
     return b'{"model":"m",%b}' % b",".join([b'"k%d":1' % number for number in range(count)])
 
 
-def _post(body: bytes) -> tuple[bytes, bytes]:
-    return _HEAD + _KEY + b"content-length: %d\r\n\r\n" % len(body), body
+def _post(body: bytes, begin: bytes = _HEAD) -> tuple[bytes, bytes]:
+    return begin + _KEY + b"content-length: %d\r\n\r\n" % len(body), body
 
 
-async def _at_once(port: int, report: Report, bodies: Iterable[bytes], seconds: float = _FLOOD_S) -> None:
+async def _at_once(
+    port: int, report: Report, bodies: Iterable[bytes], seconds: float = _FLOOD_S, begin: bytes = _HEAD
+) -> None:
     """Send each body again and again, each on a connection of its own."""
     end_s = time.monotonic() + seconds
 
@@ -288,7 +292,52 @@ async def _at_once(port: int, report: Report, bodies: Iterable[bytes], seconds: 
                 report.answers[await peer.status(60.0)] += 1
                 peer.close()
 
-    await asyncio.gather(*[one(*_post(body)) for body in bodies])
+    await asyncio.gather(*[one(*_post(body, begin)) for body in bodies])
+
+
+async def nested_batch(port: int, hold_s: float, report: Report) -> None:
+    """Send bodies of 31 MB of nested JSON to the paths of batches, four at once."""
+    await _at_once(port, report, [_values(b"[]", 31 * MIB // 3)] * 4, begin=_TO_BATCHES)
+
+
+def _line(number: int, value: bytes) -> bytes:
+    body = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"x":%b}' % value
+    return b'{"custom_id":"%d","method":"POST","url":"%b","body":%b}\n' % (number, _PATH, body)
+
+
+async def _ask(port: int, report: Report, begin: bytes, body: bytes) -> dict[str, object]:
+    """Send a request, and return the document that answers it."""
+    if (peer := await connect(port)) is None:
+        return {}
+    report.opened += 1
+    await peer.send(*_post(body, begin))
+    report.answers[await peer.status(60.0)] += 1
+    with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
+        async with asyncio.timeout(_ANSWER_S):
+            length = 0
+            while (line := await peer.reader.readline()).strip():
+                name, _, value = line.lower().partition(b":")
+                length = int(value) if name == b"content-length" else length
+            document: dict[str, object] = json.loads(await peer.reader.readexactly(length))
+            return document
+    return {}
+
+
+async def nested_line(port: int, hold_s: float, report: Report) -> None:
+    """Run batches of a line of 31 MB of nested JSON, of lines with as many values as one may have, and of deep ones."""
+    kinds = (
+        [_line(0, b"[" + b"[]," * (31 * MIB // 3) + b"[]]"), _line(1, b"1")],
+        [_line(number, b"[" + b"[]," * 280_000 + b"[]]") for number in range(30)],
+        [_line(number, b"[" * number + b"]" * number) for number in range(250, 1030, 10)],
+    )
+    for lines in kinds:
+        part = b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x\r\n'
+        head = b'Content-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+        form = part + head + b"".join(lines) + b"\r\n--x--\r\n"
+        file_id = (await _ask(port, report, _TO_FILES, form)).get("id")
+        asked = {"input_file_id": file_id, "endpoint": _PATH.decode(), "completion_window": "24h"}
+        await _ask(port, report, _TO_BATCHES, json.dumps(asked).encode())
+    await asyncio.sleep(4 * _FLOOD_S)  # they run, one after another
 
 
 async def small_values(port: int, hold_s: float, report: Report) -> None:
@@ -453,6 +502,8 @@ ATTACKS: dict[str, Attack] = {
             silent,
             half_heads,
             half_bodies,
+            nested_batch,
+            nested_line,
             small_values,
             most_values,
             drip,

@@ -69,10 +69,8 @@ def add_batches(
         if at_once.locked():  # before bodies pile up
             raise GatewayError(503, "Too many ask for files at once: try again.", code="overloaded", retry_after_s=1.0)
         async with at_once:
-            body, most = (
-                await request.body(),
-                next(bounds[each] for each in bounds if request.scope["path"].startswith(each)),
-            )
+            body = b"".join([part async for part in request.stream() if part])  # it is one: nothing is copied
+            most = next(most for path, most in bounds.items() if request.scope["path"].startswith(path))
             if len(body) > most:  # one whose length was not announced
                 raise too_large(most)
             asked_id, content_type = request.path_params.get("id", ""), request.headers.get("content-type", "")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -18,10 +19,13 @@ from gateway.dialects.errors import GatewayError
 from gateway.routing.large_bodies import check_cost
 
 MOST_LINE_BYTES: Final = 8 << 20
+MOST_VALUES: Final = 300_000
+"""Of a line, as `check_cost` counts them; less than of a request, since a file has many. To parse them takes 30 ms."""
 _MOST_PROBLEMS: Final = 100
 _MISSING: Final = "missing_required_parameter"
-_BEGINNING_BYTES: Final = 1 << 16
+_BEGINNING_BYTES: Final = 1 << 13
 """Of a line that is too long or costs too much, in which its custom_id is looked for."""
+_LARGE_BYTES: Final = 1 << 15
 _SIGNS: Final = re.compile(rb"[][{},:]")
 
 
@@ -58,18 +62,27 @@ def problem(code: str, message: str, line: int | None = None, param: str | None 
     return {"code": code, "message": message, "param": param, "line": line}
 
 
-def read_line(number: int, raw: bytes, most_values: int) -> Line:
+def in_turns(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield lines; after a large one, as much time goes to other threads, which have requests to answer."""
+    for line in lines:
+        began_s = time.thread_time()
+        yield line
+        if len(line) > _LARGE_BYTES:
+            time.sleep(time.thread_time() - began_s)
+
+
+def read_line(number: int, raw: bytes) -> Line:
     """Return a line, with an error if it can only be answered with that; without a custom_id if none is found.
 
     Examples
     --------
-    >>> line = read_line(0, b'{"custom_id": "a", "body": {"seed": 12345678901234567890123456}}', 99)
+    >>> line = read_line(0, b'{"custom_id": "a", "body": {"seed": 12345678901234567890123456}}')
     >>> line.custom_id, line.body, line.error
     ('a', b'{"seed": 12345678901234567890123456}', None)
     """
     error = None
     try:
-        _check_size(raw, most_values)
+        _check_size(raw)
     except GatewayError as known:
         raw, error = raw[:_BEGINNING_BYTES], known
     spans = _spans(raw)
@@ -83,12 +96,15 @@ def read_line(number: int, raw: bytes, most_values: int) -> Line:
     return Line(number, _text(raw[spans.get("custom_id", slice(0))]), body, error)
 
 
-def _check_size(raw: bytes, most_values: int) -> None:
+def _check_size(raw: bytes) -> None:
     """Raise an error if a line is too long, or costs too much to parse."""
     if len(raw) > MOST_LINE_BYTES:
         raise GatewayError(413, f"A line has at most {MOST_LINE_BYTES >> 20} MiB.", code="line_too_large")
-    for _ in check_cost(raw, most_values):
-        pass
+    try:
+        for _ in check_cost(raw, MOST_VALUES):
+            pass
+    except GatewayError as error:
+        raise GatewayError(413, "This line has too many JSON values.", code=error.code) from None
 
 
 def _spans(document: bytes) -> dict[str, slice]:
@@ -133,7 +149,7 @@ def _text(token: bytes) -> str:
     return value if isinstance(value, str) else ""
 
 
-def check(lines: Iterable[bytes], endpoint: str, most_lines: int, most_values: int) -> Checked:
+def check(lines: Iterable[bytes], endpoint: str, most_lines: int) -> Checked:
     """Check all lines of a file; empty ones count as none.
 
     A line that has a custom_id but whose body is no JSON, or that is too large, has its error among the answers.
@@ -141,13 +157,13 @@ def check(lines: Iterable[bytes], endpoint: str, most_lines: int, most_values: i
     Examples
     --------
     >>> line = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"m","prompt":"Hi"}}'
-    >>> check([line], "/v1/completions", 9, 99)
+    >>> check([line], "/v1/completions", 9)
     Checked(total=1, model='m', problems=[])
-    >>> [(each["code"], each["line"]) for each in check([line, line, b"{"], "/v1/completions", 9, 99).problems]
+    >>> [(each["code"], each["line"]) for each in check([line, line, b"{"], "/v1/completions", 9).problems]
     [('duplicate_custom_id', 2), ('invalid_json_line', 3)]
     """
     total, model, problems, ids = 0, "", list[Document](), set[int]()
-    for number, raw in enumerate(lines, 1):
+    for number, raw in enumerate(in_turns(lines), 1):
         if not raw.strip():
             continue
         total += 1
@@ -156,10 +172,10 @@ def check(lines: Iterable[bytes], endpoint: str, most_lines: int, most_values: i
             break
         fields, custom_id, found = None, "", None
         try:
-            _check_size(raw, most_values)
+            _check_size(raw)
             fields = orjson.loads(raw)
         except (GatewayError, orjson.JSONDecodeError) as error:
-            custom_id = read_line(number, raw, most_values).custom_id
+            custom_id = read_line(number, raw).custom_id
             if not custom_id:
                 code = (error.code if isinstance(error, GatewayError) else None) or "invalid_json_line"
                 found = problem(code, f"This line cannot be read: {error}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from backends import background
 from gateway.batches.bounds import GATEWAY, Refusals, Spending, settings_of
 from gateway.batches.line_request import Answer, LineRequest, client_of_lines
-from gateway.batches.lines import MOST_LINE_BYTES, Line, check, problem, read_line, written
+from gateway.batches.lines import MOST_LINE_BYTES, Line, check, in_turns, problem, read_line, written
 from gateway.batches.notes import BEGUN, COMPLETED, FAILED, RETURNED, Notes
 from gateway.batches.records import ENDED, Marker, file_record
 from gateway.batches.storage import Document, Storage
@@ -98,7 +98,7 @@ class BatchRun:
     def _check(self, most_lines: int) -> None:
         """Check all lines, before any of them runs; in a thread."""
         try:
-            found = check(self._input(), self._record["endpoint"], most_lines, self._most_values)
+            found = check(self._input(), self._record["endpoint"], most_lines)
         except FileNotFoundError:
             return self.end("failed", [problem("file_not_found", "The input file is gone.")])
         problems = found.problems
@@ -112,10 +112,6 @@ class BatchRun:
         if problems:
             self.end("failed", problems)
         return None
-
-    @property
-    def _most_values(self) -> int:
-        return self._gateway.settings.server.max_body_values
 
     def _key(self) -> Client:
         client = self._gateway.relay.access.keyring.with_id(self._marker.owner)
@@ -138,9 +134,9 @@ class BatchRun:
 
     def _pending(self) -> Iterator[Line]:
         """Yield the lines that have no answer."""
-        for number, raw in enumerate(self._input()):
+        for number, raw in enumerate(in_turns(self._input())):
             if raw.strip() and not self._notes.has(number):
-                line = read_line(number, raw, self._most_values)
+                line = read_line(number, raw)
                 if self._notes.begun[number] >= _MOST_RUNS:
                     text = f"{_MOST_RUNS} gateways have ended while they ran this line."
                     line.error = GatewayError(500, text, code="no_answer")
@@ -309,7 +305,7 @@ class BatchRun:
         throttle.count(outcome)
 
     def _document(self, line: Line, answer: Answer) -> bytes:
-        return written(line.custom_id, answer.document(self._most_values))
+        return written(line.custom_id, answer.document())
 
     # The end
 

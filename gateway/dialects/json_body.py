@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import orjson
+
+_NUMBER = re.compile(rb"\s*:\s*(-?[0-9][0-9.eE+-]*)(?=\s*[,}])")
 
 
 def insert_field(body: bytes, field: bytes) -> bytes:
@@ -18,10 +22,12 @@ def insert_field(body: bytes, field: bytes) -> bytes:
 
 
 def set_field(body: bytes, name: str, value: object) -> bytes:
-    """Return a JSON object in which a field has a value; only one that has it already is written anew.
+    """Return a JSON object in which a field has a value; it is written anew only if it may have the name twice.
 
     Examples
     --------
+    >>> set_field(b'{"priority": -5, "seed": 12345678901234567890123456}', "priority", 0)
+    b'{"priority": 0, "seed": 12345678901234567890123456}'
     >>> set_field(b'{"a": {"priority": 1}, "priority": -5, "b": 1.0}', "priority", 0)
     b'{"a":{"priority":1},"priority":0,"b":1.0}'
     >>> set_field(b'{"n": 1}', "stream_options", {"include_usage": True})
@@ -30,4 +36,8 @@ def set_field(body: bytes, name: str, value: object) -> bytes:
     document = orjson.loads(body)
     if name not in document and document:
         return insert_field(body, b'"%b":%b' % (name.encode(), orjson.dumps(value)))
+    quoted = b'"%b"' % name.encode()
+    number = _NUMBER.match(body, body.find(quoted) + len(quoted)) if body.count(quoted) == 1 else None
+    if number is not None:  # the name stands there once, so it is this field's
+        return body[: number.start(1)] + orjson.dumps(value) + body[number.end(1) :]
     return orjson.dumps({**document, name: value})
