@@ -14,11 +14,10 @@ import httpx
 import orjson
 
 from backends.backend import Backend
-from backends.engine import Said
+from backends.engine import Processes, Said
 from backends.engine_metrics import MOST_PAGE_BYTES, EngineMetrics, MetricsReader
 from backends.http.authorities import trusted
 from backends.http.bounded import PLAIN, UnboundedError, fetch, parts_of
-from backends.processes import Processes
 from backends.reported import MOST_CONTEXT_TOKENS, finite, printable, whole
 
 _MOST_HEALTH_BYTES: Final = 1 << 16
@@ -141,7 +140,11 @@ class Probe:
 
     async def meets_several(self) -> bool:
         """Return whether several engines answer at the address, as their metrics over some connections show."""
-        processes, pages = Processes(), [(await self._metrics())[0] for _ in range(_LOOKS)]
+        processes = Processes()
+        try:
+            pages = [(await self._metrics())[0] for _ in range(_LOOKS)]
+        except httpx.HTTPError:
+            return False  # what it does in time, its probe tells
         return any(processes.take(page, 0.0)[1] for page in pages if page is not None) or processes.are_several
 
     async def close(self) -> None:
@@ -159,15 +162,13 @@ class Probe:
     async def _list_models(self, known: Said, *, is_needed: bool) -> ProbeResult:
         """Read what the engine serves; what is vague changes nothing of what is known, unless it is needed."""
         try:
-            status, body = await fetch(self._client, "/v1/models", _MOST_MODELS_BYTES)
+            result = self._listed(*await fetch(self._client, "/v1/models", _MOST_MODELS_BYTES))
         except UnboundedError as error:
             result = ProbeResult(str(error))
         except httpx.HTTPError:
             if is_needed:
                 raise
-            return ProbeResult(said=known)
-        else:
-            result = self._listed(status, body)
+            result = ProbeResult()
         return result if is_needed or result.is_certain or result.said is not None else ProbeResult(said=known)
 
     def _listed(self, status: int, body: bytes) -> ProbeResult:
@@ -209,25 +210,23 @@ class Probe:
             is_other = self.was_refused or is_recreated or _lasting(listed) != _lasting(known)
         self.was_refused, is_new = False, is_other or known.card is None
         version = "" if is_new else known.version
-        paused: bool | None = None
         if self._asks_version and not version:
             version = await self.version()
-        if is_new or known.tells_pause:
-            match as_json(await self.request("GET", "/is_paused", most_bytes=_MOST_SHORT_BYTES)):
-                case {"is_paused": bool(said)}:
-                    paused = said
-        tells_pause = paused is not None or (known.tells_pause and not is_new)
-        longest_tokens = known.context_tokens if self.processes.are_several else 0
-        heard = replace(
-            listed,
-            context_tokens=max(listed.context_tokens, longest_tokens),
-            version=version,
-            tells_pause=tells_pause,
-        )
+        paused = await self._paused() if is_new or known.tells_pause else None
+        said = replace(listed, version=version, tells_pause=paused is not None or (known.tells_pause and not is_new))
+        if self.processes.are_several:
+            said = replace(said, context_tokens=max(said.context_tokens, known.context_tokens))
         problem = "is paused: POST /resume to it" if paused else None
         if page is not None and page.awake == 0:
             problem = "is asleep: POST /wake_up to it"
-        return ProbeResult(problem, is_certain=True, said=heard, is_new=is_new, engine=page, ignored=ignored)
+        return ProbeResult(problem, is_certain=True, said=said, is_new=is_new, engine=page, ignored=ignored)
+
+    async def _paused(self) -> bool | None:
+        """Return whether the engine is paused; None if it does not tell."""
+        match as_json(await self.request("GET", "/is_paused", most_bytes=_MOST_SHORT_BYTES)):
+            case {"is_paused": bool(paused)}:
+                return paused
+        return None
 
     async def _metrics(self) -> tuple[EngineMetrics | None, tuple[str, ...]]:
         """Return the metrics page, None without one, and what in it cannot be.

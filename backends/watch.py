@@ -12,10 +12,10 @@ from typing import Final
 from backends import background
 from backends.backend import Backend, EngineChange, EngineLoad, State
 from backends.contradictions import compare
+from backends.engine import SEVERAL
 from backends.engine_metrics import EngineMetrics
 from backends.health import SERVING, Health, HealthRules
 from backends.probe import Probe, ProbeResult
-from backends.processes import SEVERAL
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,9 @@ from typing import Any, Final
 
 from backends import contradictions
 from backends.backend import Backend
-from backends.engine import Said
+from backends.engine import SEVERAL, Said
 from backends.engine_metrics import EngineMetrics
 from backends.probe import Probe, ProbeResult, as_json, misnamed
-from backends.processes import SEVERAL
 from backends.reported import printable
 from backends.speculation import MODELLESS, Method, SpeculativeConfig, method_named
 from backends.validation import Issue

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from backends.processes import SEVERAL
+from backends.engine import SEVERAL
 from gateway.cli.app import app
 from gateway.config.load import load_pool
 from tests.support.upstream import Upstream, Wire, answer

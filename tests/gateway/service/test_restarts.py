@@ -9,7 +9,7 @@ from itertools import cycle
 import pytest
 
 from backends.backend import EngineChange, State
-from backends.processes import SEVERAL
+from backends.engine import SEVERAL
 from tests.gateway.conftest import FAST, MODEL, start_gateway
 from tests.support.registered_metrics import value_of
 from tests.support.upstream import Upstream, Wire, answer, well

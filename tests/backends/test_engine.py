@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from backends.engine import Processes
 from backends.engine_metrics import EngineMetrics, total
-from backends.processes import Processes
 
 A, B = 100.0, 7.0  # when two processes started: the later one need not be the newer one's clock
 
