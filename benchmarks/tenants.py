@@ -36,10 +36,10 @@ POOL = """\
 models:
   m:
     policy: {name: least_loaded}
-    queue: {max_in_flight_per_backend: 8, max_waiting: 5000}
+    queue: {max_in_flight_per_backend: 8, max_waiting: 5000, max_wait_s: 36000}
     backends: {a: "http://127.0.0.1:1", b: "http://127.0.0.1:2"}
 keys: [{name: app, key: sk-bench, tenant_header: x-tenant}]
-timeouts: {keep_alive_s: 3600}
+timeouts: {keep_alive_s: 36000, first_byte_s: 36000}
 state: none
 """
 PLACES, WAITING, SWEEP = 16, 48, 1000
