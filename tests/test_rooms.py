@@ -37,7 +37,6 @@ ROOMS = {
     "KV events": ["gateway/kv_events"],
     "fleet": ["gateway/fleet"],
     "SLO classes": ["gateway/slo_classes"],
-    "importer": ["gateway/importer"],
     "discovery by DNS": ["gateway/discovery/resolver.py"],
     "discovery in Kubernetes": ["gateway/discovery/kubernetes.py", "gateway/discovery/inference_pool.py"],
     "access log and spans": ["gateway/reports"],

@@ -29,11 +29,10 @@ _DEFAULT_CONFIG = Path("config/pool.yaml")
 _COMMANDS = "speculation_gateway.commands"
 _OF_ROOMS = (
     EntryPoint("advise", "gateway.advice.command:advise", _COMMANDS),
-    EntryPoint("import", "gateway.importer.command:app", _COMMANDS),
     EntryPoint("status", "gateway.dashboard.command:status", _COMMANDS),
 )
 _GROUPS = {
-    "Serve": ("demo", "init", "import", "check", "schema", "picker"),
+    "Serve": ("demo", "init", "check", "schema", "picker"),
     "Operate": ("status", "drain", "resume", "reload", "explain", "policy", "advise"),
     "Measure and plan": ("bench", "replay", "plan", "tune", "calibrate", "trace"),
 }
@@ -103,8 +102,9 @@ def _register() -> None:
         command, group = commands[name], groups.get(name, "Others")
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, rich_help_panel=group)
-        else:
-            app.command(name, rich_help_panel=group)(command)
+        else:  # `init` takes the flags of other routers
+            how = {"ignore_unknown_options": command is init}
+            app.command(name, rich_help_panel=group, context_settings=how)(command)
 
 
 _register()

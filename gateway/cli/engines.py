@@ -102,11 +102,15 @@ def ask(backends: Sequence[Backend], *, fully: bool) -> list[Engine]:
     return asyncio.run(all_at_once())
 
 
-def table(engines: Sequence[Engine]) -> list[str]:
-    """Return a line for each engine, and the head of those that answered."""
+def table(engines: Sequence[Engine], places: Mapping[str, str] | None = None) -> list[str]:
+    """Return a line for each engine, and the head of those that answered; where others are named, by their URLs."""
     rows = [tuple(each.cells()) for each in engines if each.result.problem is None]
-    silent = [f"{each.backend.name}: {each.result.problem}" for each in engines if each.result.problem is not None]
-    return [*(columns([_HEAD, *rows], left=3) if rows else []), *silent]
+    lines = columns([_HEAD, *rows], left=3) if rows else []
+    for each in engines:
+        if each.result.problem is not None:
+            place = "" if places is None else places[each.backend.url]
+            lines.append(f"{each.backend.name}{place and f' ({place})'}: {each.result.problem}")
+    return lines
 
 
 def differences(engines: Sequence[Engine], aliases: Mapping[str, Sequence[str]], *, fully: bool) -> Iterator[Issue]:

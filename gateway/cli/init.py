@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
+import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from urllib.parse import urlsplit
 
 import typer
 
@@ -12,8 +16,11 @@ from backends.validation import UsageError
 from gateway.cli.output import say
 
 if TYPE_CHECKING:
+    from gateway.cli.addresses import Addresses
     from gateway.cli.engines import Engine
 
+_SUFFIXES = {".yaml", ".yml", ".json", ".conf", ".cfg", ".toml", ".sh", ".env", ".txt"}
+_MOST_BYTES, _MOST_ADDRESSES = 1 << 20, 256
 _FOR_EDITORS = "# yaml-language-server: $schema=pool.schema.json\n#\n"
 Place: TypeAlias = tuple[str | int, ...]
 _HEAD = "Written by `gateway init` of what the engines said. A line like this one is to be read, or to be acted on."
@@ -21,9 +28,13 @@ _HEAD = "Written by `gateway init` of what the engines said. A line like this on
 
 def init(
     context: typer.Context,
-    urls: Annotated[
+    sources: Annotated[
         list[str] | None,
-        typer.Argument(metavar="URL", help="Engines that run, as http://10.0.0.1:8000.", show_default=False),
+        typer.Argument(
+            metavar="URL|FILE",
+            help="Engines that run, as http://10.0.0.1:8000, or a file that names them, such as another router's.",
+            show_default=False,
+        ),
     ] = None,
     *,
     config: Annotated[Path | None, typer.Option(help="The pool file.  [default: config/pool.yaml]")] = None,
@@ -33,18 +44,21 @@ def init(
 ) -> None:
     """Write a pool file of engines that run; without any, one of simulated replicas.
 
-    Each engine is asked for its model and how it speculates, and answers one request for four tokens. Exits 2 if no
-    engine answers, or the file exists.
+    Each engine is asked for its model and how it speculates, and answers one request for four tokens. Of a file, all
+    hosts with a port are asked, and those that are engines are taken. Exits 2 if no engine answers, or the pool file
+    exists.
 
     \b
     gateway init
     gateway init http://10.0.0.1:8000 http://10.0.0.2:8000
+    gateway init litellm.yaml
+    nginx -T | gateway init -
     """
     path: Path = config or context.obj
     if path.exists():
         raise UsageError(f"cannot write {path}: it exists; give another name with --config")
-    if urls:
-        text, summary = _of_engines(urls, api_key)
+    if sources:
+        text, summary = _of_engines(sources, api_key)
     else:
         text = files("gateway.config").joinpath("pool.yaml").read_text("utf-8").removeprefix(_FOR_EDITORS)
         summary = "five simulated replicas"
@@ -58,40 +72,50 @@ def init(
     say(f"Wrote {path}: {summary}. Serve them with `gateway --config {path}`.")
 
 
-def _of_engines(urls: list[str], api_key: str | None) -> tuple[str, str]:
-    """Return the pool file of some engines, and what it has."""
+def _of_engines(sources: list[str], api_key: str | None) -> tuple[str, str]:
+    """Return the pool file of the engines that some sources name, and what it has."""
     from backends.backend import Backend
     from backends.speculation import Method
     from gateway.cli.engines import ask, table
     from gateway.config.pool_text import Variable, check_text, pool_text
     from gateway.config.short_forms import name_of
 
-    addresses = dict.fromkeys(map(_address, urls))
-    engines = ask([Backend(name_of(u), "", Method.BASELINE, u, api_key=api_key) for u in addresses], fully=True)
-    say("\n".join(table(engines)))
+    named = _named(sources)
+    keys = {url: api_key for url, place in named.places.items() if not place or (api_key and _is_private(url))}
+    asked = [Backend(name_of(url), "", Method.BASELINE, url, api_key=keys.get(url)) for url in named.places]
+    for where, variable in named.unset.items():
+        say(f"{where}: an address hangs on {variable}, which is not set here", err=True)
+    engines = ask(asked, fully=True)
+    say("\n".join(table(engines, named.places)))
     silent = [each for each in engines if each.result.problem is not None]
     hint = "" if api_key else "; engines with a key need --api-key or VLLM_API_KEY"
     if len(silent) == len(engines):
         raise UsageError(f"none of these can be used{hint}")
     key = Variable.of("VLLM_API_KEY") if api_key else None
-    models, notes = _models([each for each in engines if each not in silent], {"api_key": key} if key else {})
+    models, notes = _models([each for each in engines if each not in silent], key)
     place = ("models", *models, "backends") if len(models) == 1 else ("models",)
     for each in silent:
-        notes.append((place, f"Left out: {each.result.problem}. If this is an engine:"))
+        where = named.places[each.backend.url]
+        notes.append((place, f"Left out{where and f' ({where})'}: {each.result.problem}. If this is an engine:"))
         notes.append((place, f"  {each.backend.name}: {{url: {each.backend.url}}}"))
+    if named.settings:
+        kept = ", ".join(f"{name} ({where})" for name, where in named.settings.items())
+        notes.append(((), f"Not taken over: {kept}. Keys, limits, weights and timeouts: docs/configuration.md."))
     settings = {"server": {"host": "127.0.0.1", "port": 8080}, "keys": [{"name": "engines", "key": key}]}
     text = pool_text(
         {name: settings[name] for name in settings if key or name != "keys"} | {"models": models}, notes, [_HEAD]
     )
-    check_text(text, {})
+    check_text(text)
     if silent:
         say(f"Left out, as comments: {', '.join(each.backend.url for each in silent)}{hint}", err=True)
+    if named.settings:
+        say(f"Not taken over, and named in a comment: {', '.join(named.settings)}", err=True)
     if key:
         say("Set VLLM_API_KEY before you serve it: the key of the engines, which clients need too.", err=True)
     return text, ", ".join(f"{len(model['backends'])} x {name}" for name, model in models.items())
 
 
-def _models(engines: list[Engine], key: dict[str, str]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
+def _models(engines: list[Engine], key: str | None) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
     """Return the models of engines that answered, and notes at their places."""
     from gateway.cli.engines import unlike
 
@@ -107,10 +131,50 @@ def _models(engines: list[Engine], key: dict[str, str]) -> tuple[dict[str, Any],
         notes += [(("models", name), unlike(served))] if unlike(served) else []
         for each in served:
             how = {"method": str(each.method or "custom_class"), "speculative_config": each.config()}
-            settings = {"url": each.backend.url, **key, **how}
+            settings = {"url": each.backend.url, "api_key": key if each.backend.api_key else None, **how}
             models[name]["backends"][each.backend.name] = {k: value for k, value in settings.items() if value}
             notes += [(("models", name, "backends", each.backend.name), note) for note in each.notes()]
     return models, notes
+
+
+def _named(sources: list[str]) -> Addresses:
+    """Return the addresses that are given, which have no place, and those in files, or in flags of another router."""
+    from gateway.cli.addresses import Addresses
+
+    named = Addresses()
+    if any(each.startswith("--") for each in sources):
+        named.search(" ".join(sources), "the flags")
+        sources = []
+    for each in sources:
+        if each == "-" or ("://" not in each and (Path(each).exists() or Path(each).suffix in _SUFFIXES)):
+            named.search(_text_of(each), Path(each).name)
+        else:
+            named.places.setdefault(_address(each), "")
+    if not named.places or len(named.places) > _MOST_ADDRESSES:
+        unset = "".join(f"; {where}: {variable} is not set here" for where, variable in named.unset.items())
+        raise UsageError(
+            f"{len(named.places)} addresses are named{unset}; expected 1 to {_MOST_ADDRESSES}, such as "
+            "http://10.0.0.1:8000. What Kubernetes or DNS finds is for `discover` (docs/operate.md#discovery)"
+        )
+    return named
+
+
+def _text_of(name: str) -> str:
+    from backends.files.regular import read_text
+
+    try:
+        return sys.stdin.read(_MOST_BYTES) if name == "-" else read_text(Path(name), _MOST_BYTES)
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from None
+
+
+def _is_private(url: str) -> bool:
+    """Return whether no address of a URL is a public one, which is not sent the key of the engines."""
+    try:
+        found = socket.getaddrinfo(urlsplit(url).hostname, None)
+    except OSError:
+        return False
+    return not any(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_global for each in found)
 
 
 def _address(text: str) -> str:

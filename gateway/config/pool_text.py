@@ -56,13 +56,12 @@ def pool_text(settings: Mapping[str, Any], notes: Sequence[tuple[Path, str]], he
     return "\n".join(lines) + "\n"
 
 
-def check_text(text: str, placeholders: Mapping[str, str]) -> None:
+def check_text(text: str) -> None:
     """Check a pool file as `gateway check` does, with a value in place of each variable."""
     from backends.files.yaml import read_yaml
     from gateway.config.settings import PoolSettings
 
-    environ = {name: placeholders.get(name, f"{name}-value") for name in variables(text)}
-    document = read_yaml(text, environ)
+    document = read_yaml(text, {name: f"{name}-value" for name in _REFERENCE.findall(text)})
     issues = [issue for _, issue in document.issues]
     try:
         PoolSettings.model_validate(document.data)
@@ -73,17 +72,6 @@ def check_text(text: str, placeholders: Mapping[str, str]) -> None:
             "no valid pool file comes of it:\n"
             + "\n".join(f"  {'.'.join(map(str, i.path))}: {i.message}{f'; {i.hint}' if i.hint else ''}" for i in issues)
         )
-
-
-def variables(text: str) -> list[str]:
-    r"""Return the names of the variables in a pool file, in order of appearance.
-
-    Examples
-    --------
-    >>> variables("a: ${B}\nc: $${D} ${A} ${B}")
-    ['B', 'A']
-    """
-    return list(dict.fromkeys(_REFERENCE.findall(text)))
 
 
 def _nearest(settings: Any, path: Path) -> Path:

@@ -8,8 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.app import app
+from gateway.cli.init import _is_private
 from gateway.config.load import load_pool
 from tests.support.paths import ROOT
+from tests.support.upstream import upstreams_in_thread
 
 
 def test_it_writes_the_default_pool_where_the_gateway_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +48,56 @@ def test_it_says_why_it_cannot_write(tmp_path: Path) -> None:
         f"gateway init: cannot write {tmp_path}/file/pool.yaml: {tmp_path}/file: File exists; "
         "give another name with --config\n"
     )
+
+
+KEPT = """
+model_list:
+  - {{model_name: m, litellm_params: {{model: m, api_base: "{a}/v1", api_key: sk-secret, rpm: 5}}}}
+  - {{model_name: m, litellm_params: {{model: m, api_base: "{b}"}}}}
+  - {{model_name: m, litellm_params: {{model: m, api_base: "http://127.0.0.1:9"}}}}
+"""
+
+
+def test_it_takes_the_engines_that_a_file_names(tmp_path: Path) -> None:
+    pool, theirs = tmp_path / "pool.yaml", tmp_path / "theirs"
+    with upstreams_in_thread("ab", "m") as (a, b):
+        theirs.write_text(KEPT.format(a=a.url, b=b.url))
+        result = CliRunner().invoke(app, ["init", str(theirs), "--config", str(pool)])
+        assert result.exit_code == 0, result.stderr
+        assert "127.0.0.1:9 (theirs, line 5): refuses connections" in result.stdout
+        assert {each.url for each in load_pool(pool).models["m"].backends.values()} == {a.url, b.url}
+        text = " ".join(line.strip("# ") for line in pool.read_text().splitlines())
+        assert "Not taken over: api_key (theirs, line 3), rpm (theirs, line 3)." in text
+        assert "Left out (theirs, line 5): refuses connections" in text
+        assert "sk-secret" not in text + result.output
+        pool.unlink()
+        flags = ["--static-backends", f"{a.url},{b.url}", "--static-models", "m,m"]
+        assert CliRunner().invoke(app, ["init", *flags, "--config", str(pool)]).exit_code == 0
+        assert len(load_pool(pool).models["m"].backends) == 2
+        pool.unlink()
+        result = CliRunner().invoke(app, ["init", "-", "--config", str(pool)], input=f"proxy_pass {a.url};")
+        assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nothing", "0 addresses are named; expected 1 to 256"),
+        ("--worker-urls $NO_SUCH", "theirs.sh, line 1: NO_SUCH is not set here"),
+        ("--prefill http://a:1", "theirs.sh, line 1: prefill tells prefill and decode apart"),
+        ("url: http://127.0.0.1:9", "none of these can be used"),
+        (None, "theirs.sh: No such file"),
+    ],
+)
+def test_it_says_why_a_file_is_of_no_use(tmp_path: Path, text: str | None, message: str) -> None:
+    theirs = tmp_path / "theirs.sh"
+    if text is not None:
+        theirs.write_text(text)
+    result = CliRunner().invoke(app, ["init", str(theirs), "--config", str(tmp_path / "pool.yaml")])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_the_key_of_the_engines_goes_to_no_public_address_of_a_file() -> None:
+    for url, is_private in (("127.0.0.1", True), ("10.0.0.1", True), ("[::1]", True), ("8.8.8.8", False)):
+        assert _is_private(f"http://{url}:8000") is is_private

@@ -1,1 +1,0 @@
-"""Making a pool file of another router's configuration: `gateway import`."""
