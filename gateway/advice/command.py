@@ -28,8 +28,8 @@ def _text(name: str, advised: dict[str, Any]) -> str:
     if not advised["learns"]:
         parts.append("Its policy learns no step times: `gateway plan` judges methods and k by a recording.")
     else:
-        known = filter(None, (_saved(advised["speculation"]["gain"]), advised["speculation"]["missing"]))
-        parts.append(f"Saved by speculation: {'; '.join(known)}.")
+        gain, missing = advised["speculation"]["gain"], advised["speculation"]["missing"]
+        parts.append(f"Saved by speculation: {'; '.join(filter(None, (_saved(gain) or 'not known', missing)))}.")
     for number, finding in enumerate(findings, 1):
         where, worth = finding["backend"], _saved(finding["gain"]) or finding["worth"]
         parts += [f"{number}. {where}{where and ': '}{finding['title']}", *([f"   gain:     {worth}"] if worth else [])]

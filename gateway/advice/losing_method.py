@@ -14,7 +14,7 @@ import numpy as np
 
 from backends.speculation import Method
 from gateway.advice.evidence import BackendEvidence, ModelEvidence, Steps
-from gateway.advice.finding import MIN_ANSWERS, Finding, Gain, gain_of, lines
+from gateway.advice.finding import Finding, Gain, gain_of, lines
 from gateway.advice.relative_time import OF, Floats, cost_row, relative_time
 from policies.learned.models.step_time import NOISE, seconds
 
@@ -48,9 +48,15 @@ def of_speculation(model: ModelEvidence) -> Speculation:
 
     The errors of all backends are taken to go the same way: those of the baseline do.
     """
-    baseline, answers, present_s, without_s = measured_baseline(model), 0.0, 0.0, np.zeros(3)
+    baseline, present_s, without_s = measured_baseline(model), 0.0, np.zeros(3)
     if missing := _no_baseline(model):
         return Speculation(missing=missing)
+    speculating = [each for each in model.backends if each.method is not Method.BASELINE]
+    if max(map(_measured, speculating), default=0.0) < _MIN_ANSWERS:
+        few = ", ".join(f"{each.name} has {_measured(each):.0f}" for each in speculating) or "no replica speculates"
+        return Speculation(
+            missing=f"of a replica with speculation {_MIN_ANSWERS:.0f} measured answers are needed: {few}"
+        )
     for backend in model.backends:
         kinds = tuple(replace(each, tokens=each.tokens * each.sent.get(backend.name, 0.0)) for each in model.kinds)
         spent_s = sum(kind.tokens / kind.tokens_per_step[backend.name] for kind in kinds)
@@ -58,13 +64,14 @@ def of_speculation(model: ModelEvidence) -> Speculation:
             continue
         gain = Gain(0.0, 0.0, 0.0, OF)
         if backend.method is not Method.BASELINE:
+            if backend.steps.answers < _MIN_ANSWERS:
+                continue
             gain, _ = _gain(replace(model, kinds=kinds), backend, backend.steps, baseline)
-            answers += backend.steps.answers
         spent_s *= backend.steps.seconds
         present_s += spent_s
         without_s += spent_s * (1.0 - np.array((gain.share, gain.low, gain.high)))
-    if answers < MIN_ANSWERS:
-        return Speculation(missing=f"{answers:.0f} of {MIN_ANSWERS:.0f} answers with speculation have been measured")
+    if not present_s:
+        return Speculation(missing="no answer of a replica in order has been measured")
     share, high, low = (float(saved) for saved in 1.0 - present_s / without_s)
     why = [f"{name}: {each}" for name, each in _judged(model) if isinstance(each, str)] if high < 0.0 else []
     return Speculation(Gain(share, low, high, OF), "" if baseline is None else baseline.name, "; ".join(why))
