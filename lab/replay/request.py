@@ -209,15 +209,13 @@ def _recorded(recorded: Sequence[int], method: Method, k: int, output_tokens: in
 
 
 def _constant(tokens_per_step: float, method: Method, k: int, output_tokens: int) -> Steps:
-    """Return as many steps as give a mean, of which the first emits one token, evenly spread over the answer."""
+    """Return as many steps as give a mean, of which the first emits one token, and the longer ones come first."""
     later = output_tokens - 1
-    most, least = later, -(-later // (k + 1))
-    steps = max(1, min(max(least, round(output_tokens / max(1.0, tokens_per_step)) - 1), most))
-    ends = 1 + np.arange(steps + 1) * later // steps
-    # Steps that begin elsewhere, as those of a smaller k do, emit as much in the mean.
-    shares = np.floor(np.arange(output_tokens + 1) * (later / steps % 1.0))
-    emitted = (later // steps + np.diff(shares)).astype(np.int32)
-    emitted[ends[:-1]] = np.diff(ends)
+    least = -(-later // (k + 1))
+    steps = max(1, min(max(least, round(output_tokens / max(1.0, tokens_per_step)) - 1), later))
+    each, longer = divmod(later, steps)
+    emitted = np.full(output_tokens, each, np.int32)
+    emitted[: 1 + longer * (each + 1)] = each + 1
     return _bounded(emitted, method, k)
 
 
