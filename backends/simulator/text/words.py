@@ -11,9 +11,10 @@ from keyword import iskeyword
 
 from backends.simulator.text.tokenizer import Tokenizer
 
-_SHORTEST = 5
-"""Letters of a word that is exchanged. Of thousands of different chats, suffix drafting then emits 1.5 tokens per step,
-as of recorded ones with the same cache (1.55); with 4 it is 1.35, and if all words stay, 3.6 and rising.
+_SHORTEST = 3
+"""Letters of a word that is exchanged. Of chats at temperature 0.7 suffix drafting then emits 1.12 tokens per step in
+the first 250, and 1.24 in the fourth thousand; with 4 letters it rises to 1.36, with 5 to 1.55. Of recorded chats,
+which repeat themselves more, it emits 1.55 early and late: what must not grow is what earlier answers bring.
 """
 
 
