@@ -100,7 +100,8 @@ class Wire:
 
     def finish(self, reason: str) -> None:
         """Send an event that ends the text of a stream, whatever is missing of it."""
-        self.event(self._chunk({"delta" if self.work.is_chat else "text": {} if self.work.is_chat else ""}, reason))
+        text: dict[str, Any] = {"delta": {}} if self.work.is_chat else {"text": ""}
+        self.event(self._chunk(text | {"finish_reason": reason}))
 
     def last_events(self) -> None:
         """Send the events that end a stream, after that of its last token."""
@@ -132,8 +133,8 @@ class Wire:
             document["usage"] = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
         return document
 
-    def _chunk(self, choice: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
-        document = self._document([{"index": 0, "finish_reason": reason, **choice}]) | more
+    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
+        document = self._document([{"index": 0, "finish_reason": None, **choice}]) | more
         if self.work.padding_bytes:
             document["padding"] = "x" * self.work.padding_bytes
         return b"data: " + json.dumps(document).encode() + b"\n\n"

@@ -115,8 +115,9 @@ def _framed(event: bytes) -> bytes:
 
 def _reads_of_stream(with_ids: bool, with_usage: bool) -> list[bytes]:
     """Return what is read of a stream after its head, piece by piece."""
-    ids = b"[737]" if with_ids else b"null"
-    events = [_EVENT % (b"null", ids)] * 63 + [_EVENT % (b'"length"', ids)] + [_USAGE_EVENT] * with_usage
+    ids, prompt_ids = (b"[737]", b"[%b7]" % (b"1234," * 300)) if with_ids else (b"null", b"null")
+    first = _EVENT.replace(b'"choices"', b'"prompt_token_ids":%b,"choices"') % (prompt_ids, b"null", b"null")
+    events = [first, *[_EVENT % (b"null", ids)] * 62, _EVENT % (b'"length"', ids), *[_USAGE_EVENT] * with_usage]
     return [*map(_framed, [*events, b"data: [DONE]\n\n"]), b"0\r\n\r\n"]
 
 

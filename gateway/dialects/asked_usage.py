@@ -21,7 +21,7 @@ IDS: Final = b"return_token_ids"
 """Parameters that the gateway adds to requests for streams, where engines take them."""
 _OPTIONS: Final[dict[str, object]] = {"include_usage": True}
 _FIELD: Final = b'"stream_options":{"include_usage":true}'
-_USAGE: Final = b'"usage":'
+USAGE_FIELD: Final = b'"usage":'
 _NO_USAGE: Final = re.compile(rb',\s*"usage":\s*null')
 _NO_CHOICES: Final = re.compile(rb'"choices":\s*\[\s*\]')
 _FINISH: Final = b'"finish_reason":"'
@@ -87,7 +87,7 @@ class StreamHabits:
             return
         self._is_known = True
         self.has_nulls = _NO_USAGE.search(events) is not None
-        self.may_ask = _USAGE not in _NO_USAGE.sub(b"", events)
+        self.may_ask = USAGE_FIELD not in _NO_USAGE.sub(b"", events)
         found = [_FINGERPRINT.search(event) for event in events_of(events) if _FINISH in event]
         self.fingerprint = found[-1][0] if found and found[-1] is not None else b""
 
@@ -109,12 +109,12 @@ class HiddenUsage:
 
     def take(self, data: bytes) -> bytes:
         """Return what the client gets of complete events."""
-        if _USAGE in data or (_FINISH in data and self._habits.fingerprint):
+        if USAGE_FIELD in data or (_FINISH in data and self._habits.fingerprint):
             return b"".join([self._shown(event) for event in events_of(data)])
         return data
 
     def _shown(self, event: bytes) -> bytes:
-        if _USAGE in event:
+        if USAGE_FIELD in event:
             event = self._without_usage(event)
         fingerprint = self._habits.fingerprint
         if _FINISH in event and fingerprint and _FINGERPRINT.search(event) is None:
@@ -131,7 +131,7 @@ class HiddenUsage:
             if habits.fingerprint and (found := _FINGERPRINT.search(event)) is not None:
                 habits.fingerprint = found[0]
             return b""
-        before, _, after = event.partition(_USAGE)
+        before, _, after = event.partition(USAGE_FIELD)
         try:
             text = after.decode()
             begin = len(text) - len(text.lstrip(" "))
@@ -140,7 +140,7 @@ class HiddenUsage:
             return event
         after = text[end:].encode()
         if habits.has_nulls:
-            return before + _USAGE + b" " * begin + b"null" + after
+            return before + USAGE_FIELD + b" " * begin + b"null" + after
         if (kept := before.rstrip(b" ")).endswith(b","):
             return kept[:-1] + after
         return before + after.lstrip(b", ")

@@ -15,15 +15,18 @@ import orjson
 from gateway.dialects.transcript import dicts
 from policies.features.request import Endpoint
 
-_CHAT: Final = Endpoint.CHAT
-_COMPLETIONS: Final = Endpoint.COMPLETIONS
 _MESSAGES: Final = Endpoint.MESSAGES
 _RESPONSES: Final = Endpoint.RESPONSES
 _EMBEDDINGS: Final = Endpoint.EMBEDDINGS
 _USUAL: Final = frozenset({"stop", "length", "tool_calls"})
 _GIVEN_UP: Final = ("abort", "cancel", "error", "fail")
 """How reasons to finish begin that are the engine's; all others are taken for an end, also those of later engines."""
-_PARTS: Final = {_MESSAGES: "content", _RESPONSES: "output", _EMBEDDINGS: "data"}
+_PARTS: Final = {
+    **dict.fromkeys((Endpoint.CHAT, Endpoint.COMPLETIONS), "choices"),
+    _MESSAGES: "content",
+    _RESPONSES: "output",
+    _EMBEDDINGS: "data",
+}
 """The lists that answers have."""
 _OF_CLIENTS: Final = ("invalid", "badrequest", "notfound", "permission", "authentication")
 _OF_LOAD: Final = ("overload", "unavailable", "ratelimit", "toomany")
@@ -39,17 +42,6 @@ class InvalidAnswerError(Exception):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind  # the label value in metrics: `garbage`, or `broken` if it lacks its end
-
-
-def is_given_up(reason: object) -> bool:
-    """Return whether an engine names a reason of its own for the end of an answer.
-
-    Examples
-    --------
-    >>> is_given_up("abort"), is_given_up("stop"), is_given_up("repetition")
-    (True, False, False)
-    """
-    return isinstance(reason, str) and reason not in _USUAL and reason.lower().startswith(_GIVEN_UP)
 
 
 def given_up_in(document: bytes) -> bool:
@@ -70,24 +62,22 @@ def check_whole(endpoint: Endpoint, document: object, items: int = 0) -> int:
     """
     if not isinstance(document, dict):
         raise InvalidAnswerError("garbage", "answered with JSON that is no object")
-    if (status := error_status(document)) != 0:
-        if is_of_engine(status):
-            raise InvalidAnswerError("garbage", "answered 200 with an error")
-        return status
-    if endpoint is _CHAT or endpoint is _COMPLETIONS:
-        choices = document.get("choices")
-        if not isinstance(choices, list) or not choices:
-            raise InvalidAnswerError("garbage", "answered without a choice")
-        for choice in choices:
-            if not isinstance(choice, dict) or not ("message" in choice or "text" in choice):
-                raise InvalidAnswerError("garbage", "answered with a choice that has no text")
-            _check_reason(choice.get("finish_reason", ""))
-        return 0
     name = _PARTS[endpoint]
     parts = document.get(name)
-    if not isinstance(parts, list):
-        raise InvalidAnswerError("garbage", f"answered without {name}")
-    if endpoint is _MESSAGES:
+    if document.get("error") or not isinstance(parts, list):
+        status = error_status(document)
+        if not status or is_of_engine(status):
+            raise InvalidAnswerError("garbage", "answered 200 with an error" if status else f"answered without {name}")
+        return status
+    if name == "choices":
+        if not parts:
+            raise InvalidAnswerError("garbage", "answered without a choice")
+        for choice in parts:
+            if not isinstance(choice, dict) or not ("message" in choice or "text" in choice):
+                raise InvalidAnswerError("garbage", "answered with a choice that has no text")
+            if (reason := choice.get("finish_reason", "stop")) != "stop":
+                _check_reason(reason)
+    elif endpoint is _MESSAGES:
         _check_reason(document.get("stop_reason"))
     elif endpoint is _RESPONSES:
         _check_response(document)
@@ -99,15 +89,14 @@ def check_whole(endpoint: Endpoint, document: object, items: int = 0) -> int:
 def _check_reason(reason: object) -> None:
     if reason is None:
         raise InvalidAnswerError("broken", "ended the answer without a reason")
-    if is_given_up(reason):
-        raise InvalidAnswerError("broken", f"gave up the answer ({str(reason)[:40]!r})")
+    if isinstance(reason, str) and reason not in _USUAL and reason.lower().startswith(_GIVEN_UP):
+        raise InvalidAnswerError("broken", f"gave up the answer ({reason[:40]!r})")
 
 
 def _check_response(response: dict[str, Any]) -> None:
     details = response.get("incomplete_details")
-    for reason in (response.get("status"), details.get("reason") if isinstance(details, dict) else None):
-        if is_given_up(reason):
-            raise InvalidAnswerError("broken", f"gave up the answer ({str(reason)[:40]!r})")
+    _check_reason(response.get("status") or "")
+    _check_reason((details.get("reason") if isinstance(details, dict) else "") or "")
 
 
 def error_status(document: dict[str, Any]) -> int:

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import orjson
 
-from gateway.dialects.asked_usage import HiddenUsage
+from gateway.dialects.asked_usage import USAGE_FIELD, HiddenUsage
 from gateway.dialects.ending import StreamEnding, events_of
 from policies.features.request import Endpoint
 
@@ -53,11 +53,12 @@ class EventStream:
     (b'', 'ended the stream without a reason')
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, *, has_choices: bool = False) -> None:
+        self._has_choices = has_choices  # whether several are asked for, each of which has to end
         self._marker = _MARKERS.get(endpoint)
         self._of_the_end: tuple[bytes, ...] = _OF_THE_END.get(endpoint, ())
-        self._goes_on = _GOES_ON
-        self.has_choices = False  # whether several are asked for, each of which has to end
+        # What an event has that is not read, since it only goes on; nothing if all are read.
+        self._goes_on = b"" if self._of_the_end or has_choices else _GOES_ON
         self.ending = StreamEnding(endpoint)
         self.withheld = b""  # events from where the engine gave up the stream; empty if it has not
         self._held = b""
@@ -88,29 +89,31 @@ class EventStream:
             else:
                 self.ending.has_gaps = True
         events = data.count(b"\n\n") or data.count(b"\r\n\r\n")
-        if self._of_the_end or self.has_choices or data.count(self._goes_on) != events:
+        goes_on = data.count(self._goes_on) == events
+        if not goes_on:
             data = self._read_ending(data)
-            if self.withheld:
-                if not data:
-                    return data
-                events = data.count(b"\n\n") or data.count(b"\r\n\r\n")
+            if not data:
+                return data
+            events = data.count(b"\n\n") or data.count(b"\r\n\r\n")
         if self.watcher is not None:
             data = self.watcher.take(data)
         self.events += events
         if self._marker is not None:
             self.deltas += data.count(self._marker)
         self._recent.append(data)
-        return data if self.hidden is None else self.hidden.take(data)
+        if self.hidden is None or (goes_on and USAGE_FIELD not in data):
+            return data
+        return self.hidden.take(data)
 
     def _read_ending(self, data: bytes) -> bytes:
         """Return the events up to where the engine gives up the stream, if it does, and withhold the others."""
         if self._of_the_end and not any(mark in data for mark in self._of_the_end):
             return data
-        if not self.events and _GOES_ON_SPACED in data:
+        if not self.events and self._goes_on and _GOES_ON_SPACED in data:
             self._goes_on = _GOES_ON_SPACED
         at = 0
         for event in events_of(data):
-            goes_on = not self.has_choices and (_GOES_ON in event or _GOES_ON_SPACED in event)
+            goes_on = not self._has_choices and (_GOES_ON in event or _GOES_ON_SPACED in event)
             if not goes_on and not self.ending.take(event):
                 self.withheld = data[at:]
                 return data[:at]

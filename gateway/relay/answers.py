@@ -190,8 +190,8 @@ class WholeAnswer(PassThrough):
 class StreamAnswer(PassThrough):
     """A stream of server-sent events, which is held until its first event is complete."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._events = self.events = EventStream(endpoint)
+    def __init__(self, endpoint: Endpoint, *, has_choices: bool) -> None:
+        self._events = self.events = EventStream(endpoint, has_choices=has_choices)
         self._has_begun = False
 
     def feed(self, data: bytes) -> bytes:
@@ -214,7 +214,7 @@ class StreamAnswer(PassThrough):
         return rest
 
 
-def answer_for(endpoint: Endpoint, status: int, headers: HeaderList, items: int = 0) -> PassThrough:
+def answer_for(endpoint: Endpoint, status: int, headers: HeaderList, items: int, *, has_choices: bool) -> PassThrough:
     """Return what handles an answer, by its head."""
     by_name = dict(headers)
     content_type = by_name.get(b"content-type", b"")
@@ -223,7 +223,7 @@ def answer_for(endpoint: Endpoint, status: int, headers: HeaderList, items: int 
     if endpoint is Endpoint.OTHER:
         return MeteredAnswer("opaque" if is_encoded else _kind_of(kind))
     if status == 200 and kind == b"text/event-stream":
-        return MeteredAnswer("opaque") if is_encoded else StreamAnswer(endpoint)
+        return MeteredAnswer("opaque") if is_encoded else StreamAnswer(endpoint, has_choices=has_choices)
     if status == 200 and not is_json(kind):
         if kind == b"application/octet-stream" and endpoint is Endpoint.EMBEDDINGS:  # vLLM's `encoding_format: bytes`
             return MeteredAnswer("opaque")

@@ -131,7 +131,8 @@ class Attempt:
             return
         delivery.status = head.status
         routed = self.exchange.routed
-        answer = WholeAnswer(delivery.endpoint, 0 if routed is None else routed.items, is_checked=True)
+        assert routed is not None
+        answer = WholeAnswer(delivery.endpoint, routed.items, is_checked=True)
         try:
             answer.take(body)
         except InvalidAnswerError as error:
@@ -150,14 +151,14 @@ class Attempt:
         if status == _UNAUTHORIZED and self._refuses_key():
             return
         exchange, routed = self.exchange, self.exchange.routed
+        assert routed is not None
         try:
-            answer = self.delivery.open(status, headers, 0 if routed is None else routed.items)
+            answer = self.delivery.open(status, headers, routed)
         except InvalidAnswerError as error:
             self._on_invalid(error)
             return
         if (events := answer.events) is None:
             return
-        events.has_choices = routed is not None and routed.has_choices
         if exchange.rescuer is not None and IDS in self.added:
             exchange.rescuer.watch(events)
         if USAGE in self.added:
@@ -208,7 +209,8 @@ class Attempt:
             return
         if delivery.status == _NOT_FOUND and not delivery.has_begun and self._lacks_model(rest):
             return
-        if refused := self._refused(delivery.status, rest):
+        refused = [name for name in self.added if name in rest] if delivery.status in _REFUSALS else []
+        if refused and not delivery.has_begun:
             self._repeat_without(refused)
             return
         delivery.note_whole(answer)
@@ -225,12 +227,11 @@ class Attempt:
             return
         if delivery.has_begun:
             message, is_proof = "ended the answer with an error", status not in {OVERLOADED, BUSY}
-            is_over = exchange.failed("error", message, is_proof=is_proof, may_fail=False)
-        else:
-            is_over = status in _RETRYABLE and self._is_retried(status, events.withheld)
-        if is_over:
+            if exchange.failed("error", message, is_proof=is_proof, may_fail=False):
+                return
+        elif status in _RETRYABLE and self._is_retried(status, events.withheld):
             return
-        if not delivery.has_begun:
+        else:
             self._send_head()
             delivery.times.first_s = now_s
         answer.error_status = status
@@ -276,14 +277,8 @@ class Attempt:
         message = "does not serve its model any more" if is_own else ""
         return self.exchange.failed("model", message, may_fail=is_own)
 
-    def _refused(self, status: int, body: bytes) -> list[bytes]:
-        """Return the parameters that the gateway has added and the engine refuses."""
-        if status not in _REFUSALS or self.delivery.has_begun:
-            return []
-        return [name for name in self.added if name in body]
-
     def _repeat_without(self, refused: list[bytes]) -> None:
-        """Send the request to the same backend once more, without these parameters."""
+        """Send the request to the same backend once more, without parameters that the gateway has added."""
         self.cancel()
         self.delivery.answer = None
         self.declined = self.declined.union(refused)

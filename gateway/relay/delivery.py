@@ -12,6 +12,7 @@ from gateway.relay.attempt import Attempt
 from gateway.relay.context import Inbound, Reply, send_error
 from gateway.relay.failures import Has
 from gateway.relay.observers import Observer, Times, tell
+from gateway.routing.router import RoutedRequest
 from policies.features.request import Endpoint
 
 _OTHER: Final = Endpoint.OTHER
@@ -37,10 +38,11 @@ class Delivery:
         self.is_paused = False  # whether the client is slow to receive it
         self.was_paused = False  # whether it was at any time
 
-    def open(self, status: int, headers: HeaderList, items: int) -> PassThrough:
+    def open(self, status: int, headers: HeaderList, routed: RoutedRequest) -> PassThrough:
         """Decide by the head how much of the answer is held before it is passed on."""
         self.status, self._headers = status, headers
-        answer = self.answer = answer_for(self.endpoint, status, headers, items)
+        answer = answer_for(self.endpoint, status, headers, routed.items, has_choices=routed.has_choices)
+        self.answer = answer
         return answer
 
     def send_head(self, attempt: Attempt) -> None:

@@ -12,9 +12,10 @@ MAX_CHARS: Final = 1 << 20
 """Length of the longest text that is kept; a longer stream is not rescued."""
 
 _UNREAD_BYTES: Final = 1 << 16  # events are kept unread up to this size, so that most streams are never parsed
-_IDS: Final = re.compile(rb'token_ids":\s*\[[\d,\s]*\]')
+_IDS: Final = re.compile(rb'(token_ids":\s*)\[[\d,\s]*\]')
 _NO_IDS: Final = b'token_ids":null'
 _HAS_IDS: Final = b'token_ids":'
+_LIST: Final = b'token_ids":['
 _PROMPT_IDS: Final = re.compile(rb'prompt_token_ids":\s*\[')
 _OUTPUT: Final = frozenset({"role", "content"})  # other fields of a delta are reasoning, refusals, calls
 
@@ -59,7 +60,11 @@ class PassedStream:
             self._unread_bytes += len(data)
             if self._unread_bytes > _UNREAD_BYTES:
                 self.read()
-        return _IDS.sub(_NO_IDS, data) if _HAS_IDS in data else data
+        at = data.find(_LIST)
+        end = data.find(b"]", at) + 1
+        if at >= 0 and data.find(_HAS_IDS, end) < 0:  # one list, as in most reads
+            return data[:at] + _NO_IDS + data[end:]
+        return _IDS.sub(rb"\1null", data) if _HAS_IDS in data else data
 
     # When the stream has failed
 

@@ -149,8 +149,8 @@ def reads(request: pytest.FixtureRequest) -> Any:
 
 def fed(endpoint: Endpoint, reads: list[bytes]) -> tuple[EventStream, bytes]:
     """Feed a stream until something of it is withheld."""
-    stream, passed = EventStream(endpoint), b""
-    stream.has_choices = any(b'"index":1' in read.replace(b" ", b"") for read in reads)
+    has_choices, passed = any(b'"index":1' in read.replace(b" ", b"") for read in reads), b""
+    stream = EventStream(endpoint, has_choices=has_choices)
     for read in reads:
         passed += stream.feed(read)
         if stream.withheld:
