@@ -107,7 +107,7 @@ async def test_answers_that_are_errors_have_a_file_of_their_own(tmp_path: Path) 
             busy["left"] -= 1
             await wire.json({"error": {"message": "wait", "type": "x", "code": 429}}, 429)
         else:
-            await wire.json({"object": "list", "data": [], "usage": {"prompt_tokens": 3, "total_tokens": 3}})
+            await wire.json({"object": "list", "data": [{}], "usage": {"prompt_tokens": 3, "total_tokens": 3}})
 
     texts = ["well", "wrong", "broken", "later"]
     lines = [line(text, "/v1/embeddings") | {"body": {"model": MODEL, "input": text}} for text in texts]

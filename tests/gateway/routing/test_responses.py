@@ -91,7 +91,9 @@ async def test_the_client_hears_with_which_replica_its_response_was_lost(gateway
 
 async def test_where_an_engine_does_not_tell_another_one_is_asked_to_answer(gateway_of: Start) -> None:
     async def behave(wire: Wire) -> None:
-        await wire.json({"id": "resp_1", "model": wire.upstream.name}, 401 if wire.seen.method == "GET" else 200)
+        await wire.json(
+            {"id": "resp_1", "model": wire.upstream.name, "output": []}, 401 if wire.seen.method == "GET" else 200
+        )
 
     async with gateway_of(THREE, behaviour=behave) as running:
         assert (await ask(running, "resp_unseen")).status_code == 200

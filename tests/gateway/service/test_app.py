@@ -218,7 +218,7 @@ async def test_metrics_of_a_request(gateway_of: Start) -> None:
 async def test_acceptance_from_chunks_if_the_engine_reports_none(gateway_of: Start) -> None:
     async def with_usage_only(wire: Wire) -> None:
         await wire.begin_stream()
-        for text in ("", "one two", "three four", "five six"):  # the first chunk carries the role
+        for text in ("", "one two", "three four"):  # the first chunk carries the role, the last one the reason
             await wire.chunk(delta(text))
         await wire.chunk(b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":6}}\n\n')
         await wire.chunk(END)
