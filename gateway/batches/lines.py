@@ -68,7 +68,7 @@ def in_turns(lines: Iterable[bytes]) -> Iterator[bytes]:
         began_s = time.thread_time()
         yield line
         if len(line) > _LARGE_BYTES:
-            time.sleep(time.thread_time() - began_s)
+            time.sleep(max(0.0, time.thread_time() - began_s))  # the thread may be another one now
 
 
 def read_line(number: int, raw: bytes) -> Line:

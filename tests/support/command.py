@@ -132,7 +132,9 @@ def gateway_command(
     command = Command(process, log)
     try:
         # A gateway whose replicas are simulated is ready when it says how to try it; others may have none that answers.
-        said = "Try it:" if "simulate" in config.read_text("utf-8") else "Listening at"
+        pool = config.read_text("utf-8") if config.is_file() else ""
+        is_simulated = "simulate" in pool and not any(other in pool for other in ("url", "discover", "picker"))
+        said = "Try it:" if is_simulated else "Listening at"
         until(lambda: process.poll() is not None or said in command.printed(), what="the URL")
         if match := re.search(r"Listening at (\S+)", command.printed()):
             command.url = match[1]

@@ -89,7 +89,7 @@ async def test_a_stream_of_another_endpoint_is_charged_by_its_usage_or_its_event
     body = json.dumps({"model": MODEL, "stream": True}).encode()
 
     async with gateway_of({"a": "baseline"}, keys=KEYS, paths=["/inference/*"]) as running:
-        for usage, tokens in ((b"", -(-len(body) // 4) + 4), (b'data: {"usage": {"prompt_tokens": 70}}\n\n', 70)):
+        for usage, tokens in ((b"", -(-len(body) // 4) + 5), (b'data: {"usage": {"prompt_tokens": 70}}\n\n', 70)):
             before = await charged(running)
 
             async def stream(wire: Wire, usage: bytes = usage) -> None:

@@ -249,7 +249,7 @@ def test_a_failure_elsewhere_is_still_retried_once() -> None:
 def test_an_engine_that_calls_itself_full_while_it_has_nothing_to_do_is_sick(is_event: bool) -> None:
     for running, state in ((0, State.EJECTED), (5, State.UP)):
         relay = Relay("a", "b", "c")
-        relay.pool.watch(relay.backends["a"]).engine = EngineMetrics(running=running)
+        relay.backends["a"].engine.metrics = EngineMetrics(running=running)
         for number in range(3):
             relay.send(body_of(number))
             if is_event:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backends.backend import EngineChange, State
+from backends.backend import State
 from gateway.recorder.document import RequestNotes
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.routing.router import RoutedRequest
@@ -130,7 +130,8 @@ async def test_an_engine_that_has_been_started_anew_is_looked_at_anew() -> None:
         for _ in range(2):
             await running.chat(stream=True)
         running.upstreams["a"].behaviour = other
-        model.engine_changed("a", EngineChange.RESTART)
+        backend = model.upstreams["a"].backend
+        backend.set_engine(backend.engine.said, is_new=True)
         for _ in range(2):
             assert (await running.chat(stream=True)).content == other.streamed
         assert other.asked == 0

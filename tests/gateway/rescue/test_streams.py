@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from backends.backend import EngineChange, State
+from backends.backend import State
 from lab.trace.read import read_trace
 from tests.gateway.conftest import MODEL, Running, Start
 from tests.support.token_engine import TokenEngine, answer_of, decode
@@ -252,7 +252,8 @@ async def test_an_engine_that_takes_no_notice_is_asked_once_in_its_life(gateway_
         for _ in range(3):
             check_is_whole(await stream(running))
         assert asked(running) == [True, False, False]
-        running.gateway.models[MODEL].engine_changed("a", EngineChange.RESTART)
+        backend = running.gateway.models[MODEL].upstreams["a"].backend
+        backend.set_engine(backend.engine.said, is_new=True)
         check_is_whole(await stream(running))
         assert asked(running)[3:] == [True]
 

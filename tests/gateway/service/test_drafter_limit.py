@@ -22,7 +22,8 @@ from gateway.config.load import load_pool
 from gateway.discovery.pods import settings_of
 from gateway.discovery.source import Replica
 from gateway.service.replicas import configured, plan
-from lab.replay.command import pool_of
+from lab.past.pool import simulated_pool
+from lab.replay.table import request_table
 from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
 from tests.support.upstream import Upstream, Wire, answer
 
@@ -109,7 +110,8 @@ def test_a_simulated_replica_has_the_limit_of_its_calibration_or_of_the_file(tmp
         settings = load_pool(path)
         (backend,) = plan(settings, tmp_path).backends
         (engine,) = json.loads((tmp_path / "simulator.json").read_text())["replicas"]
-        (replayed,) = pool_of(settings.models["m"], None)
+        with request_table(iter(()), 0.0) as table:
+            (replayed,) = simulated_pool(settings.models["m"], table).replicas
         assert backend.drafter_limit == limit
         assert ReplicaSettings.model_validate(engine).engine_parameters().drafter_limit == limit
         assert replayed.drafter_limit == (own if more else None)  # None: that of the calibration
