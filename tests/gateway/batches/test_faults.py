@@ -153,7 +153,7 @@ async def test_an_error_of_a_line_is_that_lines(tmp_path: Path) -> None:
         if b'"broken"' in wire.seen.body:
             await wire.json({"error": {"message": "oh", "code": 500}}, 500)
         elif b'"deep-answer"' in wire.seen.body:
-            nested = b'{"choices":' + b"[" * 900 + b"]" * 900 + b"}"
+            nested = json.dumps(answer("a")).encode()[:-1] + b',"x":' + b"[" * 900 + b"]" * 900 + b"}"
             head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
             await wire.send(head % len(nested) + nested)
         else:
