@@ -65,7 +65,7 @@ _Parts = dict[str, tuple[int, list[str], str]]
 
 @dataclass(slots=True)
 class Addresses:
-    """What texts name.
+    r"""What texts name.
 
     Examples
     --------
