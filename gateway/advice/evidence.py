@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from backends.draft_schedule import Speculation
 from backends.drafter_limit import DrafterLimit
-from backends.occupancy import Minute
+from backends.engine import Minute
 from backends.speculation import Method
 from policies.learned.models.prior import StepCost
 from policies.learned.models.step_time import Load

@@ -323,7 +323,7 @@ def test_it_scales_by_a_metric_that_exists(chart: helm.Chart) -> None:
                 {},
                 {"models": {"m": {"policy": "learned"}}},
                 {"models": {"m": {"policy": {"name": "learned", "slo": {}}}}},
-                {"models": {"m": {"policy": {"name": "thresholds", "slo": {"ttft_ms": 2000}}}}},
+                {"models": {"m": {"policy": {"name": "thresholds"}}}},
                 {"models": {"n": {"policy": {"name": "learned", "slo": {"ttft_ms": 2000}}}}},
             )
         ),

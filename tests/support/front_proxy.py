@@ -174,7 +174,7 @@ async def _check_chunks_come_one_by_one(front: Front) -> None:
         assert answer.headers["content-type"].startswith("text/event-stream")
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
-                texts.append(json.loads(line.removeprefix("data: "))["choices"][0]["delta"]["content"])
+                texts.append(json.loads(line.removeprefix("data: "))["choices"][0]["delta"].get("content", ""))
                 received.put_nowait(None)
     assert texts == ["one", "two", "three"]
 

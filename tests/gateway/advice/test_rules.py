@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backends.draft_schedule import DraftSchedule, Speculation
-from backends.occupancy import Minute
+from backends.engine import Minute
 from backends.speculation import Method
 from benchmarks.routing.advice import CASES, Case, advised, measure, play
 from gateway.advice.advise import advise

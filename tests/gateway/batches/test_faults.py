@@ -316,7 +316,6 @@ async def test_lines_are_begun_that_can_end(tmp_path: Path) -> None:
 
         async def answered() -> bool:
             await running.chat("mine")
-            await asyncio.sleep(0.5)
             return (await client.batches.retrieve(batch.id)).request_counts.completed >= 10
 
         await eventually_async(answered)
