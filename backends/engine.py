@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from backends.acceptance import AcceptanceOfLate
-from backends.engine_metrics import EngineMetrics, total
+from backends.engine_metrics import AcceptanceOfLate, EngineMetrics, total
 from backends.step_comparison import StepComparison
 
 _GONE_S: Final = 300.0

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import orjson
 import uvloop
 
-from backends.acceptance import Acceptance
+from backends.engine_metrics import Acceptance
 from backends.launch.supervisor import LaunchError
 from backends.validation import UsageError
 from lab.bench.options import BenchOptions

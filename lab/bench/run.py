@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from backends.acceptance import Acceptance
+from backends.engine_metrics import Acceptance
 from lab.bench.targets import Target
 from lab.live.session import Outcome
 from lab.replay.comparison import of_parts
