@@ -118,7 +118,7 @@ async def labels_of(prometheus: Prometheus, expression: str, instance: str) -> s
     return {frozenset(each["metric"].items()) for each in result if each["value"][1] != says_nothing}
 
 
-_LATER = re.compile(r"gateway_(pool_saturation|replicas_|request_seconds|slo_|backend_(tokens_per_step|acceptance))")
+_LATER = re.compile(r"gateway_(pool_saturation|replicas_|fleet_|slo_|backend_(tokens_per_step|acceptance))")
 """Series that need targets and an hour of traffic, or the counters of an engine, which these gateways do not have."""
 
 
