@@ -21,14 +21,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from backends.calibration.batch_schedule import SCHEDULE_KEY
-from backends.calibration.calibration import Calibration, load_calibration
+from backends.calibration.calibration import load_calibration
 from backends.speculation import Method
+from benchmarks.routing.fleets import scheduled
 from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, WORKLOADS, Ground, OnGround, bare, throughput
 from benchmarks.routing.runs import of_runs
 from benchmarks.routing.scenes import thinned
 from lab.parallel import all_cores
-from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec, replay
 
@@ -43,7 +42,6 @@ HEAD_FITS: Final = 0.7
 POOR_HEAD: Final = 0.2, 0.9
 LOADS: Final = 0.1, 1.2
 """Of what one replica each of baseline, n-gram, suffix and EAGLE-3 carry with full batches."""
-MOST_K: Final = 8
 BEHIND: Final = 1.02
 
 FLEETS: Final[Mapping[str, str]] = {
@@ -115,18 +113,7 @@ def specs_of(calibration: str, others: Sequence[ReplayRequest], pool: str) -> di
     """Return a replica of each letter of `FLEETS`; the schedule is made on requests that are not reported."""
     members = zip("bnsE", POOLS[pool][1], strict=True)
     specs = {letter: ReplicaSpec(letter, method, config, calibration) for letter, (method, config) in members}
-    return specs | {"E": _scheduled(specs["E"], load_calibration(calibration), others)}
-
-
-def _scheduled(spec: ReplicaSpec, calibration: Calibration, requests: Sequence[ReplayRequest]) -> ReplicaSpec:
-    config = {**spec.config, "num_speculative_tokens": MOST_K}
-    per_step = tokens_per_step(calibration, spec.method, config, requests)
-    batch, context = calibration.scheduler.max_num_seqs, mean_context_tokens(requests)
-    ranges = best_schedule(calibration, spec.method, config, per_step, context, batch)
-    if not ranges:
-        return spec
-    config |= {"num_speculative_tokens": max(k for *_, k in ranges), SCHEDULE_KEY: [list(one) for one in ranges]}
-    return replace(spec, config=config)
+    return specs | {"E": scheduled(specs["E"], others)}
 
 
 def _timed(ground: Ground, world: World, rate: float, requests: Sequence[ReplayRequest]) -> list[ReplayRequest]:
