@@ -228,7 +228,7 @@ def _standstill(health: Health, books: Books, rules: HealthRules, now_s: float) 
 
 
 def _return(health: Health, others: Others, rules: HealthRules, now_s: float) -> Health:
-    """Have a replica that passes its probes come back: at once, slowly, or after a request on trial."""
+    """Bring back a replica that passes its probes: at once, slowly, or after a request on trial."""
     was_ejected = health.state is State.EJECTED
     if was_ejected and others.up and now_s < health.ejected_until_s:
         return health

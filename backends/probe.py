@@ -246,7 +246,7 @@ class Probe:
         return page, () if page is None else page.ignored
 
     async def _prove(self, result: ProbeResult) -> ProbeResult:
-        """Have the engine answer a request for one token; an error says nothing, as of an engine for embeddings."""
+        """Send the engine a request for one token; an error proves nothing, as of an engine for embeddings."""
         body = {"model": self.model, "prompt": "Hi", "max_tokens": 1}
         try:
             status, _ = await fetch(self._client, "/v1/completions", _MOST_CARD_BYTES, method="POST", body=body)
