@@ -128,7 +128,7 @@ async def _find_home(exchange: Exchange, rank: int) -> None:
     assert routed is not None
     try:
         wanted = routed.response_id
-        async with relay.lookups.place(routed.client.name):
+        async with relay.lookups.place(routed.client):
             if exchange not in relay.exchanges:  # its client has gone, or its time is over
                 return
             up = relay.pool.up(routed.model.name)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.dialects.errors import GatewayError
+from gateway.routing.keys import Client
 
 PER_MINUTE: Final = 300
 AT_ONCE: Final = 4
@@ -35,18 +36,18 @@ class Lookups:
         self._places = asyncio.Semaphore(_AT_ONCE_OF_ALL)
 
     @asynccontextmanager
-    async def place(self, client: str) -> AsyncIterator[None]:
+    async def place(self, client: Client) -> AsyncIterator[None]:
         """Wait for a place to ask, if the client may ask at all."""
         if len(self._clients) >= _MOST_CLIENTS:
             self._clients.clear()
-        asking, now_s = self._clients.setdefault(client, _Asking()), self._clock()
+        asking, now_s = self._clients.setdefault(client.id, _Asking()), self._clock()
         if asking.minute != (minute := int(now_s // 60)):
             asking.minute, asking.asked = minute, 0
         if asking.asked >= PER_MINUTE:
             raise GatewayError(
                 429,
-                f"Key {client!r} has referred to {PER_MINUTE} stored responses in a minute that are not known here: "
-                "try again in a minute.",
+                f"Key {client.name!r} has referred to {PER_MINUTE} stored responses in a minute that are not known "
+                "here: try again in a minute.",
                 code="too_many_unknown_responses",
                 retry_after_s=60.0 - now_s % 60.0,
             )

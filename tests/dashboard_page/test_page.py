@@ -163,7 +163,8 @@ def test_text_of_others_is_never_parsed(watched: Watched, served: Served) -> Non
     document = poisoned(snapshot)
     gain = {"share": 0.1, "low": 0.05, "high": 0.2, "of": evil}
     finding = {"backend": evil, "title": evil, "gain": gain, "evidence": evil, "change": evil}
-    advised = {"learns": True, "speculation": gain, "baseline": evil, "findings": [finding]}
+    speculation = {"gain": gain, "baseline": evil, "missing": evil}
+    advised = {"learns": True, "speculation": speculation, "findings": [finding]}
     advice = {"models": {document["models"][0]["name"]: advised}}
     history = {"format": document["format"], "series": [], "at_s": [], "backends": []}
     watched.allowed = ("404",)  # no rules of a model of that name

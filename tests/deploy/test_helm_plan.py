@@ -34,7 +34,7 @@ def _planned(calibration_name: str) -> Planned:
 @pytest.mark.parametrize(("name", "gpus"), [("llama-3.1-8b-h100", 1), ("llama-3.1-70b-4xh100", 4)])
 def test_the_chart_takes_the_values_of_a_plan(chart: helm.Chart, name: str, gpus: int) -> None:
     planned = _planned(name)
-    values = yaml.safe_load(helm_values(planned))
+    values = yaml.safe_load(helm_values(planned, ""))
     report = helm.lint(CHART, values, strict=True)
     assert report["errors"] == []
 
@@ -53,7 +53,7 @@ def test_the_chart_takes_the_values_of_a_plan(chart: helm.Chart, name: str, gpus
     assert arguments[arguments.index("--served-model-name") + 1] == "llama"
     assert head["resources"]["limits"]["nvidia.com/gpu"] == gpus
     assert ("--tensor-parallel-size" in arguments) == (gpus > 1)
-    served = yaml.safe_load(pool_file(planned, simulated=False))["models"]["llama"]["backends"]
+    served = yaml.safe_load(pool_file(planned, "", simulated=False))["models"]["llama"]["backends"]
     for kind in planned.replicas:
         limit = 2048 if kind.method is Method.EAGLE3 else None  # of the head that was measured
         assert values["replicas"][kind.name].get("drafterLimit") == limit
@@ -62,7 +62,7 @@ def test_the_chart_takes_the_values_of_a_plan(chart: helm.Chart, name: str, gpus
 
 def test_the_schema_refuses_values_that_no_plan_writes(chart: helm.Chart) -> None:
     """So that the test above can fail."""
-    values = yaml.safe_load(helm_values(_planned("llama-3.1-8b-h100")))
+    values = yaml.safe_load(helm_values(_planned("llama-3.1-8b-h100"), ""))
     values["replicas"]["draft-model-k5-by-batch-size"] = values["replicas"].pop("suffix")
     with pytest.raises(Exception, match="draft-model-k5-by-batch-size"):
         render(chart, values)

@@ -33,7 +33,7 @@ def test_its_commands_are_answered(tmp_path: Path) -> None:
     with upstreams_in_thread("B", MODEL) as (upstream,):
         pool = tmp_path / "pool.yaml"
         backends = f'{{B: {{method: baseline, url: "{upstream.url}"}}}}'
-        model = f"{{policy: {{name: learned}}, default_temperature: 1, backends: {backends}}}"
+        model = f"{{policy: {{name: learned, slo: {{ttft_ms: 9000}}}}, default_temperature: 1, backends: {backends}}}"
         recorder = f'recorder: {{path: "{tmp_path / "traces"}"}}'
         telemetry = "telemetry: {access_log: 0.5}"
         admin = f"admin: {{key: {ADMIN_KEY}}}"
@@ -52,7 +52,7 @@ def test_its_commands_are_answered(tmp_path: Path) -> None:
                 flags=re.MULTILINE,
             )
             for asked in COMMANDS:
-                line = asked.replace('"M"', f'"{MODEL}"')
+                line = asked.replace('"M"', f'"{MODEL}"').replace("=M", f"={MODEL}")
                 result = subprocess.run(
                     ["bash", "-c", f"set -o pipefail\n{script}\n{line}"],
                     cwd=tmp_path,
@@ -61,7 +61,6 @@ def test_its_commands_are_answered(tmp_path: Path) -> None:
                     timeout=30,
                     check=False,
                 )
-                absent = (
-                    asked.startswith("series") and result.returncode == 1 and not result.stderr
-                )  # nothing counted yet
-                assert result.returncode == 0 or absent, f"{asked}\n{result.stderr}"
+                absent = asked.startswith("series") and result.returncode == 1 and not result.stderr  # none counted
+                early = f"It is not known what {MODEL} needs: " in result.stdout  # before an hour of traffic
+                assert result.returncode == 0 or absent or early, f"{asked}\n{result.stderr}"

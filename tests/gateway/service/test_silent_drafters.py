@@ -72,4 +72,5 @@ async def test_the_policy_is_told_whose_answer_it_learns_from() -> None:
         model = running.gateway.models[MODEL]
         model.observe = lambda outcome: seen.append((outcome.request.client, outcome.request.restricted))
         await running.chat(bad_words=["the"], headers={"authorization": "Bearer sk-team"})
-        await running.until(lambda: seen == [("team", True)])
+        (client,) = running.gateway.relay.access.keyring.clients
+        await running.until(lambda: seen == [(client.id, True)])
