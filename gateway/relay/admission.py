@@ -155,7 +155,7 @@ def _send(exchange: Exchange, rank: int) -> None:
         try:
             candidates = exchange.candidates(())
         except GatewayError as none_up:
-            if none_up.status != 503 or not relay.first_start.hold(exchange):
+            if none_up.status != 503 or not exchange.is_relayed or not relay.first_start.hold(exchange):
                 raise
         else:
             exchange.send(candidates)

@@ -144,8 +144,12 @@ async def _check_recording_rules(running: Running, prometheus: Prometheus) -> No
             assert (await running.chat(headers=headers, temperature=0, stream=name == "a")).status_code == 200
         await prometheus.until(f'gateway_requests_total{{backend="b",outcome="ok"}} == {2 * round_}')
     assert await prometheus.value('gateway_requests_total{backend="a",method="baseline",outcome="ok"}') == 2
-    assert await prometheus.value('backend:gateway_tokens_per_step:ratio_rate5m{backend="b"}') == pytest.approx(3.0)
-    assert await prometheus.value('backend:gateway_tokens_per_step:ratio_rate5m{backend="a"}') == pytest.approx(1.0)
+    assert await prometheus.value(
+        'temperature:gateway_tokens_per_step:ratio_rate5m{method!="baseline"}'
+    ) == pytest.approx(3.0)
+    assert await prometheus.value(
+        'temperature:gateway_tokens_per_step:ratio_rate5m{method="baseline"}'
+    ) == pytest.approx(1.0)
     assert await prometheus.value('temperature:gateway_acceptance:ratio_rate5m{temperature="0"}') == pytest.approx(0.8)
     assert await prometheus.value("model:gateway_failures:ratio_rate5m") == 0.0
     assert 0.0 < await prometheus.value("model:gateway_overhead_seconds:p99_rate5m > 0") < 1.0

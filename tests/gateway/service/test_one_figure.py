@@ -16,7 +16,7 @@ from backends.health import Ejected
 from gateway.cli.app import app
 from gateway.fleet import model, room
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
-from tests.support.upstream import Wire, delta
+from tests.support.upstream import END, Wire, delta
 from tests.support.waiting import eventually_async
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -57,7 +57,7 @@ async def paced(wire: Wire) -> None:
         await asyncio.sleep(0.003)
     usage = {"prompt_tokens": 50, "completion_tokens": 10, "total_tokens": 60}
     await wire.chunk(b"data: " + json.dumps({"id": "x", "choices": [], "usage": usage}).encode() + b"\n\n")
-    await wire.chunk(b"data: [DONE]\n\n")
+    await wire.chunk(END)
     await wire.end_stream()
     wire.upstream.metrics = page(wire.upstream.name, 8000 * len(wire.upstream.seen))
 
