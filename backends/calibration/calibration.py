@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
@@ -106,6 +106,9 @@ class Drafting(_Sourced):
     + per_context_token * their context); passes is k, or 1 if all positions are drafted in parallel. A step
     of adaptive verification takes `adaptive_s` more.
     """
+
+    unmeasured_ms: tuple[float, float] | None = None
+    """What it took elsewhere, in milliseconds a step, if it was not measured with this target and machine."""
 
     base_s: Seconds = 0.0
     per_pass_s: Seconds = 0.0
@@ -264,6 +267,16 @@ class Calibration(CheckedModel):
             known = ", ".join(sorted(self.methods))
             raise ValueError(f"calibration {self.name!r} has no method {method!s}; it has {known}")
         return self.methods[method]
+
+    def premises(self, methods: Iterable[Method]) -> list[str]:
+        """Return what is assumed of the methods among some whose drafting was not measured."""
+        ranges = {method: self.method(method).drafting.unmeasured_ms for method in dict.fromkeys(methods)}
+        return [
+            f"What a step takes longer with {method} was not measured for {self.name}: elsewhere it was "
+            f"{between[0]:g} to {between[1]:g} ms, and the least is taken. `gateway calibrate` measures yours."
+            for method, between in ranges.items()
+            if between
+        ]
 
     def acceptance(self, method: Method, kind: str) -> Acceptance:
         """Return the acceptance of a method's drafts in text of a kind; an unknown kind counts as chat."""

@@ -59,6 +59,8 @@ def fitted(loops: Sequence[Served], like: Calibration, what: str = "closed loops
     own = {"step": document["step"]} | {name: each["drafting"] for name, each in document["methods"].items()}
     for group, content in own.items():
         how = what if group in measured | {"step"} else "not measured"
+        if group in measured:
+            content.pop("unmeasured_ms", None)
         content["source"] = f"{how}; towards {like.name}'s, times {scale:.2f}"
     own[""] = document
     for (group, name), value in zip(prior, values, strict=True):

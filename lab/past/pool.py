@@ -64,7 +64,14 @@ class SimulatedPool:
         for one in self.replicas:
             by_source.setdefault(self.sources[one.calibration], []).append(one.name)
         said = [f"{', '.join(names)}: {source}" for source, names in by_source.items()]
-        return f"Step times of {'; of '.join(said)}."
+        return " ".join([f"Step times of {'; of '.join(said)}.", *self.premises()])
+
+    def premises(self) -> list[str]:
+        """Return what is assumed of methods that were not measured."""
+        methods: dict[str, list[Method]] = {}
+        for one in self.replicas:
+            methods.setdefault(one.calibration, []).append(one.method)
+        return [each for name, own in methods.items() for each in load_calibration(name).premises(own)]
 
 
 def simulated_pool(

@@ -37,9 +37,12 @@ def show(planned: Planned, objective: Objective, sampled: str, past: Past | None
 
 
 def said(planned: Planned, objective: Objective, past: Past | None) -> str:
-    """Return what was found, with the error of the replay of the past."""
-    found = "Nothing fits." if planned.plan is None else verdict(planned.plan, objective)
-    return found if past is None else past.beside(found)
+    """Return what was found, with the error of the replay of the past and what is assumed of the methods."""
+    if planned.plan is None:
+        return "Nothing fits."
+    found = verdict(planned.plan, objective)
+    premises = planned.calibration.premises(kind.method for kind in planned.kinds)
+    return " ".join([found if past is None else past.beside(found), *premises])
 
 
 def _mixes(plan: Plan, objective: Objective) -> Table:

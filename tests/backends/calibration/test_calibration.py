@@ -130,3 +130,11 @@ def test_acceptance_grows_with_the_length_of_the_answer() -> None:
     emitted = np.mean(answers, axis=0)
     assert emitted[1:50].mean() < emitted[100:400].mean() - 0.15 < emitted[700:890].mean() - 0.25
     assert calibration.acceptance(Method.EAGLE3, Kind.CODE).progress is None
+
+
+def test_what_was_not_measured_is_said_once() -> None:
+    known = load_calibration("llama-3.1-8b-h100@L40S")
+    (premise,) = known.premises([Method.BASELINE, Method.SUFFIX, Method.SUFFIX, Method.EAGLE3])
+    assert premise.startswith("What a step takes longer with suffix was not measured for llama-3.1-8b-h100@L40S: ")
+    assert "0.04 to 3.5 ms" in premise
+    assert load_calibration("tiny-cpu").premises([Method.SUFFIX]) == []
