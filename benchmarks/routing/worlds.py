@@ -21,13 +21,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from backends.calibration.batch_schedule import SCHEDULE_KEY
 from backends.calibration.calibration import load_calibration
 from backends.speculation import Method
-from benchmarks.routing.fleets import scheduled
 from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, WORKLOADS, Ground, OnGround, bare, throughput
 from benchmarks.routing.runs import of_runs
 from benchmarks.routing.scenes import thinned
 from lab.parallel import all_cores
+from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.replay.request import ReplayRequest
 from lab.replay.simulate import ReplicaSpec, replay
 
@@ -43,6 +44,7 @@ POOR_HEAD: Final = 0.2, 0.9
 LOADS: Final = 0.1, 1.2
 """Of what one replica each of baseline, n-gram, suffix and EAGLE-3 carry with full batches."""
 BEHIND: Final = 1.02
+LONGEST_K: Final = 8
 
 FLEETS: Final[Mapping[str, str]] = {
     "4 baseline": "bbbb",
@@ -114,6 +116,18 @@ def specs_of(calibration: str, others: Sequence[ReplayRequest], pool: str) -> di
     members = zip("bnsE", POOLS[pool][1], strict=True)
     specs = {letter: ReplicaSpec(letter, method, config, calibration) for letter, (method, config) in members}
     return specs | {"E": scheduled(specs["E"], others)}
+
+
+def scheduled(spec: ReplicaSpec, requests: Sequence[ReplayRequest]) -> ReplicaSpec:
+    """Return a replica that drafts as many tokens as are best for the batch size on some requests."""
+    calibration, config = load_calibration(spec.calibration), {**spec.config, "num_speculative_tokens": LONGEST_K}
+    per_step = tokens_per_step(calibration, spec.method, config, requests)
+    batch, context = calibration.scheduler.max_num_seqs, mean_context_tokens(requests)
+    ranges = best_schedule(calibration, spec.method, config, per_step, context, batch)
+    if not ranges:
+        return spec
+    config |= {"num_speculative_tokens": max(k for *_, k in ranges), SCHEDULE_KEY: [list(one) for one in ranges]}
+    return replace(spec, config=config)
 
 
 def _timed(ground: Ground, world: World, rate: float, requests: Sequence[ReplayRequest]) -> list[ReplayRequest]:

@@ -77,7 +77,7 @@ def test_the_same_figure_is_not_typed_twice() -> None:
     rows = [
         line for line in (ROOT / "README.md").read_text("utf-8").splitlines() if line.startswith("|") and "<!--" in line
     ]
-    assert len(rows) >= 5
+    assert len(rows) >= 3
     for row in rows:
         assert re.findall(r"(?<![\w.-])\d+\.\d+(?![\w.]|<!--)", row) == [], row
 
