@@ -46,21 +46,26 @@ class Answer(NamedTuple):
     request_id: str = ""
     backend: str = ""  # that has answered; empty if the gateway has
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether there was no place for the line."""
+        return self.status in {408, 429, 503}
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it would be the same another time."""
+        return 0 < self.status < 500 and not self.is_refusal
+
     def document(self) -> Document:
         """Return it as it is written: JSON stays as it was, and is not parsed where that would take long."""
-        body: object = self.body.decode("utf-8", "replace")
-        is_json = self.body.startswith(b"{") and self.body.rstrip().endswith(b"}")
+        body: object = orjson.Fragment(self.body.replace(b"\n", b" ").replace(b"\r", b" "))
         try:
             for _ in check_cost(self.body, MOST_VALUES):
                 pass
             orjson.loads(self.body)
-            is_json = True
-        except orjson.JSONDecodeError:
-            is_json = False
-        except GatewayError:
-            pass
-        if is_json:
-            body = orjson.Fragment(self.body.replace(b"\n", b" ").replace(b"\r", b" "))
+        except (GatewayError, orjson.JSONDecodeError) as error:
+            is_json = isinstance(error, GatewayError) and self.body[:1] + self.body.rstrip()[-1:] == b"{}"
+            body = body if is_json else self.body.decode("utf-8", "replace")
         return {"status_code": self.status, "request_id": self.request_id, "body": body}
 
 
@@ -70,17 +75,16 @@ class LineRequest(Observer):
     def __init__(
         self, relay: RelayContext, client: Client, path: str, body: bytes, on_send: Callable[[str], None]
     ) -> None:
-        self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self._status, self._parts, self._left_bytes = 0, list[bytes](), _MOST_ANSWER_BYTES
         self._on_send = on_send  # called with the backend that it is sent to
         headers = read_head("POST", client, path, path.encode(), [(b"content-type", b"application/json")])
         self._exchange = Exchange(relay, Inbound(headers, body), self)
         self._exchange.delivery.observers.append(self)
         self.tokens = 0  # that it is charged
-        self.is_given_up = False
 
-    async def answer(self, closed: tuple[str, ...]) -> Answer:
-        """Send the request, not to backends that are closed to it, and return its answer."""
+    async def answer(self, closed: tuple[str, ...]) -> Answer | None:
+        """Send the request, not to backends that are closed to it, and return its answer; None if it is given up."""
         self._exchange.closed = closed
         admit(self._exchange)
         return await self._answer
@@ -89,8 +93,7 @@ class LineRequest(Observer):
         """End it without an answer; return False if it has ended already."""
         if self._answer.done():
             return False
-        self.is_given_up = True
-        self._answer.set_result(Answer(0))
+        self._answer.set_result(None)
         self._exchange.client_gone()
         return True
 

@@ -23,13 +23,13 @@ WAIT_S: Final = 0.05
 _DOUBLES_S: Final = 0.25
 _EARNS, _FIRST, _MOST_SAVED = 0.09, 3.0, 2.0
 """Lines that may be given up: for each that is answered, at first, and at most, over the most lines of a replica."""
+_RISKED: Final = 0.5
+"""Of what is saved: after all of that was lost at once, half is left to go on with."""
 _REMEMBERED: Final = 8
 _LONG: Final = 0.5
 """Of the time that a line takes: pauses that are shorter are neither used nor remembered."""
 _SPREAD: Final = 1.5
 """What a line may take, over what lines take in the mean."""
-_MOST_HELD_BYTES: Final = 64 << 20
-"""Of bodies of lines in flight; a single line may be larger."""
 
 
 class Places:
@@ -46,11 +46,11 @@ class Places:
     ...     print(len(places.lines))
     ...     places.answered(0.1)
     1
-    4
-    4
-    4
+    2
+    2
+    2
     >>> len(places.look(2.0, is_shared=True, has_come=True))
-    3
+    1
     """
 
     def __init__(self, most: int, now_s: float) -> None:
@@ -81,7 +81,11 @@ class Places:
             return False
         if not count:
             return True
-        if self._is_shared or count > self._saved or count >= min(self._most, 2.0 ** min(30.0, alone_s / _DOUBLES_S)):
+        if (
+            self._is_shared
+            or count > _RISKED * self._saved
+            or count >= min(self._most, 2.0 ** min(30.0, alone_s / _DOUBLES_S))
+        ):
             return False
         is_long = alone_s > _LONG * self._takes_s > 0.0
         return is_long and not any(alone_s < pause_s < alone_s + ends_s for pause_s in self._pauses)
@@ -119,13 +123,11 @@ class ModelPlaces:
 
     def closed_to(self, line: Line, closed: Collection[str]) -> tuple[str, ...] | None:
         """Return the backends that have no place for a line, besides some that are closed; None if all are such."""
-        queue, up = self._gateway.relay.queues.get(self._model), self._gateway.pool.up(self._model)
-        others = [each for each in self.requests if each is not line]
-        held_bytes = sum(len(each.body) for each in others)
-        if (queue is not None and queue.waiting) or (held_bytes and held_bytes + len(line.body) > _MOST_HELD_BYTES):
+        queue, now_s = self._gateway.relay.queues.get(self._model), time.monotonic()
+        if queue is not None and queue.waiting:
             return None
-        unsent, now_s = len(others) - sum(len(places.lines) for places in self.at.values()), time.monotonic()
-        names = [each.name for each in up]
+        unsent = len(self.requests.keys() - {line}) - sum(len(places.lines) for places in self.at.values())
+        names = [each.name for each in self._gateway.pool.up(self._model)]
         full = [name for name in names if name in closed or not self.at[name].may_begin(now_s, line, unsent)]
         return tuple(full) if len(full) < len(names) else None
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from backends import background
@@ -38,7 +38,6 @@ class BatchesRoom(Room):
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         self._settings = gateway.settings.batches
-        self._places: dict[str, ModelPlaces] = {}  # by model
         self._runs: dict[Marker, BatchRun] = {}
         self._tasks: dict[Marker, asyncio.Task[None]] = {}
         self._work: list[asyncio.Task[None]] = []
@@ -64,6 +63,8 @@ class BatchesRoom(Room):
             aside = self.gateway.metrics.counter("gateway_batch_objects_set_aside")
             self._storage = Storage(self._settings.folder, self._settings.max_total_mib * 2**20)
             self._storage.on_aside = lambda kind: aside.labels(kind).inc()
+            most = self._settings.max_in_flight
+            self._places_of = cache(lambda model: ModelPlaces(self.gateway, model, most))
             api.add_batches(app, self.gateway, self._settings, self._storage, self._has_news.set)
 
     def start(self) -> None:
@@ -142,10 +143,5 @@ class BatchesRoom(Room):
         try:
             await run.run(self._checking, self._settings.max_lines)
         finally:
+            run.end()  # if it failed, what is in flight is left to the next one
             self._has_news.set()
-
-    def _places_of(self, model: str) -> ModelPlaces:
-        assert self._settings is not None
-        if model not in self._places:
-            self._places[model] = ModelPlaces(self.gateway, model, self._settings.max_in_flight)
-        return self._places[model]

@@ -35,8 +35,6 @@ _MOST_HELD, _MOST_HELD_BYTES = 1000, 64 << 20
 _PAUSE_S, _LONGEST_S, _LONGEST_CLOSED_S = 0.5, 300.0, 60.0
 _GATEWAY: Final = ""
 """Stands for the gateway among the names of backends."""
-_NO_PLACE: Final = frozenset({408, 429, 503})
-"""Statuses that say that there is no place for a line at present."""
 
 
 def settings_of(gateway: Gateway, client: Client) -> KeySettings | None:
@@ -58,6 +56,7 @@ class BatchRun:
         self._notes = Notes(storage, f"{marker.folder}/answers", lambda: self._end == _LOST)
         self._spending = Spending(storage, marker.owner)
         self._lines: dict[asyncio.Task[None], Line] = {}  # that were read and have no answer
+        self._saving = asyncio.Lock()
         self._turns = asyncio.Lock(), asyncio.Lock()  # to take a place, for most lines and for those that must end
         self._closed: dict[str, tuple[float, float]] = {}  # backends that refused: until when, and the pause
         self._places: ModelPlaces | None = None
@@ -111,13 +110,14 @@ class BatchRun:
 
     async def _set(self, status: str, **fields: Any) -> None:
         self._record |= {"status": status, f"{status}_at": int(time.time()), **fields}
-        await asyncio.to_thread(self._storage.write_json, f"{self._marker.folder}/batch.json", {**self._record})
+        async with self._saving:  # the last write has what is newest
+            await asyncio.to_thread(self._storage.write_json, f"{self._marker.folder}/batch.json", {**self._record})
 
     async def save(self) -> None:
         """Write how far it is; while that fails, no line begins."""
         try:
-            if self._record.get("status") == "in_progress":
-                await self._set("in_progress", in_progress_at=self._record["in_progress_at"])
+            if (status := self._record.get("status")) == "in_progress":
+                await self._set(status, in_progress_at=self._record["in_progress_at"])
                 await asyncio.to_thread(self._spending.save)
                 await asyncio.to_thread(self._storage.check_room, 0)
             self._is_full = False
@@ -193,7 +193,7 @@ class BatchRun:
         finally:
             self._in_flight -= 1
             places.leave(line)
-        if answer is None or answer.status in _NO_PLACE:
+        if answer is None or answer.is_refusal:
             line.runs -= 1
             await self._notes.add(RETURNED, line.number)
         pause_s = 0.0 if answer is None else self._pause_s(line, answer)
@@ -229,33 +229,32 @@ class BatchRun:
 
     async def _send(self, line: Line, key: Client, places: ModelPlaces) -> Answer | None:
         """Send a line, once that is noted; None if there is no place any more, or it was given up."""
-        relay, path, request = self._gateway.relay, self._record["endpoint"], None
+        relay, path, answer, tokens = self._gateway.relay, self._record["endpoint"], None, 0
         try:
             await self._notes.add(BEGUN, line.number)
             closed, began_s = places.closed_to(line, self._closed_now()), time.monotonic()
-            if closed is None or self._end:
-                return None
-            request = LineRequest(relay, client_of_lines(key), path, line.body, partial(places.sent, line))
-            places.requests[line] = request
-            answer = await request.answer(closed)
+            if closed is not None and not self._end:
+                request = LineRequest(relay, client_of_lines(key), path, line.body, partial(places.sent, line))
+                places.requests[line] = request
+                answer = await request.answer(closed)
+                tokens = request.tokens
+            if answer is not None and answer.is_final and answer.backend:
+                places.at[answer.backend].answered(time.monotonic() - began_s)
+            return answer
         finally:
-            tokens = 0 if request is None else request.tokens
             relay.limits.leave_line(key, tokens)
             self._spending.add(tokens)
-        if 0 < answer.status < 500 and answer.status not in _NO_PLACE and answer.backend:
-            places.at[answer.backend].answered(time.monotonic() - began_s)
-        return None if request.is_given_up else answer
 
     def _pause_s(self, line: Line, answer: Answer) -> float | None:
         """Return after how many seconds a line is to be sent again; None if the answer is its answer."""
         until_s, closed_s = self._closed.get(answer.backend, (0.0, _PAUSE_S / 2.0))
-        if answer.status in _NO_PLACE:
+        if answer.is_refusal:
             if (now_s := time.monotonic()) >= until_s:  # of several lines that were refused at once, one counts
                 closed_s = min(_LONGEST_CLOSED_S, 2.0 * closed_s)
                 self._closed[answer.backend] = now_s + closed_s, closed_s
             line.refused += 1
             tries, most = line.refused, _MOST_REFUSALS
-        elif 0 < answer.status < 500:
+        elif answer.is_final:
             self._closed.pop(answer.backend, None)
             self._closed.pop(_GATEWAY, None)
             return None

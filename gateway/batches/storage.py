@@ -133,17 +133,15 @@ class Storage:
 
     def read(self, path: str) -> Document | None:
         """Return an object of JSON; None if there is none, or if it is something else, which is set aside."""
-        document: object = None
-        error: Exception = ValueError("it is no JSON object")
         try:
             document = orjson.loads(read_file(self._root / path, _MOST_RECORD_BYTES))
+            if isinstance(document, dict):
+                return document
+            self.set_aside(path, "it is no JSON object")
         except FileNotFoundError:
-            return None
-        except (ValueError, OSError) as known:
-            error = known
-        if isinstance(document, dict):
-            return document
-        self.set_aside(path, error)
+            pass
+        except (ValueError, OSError) as error:
+            self.set_aside(path, error)
         return None
 
     def set_aside(self, path: str, error: object) -> None:
@@ -168,12 +166,11 @@ class Storage:
     def remove(self, *paths: str) -> None:
         """Remove objects, and folders with all that is in them; those that are not there are gone already."""
         self._counted_s = -math.inf
-        for path in paths:
-            with contextlib.suppress(FileNotFoundError):
-                try:
-                    os.remove(self._root / path)
-                except (IsADirectoryError, PermissionError):  # on macOS the latter
-                    shutil.rmtree(self._root / path)
+        for path in map(self._root.joinpath, paths):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def chunks(self, path: str) -> Iterator[bytes]:
         """Yield the bytes of an object."""

@@ -159,7 +159,7 @@ async def test_lines_make_room_for_a_request_and_run_again(tmp_path: Path) -> No
     async with batches(tmp_path, methods={"a": "baseline"}, behaviour=behave) as running, client_of(running) as client:
         backend = running.backend("a")
         batch = await begin(client, jsonl(*map(line, names)))
-        await eventually(lambda: backend.in_flight == 4)
+        await eventually(lambda: backend.in_flight == 2)
         asked = asyncio.create_task(running.chat("mine"))
         await eventually(lambda: backend.in_flight == 2)
         released.set()
