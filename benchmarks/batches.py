@@ -24,8 +24,7 @@ from backends.drafting.script import Script, plain_steps
 from backends.simulator.engine.fleet import Fleet, Replica
 from backends.speculation import Method
 from gateway.batches.lines import Line
-from gateway.batches.places import Places
-from gateway.batches.throttle import WAIT_S
+from gateway.batches.places import WAIT_S, Places
 
 LINES, PROMPT, OUTPUT = 50_000, (50, 800), (32, 256)
 
@@ -90,9 +89,8 @@ def play(
             look_s = now_s + WAIT_S
             for line in places.look(now_s, is_shared=bool(requests), has_come=has_come):
                 fleet.cancel(numbers[line])
-                places.end(line)
-                places.gave_up()
-                line.given_up += 1
+                places.lines.pop(line)
+                places.gave_up(line)
                 waiting.append((line, running.pop(numbers.pop(line))[1]))
                 run.lost_lines += 1
             has_come = False
@@ -109,7 +107,7 @@ def play(
         for number, tokens, _, sent, left in () if step is None else step.emissions:
             if number in running and not left:
                 line, each, begun_s = running.pop(number)
-                places.end(line)
+                places.lines.pop(line)
                 places.answered(now_s - begun_s)
                 numbers.pop(line)
                 run.batch_tokens += each.output_tokens

@@ -117,7 +117,7 @@ def _unrescued(site: Site) -> list[str]:
 
 
 def _shared(site: Site) -> list[str]:
-    batches = {"url": str(site.disk / "batches")}
+    batches = {"folder": str(site.disk / "batches")}
     return gateway(site, "learned", state={"redis": site.redis}, recorder=_recorder(site), batches=batches)
 
 

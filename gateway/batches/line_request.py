@@ -46,6 +46,16 @@ class Answer(NamedTuple):
     request_id: str = ""
     backend: str = ""  # that has answered; empty if the gateway has
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether there was no place for the line."""
+        return self.status in {408, 429, 503}
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it would be the same another time."""
+        return 0 < self.status < 500 and not self.is_refusal
+
     def document(self) -> Document:
         """Return it as it is written: JSON stays as it was, and is not parsed where that would take long."""
         body: object = orjson.Fragment(self.body.replace(b"\n", b" ").replace(b"\r", b" "))
@@ -53,32 +63,28 @@ class Answer(NamedTuple):
             for _ in check_cost(self.body, MOST_VALUES):
                 pass
             orjson.loads(self.body)
-        except GatewayError:
-            if not (self.body.startswith(b"{") and self.body.rstrip().endswith(b"}")):
-                body = self.body.decode("utf-8", "replace")
-        except orjson.JSONDecodeError:
-            body = self.body.decode("utf-8", "replace")
+        except (GatewayError, orjson.JSONDecodeError) as error:
+            is_json = isinstance(error, GatewayError) and self.body[:1] + self.body.rstrip()[-1:] == b"{}"
+            body = body if is_json else self.body.decode("utf-8", "replace")
         return {"status_code": self.status, "request_id": self.request_id, "body": body}
 
 
 class LineRequest(Observer):
-    """A request of the gateway's own, and the reply to it."""
+    """A request of the gateway's own, and the reply to it. It is sent to one backend; the run sends it again."""
 
     def __init__(
-        self, relay: RelayContext, client: Client, endpoint: str, body: bytes, on_send: Callable[[str], bool]
+        self, relay: RelayContext, client: Client, path: str, body: bytes, on_send: Callable[[str], None]
     ) -> None:
-        self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._status = self._size_bytes = 0
-        self._parts: list[bytes] = []
-        self._on_send = on_send  # called with each backend that it is sent to; returns whether another may get it
-        headers = read_head("POST", client, endpoint, endpoint.encode(), [(b"content-type", b"application/json")])
+        self._answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        self._status, self._parts, self._left_bytes = 0, list[bytes](), _MOST_ANSWER_BYTES
+        self._on_send = on_send  # called with the backend that it is sent to
+        headers = read_head("POST", client, path, path.encode(), [(b"content-type", b"application/json")])
         self._exchange = Exchange(relay, Inbound(headers, body), self)
         self._exchange.delivery.observers.append(self)
         self.tokens = 0  # that it is charged
-        self.is_given_up = False
 
-    async def answer(self, closed: tuple[str, ...]) -> Answer:
-        """Send the request, not to backends that are closed to it, and return its answer."""
+    async def answer(self, closed: tuple[str, ...]) -> Answer | None:
+        """Send the request, not to backends that are closed to it, and return its answer; None if it is given up."""
         self._exchange.closed = closed
         admit(self._exchange)
         return await self._answer
@@ -87,17 +93,16 @@ class LineRequest(Observer):
         """End it without an answer; return False if it has ended already."""
         if self._answer.done():
             return False
-        self.is_given_up = True
-        self._answer.set_result(Answer(0))
+        self._answer.set_result(None)
         self._exchange.client_gone()
         return True
 
     # Called by the exchange
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
-        """Note where it is sent."""
-        if not self._on_send(decision.backend):
-            self._exchange.closed = tuple(each.name for each in self._exchange.relay.pool.of(candidates[0].model))
+        """Note where it is sent, and that no other backend may get it."""
+        self._on_send(decision.backend)
+        self._exchange.closed = tuple(each.name for each in self._exchange.relay.pool.of(candidates[0].model))
 
     def on_end(self, ended: EndedExchange) -> None:
         """Note what it is charged."""
@@ -109,10 +114,9 @@ class LineRequest(Observer):
 
     def data(self, chunk: bytes) -> None:
         """Keep bytes of the body, unless they are too many."""
-        self._size_bytes += len(chunk)
-        if self._size_bytes <= _MOST_ANSWER_BYTES:
-            self._parts.append(chunk)
-        elif not self._answer.done():
+        self._left_bytes -= len(chunk)
+        self._parts.append(chunk)
+        if self._left_bytes < 0 and not self._answer.done():
             text = f"The answer has more than {_MOST_ANSWER_BYTES >> 20} MiB."
             self.whole(413, b"", GatewayError(413, text, code="answer_too_large").body())
             asyncio.get_running_loop().call_soon(self._exchange.client_gone)  # not while it passes this on

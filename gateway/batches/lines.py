@@ -1,16 +1,17 @@
 """The lines of a batch: what must hold for each before any runs, and what is written of its answer.
 
-The body of a line goes to the engine as it stands in the file, so it is found there, not parsed and written anew.
+The body of a line goes to the engine as it stands in the file, so it is cut out there, not parsed and written anew.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -24,9 +25,11 @@ MOST_VALUES: Final = 300_000
 _MOST_PROBLEMS: Final = 100
 _MISSING: Final = "missing_required_parameter"
 _BEGINNING_BYTES: Final = 1 << 13
-"""Of a line that is too long or costs too much, in which its custom_id is looked for."""
+"""Of a line that cannot be parsed, in which its custom_id is looked for."""
 _LARGE_BYTES: Final = 1 << 15
-_SIGNS: Final = re.compile(rb"[][{},:]")
+_NAME: Final = re.compile(r'[\s{,]*("(?:[^"\\]|\\.)*")\s*:\s*')
+_CUSTOM_ID: Final = re.compile(rb'"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")')
+_VALUES: Final = json.JSONDecoder(parse_int=str, parse_float=str)
 
 
 @dataclass(eq=False, slots=True)
@@ -37,11 +40,9 @@ class Line:
     custom_id: str
     body: bytes = b""
     error: GatewayError | None = None  # why it cannot be sent
-    sent: int = 0  # times that it was sent to an engine
+    runs: int = 0  # at engines, but for those that were refused or given up
     given_up: int = 0  # times that it made room for requests
-    failed: int = 0  # times that it was not answered, or with an error of the engine
     refused: int = 0  # times that an engine had no place for it
-    refused_s: float = 0.0  # when it was last
 
     @property
     def must_end(self) -> bool:
@@ -72,81 +73,59 @@ def in_turns(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def read_line(number: int, raw: bytes) -> Line:
-    """Return a line, with an error if it can only be answered with that; without a custom_id if none is found.
+    """Return a line, with an error if it can only be answered with that.
 
     Examples
     --------
-    >>> line = read_line(0, b'{"custom_id": "a", "body": {"seed": 12345678901234567890123456}}')
+    >>> line = read_line(0, b'{"custom_id": "a", "body": {"seed": 12345678901234567890123456, "priority": -99}}')
     >>> line.custom_id, line.body, line.error
-    ('a', b'{"seed": 12345678901234567890123456}', None)
+    ('a', b'{"seed": 12345678901234567890123456, "priority": 0}', None)
     """
-    error = None
     try:
-        _check_size(raw)
+        fields, text = _parsed(raw), raw.decode()
+        body = text[_spans(text)["body"]]
+        priority = fields["body"].get("priority", 0)
+        if not (isinstance(priority, int | float) and priority >= 0):  # lines come behind requests
+            span = _spans(body)["priority"]
+            body = f"{body[: span.start]}0{body[span.stop :]}"
+        return Line(number, fields["custom_id"], body.encode())
     except GatewayError as known:
-        raw, error = raw[:_BEGINNING_BYTES], known
-    spans = _spans(raw)
-    body = raw[spans.get("body", slice(0))].strip()
-    if error is None and not body.startswith(b"{"):
-        error = GatewayError(400, "This line has no body that is a JSON object.", code="invalid_json_line")
-    if b"priority" in body or b"\\u" in body:
-        span = _spans(body).get("priority", slice(0))
-        if body[span].strip()[:1] in {b"-", b'"'}:
-            body = body[: span.start] + b"0" + body[span.stop :]  # lines come behind requests, whatever they say
-    return Line(number, _text(raw[spans.get("custom_id", slice(0))]), body, error)
+        error = known
+    except Exception as unknown:  # noqa: BLE001 -- whatever a line holds, it stops no other
+        error = GatewayError(400, f"This line cannot be read: {unknown}", code="invalid_json_line")
+    return Line(number, _custom_id(raw), error=error)
 
 
-def _check_size(raw: bytes) -> None:
-    """Raise an error if a line is too long, or costs too much to parse."""
+def _parsed(raw: bytes) -> Any:
+    """Return what a line holds, unless it is too long, costs too much to parse, or is no JSON."""
     if len(raw) > MOST_LINE_BYTES:
         raise GatewayError(413, f"A line has at most {MOST_LINE_BYTES >> 20} MiB.", code="line_too_large")
     try:
         for _ in check_cost(raw, MOST_VALUES):
             pass
+        return orjson.loads(raw)
     except GatewayError as error:
         raise GatewayError(413, "This line has too many JSON values.", code=error.code) from None
+    except orjson.JSONDecodeError as error:
+        raise GatewayError(400, f"This line is no JSON: {error}", code="invalid_json_line") from None
 
 
-def _spans(document: bytes) -> dict[str, slice]:
-    """Return where the value of each field of an object stands; of fields of one name the last, as parsers do."""
-    spans, depth, name, value = dict[str, slice](), 0, b"", -1
-    for at, token in _tokens(document):
-        if token in {b"{", b"["}:
-            depth += 1
-        elif token in {b"}", b"]", b","}:
-            if depth == 1 and value >= 0:
-                spans[_text(name)] = slice(value, at)
-                value = -1
-            depth -= token != b","
-        elif depth == 1 and value < 0:
-            if token == b":":
-                value = at + 1
-            else:
-                name = token
-    return spans
-
-
-def _tokens(document: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield what a JSON document consists of but numbers and names, and where each begins."""
-    plain, at = document.replace(b"\\\\", b"__").replace(b'\\"', b"__"), 0  # as long: the quotes that are left are ends
-    while True:
-        begin = plain.find(b'"', at)
-        for found in _SIGNS.finditer(plain, at, len(plain) if begin < 0 else begin):
-            yield found.start(), found[0]
-        end = plain.find(b'"', begin + 1)
-        if begin < 0 or end < 0:
-            return
-        yield begin, document[begin : end + 1]
-        at = end + 1
-
-
-def _text(token: bytes) -> str:
-    """Return a JSON string; empty for anything else."""
+def _custom_id(raw: bytes) -> str:
+    """Return the custom_id of a line that cannot be parsed; empty if none is found."""
+    found = _CUSTOM_ID.search(raw[:_BEGINNING_BYTES])
     try:
-        value = orjson.loads(token)
+        return "" if found is None else str(orjson.loads(found[1]))
     except orjson.JSONDecodeError:
-        value = ""
-    return value if isinstance(value, str) else ""
+        return ""
+
+
+def _spans(document: str) -> dict[str, slice]:
+    """Return where the value of each field of an object stands; of fields of one name the last, as parsers do."""
+    spans, at = dict[str, slice](), 0
+    while (name := _NAME.match(document, at)) is not None:
+        _, at = _VALUES.raw_decode(document, name.end())
+        spans[orjson.loads(name[1])] = slice(name.end(), at)
+    return spans
 
 
 def check(lines: Iterable[bytes], endpoint: str, most_lines: int) -> Checked:
@@ -170,18 +149,16 @@ def check(lines: Iterable[bytes], endpoint: str, most_lines: int) -> Checked:
         if total > most_lines:
             problems.append(problem("too_many_tasks", f"The file has more than {most_lines} lines.", number))
             break
-        fields, custom_id, found = None, "", None
+        custom_id, found = "", None
         try:
-            _check_size(raw)
-            fields = orjson.loads(raw)
-        except (GatewayError, orjson.JSONDecodeError) as error:
-            custom_id = read_line(number, raw).custom_id
-            if not custom_id:
-                code = (error.code if isinstance(error, GatewayError) else None) or "invalid_json_line"
-                found = problem(code, f"This line cannot be read: {error}")
-        else:
+            fields = _parsed(raw)
             found = _problem(fields, endpoint, model)
-            custom_id = fields["custom_id"] if found is None else ""
+            if found is None:
+                custom_id, model = fields["custom_id"], fields["body"]["model"]
+        except GatewayError as error:
+            custom_id = _custom_id(raw)
+            if not custom_id:
+                found = problem(error.code or "", error.message)
         if found is None and hash(custom_id) in ids:
             found = problem("duplicate_custom_id", "A line before has the same custom_id.", param="custom_id")
         ids.add(hash(custom_id))
@@ -189,8 +166,6 @@ def check(lines: Iterable[bytes], endpoint: str, most_lines: int) -> Checked:
             problems.append(found | {"line": number})
             if len(problems) == _MOST_PROBLEMS:
                 break
-        elif fields is not None:
-            model = fields["body"]["model"]
     if not total:
         problems.append(problem("empty_file", "The file has no lines."))
     return Checked(total, model, problems)

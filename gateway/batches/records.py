@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from gateway.batches.storage import Document
+from gateway.batches.storage import Document, Storage
 
 ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
@@ -55,10 +56,22 @@ def new_digits() -> str:
     return f"{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
 
 
-def file_record(file_id: str, size_bytes: int, name: str, purpose: str) -> Document:
-    """Return what is told of a file."""
-    record = {"id": file_id, "object": "file", "bytes": size_bytes, "created_at": int(time.time())}
-    return record | {"filename": name, "purpose": purpose, "status": "processed", "expires_at": None}
+def keep_file(
+    storage: Storage, path: str, chunks: Iterable[bytes | memoryview], name: str, purpose: str
+) -> Document | None:
+    """Write a file and its record, which is returned; nothing, and None, if it would be empty."""
+    record = {"id": path.rpartition("/")[2], "object": "file", "created_at": int(time.time()), "expires_at": None}
+    record |= {"filename": name, "purpose": purpose, "status": "processed"}
+    try:
+        record["bytes"] = storage.write(f"{path}.jsonl", chunks)
+        if record["bytes"]:
+            storage.write_json(f"{path}.json", record)
+            return record
+    except BaseException:
+        storage.remove(f"{path}.jsonl")
+        raise
+    storage.remove(f"{path}.jsonl")
+    return None
 
 
 def batch_record(marker: Marker, endpoint: str, metadata: object, window_s: int) -> Document:

@@ -7,147 +7,140 @@ runs the lines without an answer. The output is made of them at the end: it has 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from backends import background
-from gateway.batches.bounds import GATEWAY, Refusals, Spending, settings_of
 from gateway.batches.line_request import Answer, LineRequest, client_of_lines
 from gateway.batches.lines import MOST_LINE_BYTES, Line, check, in_turns, problem, read_line, written
-from gateway.batches.notes import BEGUN, COMPLETED, FAILED, RETURNED, Notes
-from gateway.batches.records import ENDED, Marker, file_record
+from gateway.batches.notes import BEGUN, COMPLETED, FAILED, RETURNED, Notes, Spending
+from gateway.batches.places import ModelPlaces
+from gateway.batches.records import ENDED, Marker, keep_file
 from gateway.batches.storage import Document, Storage
-from gateway.batches.throttle import Throttle
 from gateway.dialects.errors import GatewayError
 from gateway.routing.keys import Client
 
 if TYPE_CHECKING:
+    from gateway.config.settings.keys import KeySettings
     from gateway.service.assembly import Gateway
 
 _LOST: Final = "lost"
 """What a run ends with that another one goes on with."""
-_SAVE_S: Final = 2.0
-_MOST_RUNS: Final = 3
-_READ_BYTES: Final = 1 << 20
-_MOST_LATER: Final = 1000
-_MOST_LATER_BYTES: Final = 64 << 20
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 300.0
-"""Before a line is sent again that was not answered: four times as long each time."""
-_NO_PLACE: Final = frozenset({408, 429, 503})
-"""Statuses that say that there is no place for a line at present."""
+_MOST_RUNS, _MOST_REFUSALS = 3, 20
+_MOST_HELD, _MOST_HELD_BYTES = 1000, 64 << 20
+"""Lines, and bytes of their bodies, above which none are read; a single line may be larger."""
+_PAUSE_S, _LONGEST_S, _LONGEST_CLOSED_S = 0.5, 300.0, 60.0
+_GATEWAY: Final = ""
+"""Stands for the gateway among the names of backends."""
+
+
+def settings_of(gateway: Gateway, client: Client) -> KeySettings | None:
+    """Return the settings of a client's key as they are now; None if it has none."""
+    return next((key for key in gateway.settings.keys if key.name == client.name), None)
 
 
 class BatchRun:
     """A batch that this gateway runs."""
 
     def __init__(
-        self,
-        gateway: Gateway,
-        storage: Storage,
-        marker: Marker,
-        throttle_of: Callable[[str], Throttle],
-        checking: asyncio.Lock,
+        self, gateway: Gateway, storage: Storage, marker: Marker, places_of: Callable[[str], ModelPlaces]
     ) -> None:
         self._gateway = gateway
         self._storage = storage
         self._marker = marker
-        self._throttle_of = throttle_of
-        self._checking = checking  # one file at a time is checked
+        self._places_of = places_of
         self._record: Document = {}
         self._notes = Notes(storage, f"{marker.folder}/answers", lambda: self._end == _LOST)
         self._spending = Spending(storage, marker.owner)
-        self._refusals = Refusals()
-        self._requests: set[LineRequest] = set()
-        self._running: set[asyncio.Task[None]] = set()
-        self._later: list[tuple[float, int, Line]] = []  # lines to be sent again, by when; a heap
-        self._begun: set[int] = set()  # lines noted as begun that have no answer
+        self._lines: dict[asyncio.Task[None], Line] = {}  # that were read and have no answer
+        self._saving = asyncio.Lock()
+        self._turns = asyncio.Lock(), asyncio.Lock()  # to take a place, for most lines and for those that must end
+        self._closed: dict[str, tuple[float, float]] = {}  # backends that refused: until when, and the pause
+        self._places: ModelPlaces | None = None
+        self._in_flight = 0
         self._is_full = False
+        self._ended = asyncio.Event()
         self._end = ""  # the status that it is to end with
         self._problems: list[Document] = []  # why it fails
 
     def end(self, status: str = _LOST, problems: list[Document] | None = None) -> None:
         """End what is in flight, and then the batch with a status; without one, let others go on with it."""
         self._end, self._problems = self._end or status, self._problems or problems or []
-        for request in [*self._requests]:
-            request.give_up()
+        self._ended.set()
+        for line in self._lines.values():
+            if self._places is not None and (request := self._places.requests.get(line)) is not None:
+                request.give_up()
 
-    async def run(self, most_lines: int) -> bool:
-        """Run the batch; return whether it has ended."""
+    async def run(self, checking: asyncio.Lock, most_lines: int) -> None:
+        """Run the batch; one at a time is checked."""
         record = await asyncio.to_thread(self._storage.read, f"{self._marker.folder}/batch.json")
         if record is None:
-            return False
+            return
         self._record = record
         if record["status"] not in ENDED:
             if record["status"] == "validating" and not self._end:
-                async with self._checking:
-                    await asyncio.to_thread(self._check, most_lines)
-            if not self._end:
+                async with checking:
+                    self._problems = await asyncio.to_thread(self._check, most_lines)
+            if not (self._end or self._problems):
                 await self._run_lines()
             if self._end == _LOST:
-                for number in self._begun:
-                    await self._notes.add(RETURNED, number)
-                return False
-            await self._finish(self._end or "completed")
+                return
+            await self._finish("failed" if self._problems else self._end or "completed")
         answers = f"{self._marker.folder}/answers"
-        await asyncio.to_thread(self._storage.remove, self._marker.cancel_path, self._marker.path, answers)
-        return True
+        await asyncio.to_thread(self._storage.remove, answers, self._marker.cancel_path, self._marker.path)
 
-    def _check(self, most_lines: int) -> None:
-        """Check all lines, before any of them runs; in a thread."""
+    def _check(self, most_lines: int) -> list[Document]:
+        """Check all lines, before any of them runs, and return what is wrong; in a thread."""
         try:
             found = check(self._input(), self._record["endpoint"], most_lines)
+            if found.model and not found.problems and (key := self._key()) is not None:
+                self._gateway.relay.router.find(found.model, key, self._record["endpoint"])
         except FileNotFoundError:
-            return self.end("failed", [problem("file_not_found", "The input file is gone.")])
-        problems = found.problems
-        if found.model and not problems:
-            try:
-                self._gateway.relay.router.find(found.model, self._key(), self._record["endpoint"])
-            except GatewayError as error:
-                problems = [problem(error.code or "", error.message, 1, error.param)]
-        self._record |= {"model": found.model}
-        self._record["request_counts"]["total"] = found.total
-        if problems:
-            self.end("failed", problems)
-        return None
+            return [problem("file_not_found", "The input file is gone.")]
+        except GatewayError as error:
+            return [problem(error.code or "", error.message, 1, error.param)]
+        self._record["model"], self._record["request_counts"]["total"] = found.model, found.total
+        return found.problems
 
-    def _key(self) -> Client:
-        client = self._gateway.relay.access.keyring.with_id(self._marker.owner)
-        if client is None:
-            raise GatewayError(401, "The key that this batch belongs to is gone.", code="invalid_api_key")
-        return client
+    def _key(self) -> Client | None:
+        return self._gateway.relay.access.keyring.with_id(self._marker.owner)
 
     async def _set(self, status: str, **fields: Any) -> None:
         self._record |= {"status": status, f"{status}_at": int(time.time()), **fields}
-        await self._save()
+        async with self._saving:  # the last write has what is newest
+            await asyncio.to_thread(self._storage.write_json, f"{self._marker.folder}/batch.json", {**self._record})
 
-    async def _save(self) -> None:
-        await asyncio.to_thread(self._storage.write_json, f"{self._marker.folder}/batch.json", {**self._record})
+    async def save(self) -> None:
+        """Write how far it is; while that fails, no line begins."""
+        try:
+            if (status := self._record.get("status")) == "in_progress":
+                await self._set(status, in_progress_at=self._record["in_progress_at"])
+                await asyncio.to_thread(self._spending.save)
+                await asyncio.to_thread(self._storage.check_room, 0)
+            self._is_full = False
+        except OSError as error:
+            self._is_full = True
+            background.note("batches", error, of=self._marker.batch_id, then="; no line begins until it succeeds")
 
     # Lines
 
     def _input(self) -> Iterator[bytes]:
         path = f"{self._marker.owner}/files/{self._marker.file_id}.jsonl"
-        return self._storage.lines(path, MOST_LINE_BYTES)
+        return in_turns(self._storage.lines(path, MOST_LINE_BYTES))
 
     def _pending(self) -> Iterator[Line]:
         """Yield the lines that have no answer."""
-        for number, raw in enumerate(in_turns(self._input())):
-            if raw.strip() and not self._notes.has(number):
+        for number, raw in enumerate(self._input()):
+            if raw.strip() and number not in self._notes.answered:
                 line = read_line(number, raw)
-                if self._notes.begun[number] >= _MOST_RUNS:
-                    text = f"{_MOST_RUNS} gateways have ended while they ran this line."
-                    line.error = GatewayError(500, text, code="no_answer")
+                line.runs = self._notes.runs[number]
                 yield line
 
-    def _read_some(self, lines: Iterator[Line]) -> list[Line]:
-        found, size_bytes = list[Line](), 0
-        while size_bytes < _READ_BYTES and len(found) < _MOST_LATER and (line := next(lines, None)) is not None:
-            found.append(line)
-            size_bytes += len(line.body)
-        return found
+    def _held_bytes(self) -> int:
+        return sum(len(line.body) for line in self._lines.values())
 
     async def _run_lines(self) -> None:
         kinds = await asyncio.to_thread(lambda: [kind for kind, _ in self._notes.answers()])
@@ -155,182 +148,148 @@ class BatchRun:
         self._record["request_counts"] |= {"completed": completed, "failed": len(kinds) - completed}
         await asyncio.to_thread(self._spending.read)
         await self._set("in_progress", in_progress_at=self._record["in_progress_at"] or int(time.time()))
-        model = self._record.get("model") or next(iter(self._gateway.models))  # no line names one: each gets an error
-        throttle, lines, ahead, saved_s = self._throttle_of(model), self._pending(), deque[Line](), time.monotonic()
-        is_read = False
-        while not self._end:
-            if not ahead and not is_read and self._may_read():
-                ahead.extend(await asyncio.to_thread(self._read_some, lines))
-                is_read = not ahead
-            if not self._begin(ahead, throttle):
-                if not (ahead or self._later or self._running) and is_read:
-                    break
-                await throttle.wait()
-            if time.monotonic() - saved_s > _SAVE_S:
-                saved_s = time.monotonic()
-                await self._save_counts()
-        while self._running:
-            await asyncio.wait(self._running)
+        self._places = places = self._places_of(
+            self._record["model"] or next(iter(self._gateway.models))
+        )  # of none, each is an error
+        lines = self._pending()
+        while not self._end and (line := await asyncio.to_thread(next, lines, None)) is not None:
+            task = background.start("batches", self._run_line(line, places), of=self._marker.batch_id)
+            self._lines[task] = line
+            task.add_done_callback(self._lines.pop)
+            while len(self._lines) >= _MOST_HELD or self._held_bytes() > _MOST_HELD_BYTES:
+                await asyncio.wait(self._lines, return_when=asyncio.FIRST_COMPLETED)
+        while self._lines:
+            await asyncio.wait(self._lines)
+        await asyncio.to_thread(self._spending.save)
 
-    def _may_read(self) -> bool:
-        """Return whether there is memory for more lines beside those that wait to be sent again."""
-        held_bytes = sum(len(line.body) for _, _, line in self._later)
-        return len(self._later) < _MOST_LATER and held_bytes < _MOST_LATER_BYTES
+    async def _run_line(self, line: Line, places: ModelPlaces) -> None:
+        """Run a line until its answer is written."""
+        pause_s: float | None = 0.0
+        while pause_s is not None and not self._end:
+            try:
+                pause_s = await self._run_once(line, places)
+            except Exception as error:  # noqa: BLE001 -- an error of a line is that line's
+                background.note("batches", error, of=f"{self._marker.batch_id}, line {line.number + 1}")
+                pause_s, line.runs = _LONGEST_S, line.runs + 1
+            if pause_s:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._ended.wait()
 
-    async def _save_counts(self) -> None:
-        try:
-            await self._save()
-            await asyncio.to_thread(self._spending.save)
-            await asyncio.to_thread(self._storage.check_room, 0)
-            self._is_full = False
-        except OSError as error:
-            self._is_full = True
-            background.note("batches", error, of=self._marker.batch_id, then="; no line begins until it succeeds")
-
-    def _begin(self, ahead: deque[Line], throttle: Throttle) -> bool:
-        """Begin a line for which there is a place; return whether there was one."""
-        now_s = time.monotonic()
-        caps = self._refusals.caps(now_s)
-        if self._is_full or GATEWAY in caps:
-            return False
-        due = [self._later[0][2]] if self._later and self._later[0][0] <= now_s else []
-        for line in [*due, *([ahead[0]] if ahead else [])]:
-            key = self._enter() if line.error or throttle.closed_to(line, caps) is not None else None
-            if key is None:
-                continue
-            if line in due:
-                heappop(self._later)
-            else:
-                ahead.popleft()
-            throttle.enter(line)
-            task = background.start("batches", self._run_line(line, key, throttle), of=self._marker.batch_id)
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-            return True
-        return False
-
-    def _enter(self) -> Client | None:
-        """Return the key after a place was taken among its limits; None if they allow no line now."""
-        key, lines = self._gateway.relay.access.keyring.with_id(self._marker.owner), len(self._running)
-        settings = None if key is None else settings_of(self._gateway, key)
-        per_day = None if settings is None else settings.batch_tokens_per_day
-        if key is None or not self._spending.has_left(lines, per_day):
+    async def _run_once(self, line: Line, places: ModelPlaces) -> float | None:
+        """Run a line; return after how many seconds it is to run again, or None once its answer is written."""
+        if line.error is None and line.runs >= _MOST_RUNS:
+            text = f"This line was begun {_MOST_RUNS} times, and not answered; the gateway's log tells more."
+            line.error = GatewayError(500, text, code="no_answer")
+        if line.error is not None:
+            await self._write(line, FAILED, written(line.custom_id, None, line.error.code or "", line.error.message))
             return None
-        return key if self._gateway.relay.limits.enter_line(key, self._spending.ahead(lines)) else None
-
-    async def _run_line(self, line: Line, key: Client, throttle: Throttle) -> None:
-        """Run a line once, and write its answer, or have it wait to be sent again."""
-        tokens, pause_s = 0, None
+        key = await self._enter(line, places)
+        if key is None:
+            return 0.0
+        line.runs += 1
         try:
-            if line.error is not None:
-                await self._write(line, Answer(0), throttle)
-            else:
-                request, answer = await self._send(line, key, throttle)
-                if request is None or request.is_given_up:
-                    pause_s = 0.0
-                else:
-                    tokens = request.tokens
-                    self._spending.add(tokens)
-                    pause_s = self._pause_s(line, answer, throttle)
-                    if pause_s is None:
-                        await self._write(line, answer, throttle)
-        except Exception as error:  # noqa: BLE001 -- an error of a line is that line's
-            background.note("batches", error, of=f"{self._marker.batch_id}, line {line.number + 1}")
-            line.failed += 1
-            pause_s = _LONGEST_PAUSE_S
-            if line.failed >= _MOST_RUNS:
-                line.error = GatewayError(500, "The gateway failed to run this line; see its log.", code="no_answer")
+            answer = await self._send(line, key, places)
         finally:
-            throttle.leave(line)
-            self._gateway.relay.limits.leave_line(key, tokens)
-        if pause_s is not None and not self._end:
-            heappush(self._later, (time.monotonic() + pause_s, line.number, line))
-
-    async def _send(self, line: Line, key: Client, throttle: Throttle) -> tuple[LineRequest | None, Answer]:
-        """Send a line, once it is noted, to where there is a place then; without a request if there is none."""
-        if line.number not in self._begun:
-            self._begun.add(line.number)
-            await self._notes.add(BEGUN, line.number)
-        closed = throttle.closed_to(line, self._refusals.caps(time.monotonic()))
-        if closed is None or self._end:
-            return None, Answer(0)
-
-        def note(backend: str) -> bool:
-            line.sent += 1
-            throttle.sent(line, backend)
-            return not line.refused and line.sent < _MOST_RUNS
-
-        relay, began_s = self._gateway.relay, time.monotonic()
-        request = LineRequest(relay, client_of_lines(key), self._record["endpoint"], line.body, note)
-        self._requests.add(request)
-        throttle.begin(line, request)
-        try:
-            answer = await request.answer(closed)
-        finally:
-            self._requests.discard(request)
-        if 0 < answer.status < 500 and answer.status not in _NO_PLACE and answer.backend:
-            throttle.answered(answer.backend, time.monotonic() - began_s)
-            self._refusals.take(answer.backend, began_s)
-        return request, answer
-
-    def _pause_s(self, line: Line, answer: Answer, throttle: Throttle) -> float | None:
-        """Return after how many seconds a line is to be sent again; None if the answer is its answer."""
-        if answer.status in _NO_PLACE:
-            beside = max(0, throttle.lines_at(answer.backend) - 1) if answer.backend else 0
-            if self._refusals.refuse(line, answer.backend, beside=beside, now_s=time.monotonic()):
-                return None
-            tries = line.refused
-        elif 0 < answer.status < 500:
-            return None
-        else:
-            line.failed += 1
-            if line.failed >= _MOST_RUNS or line.sent - line.refused >= _MOST_RUNS:
-                return None
-            tries = line.failed
-        return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 4.0 ** (tries - 1))
-
-    async def _write(self, line: Line, answer: Answer, throttle: Throttle) -> None:
-        """Write the answer of a line."""
-        is_ok, error = 200 <= answer.status < 300, line.error
-        if error is not None:
-            document = written(line.custom_id, None, error.code or "", error.message)
-        elif answer.status:
-            document = await asyncio.to_thread(self._document, line, answer)
+            self._in_flight -= 1
+            places.leave(line)
+        if answer is None or answer.is_refusal:
+            line.runs -= 1
+            await self._notes.add(RETURNED, line.number)
+        pause_s = 0.0 if answer is None else self._pause_s(line, answer)
+        if pause_s is not None or answer is None:
+            return pause_s
+        if answer.status:
+            document = await asyncio.to_thread(lambda: written(line.custom_id, answer.document()))
         else:
             document = written(line.custom_id, None, "no_answer", "The answer broke off each time.")
-        await self._notes.add(COMPLETED if is_ok else FAILED, line.number, document)
-        self._begun.discard(line.number)
-        outcome = "completed" if is_ok else "failed"
-        self._record["request_counts"][outcome] += 1
-        throttle.count(outcome)
+        await self._write(line, COMPLETED if 200 <= answer.status < 300 else FAILED, document)
+        return None
 
-    def _document(self, line: Line, answer: Answer) -> bytes:
-        return written(line.custom_id, answer.document())
+    async def _enter(self, line: Line, places: ModelPlaces) -> Client | None:
+        """Wait for a place, also among the limits of the key, which is returned; None at the end."""
+        limits = self._gateway.relay.limits
+        async with self._turns[line.must_end]:
+            while not self._end:
+                key, closed = self._key(), self._closed_now()
+                is_open = key is not None and not self._is_full and _GATEWAY not in closed
+                if key is not None and is_open and places.closed_to(line, closed) is not None:
+                    settings, lines = settings_of(self._gateway, key), self._in_flight
+                    has_left = self._spending.has_left(
+                        lines, None if settings is None else settings.batch_tokens_per_day
+                    )
+                    if has_left and limits.enter_line(key, self._spending.ahead(lines)):
+                        self._in_flight += 1
+                        places.requests[line] = None
+                        return key
+                await places.wait()
+                if not line.must_end:
+                    await asyncio.sleep(0)  # lines that must end come first
+        return None
+
+    async def _send(self, line: Line, key: Client, places: ModelPlaces) -> Answer | None:
+        """Send a line, once that is noted; None if there is no place any more, or it was given up."""
+        relay, path, answer, tokens = self._gateway.relay, self._record["endpoint"], None, 0
+        try:
+            await self._notes.add(BEGUN, line.number)
+            closed, began_s = places.closed_to(line, self._closed_now()), time.monotonic()
+            if closed is not None and not self._end:
+                request = LineRequest(relay, client_of_lines(key), path, line.body, partial(places.sent, line))
+                places.requests[line] = request
+                answer = await request.answer(closed)
+                tokens = request.tokens
+            if answer is not None and answer.is_final and answer.backend:
+                places.at[answer.backend].answered(time.monotonic() - began_s)
+            return answer
+        finally:
+            relay.limits.leave_line(key, tokens)
+            self._spending.add(tokens)
+
+    def _pause_s(self, line: Line, answer: Answer) -> float | None:
+        """Return after how many seconds a line is to be sent again; None if the answer is its answer."""
+        until_s, closed_s = self._closed.get(answer.backend, (0.0, _PAUSE_S / 2.0))
+        if answer.is_refusal:
+            if (now_s := time.monotonic()) >= until_s:  # of several lines that were refused at once, one counts
+                closed_s = min(_LONGEST_CLOSED_S, 2.0 * closed_s)
+                self._closed[answer.backend] = now_s + closed_s, closed_s
+            line.refused += 1
+            tries, most = line.refused, _MOST_REFUSALS
+        elif answer.is_final:
+            self._closed.pop(answer.backend, None)
+            self._closed.pop(_GATEWAY, None)
+            return None
+        else:
+            tries, most = line.runs, _MOST_RUNS
+        return min(_LONGEST_S, _PAUSE_S * 4.0 ** (tries - 1)) if tries < most else None
+
+    def _closed_now(self) -> list[str]:
+        return [name for name, (until_s, _) in self._closed.items() if time.monotonic() < until_s]
+
+    async def _write(self, line: Line, kind: bytes, document: bytes) -> None:
+        """Write the answer of a line."""
+        await self._notes.add(kind, line.number, document)
+        outcome = "completed" if kind == COMPLETED else "failed"
+        self._record["request_counts"][outcome] += 1
+        self._gateway.metrics.counter("gateway_batch_lines").labels(self._record["model"], outcome).inc()
 
     # The end
 
     async def _finish(self, status: str) -> None:
         """Make the output of the answers, and end."""
         if self._problems:
-            await self._set("failed", errors={"object": "list", "data": self._problems})
-            return
+            return await self._set("failed", errors={"object": "list", "data": self._problems})
         await self._set("finalizing")
         fields = await asyncio.to_thread(self._storage.read, self._marker.cancel_path) or {}
-        counts = self._record["request_counts"]
         for name, kind in (("output", COMPLETED), ("error", FAILED)):
             file_id = f"file-{self._marker.batch_id.removeprefix('batch_')}-{name}"
-            path = f"{self._marker.owner}/files/{file_id}"
-            lines = self._output(kind, is_expired=status == "expired")
-            size_bytes = await asyncio.to_thread(self._storage.write, f"{path}.jsonl", lines)
-            if size_bytes:
-                record = file_record(file_id, size_bytes, f"{self._marker.batch_id}_{name}.jsonl", "batch_output")
-                await asyncio.to_thread(self._storage.write_json, f"{path}.json", record)
+            path, lines = f"{self._marker.owner}/files/{file_id}", self._output(kind, is_expired=status == "expired")
+            of = f"{self._marker.batch_id}_{name}.jsonl", "batch_output"
+            if await asyncio.to_thread(keep_file, self._storage, path, lines, *of) is not None:
                 fields[f"{name}_file_id"] = file_id
-            else:
-                await asyncio.to_thread(self._storage.remove, f"{path}.jsonl")
         if status == "expired":
+            counts = self._record["request_counts"]
             counts["failed"] = counts["total"] - counts["completed"]
-        await self._set(status, **fields)
+        return await self._set(status, **fields)
 
     def _output(self, kind: bytes, *, is_expired: bool) -> Iterator[bytes]:
         """Yield what is written of the lines that have succeeded, or of those that have not."""

@@ -1,37 +1,37 @@
-"""Where files and batches are kept: a folder, or an object store. Its calls wait, so they are made in threads."""
+"""Where files and batches are kept: a folder. Its calls wait for the disk, so they are made in threads."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import math
 import os
-import stat
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, BinaryIO, Final
 
 import orjson
+
+from backends.files.regular import check_regular, read_file
 
 log = logging.getLogger(__name__)
 
 Document = dict[str, Any]
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Numbers of the errors of a place that has no room for more."""
-_CHUNK_BYTES: Final = 1 << 20
+_BROKEN: Final = frozenset({errno.EFBIG, errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.EACCES, errno.ELOOP})
+"""Those of what is something else than it should be; others are of the disk, and may pass."""
 _MOST_RECORD_BYTES: Final = 1 << 20
 _MOST_ASIDE: Final = 1000
 _KINDS: Final = ("open", "answers", "batches", "files")
 _COUNTED_S: Final = 60.0
-"""Seconds after which the bytes of all are counted again: others add and remove some too."""
+"""Seconds after which the bytes of all are counted again: other processes add and remove some too."""
 _LEFT_S: Final = 3600.0
 """Age from which on what was half written counts as left by a process that is gone."""
-_LEASE_S: Final = 10.0
-"""Seconds after which who no longer renews a lease is taken for dead."""
-_SETTLE_S: Final = 0.3
-"""Seconds after which it is seen which of two has taken a lease that both found free."""
 
 
 class Storage:
@@ -39,41 +39,54 @@ class Storage:
 
     Examples
     --------
-    >>> storage = Storage("memory://doctest")
+    >>> from tempfile import mkdtemp
+    >>> storage = Storage(Path(mkdtemp()))
     >>> storage.write("a/b.jsonl", [b"1", b"\\n2"])
     3
     >>> [*storage.lines("a/b.jsonl", 9)], storage.names("a"), storage.names("c"), storage.read("c")
     ([b'1', b'2'], ['b.jsonl'], [], None)
     """
 
-    def __init__(self, url: str, most_bytes: float = math.inf) -> None:
-        from fsspec.core import url_to_fs  # an extra
-
-        self._fs, self._root = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
-        self._is_local = "file" in self._fs.protocol
+    def __init__(self, folder: Path, most_bytes: float = math.inf) -> None:
+        self._root = folder
         self._most_bytes = most_bytes
         self._bytes, self._counted_s = 0, -math.inf
+        self._lock: BinaryIO | None = None
         self._aside: set[str] = set()
         self.on_aside: Callable[[str], None] = lambda _: None  # called with the kind of each object that is set aside
 
+    def hold(self) -> bool:
+        """Return whether this process has the lock of the folder, which the kernel releases when the process ends."""
+        if self._lock is None:
+            self._root.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self._root / "lock", "ab")  # noqa: SIM115 -- until it is released
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def release(self) -> None:
+        """Release the lock, if it is held."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         """Write an object, durably, and return its size in bytes; nothing is left of one that cannot be written."""
-        target, size_bytes = f"{self._root}/{path}", 0
-        written = f"{target}~{os.urandom(4).hex()}" if self._is_local else target
+        target, size_bytes = self._root / path, 0
+        half = target.with_name(f"{target.name}~{os.urandom(4).hex()}")
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-            with self._fs.open(written, "wb") as file:
+            with open(half, "xb") as file:
                 for chunk in chunks:
                     size_bytes += file.write(chunk)
-                if self._is_local:
-                    file.flush()
-                    os.fsync(file.fileno())
-            if self._is_local:
-                os.replace(written, target)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(half, target)
         except BaseException:
-            if self._is_local:
-                with contextlib.suppress(OSError):
-                    os.remove(written)
+            with contextlib.suppress(OSError):
+                os.remove(half)
             raise
         self._bytes += size_bytes
         return size_bytes
@@ -82,32 +95,59 @@ class Storage:
         """Write an object of JSON."""
         self.write(path, [orjson.dumps(document)])
 
+    def append(self, path: str, data: bytes) -> None:
+        """Append to an object that nobody else appends to, durably: all of it or, if that fails, nothing."""
+        target, rest = self._root / path, memoryview(data)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target, "ab", buffering=0) as file:
+            size_bytes = file.tell()
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+                os.fdatasync(file.fileno())
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    file.truncate(size_bytes)
+                raise
+        self._bytes += len(data)
+
     def check_room(self, more_bytes: int) -> None:
         """Raise what a full disk raises if all objects together would have more bytes than they may."""
-        if math.isinf(self._most_bytes):
-            return
         if time.monotonic() - self._counted_s > _COUNTED_S:
-            self._bytes, self._counted_s = self._fs.du(self._root), time.monotonic()
+            self._bytes, self._counted_s = sum(self._sizes()), time.monotonic()
         if self._bytes + more_bytes > self._most_bytes:
             raise OSError(errno.ENOSPC, "batches.max_total_mib is reached")
+
+    def _sizes(self) -> Iterator[int]:
+        """Yield the bytes of each object; what was half written long ago is removed: parts, contents without record."""
+        for folder, _, names in os.walk(self._root):
+            for name in names:
+                path = f"{folder}/{name}"
+                with contextlib.suppress(OSError):
+                    found = os.lstat(path)
+                    is_half = "~" in name or (name.endswith(".jsonl") and not os.path.exists(path[:-1]))
+                    if is_half and time.time() - found.st_mtime > _LEFT_S:
+                        os.remove(path)
+                    else:
+                        yield found.st_size
 
     def read(self, path: str) -> Document | None:
         """Return an object of JSON; None if there is none, or if it is something else, which is set aside."""
         try:
-            self._check_regular(path)
-            data = self._fs.cat_file(f"{self._root}/{path}", end=_MOST_RECORD_BYTES)
-            document: Document = orjson.loads(data)
-            if not isinstance(document, dict):
-                raise ValueError("it is no JSON object")  # noqa: TRY004, TRY301 -- handled below
+            document = orjson.loads(read_file(self._root / path, _MOST_RECORD_BYTES))
+            if isinstance(document, dict):
+                return document
+            self.set_aside(path, "it is no JSON object")
         except FileNotFoundError:
-            return None
-        except (ValueError, IsADirectoryError, PermissionError) as error:
+            pass
+        except (ValueError, OSError) as error:
             self.set_aside(path, error)
-            return None
-        return document
+        return None
 
     def set_aside(self, path: str, error: object) -> None:
         """Log and count, once, an object that cannot be read; it is as if it were not there."""
+        if isinstance(error, OSError) and error.errno not in _BROKEN:
+            raise error
         if path not in self._aside and len(self._aside) < _MOST_ASIDE:
             self._aside.add(path)
             log.warning("%s/%s cannot be read, and is left aside: %s", self._root, path, error)
@@ -116,83 +156,36 @@ class Storage:
     def names(self, folder: str) -> list[str]:
         """Return the names of what is in a folder, in order; nothing if there is no such folder."""
         try:
-            paths = self._fs.ls(f"{self._root}/{folder}", detail=False)
+            return sorted(name for name in os.listdir(self._root / folder) if "~" not in name)
         except FileNotFoundError:
             return []
-        except (NotADirectoryError, PermissionError) as error:
+        except OSError as error:
             self.set_aside(folder, error)
             return []
-        return sorted(name for path in paths if "~" not in (name := path.rstrip("/").rpartition("/")[2]))
 
     def remove(self, *paths: str) -> None:
         """Remove objects, and folders with all that is in them; those that are not there are gone already."""
         self._counted_s = -math.inf
-        for path in paths:
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.rm(f"{self._root}/{path}", recursive=True)
-
-    def remove_leftovers(self) -> None:
-        """Remove what processes that are gone have half written: parts of objects, and contents without a record."""
-        for path in self._fs.find(self._root):
-            if "~" in path.rpartition("/")[2] or (path.endswith(".jsonl") and not self._fs.exists(path[:-1])):
-                with contextlib.suppress(OSError):
-                    if (datetime.now(UTC) - self._fs.modified(path)).total_seconds() > _LEFT_S:
-                        self._fs.rm_file(path)
+        for path in map(self._root.joinpath, paths):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def chunks(self, path: str) -> Iterator[bytes]:
         """Yield the bytes of an object."""
-        self._check_regular(path)
-        with self._fs.open(f"{self._root}/{path}", "rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk
+        return self._parts(path, lambda file: file.read(1 << 20))
 
     def lines(self, path: str, most_bytes: int) -> Iterator[bytes]:
-        """Yield the lines of an object; a longer one is cut off a byte later. One is held, and a chunk after it."""
-        rest = b""
-        for chunk in self.chunks(path):
-            *whole, rest = (rest + chunk).split(b"\n")
-            for line in whole:
-                yield line[: most_bytes + 1]
-            rest = rest[: most_bytes + 1]
-        if rest:
-            yield rest
+        """Yield the lines of an object; a longer one is cut off a byte later."""
+        is_cut = False
+        for part in self._parts(path, lambda file: file.readline(most_bytes + 1)):
+            if not is_cut:
+                yield part.rstrip(b"\n")
+            is_cut = not part.endswith(b"\n")
 
-    def _check_regular(self, path: str) -> None:
-        """Raise an error for what is no file: to open a pipe would wait for ever."""
-        if self._is_local and not stat.S_ISREG(os.stat(f"{self._root}/{path}").st_mode):
-            raise IsADirectoryError(errno.EISDIR, "it is no regular file")
-
-
-class Lease:
-    """A lease, which one holds at a time, if clocks agree to some seconds.
-
-    Two hold it at most for as long as one of them is held up between reading and writing it, or has not seen yet that
-    it was stopped for longer than the lease lasts.
-    """
-
-    def __init__(self, storage: Storage, path: str) -> None:
-        self._storage = storage
-        self._path = path
-        self._holder = os.urandom(8).hex()  # who this is
-
-    def hold(self) -> bool:
-        """Hold the lease for longer, or take it if it is free; of two that do so at once, the last one holds it."""
-        lease, now_s = self._storage.read(self._path) or {}, time.time()
-        if lease.get("by") != self._holder:
-            until_s = lease.get("until")
-            if isinstance(until_s, int | float) and 0.0 < until_s - now_s < 2.0 * _LEASE_S:
-                return False
-            self._write()
-            time.sleep(_SETTLE_S)
-            if (self._storage.read(self._path) or {}).get("by") != self._holder:
-                return False
-        self._write()
-        return True
-
-    def release(self) -> None:
-        """Release the lease, if it is held."""
-        if (self._storage.read(self._path) or {}).get("by") == self._holder:
-            self._storage.remove(self._path)
-
-    def _write(self) -> None:
-        self._storage.write_json(self._path, {"by": self._holder, "until": time.time() + _LEASE_S})
+    def _parts(self, path: str, read: Callable[[BinaryIO], bytes]) -> Iterator[bytes]:
+        check_regular(self._root / path, os.stat(self._root / path))  # to open a pipe would wait for ever
+        with open(self._root / path, "rb") as file:
+            while part := read(file):
+                yield part

@@ -30,8 +30,6 @@ def serve_pool(config: Path, server: Mapping[str, Any], picker: Mapping[str, Any
         require("simulator", "numba")
     if settings.telemetry.otlp is not None:
         require("otel", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-    if settings.batches is not None:
-        require("batches", "fsspec")
     if picker is not None:
         require("picker", "grpc_health", "google.protobuf")
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import Field
 
+from backends.validation import Issue
 from gateway.config.settings.base import Count, Settings
 
 
@@ -14,9 +17,9 @@ class BatchesSettings(Settings):
 
     Parameters
     ----------
-    url
-        Where they are kept: a folder, or an address that fsspec knows, such as `s3://bucket/batches`. Gateways with the
-        same place share the work.
+    folder
+        Where they are kept. Of several gateways with one folder, that which holds a lock in it (`flock`) runs the
+        batches.
     max_file_mib
         Largest file that may be uploaded, in MiB; `server.max_body_mib` has to allow it.
     max_lines
@@ -31,10 +34,20 @@ class BatchesSettings(Settings):
         Most lines in flight at once for each replica of a model, from each process.
     """
 
-    url: Annotated[str, Field(min_length=1)]
+    folder: Path
     max_file_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
     max_lines: Count = 50_000
     max_files_per_key: Count = 1000
     max_batches_per_key: Count = 100
     max_total_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10_240.0
     max_in_flight: Count = 128
+
+    @classmethod
+    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
+        """Yield what to write in place of the former `url`."""
+        if "url" in data:
+            scheme, _, path = str(data["url"]).rpartition("://")
+            if scheme in {"", "file"}:
+                yield Issue(("url",), f"write folder: {path}")
+            else:
+                yield Issue(("url",), f"object stores ({scheme}://) are no longer supported: write folder: with a path")

@@ -28,7 +28,7 @@ def jsonl(*lines: dict[str, Any]) -> bytes:
 @asynccontextmanager
 async def batches(folder: Path, **settings: Any) -> AsyncIterator[Running]:
     settings = {"timeouts": {"first_byte_s": 60.0}} | settings  # what is held is not asked for again
-    async with start_gateway(batches={"url": str(folder)} | settings.pop("batches", {}), **settings) as running:
+    async with start_gateway(batches={"folder": str(folder)} | settings.pop("batches", {}), **settings) as running:
         yield running
 
 

@@ -248,7 +248,7 @@ async def test_requests_add_no_new_labels(gateway_of: Start) -> None:
 async def test_what_fastapi_refuses_has_the_shape_of_openai(
     gateway_of: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with gateway_of(batches={"url": str(tmp_path)}) as running:
+    async with gateway_of(batches={"folder": str(tmp_path)}) as running:
 
         def fails() -> dict[str, object]:
             raise RuntimeError("secret")
