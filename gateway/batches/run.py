@@ -148,9 +148,8 @@ class BatchRun:
         self._record["request_counts"] |= {"completed": completed, "failed": len(kinds) - completed}
         await asyncio.to_thread(self._spending.read)
         await self._set("in_progress", in_progress_at=self._record["in_progress_at"] or int(time.time()))
-        self._places = places = self._places_of(
-            self._record["model"] or next(iter(self._gateway.models))
-        )  # of none, each is an error
+        model = self._record["model"] or next(iter(self._gateway.models))  # of none, each is an error
+        self._places = places = self._places_of(model)
         lines = self._pending()
         while not self._end and (line := await asyncio.to_thread(next, lines, None)) is not None:
             task = background.start("batches", self._run_line(line, places), of=self._marker.batch_id)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 SHOWN = {
     ("gateway/batches/api.py", "add_batches"): 1,
     ("gateway/batches/api.py", "answer"): 1,  # of the record of a batch, by which its key is found again
-    ("gateway/batches/bounds.py", "settings_of"): 1,  # names of the same pool file, as it is now
+    ("gateway/batches/run.py", "settings_of"): 1,  # names of the same pool file, as it is now
     ("gateway/recorder/document.py", "_document"): 2,
     ("gateway/relay/accounting.py", "conclude"): 2,  # a label of a series; a log
     ("gateway/relay/exchange.py", "refuse"): 1,  # the access log
