@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -18,7 +17,7 @@ from lab.plan.words import LEFT_OUT, schedules, shown, to_change, verdict
 from lab.report.terminal import report, text_table
 
 
-def show(planned: Planned, objective: Objective, sampled: str, past: Past | None, path: Path | None) -> None:
+def show(planned: Planned, objective: Objective, sampled: str, past: Past | None) -> None:
     """Show a plan, after the replay of the past."""
     plan = planned.plan
     known = planned.calibration
@@ -33,7 +32,7 @@ def show(planned: Planned, objective: Objective, sampled: str, past: Past | None
         if planned.max_model_len:
             parts.append(f"--max-model-len {planned.max_model_len}: a longer context does not fit beside the weights.")
         parts += ["", "To start them:", *(f"  {line}" for line in serve_commands(planned))]
-    report("gateway plan", parts, path, before=past.parts() if past is not None else ())
+    report("gateway plan", parts, before=past.parts() if past is not None else ())
 
 
 def said(planned: Planned, objective: Objective, past: Past | None) -> str:
