@@ -25,8 +25,8 @@ from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, Ground, OnGround, 
 from benchmarks.routing.runs import of_runs
 from lab.parallel import all_cores
 from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
-from lab.replay.request import ReplayRequest
-from lab.replay.simulate import ReplicaSpec, replay
+from lab.simulation.request import ReplayRequest
+from lab.simulation.simulate import ReplicaSpec, replay
 
 REFERENCE = {"8B": "b/n/s/e", "70B": "70B"}
 """The pool whose capacity the rates are shares of, by target."""

@@ -17,12 +17,13 @@ from backends.validation import UsageError
 from lab.live.endpoints import LiveEndpoint, endpoints_of, inspect_endpoint
 from lab.live.session import Load, Outcome, Session
 from lab.options.shared import slo_bounds
-from lab.replay.comparison import Traits, of_runs, verdict
+from lab.replay.comparison import of_runs, verdict
 from lab.replay.figures import figures_tables
 from lab.replay.options import ReplayOptions
 from lab.replay.pace import paced
 from lab.replay.page import Rows
 from lab.report.terminal import report, write_json
+from lab.simulation.table import Traits
 
 _FAILED = 1
 _INTERRUPTED = 130

@@ -22,8 +22,8 @@ from lab.plan.result import Objective
 from lab.plan.show import document, said, show
 from lab.plan.traffic import sample
 from lab.replay.command import served_model
-from lab.replay.table import RequestTable, request_table
 from lab.report.terminal import write_json
+from lab.simulation.table import RequestTable, request_table
 
 _NOTHING_FITS = 1
 _POLICY = "learned"

@@ -20,8 +20,8 @@ from lab.replay.options import ReplayOptions
 from lab.replay.pace import arrivals
 from lab.replay.page import Rows
 from lab.replay.play import ORACLE, PolicyRunner, chosen_policies, compare, play_all
-from lab.replay.table import RequestTable, request_table
 from lab.report.terminal import report, write_json
+from lab.simulation.table import RequestTable, request_table
 
 
 def run_replay(options: ReplayOptions) -> int:

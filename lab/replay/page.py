@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lab.replay.comparison import Key, Traits, parts, reference_of
-from lab.replay.simulate import Replayed
+from lab.replay.comparison import Key, parts, reference_of
 from lab.report.distributions import METRICS, distribution
 from lab.report.page import figures, legend, section, table
+from lab.simulation.simulate import Replayed
+from lab.simulation.table import Traits
 from lab.statistics import Interval
 
 _SERIES = 8  # colours of lines in the dashboard's `tokens.css`

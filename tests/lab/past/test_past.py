@@ -21,9 +21,9 @@ from gateway.cli.app import app
 from gateway.config.load import load_pool
 from lab.past.check import past_of
 from lab.past.pool import simulated_pool
-from lab.replay.request import replay_request
-from lab.replay.simulate import ReplicaSpec, replay
-from lab.replay.table import request_table
+from lab.simulation.request import replay_request
+from lab.simulation.simulate import ReplicaSpec, replay
+from lab.simulation.table import request_table
 from lab.trace.record import Speculation, TraceRecord
 from lab.trace.write import write_trace
 from policies.balancing.least_loaded import LeastLoaded
