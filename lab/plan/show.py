@@ -13,7 +13,7 @@ from lab.plan.mixes import title
 from lab.plan.output import serve_commands
 from lab.plan.planning import Planned
 from lab.plan.result import Objective, Plan
-from lab.plan.words import LEFT_OUT, schedules, shown, to_change, verdict
+from lab.plan.words import LEFT_OUT, shown, to_change, verdict
 from lab.report.terminal import report, text_table
 
 
@@ -26,7 +26,7 @@ def show(planned: Planned, objective: Objective, sampled: str, past: Past | None
     parts += [sampled, "", f"{known.target} on {machine_of(known)}{scaled}"]
     if plan is not None:
         parts.append(f"Best of {plan.tried:,} mixes tried, routed by {planned.policy['name']}:")
-        parts += [_mixes(plan, objective), LEFT_OUT, *filter(None, [to_change(plan)]), *schedules(plan)]
+        parts += [_mixes(plan, objective), LEFT_OUT, *filter(None, [to_change(plan)])]
     parts += ["", "Memory:", *(f"  {kind.title}: {kind.fit.reason}" for kind in planned.kinds if not kind.schedule)]
     if plan is not None:
         if planned.max_model_len:

@@ -61,7 +61,6 @@ def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_p
     assert "2x eagle3 k<=2" in printed
     assert "the plan, best of one kind" in printed
     assert "present" in printed
-    assert "eagle3 k<=2: k by batch size is 2 for 1 to " in printed
     assert "To change: 1x baseline, 1x ngram k=4 -> 2x eagle3 k<=2." in printed
     assert "eagle3 k=3: 15.75 GiB of weights (0.79 of the draft)" in printed
     plan = orjson.loads(figures.read_bytes())
