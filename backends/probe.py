@@ -47,6 +47,7 @@ class ProbeResult:
     refused: bool = False  # whether nothing listens at the address, which is certain
     is_certain: bool = False  # whether no second probe is needed to confirm the problem
     late: bool = False  # whether it did not answer in time
+    status: int | None = None  # with which it refused; None if it did not
     said: Said | None = None  # what its engine says of itself; None if that was not heard
     is_new: bool = False  # whether that is another engine than the one that was known
     is_proven: bool = False  # whether the engine has answered a request
@@ -86,7 +87,7 @@ class Probe:
         try:
             status = await self._health()
             if status not in {200, 404}:  # 404: not vLLM, but perhaps an OpenAI-compatible server
-                return ProbeResult(f"/health answered {status}")
+                return ProbeResult(f"/health answered {status}", status=status)
             listed = await self._list_models(known, is_needed=admit or status == 404 or known.card is None)
             if listed.said is None:
                 return listed
@@ -174,9 +175,11 @@ class Probe:
     def _listed(self, status: int, body: bytes) -> ProbeResult:
         """Return what an answer of `/v1/models` says."""
         if status in {401, 403}:
-            return ProbeResult(f"/v1/models answered {status}: set the backend's api_key", is_certain=True)
+            hint = "its api_key is not accepted" if self._backend.api_key else "set the backend's api_key"
+            return ProbeResult(f"/v1/models answered {status}: {hint}", is_certain=True, status=status)
         if status != 200:
-            return ProbeResult(f"/v1/models answered {status}" + (": is this an engine?" if status == 404 else ""))
+            hint = ": is this an engine?" if status == 404 else ""
+            return ProbeResult(f"/v1/models answered {status}{hint}", status=status)
         try:
             cards: list[dict[str, Any]] = orjson.loads(body)["data"]
             adapters = {printable(str(card["id"])): card for card in cards if card.get("parent")}

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from backends.speculation import Method
 from benchmarks.fleet.traffic import Traffic
 from gateway.fleet.demand import Minute
-from lab.replay.request import ReplayRequest
-from lab.replay.sessions import LOOKAHEAD_S, Agenda, Order
-from lab.replay.simulate import ReplicaSpec, _Simulation, slo_kept
+from lab.simulation.request import ReplayRequest
+from lab.simulation.sessions import LOOKAHEAD_S, Agenda, Order
+from lab.simulation.simulate import ReplicaSpec, _Simulation, slo_kept
 from policies.build import build
 from policies.learned.policy import Learned, LearnedSettings
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from benchmarks.routing.ground import REPORTED, read
 from benchmarks.routing.sessions import records_of, table_of
-from lab.replay.request import ReplayRequest, replay_request
-from lab.replay.table import RequestTable
+from lab.simulation.request import ReplayRequest, replay_request
+from lab.simulation.table import RequestTable
 from lab.trace.read import read_trace
 from lab.trace.record import TraceRecord
 

@@ -28,7 +28,7 @@ from gateway.advice.advise import advise
 from gateway.advice.evidence import BackendEvidence, ModelEvidence
 from gateway.advice.finding import Finding
 from gateway.advice.gather import add_learned, positions_of
-from lab.replay.simulate import outcome_of
+from lab.simulation.simulate import outcome_of
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Decision

@@ -22,8 +22,8 @@ from benchmarks.routing.ground import Ground, OnGround, Task, bare, capacity, dr
 from benchmarks.routing.learned_rows import learned_rows, set_learned
 from benchmarks.routing.peers import Greedy
 from lab.parallel import all_cores
-from lab.replay.request import ReplayRequest
-from lab.replay.simulate import replay
+from lab.simulation.request import ReplayRequest
+from lab.simulation.simulate import replay
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.power_of_two import PowerOfTwo
 from policies.build import Guarded

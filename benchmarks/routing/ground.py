@@ -18,8 +18,8 @@ from backends.backend import Backend
 from backends.draft_schedule import draft_tokens
 from backends.speculation import Method
 from benchmarks.routing.learned_rows import learned_rows
-from lab.replay.request import ReplayRequest, replay_request
-from lab.replay.simulate import ReplicaSpec, replay
+from lab.simulation.request import ReplayRequest, replay_request
+from lab.simulation.simulate import ReplicaSpec, replay
 from lab.trace.edits import draw
 from lab.trace.record import TraceRecord
 from policies.distill.distill import distill

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.routing.runs import of_runs
 from benchmarks.routing.scenes import SHORT, Run, Stage
-from lab.replay.simulate import replay
+from lab.simulation.simulate import replay
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
 from policies.learned.policy import Learned, LearnedSettings

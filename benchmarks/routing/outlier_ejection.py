@@ -22,8 +22,8 @@ from random import Random
 from typing import Any
 
 from benchmarks.routing.ground import Ground, Task, drawn, ground_of, pool_of, timed
-from lab.replay.request import ReplayRequest
-from lab.replay.simulate import replay
+from lab.simulation.request import ReplayRequest
+from lab.simulation.simulate import replay
 from policies.guarded.outlier_ejection import OutlierEjection
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Outcome

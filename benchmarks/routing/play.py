@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.routing.ground import POOLS, Ground, Task, bare, pool_of, prepare, run_of
 from benchmarks.routing.learned_rows import set_learned
 from benchmarks.routing.peers import Greedy
-from lab.replay.simulate import replay
+from lab.simulation.simulate import replay
 from policies.balancing.round_robin import RoundRobin
 from policies.balancing.static import Static, StaticSettings
 from policies.learned.policy import Learned, LearnedSettings

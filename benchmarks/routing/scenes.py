@@ -20,9 +20,9 @@ from backends.drafter_limit import DrafterLimit
 from backends.simulator.engine.replica import Replica
 from backends.speculation import Method
 from benchmarks.routing.ground import COUNTED, POOLS, REPORTED, TUNING, WARMUP, drawn, once, pool_of, read, throughput
-from lab.replay.request import ReplayRequest
-from lab.replay.simulate import ReplicaSpec
-from lab.replay.table import RequestTable, request_table
+from lab.simulation.request import ReplayRequest
+from lab.simulation.simulate import ReplicaSpec
+from lab.simulation.table import RequestTable, request_table
 from lab.trace.read import read_trace
 from policies.decision import Decision
 from policies.features.request import RequestFeatures

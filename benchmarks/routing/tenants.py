@@ -26,8 +26,8 @@ from backends.backend import Candidate
 from benchmarks.routing.ground import Ground, capacity, ground_of, pool_of
 from gateway.routing.keys import Client
 from gateway.routing.model import Traffic
-from lab.replay.request import ReplayRequest
-from lab.replay.simulate import replay
+from lab.simulation.request import ReplayRequest
+from lab.simulation.simulate import replay
 from policies.features.request import RequestFeatures
 from policies.learned.policy import Learned, LearnedSettings
 from policies.policy import Decision, Outcome

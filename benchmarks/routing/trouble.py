@@ -18,7 +18,7 @@ from typing import NamedTuple
 from backends.calibration.calibration import load_calibration
 from backends.simulator.engine.fleet import Fleet, Replica
 from backends.speculation import Method
-from lab.replay.simulate import outcome_of
+from lab.simulation.simulate import outcome_of
 from policies.arm import arm_of
 from policies.decision import Decision
 from policies.features.request import Endpoint, RequestFeatures

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url
-from gateway.cli.output import say
+from gateway.cli.output import AsJson, say, say_json
 
 
-def advise(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "") -> None:
+def advise(*, json: AsJson = False, url: Url = DEFAULT_URL, admin_key: AdminKey = "") -> None:
     """Recommend changes to a running pool: k, methods, memory.
 
     Each comes with its gain and the lines to edit.
@@ -17,7 +17,10 @@ def advise(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "") -> None:
     gateway advise --url http://gateway:8080
     """
     models = Admin(url, admin_key, None).get("/admin/advice")["models"]
-    say("\n\n".join(_text(name, advised) for name, advised in models.items()))
+    if json:
+        say_json({"models": models})
+    else:
+        say("\n\n".join(_text(name, advised) for name, advised in models.items()))
 
 
 def _text(name: str, advised: dict[str, Any]) -> str:

@@ -16,7 +16,13 @@ _KEY_HELP = (
     "give admin.key of its pool file, or the key that it printed at start, with --admin-key or GATEWAY_ADMIN_KEY"
 )
 
-Url = Annotated[str, typer.Option(help="The gateway's address.", envvar="GATEWAY_URL")]
+
+def _base(url: str) -> str:
+    """Return the address of a gateway, also where the OpenAI clients' base URL is given."""
+    return (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+
+
+Url = Annotated[str, typer.Option(help="The gateway's address.", envvar="GATEWAY_URL", callback=_base)]
 AdminKey = Annotated[
     str, typer.Option(help="admin.key of its pool file, or the key printed at start.", envvar="GATEWAY_ADMIN_KEY")
 ]

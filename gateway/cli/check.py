@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backends.validation import UsageError
-from gateway.cli.output import say
+from gateway.cli.output import AsJson, say, say_json
 
 if TYPE_CHECKING:
+    from gateway.config.load import Problem
     from gateway.config.settings import PoolSettings
 
 
@@ -24,17 +25,38 @@ def check(
     probe: Annotated[
         bool, typer.Option("--probe", help="Ask them for all of it, with a request for four tokens to each.")
     ] = False,
+    json: AsJson = False,
 ) -> None:
     """Check a pool file and print its pool, without serving it. Exits 2 if there are errors.
 
     What an engine does otherwise than the file says is a warning. With --probe each engine has a line, one that does
-    not answer is a warning too, and the command exits 1 if there are any.
+    not answer is a warning too, and the command exits 1 if there are any. --json has errors and warnings with
+    their lines.
 
     \b
     gateway check
     gateway check --probe --config own.yaml
     """
     path: Path = config or context.obj
+    try:
+        lines, warnings = _checked(path, engines=engines, probe=probe)
+    except UsageError as error:
+        if json:
+            errors = getattr(error, "problems", [{"message": str(error)}])
+            say_json({"file": str(path), "errors": errors, "warnings": []})
+        raise
+    if json:
+        say_json({"file": str(path), "errors": [], "warnings": warnings})
+    else:
+        say("\n".join(lines))
+    for problem in warnings:
+        say(f"warning: {path}:{problem}", err=True)
+    if probe and warnings:
+        raise typer.Exit(1)
+
+
+def _checked(path: Path, *, engines: bool, probe: bool) -> tuple[list[str], list[Problem]]:
+    """Return what is to be said of a pool file without errors, and in what its engines differ from it."""
     settings = read_pool(path)
 
     from gateway.rooms import rooms
@@ -45,9 +67,9 @@ def check(
     for room in rooms():
         if problem := room.problem(settings):
             raise UsageError(f"{path}: {problem}")
-    say("\n".join(pool_lines(settings)))
-    say(describe(settings.state))
-    backends, warnings = configured(settings), list[str]()
+    lines = [*pool_lines(settings), describe(settings.state)]
+    warnings: list[Problem] = []
+    backends = configured(settings)
     running = [each for each in backends if not each.launched]
     if (engines or probe) and running:
         from gateway.cli.engines import ask, differences, table
@@ -55,17 +77,11 @@ def check(
 
         asked = ask(running, fully=probe)
         compared = sum(each.result.engine is not None for each in asked)
-        lines = table(asked) if probe else [f"Compared with the metrics of {compared} of {len(asked)} engines."]
-        say("\n".join(lines))
+        lines += table(asked) if probe else [f"Compared with the metrics of {compared} of {len(asked)} engines."]
         aliases = {name: model.aliases for name, model in settings.models.items()}
         if issues := list(differences(asked, aliases, fully=probe)):
             warnings = located(path, issues)
-    for line in limit_lines(backends):
-        say(line)
-    for warning in warnings:
-        say(f"warning: {warning}", err=True)
-    if probe and warnings:
-        raise typer.Exit(1)
+    return [*lines, *limit_lines(backends)], warnings
 
 
 def schema() -> None:
@@ -76,8 +92,9 @@ def schema() -> None:
 
 
 def read_pool(path: Path) -> PoolSettings:
-    """Return the settings of a pool file, with the default location of its state filled in."""
+    """Return the settings of a pool file, with what it leaves to its place and its environment filled in."""
+    from gateway.config.admin_key import with_admin_key
     from gateway.config.load import load_pool
     from gateway.config.state_file import with_state_file
 
-    return with_state_file(load_pool(path), path)
+    return with_state_file(with_admin_key(load_pool(path)), path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shlex
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -17,13 +19,21 @@ from backends.reported import printable
 from backends.speculation import MODELLESS, Method, SpeculativeConfig, method_named
 from backends.validation import Issue
 from gateway.cli.columns import columns
+from gateway.cli.mistaken import mistaken
+from gateway.cli.output import say
 from gateway.dialects.usage import Usage, first_usage
 
 _TIMEOUT_S: Final = 2.0
 _LONGEST_S: Final = 10.0
 _SLOW_S: Final = 60.0
+_POLL_S: Final = 2.0
 """Seconds for a few tokens, or all of its configuration: an engine's first answer may take ten."""
 _SAMPLE: Final = {"prompt": "Hi", "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
+_LEAST_STEPS: Final = 200
+_ALL, _MANY = 0.995, 0.9
+"""Share of the steps from which a method drafts in each, and below which it does not."""
+_LOADING = 503
+_BESIDE: Final = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}'
 _KEYS = tuple(SpeculativeConfig.model_fields)
 _HEAD = ("engine", "vLLM", "speculation", "context", "prefix cache", "usage", "acceptance")
 
@@ -43,6 +53,11 @@ class Engine:
     def metrics(self) -> EngineMetrics:
         """Its metrics; those of an engine at rest if it has none."""
         return self.result.engine or EngineMetrics()
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it may be an engine that does not answer yet."""
+        return self.result.refused or self.result.late or self.result.status == _LOADING
 
     @property
     def method(self) -> Method | None:
@@ -72,15 +87,31 @@ class Engine:
         if metrics.speculates is None:
             yield "it does not say whether it speculates: set method and speculative_config if it does"
         elif self.method is None:
-            share = f" in {metrics.drafts / metrics.steps:.0%} of its steps" if metrics.drafts and metrics.steps else ""
             yield (
-                f"it drafts{share}, but says how only with VLLM_SERVER_DEV_MODE=1: set method and speculative_config "
-                "(ngram and suffix draft in some steps, all others in each)"
+                f"it drafts{self._drafting()}, but says how only with VLLM_SERVER_DEV_MODE=1: set method and "
+                "speculative_config"
             )
         if usage is None:
             yield "its streams end without usage: tokens are estimated, and acceptance is not learned from them"
         elif metrics.speculates and usage.accepted_tokens is None:
             yield "its answers do not say what was accepted: start it with --per-request-spec-decode-metrics summary"
+
+    def _drafting(self) -> str:
+        """Return in how many steps it drafts, and which methods do so, as far as its steps are enough to tell."""
+        metrics = self.metrics
+        steps = metrics.later_steps or 0
+        if steps < _LEAST_STEPS:
+            return ""
+        share = min(1.0, metrics.drafts / steps)
+        told = ", as a draft model, EAGLE and MTP do" if share >= _ALL else ", as ngram and suffix do"
+        return f" in {share:.0%} of its steps{told if share >= _ALL or share < _MANY else ''}"
+
+    def beside(self) -> str:
+        """Return the command of an engine of the same model that speculates otherwise."""
+        card, names = self.said.card or {}, " ".join(map(shlex.quote, self.said.served))
+        command = f"vllm serve {shlex.quote(str(card.get('root') or self.said.served[0]))} --served-model-name {names}"
+        how = "" if self.metrics.speculates else f" --speculative-config {shlex.quote(_BESIDE)}"
+        return f"{command} --port 8001{how}"
 
     def cells(self) -> Iterator[str]:
         """Yield its row of the table."""
@@ -100,6 +131,19 @@ def ask(backends: Sequence[Backend], *, fully: bool) -> list[Engine]:
         return await asyncio.gather(*(_ask(each, fully=fully) for each in backends))
 
     return asyncio.run(all_at_once())
+
+
+def wait_for(backends: Sequence[Backend], most_s: float) -> None:
+    """Wait until none of some engines is still loading, but not longer than this; say what is waited for."""
+    end_s, told = time.monotonic() + most_s, ""
+    while loading := [each for each in ask(backends, fully=False) if each.is_loading]:
+        waiting = "; ".join(f"{each.backend.url} {each.result.problem}" for each in loading)
+        if waiting != told:
+            say(f"Waiting for {waiting} (at most {most_s:.0f} s in all)", err=True)
+        told = waiting
+        if time.monotonic() > end_s:
+            return
+        time.sleep(_POLL_S)
 
 
 def table(engines: Sequence[Engine], places: Mapping[str, str] | None = None) -> list[str]:
@@ -160,6 +204,8 @@ async def _ask(backend: Backend, *, fully: bool) -> Engine:
     try:
         async with asyncio.timeout(_LONGEST_S):
             engine.result = await probe.run(admit=True)
+        if fully and (wrong := await mistaken(backend.url, engine.result)):
+            engine.result = ProbeResult(wrong, is_certain=True)
         engine.said = engine.result.said or Said()
         if fully and engine.result.problem is None:
             engine.said = replace(engine.said, version=await probe.version())

@@ -13,7 +13,7 @@ from backends.files.regular import read_file
 from backends.validation import UsageError
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
 from gateway.cli.columns import columns, terminal_columns
-from gateway.cli.output import say
+from gateway.cli.output import AsJson, say, say_json
 
 _MOST_BYTES = 64 << 20
 _PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/responses"}
@@ -25,6 +25,7 @@ def explain(
     model: Annotated[str | None, typer.Option(help="Model of a prompt, for a pool with several.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="Temperature of a prompt.")] = None,
     path: Annotated[str | None, typer.Option(help="Path of the request.  [default: by its fields]")] = None,
+    json: AsJson = False,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = "",
 ) -> None:
@@ -49,7 +50,12 @@ def explain(
         raise UsageError(f"{request} is not JSON: {error}") from None
     given = fields if isinstance(fields, dict) else {}  # the gateway says what is wrong of anything else
     known = next((path for field, path in _PATHS.items() if field in given), "/v1/chat/completions")
-    say("\n".join(_lines(admin.send("/admin/explain", body, path=path or known))))
+    answer = admin.send("/admin/explain", body, path=path or known)
+    lines = _lines(answer)
+    if json:
+        say_json(answer)
+    else:
+        say("\n".join(lines))
 
 
 def _read(name: str) -> bytes:

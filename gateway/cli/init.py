@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import sys
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
     from gateway.cli.addresses import Addresses
     from gateway.cli.engines import Engine
 
+_LOCKED = {401, 403}
 _SUFFIXES = {".yaml", ".yml", ".json", ".conf", ".cfg", ".toml", ".sh", ".env", ".txt"}
 _MOST_BYTES, _MOST_ADDRESSES = 1 << 20, 256
 _FOR_EDITORS = "# yaml-language-server: $schema=pool.schema.json\n#\n"
 Place: TypeAlias = tuple[str | int, ...]
+_WAIT_S = 600.0
 _HEAD = "Written by `gateway init` of what the engines said. A line like this one is to be read, or to be acted on."
 
 
@@ -41,6 +44,8 @@ def init(
     api_key: Annotated[
         str | None, typer.Option(envvar="VLLM_API_KEY", help="Key of the engines, which the file refers to.")
     ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until every URL that is given answers.")] = False,
+    wait_s: Annotated[float, typer.Option(metavar="S", min=0, help="Most seconds that --wait waits.")] = _WAIT_S,
 ) -> None:
     """Write a pool file of engines that run; without any, one of simulated replicas.
 
@@ -50,7 +55,7 @@ def init(
 
     \b
     gateway init
-    gateway init http://10.0.0.1:8000 http://10.0.0.2:8000
+    gateway init http://10.0.0.1:8000 http://10.0.0.2:8000 --wait
     gateway init litellm.yaml
     nginx -T | gateway init -
     """
@@ -58,7 +63,7 @@ def init(
     if path.exists():
         raise UsageError(f"cannot write {path}: it exists; give another name with --config")
     if sources:
-        text, summary = _of_engines(sources, api_key)
+        text, summary = _of_engines(sources, api_key, wait_s if wait else None)
     else:
         text = files("gateway.config").joinpath("pool.yaml").read_text("utf-8").removeprefix(_FOR_EDITORS)
         summary = "five simulated replicas"
@@ -72,11 +77,11 @@ def init(
     say(f"Wrote {path}: {summary}. Serve them with `gateway --config {path}`.")
 
 
-def _of_engines(sources: list[str], api_key: str | None) -> tuple[str, str]:
+def _of_engines(sources: list[str], api_key: str | None, wait_s: float | None) -> tuple[str, str]:
     """Return the pool file of the engines that some sources name, and what it has."""
     from backends.backend import Backend
     from backends.speculation import Method
-    from gateway.cli.engines import ask, table
+    from gateway.cli.engines import ask, table, wait_for
     from gateway.config.pool_text import Variable, check_text, pool_text
     from gateway.config.short_forms import name_of
 
@@ -85,14 +90,17 @@ def _of_engines(sources: list[str], api_key: str | None) -> tuple[str, str]:
     asked = [Backend(name_of(url), "", Method.BASELINE, url, api_key=keys.get(url)) for url in named.places]
     for where, variable in named.unset.items():
         say(f"{where}: an address hangs on {variable}, which is not set here", err=True)
+    if wait_s is not None:
+        wait_for([each for each in asked if not named.places[each.url]], wait_s)
     engines = ask(asked, fully=True)
     say("\n".join(table(engines, named.places)))
     silent = [each for each in engines if each.result.problem is not None]
-    hint = "" if api_key else "; engines with a key need --api-key or VLLM_API_KEY"
+    hint = "".join(_hints(silent, wait_s))
     if len(silent) == len(engines):
         raise UsageError(f"none of these can be used{hint}")
     key = Variable.of("VLLM_API_KEY") if api_key else None
-    models, notes = _models([each for each in engines if each not in silent], key)
+    heard = [each for each in engines if each not in silent]
+    models, notes = _models(heard, key)
     place = ("models", *models, "backends") if len(models) == 1 else ("models",)
     for each in silent:
         where = named.places[each.backend.url]
@@ -101,6 +109,8 @@ def _of_engines(sources: list[str], api_key: str | None) -> tuple[str, str]:
     if named.settings:
         kept = ", ".join(f"{name} ({where})" for name, where in named.settings.items())
         notes.append(((), f"Not taken over: {kept}. Keys, limits, weights and timeouts: docs/configuration.md."))
+    choice = [*_choice(models, heard)]
+    notes += [(("models",), line) for line in choice]
     settings = {"server": {"host": "127.0.0.1", "port": 8080}, "keys": [{"name": "engines", "key": key}]}
     text = pool_text(
         {name: settings[name] for name in settings if key or name != "keys"} | {"models": models}, notes, [_HEAD]
@@ -110,9 +120,35 @@ def _of_engines(sources: list[str], api_key: str | None) -> tuple[str, str]:
         say(f"Left out, as comments: {', '.join(each.backend.url for each in silent)}{hint}", err=True)
     if named.settings:
         say(f"Not taken over, and named in a comment: {', '.join(named.settings)}", err=True)
+    for line in choice:
+        say(line, err=True)
     if key:
         say("Set VLLM_API_KEY before you serve it: the key of the engines, which clients need too.", err=True)
     return text, ", ".join(f"{len(model['backends'])} x {name}" for name, model in models.items())
+
+
+def _hints(silent: list[Engine], wait_s: float | None) -> Iterator[str]:
+    """Yield what may help those that cannot be used."""
+    locked = [each for each in silent if each.result.status in _LOCKED]
+    if any(each.backend.api_key for each in locked):
+        yield "; the key is not accepted: give that of the engines with --api-key or VLLM_API_KEY"
+    elif locked:
+        yield "; engines with a key need --api-key or VLLM_API_KEY"
+    if any(each.is_loading for each in silent):
+        yield "; is it still loading? --wait waits" if wait_s is None else f"; not there after {wait_s:.0f} s"
+
+
+def _choice(models: Mapping[str, Any], engines: list[Engine]) -> Iterator[str]:
+    """Yield what is to be said of pools in which there is nothing to choose between."""
+    pools = "; ".join(f"{name}: {', '.join(model['backends'])}" for name, model in models.items())
+    if len(models) > 1:
+        yield (
+            f"These engines serve {len(models)} models, each a pool of its own: {pools}. A request for one never goes "
+            "to another. If they are one model, start all with the same --served-model-name, and run this again."
+        )
+    elif len(engines) == 1:
+        yield f"There is nothing to choose between: {pools} is one engine. Start another on a GPU of its own:"
+        yield f"  {engines[0].beside()}"
 
 
 def _models(engines: list[Engine], key: str | None) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
@@ -150,6 +186,12 @@ def _named(sources: list[str]) -> Addresses:
             named.search(_text_of(each), Path(each).name)
         else:
             named.places.setdefault(_address(each), "")
+    for url in list(named.places):
+        for number in ("127.0.0.1", "[::1]"):
+            same = url.replace("//localhost:", f"//{number}:", 1)
+            if same != url and same in named.places:
+                say(f"{url} and {same} are one engine, which is taken once", err=True)
+                named.places.pop(url, None)
     if not named.places or len(named.places) > _MOST_ADDRESSES:
         unset = "".join(f"; {where}: {variable} is not set here" for where, variable in named.unset.items())
         raise UsageError(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
-from gateway.cli.output import say
+from gateway.cli.output import AsJson, say, say_json
 
 _POLL_S = 0.5
 
@@ -59,6 +59,7 @@ def resume(name: Replica, *, url: Url = DEFAULT_URL, admin_key: AdminKey = "") -
 def reload(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the file, and say what would change.")] = False,
+    json: AsJson = False,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = "",
 ) -> None:
@@ -70,7 +71,11 @@ def reload(
     gateway reload --dry-run
     gateway reload
     """
-    changes = Admin(url, admin_key).send("/admin/reload", dry_run=dry_run)["changes"]
+    answer = Admin(url, admin_key).send("/admin/reload", dry_run=dry_run)
+    changes = answer["changes"]
+    if json:
+        say_json(answer)
+        return
     say("\n".join([*changes, f"{len(changes)} changes{', not made' if dry_run and changes else ''}"]))
 
 

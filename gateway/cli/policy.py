@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from difflib import unified_diff
 from typing import Annotated, Any
 
 import typer
 
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
-from gateway.cli.output import say
+from gateway.cli.output import AsJson, say, say_json
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,6 +24,7 @@ Model = Annotated[str | None, typer.Option(help="The model.  [default: the only 
 def show(
     version: Annotated[int | None, typer.Argument(help="Print this version of the rules.")] = None,
     *,
+    json: AsJson = False,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = "",
     model: Model = None,
@@ -35,16 +37,51 @@ def show(
     gateway policy show
     gateway policy show 3 > rules.yaml
     """
-    admin = Admin(url, admin_key, model)
     if version is not None:
-        say(admin.get("/admin/policy/rules", version=version)["text"], nl=False)
+        rules = Admin(url, admin_key, model).get("/admin/policy/rules", version=version)
+        if json:
+            say_json(rules)
+        else:
+            say(rules["text"], nl=False)
         return
-    models = Admin(url, admin_key, None).get("/admin/policy")["models"]
-    if model is not None and model not in models:
-        raise failure(f"There is no model {model}; there are: {', '.join(models)}.")
+    models = _described(url, admin_key, model)
+    if json:
+        say_json({"models": models})
+        return
     for name, description in models.items():
-        if model in (None, name):
-            say("\n".join(_lines(name, description)))
+        say("\n".join(_lines(name, description)))
+
+
+@app.command("list")
+def list_versions(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
+    """List the versions of the rules, and which is pinned.
+
+    \b
+    gateway policy list
+    """
+    for name, description in _described(url, admin_key, model).items():
+        for line in _versions(description) or ["no rules yet: create them with `gateway policy distill`"]:
+            say(f"{name}: {line}")
+
+
+@app.command()
+def diff(
+    before: Annotated[int, typer.Argument(help="A version of the rules.")],
+    after: Annotated[int, typer.Argument(help="Another one.")],
+    *,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = "",
+    model: Model = None,
+) -> None:
+    """Show in which lines two versions of the rules differ.
+
+    \b
+    gateway policy diff 2 3
+    """
+    admin = Admin(url, admin_key, model)
+    texts = [admin.get("/admin/policy/rules", version=each)["text"].splitlines() for each in (before, after)]
+    lines = unified_diff(texts[0], texts[1], f"version {before}", f"version {after}", lineterm="")
+    say("\n".join(lines) or "They are the same.")
 
 
 @app.command()
@@ -90,6 +127,18 @@ def unpin(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = No
 
 
 @app.command()
+def rollback(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
+    """Route by what decided before the last pin or unpin.
+
+    A second time goes forward again.
+
+    \b
+    gateway policy rollback
+    """
+    _print_pin(Admin(url, admin_key, model).post("/admin/policy/rollback"))
+
+
+@app.command()
 def thaw(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
     """Resume a policy that its guardrail has frozen.
 
@@ -100,6 +149,14 @@ def thaw(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = Non
     """
     answer = Admin(url, admin_key, model).post("/admin/policy/thaw")
     say(f"{answer['model']}: thawed at {answer['thawed']}")
+
+
+def _described(url: str, admin_key: str, model: str | None) -> dict[str, Any]:
+    """Return what decides, by model; of one model only if it is named."""
+    models = Admin(url, admin_key).get("/admin/policy")["models"]
+    if model is not None and model not in models:
+        raise failure(f"There is no model {model}; there are: {', '.join(models)}.")
+    return {name: each for name, each in models.items() if model in (None, name)}
 
 
 def _print_pin(answer: dict[str, Any]) -> None:
@@ -119,11 +176,12 @@ def _lines(name: str, description: dict[str, Any]) -> list[str]:
     lines += [f"  {backend} is ejected as an outlier: {reason}" for backend, reason in description["ejected"].items()]
     if not description["versions"]:
         lines.append("  no rules yet: create them with `gateway policy distill`")
-    for entry in description["versions"]:
-        pinned = ", pinned" if entry["version"] == description["pinned"] else ""
-        lines.append(f"  version {entry['version']} of {_when(entry['written_s'])}{pinned}")
-    return lines
+    return lines + [f"  {line}" for line in _versions(description)]
 
 
-def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+def _versions(description: dict[str, Any]) -> list[str]:
+    return [
+        f"version {each['version']} of {datetime.fromtimestamp(each['written_s'], UTC):%Y-%m-%d %H:%M:%S UTC}"
+        + (", pinned" if each["version"] == description["pinned"] else "")
+        for each in description.get("versions", ())
+    ]

@@ -86,10 +86,10 @@ def load_pool(path: Path, environ: Mapping[str, str] = os.environ) -> PoolSettin
     return settings
 
 
-def located(path: Path, issues: Iterable[Issue]) -> list[str]:
-    """Return issues of a pool file that can be read, each as a line with its place in the file."""
+def located(path: Path, issues: Iterable[Issue]) -> list[Problem]:
+    """Return issues of a pool file that can be read, with their places in the file."""
     document = read_yaml(read_text(path, _MOST_BYTES), os.environ)
-    return str(ConfigError(path, _located(list(issues), document))).splitlines()
+    return sorted(set(_located(list(issues), document)))
 
 
 def _located(issues: list[Issue], document: Document) -> list[Problem]:

@@ -12,7 +12,7 @@ import typer
 
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
 from gateway.cli.columns import columns, shortened, terminal_columns
-from gateway.cli.output import say
+from gateway.cli.output import AsJson, say, say_json
 
 _EACH_S = 2.0
 _LEAST_NAME = 8
@@ -22,7 +22,7 @@ _WRONG = ("reason", "outlier", "silence", "contradiction", "difference", "troubl
 def status(
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Print it again every two seconds.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the data, a document a line.")] = False,
+    json: AsJson = False,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = "",
 ) -> None:
@@ -53,17 +53,15 @@ def status(
 def _print(admin: Admin, *, as_json: bool, clears: bool) -> None:
     document = admin.get("/admin/dashboard/snapshot")
     try:
-        if as_json:
-            import orjson
-
-            text = orjson.dumps(document).decode()
-        else:
-            text = "\n".join(_lines(document, admin.url, terminal_columns()))
+        lines = [*_lines(document, admin.url, terminal_columns())]
     except (KeyError, TypeError, AttributeError):
         raise failure(f"{admin.url} answers in another form: it is no gateway of this version") from None
     if clears:
         typer.echo("\033[H\033[J", nl=False)
-    say(text)
+    if as_json:
+        say_json(document)
+    else:
+        say("\n".join(lines))
 
 
 def _lines(document: dict[str, Any], url: str, width: int) -> Iterator[str]:

@@ -85,6 +85,13 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
         await versions.set_pin(None)
         return _description(versions)
 
+    @router.post("/policy/rollback")
+    async def rollback(reference: ModelReference) -> dict[str, Any]:
+        """Route by what decided before the last pin or unpin; a second time goes forward again."""
+        versions = versions_of(gateway, reference.model)
+        await versions.rollback()
+        return _description(versions)
+
     @router.post("/policy/thaw")
     async def thaw(reference: ModelReference) -> dict[str, Any]:
         """Resume a policy that its guardrail has frozen, and reset the comparison."""

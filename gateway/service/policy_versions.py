@@ -121,6 +121,15 @@ class PolicyVersions:
         await self._put(self._document("pin"), pin.model_dump_json())
         return pin
 
+    async def rollback(self) -> None:
+        """Pin what was pinned before the last change of the pin; of the first, let the policy itself decide again."""
+        self._learned()
+        history = self.documents.history(self._document("pin"))
+        if not history:
+            raise GatewayError(409, f"{self.name} has nothing to go back to: nothing was ever pinned.")
+        before = history[-2].text if len(history) > 1 else Pin().model_dump_json()
+        await self._put(self._document("pin"), before)
+
     async def thaw(self) -> str:
         """Resume a frozen policy, and return where that takes effect."""
         try:

@@ -10,7 +10,6 @@ from itertools import islice
 from random import Random
 from typing import Any, TypeVar
 
-import orjson
 import uvloop
 
 from backends.engine_metrics import Acceptance
@@ -23,6 +22,7 @@ from lab.bench.targets import Target, running, targets_of
 from lab.live.endpoints import engine_counters, inspect_endpoint
 from lab.live.session import Load, Session
 from lab.replay.pace import paced
+from lab.report.terminal import write_json
 from lab.trace.record import TraceRecord
 
 SCHEMA = "speculation-gateway.bench/2"
@@ -79,9 +79,8 @@ def run_bench(options: BenchOptions) -> int:
         raise UsageError(str(error)) from error
     runs = _compared(sweep, options.baseline)
     document = _document(options, runs, sweep.not_measured, interrupted=session.stopped)
-    show_runs(runs, sweep.not_measured, options.report, stopped=session.stopped)
-    if options.json_file is not None:
-        options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    show_runs(runs, sweep.not_measured, stopped=session.stopped)
+    write_json(options.json_file, document)
     if session.stopped:
         return _INTERRUPTED
     return 0 if runs and not sweep.not_measured and all(run.outcome.done for run in runs) else _FAILED

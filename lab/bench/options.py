@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lab.options.shared import ApiKey, IgnoreEos, JsonFile, ReportFile, Timeout, TraceOptions
+from lab.options.shared import ApiKey, IgnoreEos, JsonFile, Timeout, TraceOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,4 +60,3 @@ class BenchOptions(TraceOptions):
     timeout_s: Timeout = 600.0
     ignore_eos: IgnoreEos = False
     json_file: JsonFile = None
-    report: ReportFile = None

@@ -12,7 +12,7 @@ from backends.engine_metrics import Acceptance
 from lab.bench.targets import Target
 from lab.live.session import Outcome
 from lab.replay.comparison import of_parts
-from lab.replay.simulate import Replayed
+from lab.simulation.simulate import Replayed
 from lab.statistics import Interval, summary
 
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from rich.table import Table
 
 from lab.bench.run import Condition, Run, Speedup
 from lab.replay.comparison import in_pairs, verdict
 from lab.replay.figures import figures_tables
-from lab.replay.page import distributions, looks
-from lab.report.page import legend, section
 from lab.report.terminal import report, text_table
 from lab.statistics import Interval
 
 _SHOWN_POSITIONS = 8
 
 
-def show_runs(runs: Sequence[Run], not_measured: Mapping[str, str], path: Path | None, *, stopped: bool) -> None:
-    """Show who won, tables for each condition, and remarks; on a page distributions, too."""
+def show_runs(runs: Sequence[Run], not_measured: Mapping[str, str], *, stopped: bool) -> None:
+    """Show who won, tables for each condition, and remarks."""
     parts: list[str | Table] = [*(verdicts(runs, stopped=stopped) if runs else ["Nothing was measured."]), ""]
-    drawn = ""
     for condition in dict.fromkeys(run.condition for run in runs):
         alike = [run for run in runs if run.condition == condition]
         parts += [title_of(condition), *figures_tables({run.target.name: run.figures for run in alike}, {}, "target")]
@@ -30,13 +26,7 @@ def show_runs(runs: Sequence[Run], not_measured: Mapping[str, str], path: Path |
         for run in alike:
             table.add_row(run.target.name, *_gains(run.speedup), *_acceptance(run))
         parts.append(table)
-        played = {run.target.name: run.result for run in alike if run.outcome.done}
-        lines = looks(run.target.name for run in alike)
-        charts = distributions(played, "target", lines)
-        drawn += section(
-            f"Distributions: {title_of(condition)}", charts and legend(lines, "Colour of each target"), charts
-        )
-    report("gateway bench", [*parts, *remarks(runs, not_measured)], path, drawn)
+    report("gateway bench", [*parts, *remarks(runs, not_measured)])
 
 
 def verdicts(runs: Sequence[Run], *, stopped: bool) -> Iterator[str]:

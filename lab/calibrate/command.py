@@ -40,7 +40,7 @@ def run_calibrate(options: CalibrateOptions) -> int:
     document["step"]["source"] += f"; {errors}"
     text = yaml.safe_dump(document, sort_keys=False, width=120)
     options.out.write_text(_HEAD.format(files=", ".join(options.measured), errors=errors) + text, encoding="utf-8")
-    report("gateway calibrate", [errors, f"{options.out} is fitted to all.", "", *tables], options.report)
+    report("gateway calibrate", [errors, f"{options.out} is fitted to all.", "", *tables])
     return 0
 
 

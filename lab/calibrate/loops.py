@@ -15,8 +15,8 @@ from backends.validation import UsageError
 from lab.bench.command import SCHEMA
 from lab.bench.run import EACH
 from lab.past.served import Served
-from lab.replay.request import replay_request
-from lab.replay.simulate import Replayed, ReplicaSpec, replay
+from lab.simulation.request import replay_request
+from lab.simulation.simulate import Replayed, ReplicaSpec, replay
 from lab.trace.record import TraceRecord
 
 _MOST_BYTES = 256 << 20

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lab.options.shared import ReportFile, writable
+from lab.options.shared import writable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,4 +25,3 @@ class CalibrateOptions:
         str, typer.Option(metavar="NAME|FILE.yaml[@GPU]", help="Calibration to start from, of a like model.")
     ] = "llama-3.1-8b-h100"
     target: Annotated[str | None, typer.Option(help="Name of the target model.  [default: that of --like]")] = None
-    report: ReportFile = None

@@ -15,7 +15,6 @@ def demo(
     rate: Annotated[float, typer.Option(help="Requests per second.", min=0.1)] = 14.0,
     phase_s: Annotated[float, typer.Option(help="Seconds until the load changes.", min=1)] = 60.0,
     phases: Annotated[int | None, typer.Option(help="Number of phases; without it, until Ctrl-C.", min=1)] = None,
-    browse: Annotated[bool, typer.Option(help="Open the page in a browser, if there is a screen.")] = True,
 ) -> None:
     """Show the gateway at work without a GPU: see it learn.
 
@@ -24,12 +23,12 @@ def demo(
 
     \b
     gateway demo
-    gateway demo --port 8080 --no-browse
+    gateway demo --port 8080
     """
     require("lab", "numba", "duckdb")
     from lab.demo.run import run_demo
 
     try:
-        run_demo(port, rate, phase_s, phases, browse=browse)
+        run_demo(port, rate, phase_s, phases)
     except RuntimeError as error:
         raise UsageError(str(error)) from error

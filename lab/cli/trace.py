@@ -72,17 +72,14 @@ def show(options: ShowOptions) -> None:
     gateway trace show trace.jsonl.zst
     """
     with _broken_lines() as broken:
+        from lab.report.terminal import write_json
         from lab.trace.read import trace_files
         from lab.trace.show import print_summary
         from lab.trace.summary import summarize
 
         summary = summarize(options.read(options.trace, broken), trace_files(options.trace), broken)
         print_summary(summary)
-        if options.json_file is not None:
-            import orjson
-
-            described = orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-            options.json_file.write_bytes(described)
+        write_json(options.json_file, summary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

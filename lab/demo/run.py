@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import webbrowser
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -25,13 +23,11 @@ _MAX_TOKENS = 180
 _INTERRUPTED = 130
 
 
-def run_demo(port: int, rate: float, phase_s: float, phases: int | None, *, browse: bool) -> None:
+def run_demo(port: int, rate: float, phase_s: float, phases: int | None) -> None:
     """Run a gateway with simulated replicas under chat that turns into code edits and back, and show its page."""
     print("Starting a gateway with five simulated replicas ...", flush=True)
     with TemporaryDirectory(prefix="gateway-demo-") as name, running_gateway(port, Path(name)) as gateway:
         print(f"Open {gateway.page_url}\nCtrl-C ends it.\n", flush=True)
-        if browse and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-            webbrowser.open(gateway.page_url)
         trace = Path(name) / "phase.jsonl"
         for number in count() if phases is None else range(phases):
             phase, chat_share = _PHASES[number % len(_PHASES)]

@@ -10,19 +10,20 @@ from secrets import token_hex
 from typing import Any
 
 import numpy as np
-import orjson
 import uvloop
+from rich.table import Table
 
 from backends.validation import UsageError
 from lab.live.endpoints import LiveEndpoint, endpoints_of, inspect_endpoint
 from lab.live.session import Load, Outcome, Session
 from lab.options.shared import slo_bounds
-from lab.replay.comparison import Traits, of_runs, verdict
+from lab.replay.comparison import of_runs, verdict
 from lab.replay.figures import figures_tables
 from lab.replay.options import ReplayOptions
 from lab.replay.pace import paced
-from lab.replay.page import Rows, replay_page
-from lab.report.terminal import report
+from lab.replay.page import Rows
+from lab.report.terminal import report, write_json
+from lab.simulation.table import Traits
 
 _FAILED = 1
 _INTERRUPTED = 130
@@ -57,11 +58,9 @@ def run_live(options: ReplayOptions) -> int:
     }
     rows = _rows(outcomes)
     document["verdict"] = "Stopped early: nobody won." if session.stopped else verdict(rows.played, rows.compared)
-    _print(document, outcomes, slo, load.left_out)
-    if options.json_file is not None:
-        options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
-    if options.report is not None:
-        options.report.write_text(replay_page(document, rows), encoding="utf-8")
+    parts = _said(document, outcomes, slo, load.left_out)
+    report(f"gateway replay of {', '.join(document['trace'])}", parts, options.report, lambda: rows.drawn("endpoint"))
+    write_json(options.json_file, document)
     if session.stopped:
         return _INTERRUPTED
     return 0 if all(one["requests"] for one in figures.values()) else _FAILED
@@ -93,9 +92,16 @@ def _rows(outcomes: Sequence[Outcome]) -> Rows:
     return Rows(played, traits, of_runs(served, traits))
 
 
-def _print(document: dict[str, Any], outcomes: Sequence[Outcome], slo: Mapping[str, float], left_out: int) -> None:
+def _said(
+    document: dict[str, Any], outcomes: Sequence[Outcome], slo: Mapping[str, float], left_out: int
+) -> list[str | Table]:
+    """Return what stands on the terminal."""
     stopped = ", stopped: unfinished requests are not included" if document["interrupted"] else ""
-    parts = [document["verdict"], f"{document['requests']:,} requests for {document['model']}{stopped}", ""]
+    parts: list[str | Table] = [
+        document["verdict"],
+        f"{document['requests']:,} requests for {document['model']}{stopped}",
+        "",
+    ]
     parts += figures_tables(document["policies"], slo, "endpoint")
     if left_out:
         parts.append(f"{left_out:,} requests of the trace generate no text and are left out.")
@@ -103,4 +109,4 @@ def _print(document: dict[str, Any], outcomes: Sequence[Outcome], slo: Mapping[s
         lines = [f"{count:,} failed, {kind}: {why}".rstrip(": ") for kind, (count, why) in one.failures.items()]
         lines += document["policies"][one.endpoint.name]["notes"]
         parts += [f"{one.endpoint.name}: {line}" for line in lines]
-    report("gateway replay", parts)
+    return parts

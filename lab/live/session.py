@@ -19,7 +19,7 @@ from lab.live.generator import INTERRUPTED, Generator, Health
 from lab.live.record import Record
 from lab.live.requests import EndpointInfo, LiveRequests, api_of
 from lab.replay.figures import figures_of
-from lab.replay.simulate import Replayed
+from lab.simulation.simulate import Replayed
 from lab.trace.record import TraceRecord
 
 _TOKEN_TOLERANCE = 0.05

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from rich.table import Table
 
 from lab.past.pool import Means, SimulatedPool
-from lab.replay.simulate import replay
-from lab.replay.table import RequestTable
 from lab.report.terminal import text_table
+from lab.simulation.simulate import replay
+from lab.simulation.table import RequestTable
 from lab.statistics import Floats
 
 ERROR = 0.10

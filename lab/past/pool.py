@@ -18,10 +18,10 @@ from backends.validation import UsageError
 from gateway.config.settings import BackendSettings, ModelSettings
 from gateway.service.replicas import limit_of
 from lab.past.fit import fitted
-from lab.past.outcomes import Outcomes
 from lab.past.served import Served
-from lab.replay.simulate import ReplicaSpec
-from lab.replay.table import RequestTable
+from lab.simulation.outcomes import Outcomes
+from lab.simulation.simulate import ReplicaSpec
+from lab.simulation.table import RequestTable
 from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_by_k
 
 ENOUGH, FEWEST = 60, 16

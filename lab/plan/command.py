@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-
-import orjson
 
 from backends.calibration.calibration import Calibration, load_calibration
 from backends.calibration.files import calibration_names
 from backends.speculation import Method, serve_config
 from backends.validation import UsageError
-from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings
 from gateway.service.default_temperature import VLLM_DEFAULT, assumed_temperature
 from lab.options.policy import policy_reference
@@ -22,11 +17,13 @@ from lab.past.pool import simulated_pool
 from lab.plan.mixes import USUAL
 from lab.plan.options import PlanOptions
 from lab.plan.output import helm_values, pool_file
-from lab.plan.planning import Options, Planned, Replica, plan_windows
+from lab.plan.planning import Options, Replica, plan_windows
 from lab.plan.result import Objective
 from lab.plan.show import document, said, show
 from lab.plan.traffic import sample
-from lab.replay.table import RequestTable, request_table
+from lab.replay.command import served_model
+from lab.report.terminal import write_json
+from lab.simulation.table import RequestTable, request_table
 
 _NOTHING_FITS = 1
 _POLICY = "learned"
@@ -36,7 +33,7 @@ def run_plan(options: PlanOptions) -> int:
     """Plan with the options of the command line."""
     try:
         objective = Objective(slo_bounds(options.slo))
-        pool, model = _pool(options.config)
+        model, pool = served_model(options.config, options.model) if options.config else (None, None)
         temperature = assumed_temperature(pool) if pool is not None else VLLM_DEFAULT
         with request_table(options.records(outcomes=False), temperature) as requests:
             calibration, past = _machine(options, pool, requests)
@@ -60,39 +57,18 @@ def run_plan(options: PlanOptions) -> int:
                 speed=options.speed,
             )
             planned = plan_windows(traffic.windows, how)
-            if options.out is not None and options.simulate and past is not None and past.pool.is_fitted:
-                planned = _with_fit(planned, options.out)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    show(planned, objective, str(traffic), past, options.report)
-    if options.json_file is not None:
-        described = document(planned, objective, past)
-        options.json_file.write_bytes(orjson.dumps(described, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    show(planned, objective, str(traffic), past)
+    write_json(options.json_file, document(planned, objective, past))
     if planned.plan is None:
         return _NOTHING_FITS
     head = said(planned, objective, past)
     if options.out is not None:
-        options.out.write_text(pool_file(planned, head, simulated=options.simulate), encoding="utf-8")
+        options.out.write_text(pool_file(planned, head), encoding="utf-8")
     if options.helm_values is not None:
         options.helm_values.write_text(helm_values(planned, head), encoding="utf-8")
     return 0
-
-
-def _with_fit(planned: Planned, out: Path) -> Planned:
-    """Return a plan whose calibration, which was fitted, is a file beside the pool file."""
-    kept = out.with_suffix(".calibration.yaml")
-    kept.write_bytes(Path(planned.calibration.name).read_bytes())
-    return replace(planned, calibration=planned.calibration.model_copy(update={"name": kept.name}))
-
-
-def _pool(config: Path | None) -> tuple[ModelSettings | None, str | None]:
-    if config is None:
-        return None, None
-    models = load_pool(config).models
-    if len(models) > 1:
-        raise UsageError(f"--config {config} has several models: {', '.join(models)}; plan for one at a time")
-    name, pool = next(iter(models.items()))
-    return pool, name
 
 
 def _machine(

@@ -14,7 +14,7 @@ from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import draft_tokens
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.speculation import Method
-from lab.replay.request import ReplayRequest
+from lab.simulation.request import ReplayRequest
 
 MOST_REQUESTS: Final = 400
 """Requests that are looked at, spread evenly over those given."""

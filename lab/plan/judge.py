@@ -11,7 +11,7 @@ from lab.plan.mixes import Mix
 from lab.plan.result import JudgedMix, Objective
 from lab.plan.runner import RunAll, Task
 from lab.plan.search import Found, Split
-from lab.replay.simulate import Replayed
+from lab.simulation.simulate import Replayed
 from lab.statistics import Floats, Interval, of_units
 
 Played = Mapping[Mix, Sequence[Replayed]]

@@ -18,7 +18,7 @@ from backends.draft_schedule import draft_tokens
 from backends.speculation import MODELLESS, Method
 from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.plan.memory import Fit, fit
-from lab.replay.request import ReplayRequest
+from lab.simulation.request import ReplayRequest
 
 Mix = tuple[int, ...]
 """Index of the kind of each replica, ascending."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lab.options.shared import JsonFile, PacedOptions, ReportFile, writable
+from lab.options.shared import JsonFile, PacedOptions, PoolModel, writable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,7 @@ class PlanOptions(PacedOptions):
 
     replicas: Annotated[int, typer.Option(min=1, help="Number of replicas to plan.")]
     config: Annotated[Path | None, typer.Option(help="Pool file with the present mix and policy.")] = None
+    model: PoolModel = None
     calibration: Annotated[
         str | None,
         typer.Option(
@@ -46,7 +47,6 @@ class PlanOptions(PacedOptions):
     budget: Annotated[int, typer.Option(min=1, help="Approximate number of mixes to try.")] = 200
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes.  [default: one per core]")] = None
     json_file: JsonFile = None
-    report: ReportFile = None
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", callback=writable, help="Pool file to write the plan to.")
     ] = None
@@ -54,6 +54,3 @@ class PlanOptions(PacedOptions):
         Path | None,
         typer.Option(metavar="FILE", callback=writable, help="Values of the Helm chart to write the plan to."),
     ] = None
-    simulate: Annotated[bool, typer.Option("--simulate", help="Write a pool of simulated replicas, to try it out.")] = (
-        False
-    )

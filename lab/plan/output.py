@@ -16,23 +16,16 @@ _FIRST_PORT = 8001
 _GPUS = "nvidia.com/gpu"
 
 
-def pool_file(planned: Planned, said: str, *, simulated: bool) -> str:
+def pool_file(planned: Planned, said: str) -> str:
     """Return a pool file with the planned replicas, which the gateway starts; what is said stands at its head."""
-    calibration = planned.calibration
     backends: dict[str, Any] = {}
     for name, kind, gpus in _named(planned):
         backend: dict[str, Any] = {"method": kind.method.value}
-        config = kind.config
-        if simulated:
-            length = {"max_model_len": planned.max_model_len} if planned.max_model_len else {}
-            backend["simulate"] = {"calibration": calibration.name, **length}
-            config.pop("model", None)
-        else:
-            env = {"CUDA_VISIBLE_DEVICES": gpus}
-            backend["serve"] = {"model": calibration.target, "flags": _flags(planned), "env": env}
-            backend |= _limit(planned, kind, "drafter_limit")
-        if config:
-            backend["speculative_config"] = config
+        env = {"CUDA_VISIBLE_DEVICES": gpus}
+        backend["serve"] = {"model": planned.calibration.target, "flags": _flags(planned), "env": env}
+        backend |= _limit(planned, kind, "drafter_limit")
+        if kind.config:
+            backend["speculative_config"] = kind.config
         backends[name] = backend
     document = {"models": {planned.model: {"policy": dict(planned.policy), "backends": backends}}}
     return (

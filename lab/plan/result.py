@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lab.plan.mixes import Kind, Mix
-from lab.replay.simulate import Replayed, slo_kept
+from lab.simulation.simulate import Replayed, slo_kept
 from lab.statistics import Floats, Interval
 
 
@@ -17,7 +17,7 @@ from lab.statistics import Floats, Interval
 class Objective:
     """The objective: the least mean time to finish, or, with bounds, the most requests that keep their SLO."""
 
-    # Bounds in seconds as for `lab.replay.simulate.slo_kept`; empty for the mean time to finish.
+    # Bounds in seconds as for `lab.simulation.simulate.slo_kept`; empty for the mean time to finish.
     slo: Mapping[str, float] = field(default_factory=dict)
 
     def values(self, played: Replayed) -> Floats:

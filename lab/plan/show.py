@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -14,11 +13,11 @@ from lab.plan.mixes import title
 from lab.plan.output import serve_commands
 from lab.plan.planning import Planned
 from lab.plan.result import Objective, Plan
-from lab.plan.words import LEFT_OUT, schedules, shown, to_change, verdict
+from lab.plan.words import LEFT_OUT, shown, to_change, verdict
 from lab.report.terminal import report, text_table
 
 
-def show(planned: Planned, objective: Objective, sampled: str, past: Past | None, path: Path | None) -> None:
+def show(planned: Planned, objective: Objective, sampled: str, past: Past | None) -> None:
     """Show a plan, after the replay of the past."""
     plan = planned.plan
     known = planned.calibration
@@ -27,13 +26,13 @@ def show(planned: Planned, objective: Objective, sampled: str, past: Past | None
     parts += [sampled, "", f"{known.target} on {machine_of(known)}{scaled}"]
     if plan is not None:
         parts.append(f"Best of {plan.tried:,} mixes tried, routed by {planned.policy['name']}:")
-        parts += [_mixes(plan, objective), LEFT_OUT, *filter(None, [to_change(plan)]), *schedules(plan)]
+        parts += [_mixes(plan, objective), LEFT_OUT, *filter(None, [to_change(plan)])]
     parts += ["", "Memory:", *(f"  {kind.title}: {kind.fit.reason}" for kind in planned.kinds if not kind.schedule)]
     if plan is not None:
         if planned.max_model_len:
             parts.append(f"--max-model-len {planned.max_model_len}: a longer context does not fit beside the weights.")
         parts += ["", "To start them:", *(f"  {line}" for line in serve_commands(planned))]
-    report("gateway plan", parts, path, before=past.parts() if past is not None else ())
+    report("gateway plan", parts, before=past.parts() if past is not None else ())
 
 
 def said(planned: Planned, objective: Objective, past: Past | None) -> str:

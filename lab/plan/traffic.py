@@ -10,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 
 from lab.replay.pace import arrivals
-from lab.replay.request import ReplayRequest
-from lab.replay.table import RequestTable
+from lab.simulation.request import ReplayRequest
+from lab.simulation.table import RequestTable
 from lab.statistics import Floats
 
 Windows = tuple[tuple[ReplayRequest, ...], ...]

@@ -58,14 +58,3 @@ def shown(loss: Interval | None) -> str:
     if loss is None:
         return "unknown"
     return f"{loss.value:+.1%} " + (f"({loss.low:+.1%} to {loss.high:+.1%})" if loss.is_known else "(no interval)")
-
-
-def schedules(plan: Plan) -> list[str]:
-    """Return the k by batch size of the kinds judged that have it."""
-    lines = []
-    for index in dict.fromkeys(index for one in plan.judged for index in one.mix):
-        kind = plan.kinds[index]
-        if kind.schedule:
-            ranges = ", ".join(f"{k} for {first} to {last}" for first, last, k in kind.schedule)
-            lines.append(f"{kind.title}: k by batch size is {ranges}")
-    return lines

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from backends.validation import UsageError
 from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings
@@ -20,10 +18,10 @@ from lab.replay.comparison import verdict
 from lab.replay.figures import figures_of, figures_tables
 from lab.replay.options import ReplayOptions
 from lab.replay.pace import arrivals
-from lab.replay.page import Rows, replay_page
+from lab.replay.page import Rows
 from lab.replay.play import ORACLE, PolicyRunner, chosen_policies, compare, play_all
-from lab.replay.table import RequestTable, request_table
-from lab.report.terminal import report
+from lab.report.terminal import report, write_json
+from lab.simulation.table import RequestTable, request_table
 
 
 def run_replay(options: ReplayOptions) -> int:
@@ -34,7 +32,7 @@ def run_replay(options: ReplayOptions) -> int:
         slo, seed = slo_bounds(options.slo), options.seed or 0
         name, served = served_model(options.config, options.model)
         policies = chosen_policies(options.policies, served, seed)
-        with requests_of(options, served, seed, copies=options.copies, warmup=options.warmup) as requests:
+        with requests_of(options, served, seed, warmup=options.warmup) as requests:
             past = past_of(simulated_pool(served, requests, options.calibration), requests, seed)
             runner = PolicyRunner(past.pool.replicas, requests, options.policies, served, seed, options.warmup)
             played = play_all(runner, policies)
@@ -55,14 +53,13 @@ def run_replay(options: ReplayOptions) -> int:
             "past": past.document(),
             "policies": {title: figures_of(one, backends, slo) for title, one in played.items()},
         }
-        if options.json_file is not None:
-            options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
-        if options.report is not None:
-            options.report.write_text(replay_page(document, Rows(played, traits, compared, past)), encoding="utf-8")
+        write_json(options.json_file, document)
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     found = [document["verdict"], f"{document['requests']:,} requests on simulated replicas", ""]
-    report("gateway replay", [*found, *figures_tables(document["policies"], slo, "policy")], before=past.parts())
+    found += figures_tables(document["policies"], slo, "policy")
+    title = f"gateway replay of {', '.join(document['trace'])}"
+    report(title, found, options.report, lambda: Rows(played, traits, compared).drawn("policy"), past.parts())
     return 0
 
 
@@ -78,9 +75,7 @@ def served_model(config: Path, model: str | None) -> tuple[str, ModelSettings]:
 
 
 @contextmanager
-def requests_of(
-    options: PacedOptions, served: ModelSettings, seed: int, *, copies: int = 1, warmup: int = 0
-) -> Iterator[RequestTable]:
+def requests_of(options: PacedOptions, served: ModelSettings, seed: int, *, warmup: int = 0) -> Iterator[RequestTable]:
     """Yield the requests of a trace with their arrival times."""
     records = options.records(outcomes=False)
     with request_table(records, assumed_temperature(served)) as table:
@@ -88,8 +83,6 @@ def requests_of(
         if requests and len(requests) <= warmup:
             raise UsageError(f"the trace has {len(requests)} requests; --warmup {warmup} leaves none to count")
         if not requests.order.is_open:
-            yield requests.in_sessions(options.rate, options.speed, copies, seed)
-            return
-        if copies > 1:
-            raise UsageError("--copies needs a trace of sessions with think times")
-        yield requests.paced(arrivals(requests.arrived_at, options.rate, options.speed, seed))
+            yield requests.in_sessions(options.rate, options.speed, 1, seed)
+        else:
+            yield requests.paced(arrivals(requests.arrived_at, options.rate, options.speed, seed))

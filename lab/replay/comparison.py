@@ -10,9 +10,10 @@ from itertools import permutations
 import numpy as np
 import numpy.typing as npt
 
-from lab.replay.simulate import Replayed
 from lab.report.distributions import METRICS
 from lab.report.winner import winner
+from lab.simulation.simulate import Replayed
+from lab.simulation.table import Traits
 from lab.statistics import Floats, Interval, of_replications, of_units
 
 Numbers = npt.NDArray[np.int64]
@@ -23,15 +24,6 @@ _FEW = 30
 """Requests that a part needs."""
 _MOST_WORKLOADS = 8
 _PARTS = 8  # of a run
-
-
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """What the requests of a trace were like; each has an entry for every request of the trace."""
-
-    workload: Sequence[str]
-    temperature: Floats
-    prompt_tokens: Numbers
 
 
 def reference_of(policies: Sequence[str]) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from lab.replay.simulate import Replayed, slo_kept
 from lab.report.terminal import text_table
+from lab.simulation.simulate import Replayed, slo_kept
 from lab.statistics import STATISTICS, summary
 
 _TIMES = (("e2e_s", "e2e, s", 1.0), ("ttft_s", "ttft, s", 1.0), ("tpot_s", "tpot, ms", 1e3))

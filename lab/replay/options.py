@@ -46,9 +46,6 @@ class ReplayOptions(PacedOptions):
             help="Model, for a pool with several; with --live, model to request.  [default: the request's; the first]",
         ),
     ] = None
-    copies: Annotated[
-        int, typer.Option(min=1, help="How often each session with think times is played, with prefixes of its own.")
-    ] = 1
     warmup: Annotated[int, typer.Option(min=0, help="Number of first requests to leave out of the figures.")] = 0
     seed: Annotated[
         int | None,

@@ -25,63 +25,52 @@ class Line:
     dash: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """An axis with a label: from its first tick to its last, or logarithmic, for values above 0, without ticks."""
-
-    label: str
-    ticks: Sequence[float] = ()
-
-
 class Scale:
-    """Maps values to pixels.
+    """Maps values above 0 to pixels, logarithmically.
 
     Examples
     --------
-    >>> scale = Scale([0.5, 50.0], Axis("seconds"), 0.0, 200.0)
+    >>> scale = Scale([0.5, 50.0], 0.0, 200.0)
     >>> scale(5.0), scale.ticks
     (100.0, [0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0])
     """
 
-    def __init__(self, values: Sequence[float], axis: Axis, first_px: float, last_px: float) -> None:
-        self._log = not axis.ticks
-        low, high = (axis.ticks[0], axis.ticks[-1]) if axis.ticks else (min(values), max(values))
+    def __init__(self, values: Sequence[float], first_px: float, last_px: float) -> None:
+        low, high = min(values), max(values)
         if high <= low:
             low, high = low / 1.5, high * 1.5
-        self.ticks = list(axis.ticks) or _logarithmic_ticks(low, high)
-        self._low, self._high = self._move(low), self._move(high)
+        self.ticks = _logarithmic_ticks(low, high)
+        self._low, self._decades = math.log10(low), math.log10(high / low)
         self._first_px, self._last_px = first_px, last_px
 
     def __call__(self, value: float) -> float:
         """Return the position of a value in pixels."""
-        share = (self._move(value) - self._low) / (self._high - self._low)
+        share = (math.log10(value) - self._low) / self._decades
         return self._first_px + share * (self._last_px - self._first_px)
 
-    def _move(self, value: float) -> float:
-        return math.log10(value) if self._log else value
 
-
-def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> str:
-    """Draw lines over two axes.
+def line_chart(title: str, lines: Sequence[Line], x_label: str) -> str:
+    """Draw lines of percentages over a logarithmic axis.
 
     Examples
     --------
-    >>> line = Line("eagle3", "var(--s1)", [(1, 40.0), (4, 150.0)])
-    >>> line_chart("Speed", [line], Axis("load"), Axis("tokens/s")).count('class="line"')
+    >>> line_chart("Times", [Line("eagle3", "var(--s1)", [(1, 40.0), (4, 100.0)])], "seconds").count('class="line"')
     1
     """
-    points = [point for line in lines for point in line.points]
-    across = Scale([px for px, _ in points], x, _LEFT, _WIDTH - _RIGHT)
-    up = Scale([py for _, py in points], y, _HEIGHT - _BOTTOM, _TOP)
-    parts = [*_grid(across, up), *_labels(x, y)]
+    across = Scale([px for line in lines for px, _ in line.points], _LEFT, _WIDTH - _RIGHT)
+    parts = [*_grid(across), *_labels(x_label)]
     for line in lines:
-        path = "L".join(f"{across(px):.1f} {up(py):.1f}" for px, py in line.points)
+        path = "L".join(f"{across(px):.1f} {_up(py):.1f}" for px, py in line.points)
         parts.append(
             f'<g style="--c:{line.color}"><title>{escape(line.label)}</title>'
             f'<path class="line"{_dash(line.dash)} d="M{path}"/></g>'
         )
     label = escape(title, quote=True)
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+def _up(percent: float) -> float:
+    return _HEIGHT - _BOTTOM - percent / 100 * (_HEIGHT - _BOTTOM - _TOP)
 
 
 def swatch(color: str, dash: int) -> str:
@@ -92,7 +81,7 @@ def swatch(color: str, dash: int) -> str:
     )
 
 
-def _grid(across: Scale, up: Scale) -> list[str]:
+def _grid(across: Scale) -> list[str]:
     """Return lines at the ticks of both axes, with labels below and at the left."""
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     vertical = [
@@ -101,19 +90,19 @@ def _grid(across: Scale, up: Scale) -> list[str]:
         for tick in across.ticks
     ]
     horizontal = [
-        f'<path class="grid" d="M{_LEFT} {up(tick):.1f}H{right}"/>'
-        f"{_text(_LEFT - 6, up(tick) + 4, _number(tick), 'end', 'tick')}"
-        for tick in up.ticks
+        f'<path class="grid" d="M{_LEFT} {_up(tick):.1f}H{right}"/>'
+        f"{_text(_LEFT - 6, _up(tick) + 4, f'{tick}', 'end', 'tick')}"
+        for tick in (0, 25, 50, 75, 100)
     ]
     return vertical + horizontal
 
 
-def _labels(x: Axis, y: Axis) -> list[str]:
+def _labels(x_label: str) -> list[str]:
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
     rotated = f'transform="translate(13 {middle:.0f}) rotate(-90)"'
     return [
-        _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, x.label, "middle", "axis"),
-        f'<text class="axis" text-anchor="middle" {rotated}>{escape(y.label)}</text>',
+        _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, x_label, "middle", "axis"),
+        f'<text class="axis" text-anchor="middle" {rotated}>% at or below</text>',
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lab.report.charts import Axis, Line, line_chart
+from lab.report.charts import Line, line_chart
 from lab.report.page import figure, table
 from lab.statistics import STATISTICS, Floats, summary
 
@@ -22,9 +22,6 @@ Looks = Sequence[tuple[str, str, int]]
 
 SHARES = (*range(1, 100), 99.5, 99.9)
 """Percentages of a distribution that are drawn; the outermost requests would stretch the axis."""
-
-PERCENT = Axis("% at or below", ticks=(0, 25, 50, 75, 100))
-"""The axis of the percentages of a distribution."""
 
 _FEW = 1000  # values, below which the last percent says little
 
@@ -70,5 +67,5 @@ def distribution(metric: str, values: Mapping[str, Floats], looks: Looks, names_
         return ""
     title = f"{title}, {unit}"
     rows = [[name, f"{len(own):,}", *summary_cells(own, factor)] for name, own in values.items()]
-    chart = line_chart(title, lines, Axis(f"{unit}, logarithmic"), PERCENT)
+    chart = line_chart(title, lines, f"{unit}, logarithmic")
     return figure(title, chart, table(title, [names_of, "requests", *STATISTICS], rows))

@@ -72,9 +72,3 @@ def legend(entries: Iterable[tuple[str, str, int]], title: str) -> str:
     """Return a legend of lines: label, colour and dash pattern of each."""
     items = "".join(f"<li>{swatch(color, dash)}{escape(label)}</li>" for label, color, dash in entries)
     return f'<ul class="legend" aria-label="{escape(title, quote=True)}">{items}</ul>'
-
-
-def listed(lines: Iterable[str]) -> str:
-    """Return a list; empty without lines."""
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<ul>{items}</ul>" if items else ""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
+import orjson
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -26,7 +28,7 @@ def report(
     title: str,
     parts: Sequence[str | Table],
     path: Path | None = None,
-    drawn: str = "",
+    draw: Callable[[], str] = str,
     before: Sequence[str | Table] = (),
 ) -> None:
     """Print lines and tables, and write them to a page with what is drawn.
@@ -43,8 +45,14 @@ def report(
             console.print(part, markup=False, soft_wrap=True)
     if path is not None:
         head, *others = parts
-        body = ["<section>", *_html([*before, *others]), "</section>", drawn]
+        body = ["<section>", *_html([*before, *others]), "</section>", draw()]
         path.write_text(page(title, title, [str(head)], body), "utf-8")
+
+
+def write_json(path: Path | None, document: Any) -> None:
+    """Write all figures to the file that `--json` names, if it does."""
+    if path is not None:
+        path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def _html(parts: Sequence[str | Table]) -> Iterator[str]:

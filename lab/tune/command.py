@@ -8,7 +8,6 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import orjson
 import yaml
 
 from backends.validation import UsageError
@@ -20,10 +19,10 @@ from lab.past.pool import simulated_pool
 from lab.replay.command import requests_of, served_model
 from lab.replay.figures import figures_of, figures_tables
 from lab.replay.play import MIN_PARALLEL_REQUESTS
-from lab.replay.request import ReplayRequest
-from lab.replay.simulate import Replayed, ReplicaSpec, replay, slo_kept
-from lab.replay.table import RequestTable
-from lab.report.terminal import report
+from lab.report.terminal import report, write_json
+from lab.simulation.request import ReplayRequest
+from lab.simulation.simulate import Replayed, ReplicaSpec, replay, slo_kept
+from lab.simulation.table import RequestTable
 from lab.statistics import of_replications, replications_of
 from lab.tune.options import Goal, TuneOptions
 from lab.tune.search import rules_document, search
@@ -102,19 +101,12 @@ def run_tune(options: TuneOptions) -> int:
             _rules_file(tuned if better else present, [searched, *found, str(past.pool)]), encoding="utf-8"
         )
         figures = {name: {"score": scores[name], **figures_of(one, names, slo)} for name, [one] in played.items()}
-        if options.json_file is not None:
-            document = {
-                "model": model,
-                "objective": goal,
-                "kept_present": not better,
-                "held_out": figures,
-                "past": past.document(),
-            }
-            options.json_file.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+        document = {"model": model, "objective": goal, "kept_present": not better, "held_out": figures}
+        write_json(options.json_file, document | {"past": past.document()})
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     tables = figures_tables(figures, slo, "rules")
-    report("gateway tune", [*found, "", searched, "Held-out requests", *tables], options.report, before=past.parts())
+    report("gateway tune", [*found, "", searched, "Held-out requests", *tables], before=past.parts())
     return 0
 
 

@@ -15,7 +15,6 @@ from lab.options.shared import (
     PacedOptions,
     PoolModel,
     Replications,
-    ReportFile,
     Slo,
     writable,
 )
@@ -44,4 +43,3 @@ class TuneOptions(PacedOptions):
     seed: Annotated[int, typer.Option(help="Seed of the search and the simulation.")] = 0
     calibration: CalibrationOfAll = None
     json_file: JsonFile = None
-    report: ReportFile = None

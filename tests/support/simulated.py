@@ -12,7 +12,7 @@ from backends.calibration.calibration import load_calibration
 from backends.simulator.engine.fleet import Completion, Fleet, Replica
 from backends.speculation import Method
 from benchmarks.virtual_time import Arrival, Timeline, run_fleet
-from lab.replay.simulate import outcome_of
+from lab.simulation.simulate import outcome_of
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision, Policy
 from policies.roles import Clocked, Learner, Maintained

@@ -32,7 +32,7 @@ from benchmarks.routing.learned_rows import learned_rows, set_learned
 from benchmarks.routing.peers import Greedy
 from benchmarks.routing.runs import of_runs
 from benchmarks.routing.scenes import SCENES, Stage, break_later
-from lab.replay.simulate import replay
+from lab.simulation.simulate import replay
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
 from policies.learned.policy import LearnedSettings

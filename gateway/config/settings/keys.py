@@ -185,7 +185,8 @@ class AdminSettings(_KeyOrDigest):
     ----------
     key
         The admin key, which may do everything at `/admin`; alternatively give its `sha256`. Only its SHA-256 is kept.
-        With neither, the gateway generates a key at start and prints it.
+        With neither, it is that of the environment variable `GATEWAY_ADMIN_KEY`, unless that is one of `keys`; without
+        that too, the gateway generates a key at start and prints it.
     sha256
         SHA-256 of the admin key, in hexadecimal.
     listen

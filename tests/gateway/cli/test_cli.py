@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from gateway import __version__
-from tests.support.command import ROOT, gateway_command
+from gateway.cli.app import app
+from gateway.cli.check import read_pool
+from gateway.cli.output import say_json
+from gateway.config.load import load_pool
+from gateway.routing.keys import digest
+from tests.support.command import ADMIN_KEY, ROOT, gateway_command
 
 SMALL = """\
 models:
@@ -134,3 +141,53 @@ def test_commands_print_by_the_one_function_that_cleans_what_others_say() -> Non
         if (count := len(re.findall(r"typer\.echo\(|(?<![\w.])print\(", path.read_text().replace(">>> print(", ""))))
     }
     assert printing == {"gateway/cli/output.py": 1, "gateway/dashboard/command.py": 1, "gateway/service/run.py": 3}
+
+
+def test_errors_of_a_file_as_json(wrong: Path) -> None:
+    result = CliRunner().invoke(app, ["check", "--json", "--config", str(wrong)])
+    assert result.exit_code == 2
+    document = json.loads(result.stdout)
+    assert document["file"] == str(wrong)
+    assert [f"{wrong}:{each['line']}:{each['column']}" for each in document["errors"]] == [
+        line.partition(": ")[0] for line in result.stderr.splitlines()
+    ]
+    assert {each["where"] for each in document["errors"]} >= {"models.llama.backends.plain.metod", "keys[0]"}
+
+
+def test_documents_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "\x1b[2J\x7f\x9b31m\u202eé"
+    say_json({"name": hostile})
+    printed = capsys.readouterr().out
+    assert printed.strip().isascii()
+    assert printed.strip().isprintable()
+    assert json.loads(printed) == {"name": hostile}
+
+
+@pytest.mark.slow
+def test_commands_and_gateway_take_one_admin_key_from_the_environment(small: Path, tmp_path: Path) -> None:
+    with gateway_command(small, tmp_path) as running:
+        assert "Admin key of this run" not in running.printed()
+        environ = {"GATEWAY_URL": running.url, "GATEWAY_ADMIN_KEY": ADMIN_KEY}
+        result = CliRunner().invoke(app, ["status"], env=environ)
+        assert result.exit_code == 0, result.stderr
+        result = CliRunner().invoke(app, ["status"], env={**environ, "GATEWAY_ADMIN_KEY": "another"})
+        assert "this key is not accepted" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("named", "is_taken"),
+    [
+        ("", True),
+        ("admin: {listen: '127.0.0.1:0'}", True),
+        ("admin: {key: its-own}", False),
+        ("keys: [{name: reader, key: from-outside, admin: read}]", False),
+    ],
+)
+def test_the_key_of_the_environment_takes_the_place_of_no_other(
+    small: Path, monkeypatch: pytest.MonkeyPatch, named: str, *, is_taken: bool
+) -> None:
+    small.write_text(f"{SMALL}{named}\n")
+    monkeypatch.setenv("GATEWAY_ADMIN_KEY", "from-outside")
+    assert (read_pool(small).admin.digest == digest("from-outside")) is is_taken
+    monkeypatch.setenv("GATEWAY_ADMIN_KEY", "")
+    assert read_pool(small).admin.digest == load_pool(small).admin.digest

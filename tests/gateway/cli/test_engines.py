@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from itertools import cycle
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.support.upstream import Upstream, Wire, answer
 
 IDLE = b"vllm:num_requests_running 0\nvllm:kv_cache_usage_perc 0\n"
 CACHE = b'vllm:cache_config_info{enable_prefix_caching="%b"} 1\n'
-DRAFTS = b"vllm:spec_decode_num_drafts_total 30\nvllm:inter_token_latency_seconds_count 100\n" + b"".join(
+DRAFTS = b"vllm:spec_decode_num_drafts_total 300\nvllm:inter_token_latency_seconds_count 1000\n" + b"".join(
     b'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="%d"} 9\n' % position for position in range(5)
 )
 NGRAM = {"method": "ngram", "model": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "revision": None}
@@ -38,6 +39,8 @@ def engine(metrics: bytes = IDLE, model: str = MODEL, config: object = None) -> 
                 assert (wire.seen.json["model"], wire.seen.json["max_tokens"]) == (model, 4)
                 counts = {"speculative_decoding": {"num_accepted_draft_tokens": 0}} if config else {}
                 await wire.json_event({**answer("x"), "metrics": counts})
+            case _:
+                await wire.json({"detail": "Not Found"}, 404)
 
     return Upstream("engine", model, behave, metrics=metrics)
 
@@ -59,7 +62,7 @@ async def test_init_writes_what_the_engines_say(tmp_path: Path) -> None:
         urls = (plain.url.removeprefix("http://"), told.url + "/v1", untold.url, other.url, other.url, dead)
         status, out, err = await run("init", *urls, "--config", str(path), VLLM_API_KEY="secret")
         ports = [each.url.rpartition("/")[2] for each in engines]
-        assert [each.seen[0].header("authorization") for each in engines] == ["Bearer secret"] * 4
+        assert [each.seen[1].header("authorization") for each in engines] == ["Bearer secret"] * 4
     assert status == 0, err
     assert [line.split() for line in out[1:6]] == [
         [ports[0], "0.32.0", "none", "2,048", "yes", "yes", "-"],
@@ -89,7 +92,7 @@ async def test_init_writes_what_the_engines_say(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("url", "said"),
-    [("http://h/x", "http://h/x: must have no path"), ("http://127.0.0.1:9", "none of these can be used; engines wi")],
+    [("http://h/x", "http://h/x: must have no path"), ("http://127.0.0.1:9", "none of these can be used; is it stil")],
 )
 async def test_init_writes_nothing_of_no_engine(tmp_path: Path, url: str, said: str) -> None:
     status, _, err = await run("init", url, "--config", str(tmp_path / "a/pool.yaml"))
@@ -115,6 +118,7 @@ models:
         )
         status, out, err = await run("check", "--probe", "--config", str(path))
         assert (await run("check", "--config", str(path)))[0] == 0
+        status_of_json, [document], _ = await run("check", "--probe", "--json", "--config", str(path))
         path.write_text(
             f"""\
 models:
@@ -142,6 +146,12 @@ models:
         f"warning: {path}:8:3: models.y: none of 2 engines serves y, all serve x: call the model x in the pool file, "
         "or start them with --served-model-name y",
     ]
+    warnings = json.loads(document)["warnings"]
+    places = [tuple(map(each.get, ("line", "column", "where"))) for each in warnings]
+    assert (status_of_json, [":".join(map(str, place)) for place in places]) == (
+        status,
+        [":".join(line.removeprefix(f"warning: {path}:").split(":")[:3]).replace(" ", "") for line in err],
+    )
     assert later == [
         f"warning: {path}:6:91: {at}.lookup.speculative_config.prompt_lookup_max: the pool file says 3, "
         "but its engine 4"
@@ -162,6 +172,8 @@ async def test_what_an_engine_says_steers_neither_terminal_nor_file(tmp_path: Pa
                 await wire.json({"vllm_config": {"speculative_config": config}})
             case "/v1/completions":
                 await wire.json_event({**answer("x"), "metrics": {}})
+            case _:
+                await wire.json({"detail": "Not Found"}, 404)
 
     path = tmp_path / "pool.yaml"
     async with Upstream("engine", MODEL, behave, metrics=IDLE + DRAFTS) as engine:

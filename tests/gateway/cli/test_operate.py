@@ -48,6 +48,10 @@ async def test_draining_and_resuming_a_replica() -> None:
         assert f"no other replica of {MODEL} is up" in warned
         _, said, _ = await gateway(running, "explain", "hi")
         assert said.startswith("No replica would take this request: ")
+        status, said, _ = await gateway(running, "explain", "hi", "--json")
+        assert (status, json.loads(said)["choice"], len(json.loads(said)["candidates"])) == (0, None, 2)
+        status, said, _ = await gateway(running, "advise", "--json")
+        assert (status, json.loads(said)["models"][MODEL]["findings"]) == (0, [])
         await gateway(running, "resume", "lookup")
         await running.until_up("lookup")
         document = json.loads((await gateway(running, "status", "--json"))[1])
@@ -69,6 +73,10 @@ async def test_reload_says_what_changed_and_what_is_refused() -> None:
             "models.m.policy: changed\n1 changes, not made\n",
             "",
         )
+        status, said, _ = await gateway(running, "reload", "--dry-run", "--json")
+        assert (status, json.loads(said)) == (0, {"dry_run": True, "changes": ["models.m.policy: changed"]})
+        status, said, _ = await gateway(running, "reload", "--json")
+        assert (status, said) == (1, "")
         status, _, error = await gateway(running, "reload")
         assert (status, error) == (1, "Nothing was changed: server.port: 1 -> 2 needs a restart\n")
 

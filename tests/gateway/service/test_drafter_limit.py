@@ -23,7 +23,7 @@ from gateway.discovery.pods import settings_of
 from gateway.discovery.source import Replica
 from gateway.service.replicas import configured, plan
 from lab.past.pool import simulated_pool
-from lab.replay.table import request_table
+from lab.simulation.table import request_table
 from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
 from tests.support.upstream import Upstream, Wire, answer
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -123,6 +124,34 @@ async def test_versions_are_shown_and_pinned(state: Any) -> None:
         assert pinned_text(running) == second
         await output_of(running, "pin", "1")
         assert pinned_text(running) == first
+        assert re.findall(r"^m: version (\d) of .* UTC(.*)$", await output_of(running, "list"), re.MULTILINE) == [
+            ("1", ", pinned"),
+            ("2", ""),
+        ]
+        lines = (await output_of(running, "diff", "1", "2")).splitlines()
+        assert lines[:2] == ["--- version 1", "+++ version 2"]
+        assert {line[1:] for line in lines[2:] if line[0] == "+"} == {*second.splitlines()} - {*first.splitlines()}
+        assert await output_of(running, "diff", "2", "2") == "They are the same.\n"
+        shown = orjson.loads(await output_of(running, "show", "--json"))["models"][MODEL]
+        assert (shown["pinned"], len(shown["versions"])) == (1, 2)
+        assert orjson.loads(await output_of(running, "show", "2", "--json"))["text"] == second
+
+
+@pytest.mark.slow
+async def test_a_rollback_restores_what_decided_before(state: Any) -> None:
+    async with learning(state) as running:
+        assert "m has nothing to go back to" in await failure_of(running, "rollback")
+        await ask(running, 4)
+        await output_of(running, "distill")
+        await ask(running, 3)
+        await output_of(running, "distill")
+        await output_of(running, "pin", "1")
+        assert "learned decides" in await output_of(running, "rollback")
+        assert await ask(running) == ["learned"]
+        assert "version 1 decides" in await output_of(running, "rollback"), "a second time goes forward again"
+        await output_of(running, "pin", "2")
+        assert "version 1 decides" in await output_of(running, "rollback")
+        assert await ask(running) == ["thresholds"]
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
 from tests.support.command import ROOT, alive, family, until
 from tests.support.loaded import ended, start, streaming
-from tests.support.report import ReportPage
 from tests.support.upstream import Upstream, Wire
 from tests.support.waiting import stays
 
@@ -49,7 +48,7 @@ async def test_endpoints_are_measured_at_each_rate_and_temperature_and_compared(
             *("--url", f"baseline={plain.url}/v1", "--url", f"mine={mine.url}", "--rate", "100,200"),
             *("--num-requests", "20", "--seed", "3"),
             *("--warmup", "3", "--input-tokens", "100-120", "--output-tokens", "12", "--temperature", "0,0.5"),
-            *("--api-key", "secret-key", "--json", str(tmp_path / "r.json"), "--report", str(tmp_path / "r.html")),
+            *("--api-key", "secret-key", "--json", str(tmp_path / "r.json")),
         )
     assert status == 0, err
     asked = [[seen.json for seen in server.seen if seen.json["stream"]] for server in (plain, mine)]
@@ -69,9 +68,6 @@ async def test_endpoints_are_measured_at_each_rate_and_temperature_and_compared(
         assert run["itl_s"]["mean"] > 0
         assert (run["speedup"] is None) == (run["target"] == "baseline")
         assert run["speedup"] is None or run["speedup"]["baseline"] == "baseline"
-    page = ReportPage((tmp_path / "r.html").read_text())
-    assert out.partition("\n")[0] in page.text
-    assert len(page.tables["target"]) == 3 * 4 * 2  # counts and gains
     assert len(re.findall(r"^[12]00 requests/s, temperature 0(\.5)?: ", out, re.MULTILINE)) == 4  # who won
     assert "secret-key" not in out + err + (tmp_path / "r.json").read_text()
 

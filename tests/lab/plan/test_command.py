@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from backends.calibration.calibration import load_calibration
-from backends.calibration.scaling import scaled
 from gateway.cli.app import app
 from gateway.config.load import load_pool
 from lab.trace.record import TraceRecord
@@ -62,7 +61,6 @@ def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_p
     assert "2x eagle3 k<=2" in printed
     assert "the plan, best of one kind" in printed
     assert "present" in printed
-    assert "eagle3 k<=2: k by batch size is 2 for 1 to " in printed
     assert "To change: 1x baseline, 1x ngram k=4 -> 2x eagle3 k<=2." in printed
     assert "eagle3 k=3: 15.75 GiB of weights (0.79 of the draft)" in printed
     plan = orjson.loads(figures.read_bytes())
@@ -100,16 +98,6 @@ def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_the_plan_can_be_tried_on_simulated_replicas(trace: Path, tmp_path: Path) -> None:
-    out = tmp_path / "plan.yaml"
-    code, *_ = run(trace, "--replicas", 1, "--calibration", "llama-3.1-8b-h100", *FEW, "--out", out, "--simulate")
-    assert code == 0
-    (backend,) = load_pool(out).models["meta-llama/Llama-3.1-8B-Instruct"].backends.values()
-    assert backend.simulate is not None
-    assert backend.simulate.calibration == "llama-3.1-8b-h100"
-
-
-@pytest.mark.slow
 def test_a_plan_with_an_slo_on_two_gpus(trace: Path, tmp_path: Path) -> None:
     figures = tmp_path / "plan.json"
     given = (trace, "--replicas", 1, *FEW, "--slo", "ttft=0.5,tpot=0.006")
@@ -125,16 +113,11 @@ def test_a_plan_with_an_slo_on_two_gpus(trace: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_for_another_gpu_is_scaled_and_can_be_tried_out(trace: Path, tmp_path: Path) -> None:
-    out = tmp_path / "plan.yaml"
+def test_a_plan_for_another_gpu_is_scaled(trace: Path) -> None:
     given = (trace, "--replicas", 1, "--calibration", "llama-3.1-8b-h100@b200:fp8", *FEW)
-    code, printed, _ = run(*given, "--out", out, "--simulate")
+    code, printed, _ = run(*given)
     assert code == 0
     assert "on 1x B200: llama-3.1-8b-h100's, scaled from H100 in bf16" in printed
-    (backend,) = load_pool(out).models["meta-llama/Llama-3.1-8B-Instruct"].backends.values()
-    assert backend.simulate is not None
-    known = load_calibration(backend.simulate.calibration)
-    assert known.step == scaled(load_calibration("llama-3.1-8b-h100"), "B200", "fp8").step
 
 
 def test_the_status_is_1_if_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from backends.calibration.calibration import load_calibration
 from backends.speculation import Method
 from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
-from lab.replay.request import ReplayRequest, replay_request
+from lab.simulation.request import ReplayRequest, replay_request
 from lab.trace.record import TraceRecord
 
 H100 = load_calibration("llama-3.1-8b-h100")

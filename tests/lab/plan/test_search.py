@@ -17,8 +17,8 @@ from lab.plan.result import Objective
 from lab.plan.runner import MixRunner, Task
 from lab.plan.search import Found, Split, find_mixes
 from lab.plan.traffic import one_after_another
-from lab.replay.request import ReplayRequest, replay_request
-from lab.replay.simulate import Replayed
+from lab.simulation.request import ReplayRequest, replay_request
+from lab.simulation.simulate import Replayed
 from lab.trace.record import TraceRecord
 from policies.policy import policies
 

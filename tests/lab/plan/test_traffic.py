@@ -11,8 +11,8 @@ from backends.speculation import Method
 from backends.validation import UsageError
 from lab.plan.mixes import kinds, with_schedules
 from lab.plan.traffic import WINDOWS, Traffic, evenly, sample
-from lab.replay.request import ReplayRequest, replay_request
-from lab.replay.table import request_table
+from lab.simulation.request import ReplayRequest, replay_request
+from lab.simulation.table import request_table
 from lab.trace.record import TraceRecord
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.replay.comparison import Traits, in_flight, intervals, parts, ratio, ratios
+from lab.replay.comparison import in_flight, intervals, parts, ratio, ratios
 from lab.replay.page import mark, shown
-from lab.replay.simulate import Replayed
+from lab.simulation.simulate import Replayed
+from lab.simulation.table import Traits
 from lab.statistics import Interval
 
 

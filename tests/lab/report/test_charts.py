@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.report.charts import MAX_TICKS, Axis, Line, Scale, line_chart
+from lab.report.charts import MAX_TICKS, Line, Scale, line_chart
 from lab.report.distributions import ecdf
 from lab.report.page import figure, page, section, table
 from tests.support.report import ReportPage
@@ -13,7 +13,7 @@ from tests.support.report import ReportPage
 
 @pytest.mark.parametrize("values", [(0.004, 0.2), (3.0, 3.0), (0.7, 91_000.0), (1e-6, 1.0)])
 def test_an_axis_has_few_ticks_within_its_ends(values: tuple[float, float]) -> None:
-    scale = Scale(values, Axis(""), 10.0, 110.0)
+    scale = Scale(values, 10.0, 110.0)
     assert 1 <= len(scale.ticks) <= MAX_TICKS
     assert all(10.0 - 1e-6 <= scale(tick) <= 110.0 + 1e-6 for tick in (*scale.ticks, *values))
 
@@ -24,7 +24,7 @@ def test_lines_of_a_distribution_rise_to_the_top() -> None:
     assert {share: value for value, share in points}[50] == pytest.approx(0.316, rel=0.01)
     assert ecdf(np.array([np.nan])) == []
     assert ecdf(np.zeros(3))[0] == (1e-6, 1)  # so that the axis can be logarithmic
-    drawn = line_chart("Times", [Line("a", "var(--s1)", points)], Axis("s"), Axis("%"))
+    drawn = line_chart("Times", [Line("a", "var(--s1)", points)], "s")
     assert "nan" not in drawn
 
 
@@ -35,7 +35,7 @@ def test_a_page_escapes_what_others_named() -> None:
         bad,
         bad,
         [bad],
-        [section(bad, figure(bad, line_chart(bad, [Line(bad, "red", [(1.0, 1.0)])], Axis(bad), Axis(bad)), rows))],
+        [section(bad, figure(bad, line_chart(bad, [Line(bad, "red", [(1.0, 1.0)])], bad), rows))],
     )
     assert "<img" not in html
     read = ReportPage(html.replace("src=x", ""))

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from backends.validation import UsageError
-from lab.replay.request import replay_request
+from lab.simulation.request import replay_request
 from lab.trace.decode import decode, encode
 from lab.trace.formats.format import Units
 from lab.trace.lines import BrokenLine, TraceError

@@ -13,8 +13,8 @@ import yaml
 from typer.testing import CliRunner
 
 from gateway.cli.app import app
-from lab.replay.simulate import Replayed
-from lab.replay.table import request_table
+from lab.simulation.simulate import Replayed
+from lab.simulation.table import request_table
 from lab.trace.read import read_trace
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace

@@ -8,8 +8,8 @@ import pytest
 from backends.calibration.calibration import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method
-from lab.replay.request import ReplayRequest
-from lab.replay.simulate import ReplicaSpec, replay
+from lab.simulation.request import ReplayRequest
+from lab.simulation.simulate import ReplicaSpec, replay
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models.step_time import PromptTime, weighed
 from policies.learned.policy import Learned, LearnedSettings

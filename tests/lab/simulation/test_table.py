@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gateway.recorder.schema import Hashing
-from lab.replay.request import ReplayRequest, replay_request
-from lab.replay.table import RequestTable, request_table
+from lab.simulation.request import ReplayRequest, replay_request
+from lab.simulation.table import RequestTable, request_table
 from lab.trace.order import in_arrival_order
 from lab.trace.read import read_trace
 from lab.trace.record import TraceRecord

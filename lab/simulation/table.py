@@ -8,7 +8,7 @@ import pickle
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, overload
@@ -16,10 +16,9 @@ from typing import IO, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from lab.past.outcomes import NO_OUTCOME, Known, Outcomes
-from lab.replay.comparison import Traits
-from lab.replay.request import ReplayRequest, replay_request
-from lab.replay.sessions import Order
+from lab.simulation.outcomes import NO_OUTCOME, Known, Outcomes
+from lab.simulation.request import ReplayRequest, replay_request
+from lab.simulation.sessions import Order
 from lab.statistics import Floats
 from lab.trace.record import TraceRecord
 from policies.features.request import Endpoint, RequestFeatures
@@ -55,6 +54,15 @@ _BLOCK = 32
 _BLOCK_BITS = 2**62 - 1
 _OF_COPY = 0x9E3779B97F4A7C15
 """Factor that gives each copy of a session its own bits of block numbers; the golden ratio of 2^64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What the requests of a trace were like; each has an entry for every request of the trace."""
+
+    workload: Sequence[str]
+    temperature: Floats
+    prompt_tokens: npt.NDArray[np.int64]
 
 
 class RequestTable(Sequence[ReplayRequest]):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from backends.speculation import Method
-from lab.replay.request import ReplayRequest, replay_request
-from lab.replay.simulate import Replayed, ReplicaSpec, replay
-from lab.replay.table import request_table
+from lab.simulation.request import ReplayRequest, replay_request
+from lab.simulation.simulate import Replayed, ReplicaSpec, replay
+from lab.simulation.table import request_table
 from lab.trace.read import read_trace
 from lab.trace.record import TraceRecord
 from policies.balancing.least_loaded import LeastLoaded

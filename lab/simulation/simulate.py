@@ -18,9 +18,9 @@ from backends.calibration.parameters import EngineParameters
 from backends.drafter_limit import DrafterLimit
 from backends.drafting.suffix import SuffixCache
 from backends.speculation import Method
-from lab.replay.oracle import Oracle
-from lab.replay.request import ReplayRequest, under_load
-from lab.replay.sessions import LOOKAHEAD_S, Agenda, Order
+from lab.simulation.oracle import Oracle
+from lab.simulation.request import ReplayRequest, under_load
+from lab.simulation.sessions import LOOKAHEAD_S, Agenda, Order
 from lab.statistics import Floats
 from policies.drafter_limits import sparing, surviving
 from policies.features.request import ANY_REQUEST, RequestFeatures

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lab.replay.request import ReplayRequest
+from lab.simulation.request import ReplayRequest
 
 LOOKAHEAD_S = 0.05
 """Seconds that a replay of sessions advances at most at once; a shorter think time may become this long."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from backends.simulator.engine.state import DRAWN, EXCLUDED
 from backends.speculation import Method
-from lab.replay.request import ReplayRequest
+from lab.simulation.request import ReplayRequest
 from policies.learned.models.depth import between
 from policies.learned.models.prior import expected_step
 from policies.learned.predict import depth_of
@@ -17,7 +17,7 @@ from policies.learned.shadow_drafting import steps_of
 
 if TYPE_CHECKING:  # importing it compiles code
     from backends.simulator.engine.fleet import Fleet
-    from lab.replay.simulate import ReplicaSpec
+    from lab.simulation.simulate import ReplicaSpec
 
 
 class Oracle:

@@ -1,0 +1,1 @@
+"""Simulation of a trace on replicas in virtual time."""
