@@ -226,13 +226,7 @@ class Router:
             raise GatewayError(400, message, code="invalid_header")
         return found
 
-    def candidates(
-        self,
-        routed: RoutedRequest,
-        tried: Collection[str] = (),
-        *,
-        may_try: bool = False,
-    ) -> list[Backend]:
+    def candidates(self, routed: RoutedRequest, tried: Collection[str] = (), *, may_try: bool = False) -> list[Backend]:
         """Return the backends that are up and can serve the request, without those already tried."""
         members = self.members(routed)
         ready = [backend for backend in members if backend.state is _UP]
@@ -273,12 +267,7 @@ class Router:
                 return members if is_away else kept
         return members
 
-    def choose(
-        self,
-        routed: RoutedRequest,
-        candidates: list[Backend],
-        choose: Choose | None = None,
-    ) -> Decision:
+    def choose(self, routed: RoutedRequest, candidates: list[Backend], choose: Choose | None = None) -> Decision:
         """Return the decision of `choose`, by default the policy's.
 
         If it fails, the least loaded candidate is chosen.
