@@ -4,7 +4,7 @@ In virtual time, with a simulated replica and the gateway's own rule (`gateway.b
 there. Requests (Poisson) come for half of each cycle, so that the replica is alone in the other half; a batch of 50,000
 lines, with prompts and answers as long as theirs, lies beside and lasts longer than the time that is measured. Prints
 the P99 of the requests without and with the batch, and the tokens of lines that ended per second in which no request
-was in flight, over those of a replica that runs nothing else.
+was in flight, over those of a replica that runs nothing else and has all its places taken.
 
 `--waste` prints instead how often lines of about 2 s run until they are answered, beside a request of some 20 ms each
 so many seconds, and how many are answered a second; once at regular times, once at random ones (Poisson).
@@ -26,6 +26,8 @@ from backends.speculation import Method
 from gateway.batches.lines import Line
 from gateway.batches.places import WAIT_S, Places
 
+_FULL_S = 120.0
+"""Seconds after which a replica that runs nothing else has all its places taken."""
 LINES, PROMPT, OUTPUT = 50_000, (50, 800), (32, 256)
 
 
@@ -152,22 +154,24 @@ def main() -> None:
     parser.add_argument("--calibration", default="llama-3.1-8b-h100")
     parser.add_argument("--rate", type=float, default=6.0, help="requests per second while they come")
     parser.add_argument("--most", type=int, default=128, help="batches.max_in_flight")
-    parser.add_argument("--cycles", type=int, default=4)
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--cycles", type=int, default=12)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cycle", type=float, nargs="*", default=[30.0, 120.0])
     parser.add_argument("--waste", type=float, metavar="SECONDS", help="print runs per answer over so long")
     options = parser.parse_args()
     if options.waste:
         waste(options.calibration, options.most, options.waste)
         return
+    half, whole = (play(options.calibration, [], until_s, options.most) for until_s in (_FULL_S, 2 * _FULL_S))
+    full = (whole.batch_tokens - half.batch_tokens) / _FULL_S  # tokens a second, once all places are taken
     for cycle_s in options.cycle:
         until_s = options.cycles * cycle_s
-        batch, alone, both = play(options.calibration, [], min(until_s, 120.0), options.most), Run(), Run()
+        alone, both = Run(), Run()
         for seed in range(options.seeds):
             asked = arrivals(options.rate, cycle_s, until_s, seed)
             alone.add(play(options.calibration, asked, until_s, 0))
             both.add(play(options.calibration, asked, until_s, options.most))
-        share = both.batch_tokens / both.idle_s / (batch.batch_tokens / batch.idle_s)
+        share = both.batch_tokens / both.idle_s / full
         (ttft_ms, tpot_ms), (with_ttft_ms, with_tpot_ms) = alone.p99_ms(), both.p99_ms()
         print(
             f"cycle {cycle_s:g} s: {len(alone.ttft_s)} requests, P99 TTFT {ttft_ms:.1f} -> {with_ttft_ms:.1f} ms",
