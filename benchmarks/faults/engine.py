@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
         wire = self._wire(work)
         counts.begun += 1
         counts.running += 1
-        replica.note("begin", work)
+        replica.note("refuse" if replica.fault in misbehaviour.REFUSALS else "begin", work)
         try:
             await misbehaviour.BEHAVIOURS.get(replica.fault, misbehaviour.well)(wire)
             if wire.is_answered:

@@ -282,6 +282,8 @@ async def http_1_0_cut(wire: Wire) -> None:
     wire.close()
 
 
+REFUSALS = frozenset({"429", "503"})
+"""Behaviours that run nothing."""
 BEHAVIOURS: dict[str, Behaviour] = {
     "reset-request": reset_request,
     "reset-head": reset_head,

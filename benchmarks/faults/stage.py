@@ -23,7 +23,7 @@ from benchmarks.faults.systems import Site, System
 from benchmarks.overhead.process import pss_mb, rss_mb, tree
 
 _START_S, _STOP_S, _ORPHAN_S, _POLL_S = 90.0, 40.0, 5.0, 0.05
-_DISK_MIB = 8
+_DISK_MIB = 64
 
 
 class NotStartedError(Exception):

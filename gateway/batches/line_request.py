@@ -70,14 +70,14 @@ class Answer(NamedTuple):
 
 
 class LineRequest(Observer):
-    """A request of the gateway's own, and the reply to it. It is sent to one backend; the run sends it again."""
+    """A request of the gateway's own, and the reply to it."""
 
     def __init__(
-        self, relay: RelayContext, client: Client, path: str, body: bytes, on_send: Callable[[str], None]
+        self, relay: RelayContext, client: Client, path: str, body: bytes, on_send: Callable[[str], bool]
     ) -> None:
         self._answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self._status, self._parts, self._left_bytes = 0, list[bytes](), _MOST_ANSWER_BYTES
-        self._on_send = on_send  # called with the backend that it is sent to
+        self._on_send = on_send  # called with each backend that it is sent to; returns whether another may get it
         headers = read_head("POST", client, path, path.encode(), [(b"content-type", b"application/json")])
         self._exchange = Exchange(relay, Inbound(headers, body), self)
         self._exchange.delivery.observers.append(self)
@@ -100,9 +100,9 @@ class LineRequest(Observer):
     # Called by the exchange
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
-        """Note where it is sent, and that no other backend may get it."""
-        self._on_send(decision.backend)
-        self._exchange.closed = tuple(each.name for each in self._exchange.relay.pool.of(candidates[0].model))
+        """Note where it is sent."""
+        if not self._on_send(decision.backend):
+            self._exchange.closed = tuple(each.name for each in self._exchange.relay.pool.of(candidates[0].model))
 
     def on_end(self, ended: EndedExchange) -> None:
         """Note what it is charged."""

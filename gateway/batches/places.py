@@ -132,7 +132,9 @@ class ModelPlaces:
         return tuple(full) if len(full) < len(names) else None
 
     def sent(self, line: Line, backend: str) -> None:
-        """Note that a line is sent to a backend."""
+        """Note that a line is sent to a backend, perhaps after another one."""
+        for places in self.at.values():
+            places.lines.pop(line, None)
         self.at[backend].lines[line] = None
         self._sent[backend] += 1
 

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from backends import background
@@ -186,14 +185,14 @@ class BatchRun:
         key = await self._enter(line, places)
         if key is None:
             return 0.0
-        line.runs += 1
+        runs = line.runs
         try:
             answer = await self._send(line, key, places)
         finally:
             self._in_flight -= 1
             places.leave(line)
         if answer is None or answer.is_refusal:
-            line.runs -= 1
+            line.runs = runs
             await self._notes.add(RETURNED, line.number)
         pause_s = 0.0 if answer is None else self._pause_s(line, answer)
         if pause_s is not None or answer is None:
@@ -229,11 +228,17 @@ class BatchRun:
     async def _send(self, line: Line, key: Client, places: ModelPlaces) -> Answer | None:
         """Send a line, once that is noted; None if there is no place any more, or it was given up."""
         relay, path, answer, tokens = self._gateway.relay, self._record["endpoint"], None, 0
+
+        def sent(backend: str) -> bool:
+            line.runs += 1
+            places.sent(line, backend)
+            return line.runs < _MOST_RUNS
+
         try:
             await self._notes.add(BEGUN, line.number)
             closed, began_s = places.closed_to(line, self._closed_now()), time.monotonic()
             if closed is not None and not self._end:
-                request = LineRequest(relay, client_of_lines(key), path, line.body, partial(places.sent, line))
+                request = LineRequest(relay, client_of_lines(key), path, line.body, sent)
                 places.requests[line] = request
                 answer = await request.answer(closed)
                 tokens = request.tokens
