@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.faults.asking import MODEL
 from benchmarks.faults.engine import HANG, REFUSE, RESET_ACCEPT, WELL
-from benchmarks.faults.misbehaviour import BEHAVIOURS, STANDS_STILL
+from benchmarks.faults.misbehaviour import ASLEEP, BEHAVIOURS, STANDS_STILL
 from benchmarks.faults.stage import Stage
 from benchmarks.faults.systems import System
 
@@ -239,7 +239,8 @@ def _stateful(system: System) -> bool:
 
 
 def _of_replica() -> list[Injection]:
-    least_s = {**dict.fromkeys(("stall", "stall-middle", STANDS_STILL), _STALL_S), HANG: 10.0}
+    # What such a replica took it never answers, so it has to last until a probe has seen it.
+    least_s = {**dict.fromkeys(("stall", "stall-middle", STANDS_STILL), _STALL_S), **dict.fromkeys((HANG, ASLEEP), 10.0)}
     told = [HANG, REFUSE, RESET_ACCEPT, *BEHAVIOURS]
     return [
         Injection("kill", _kill),
