@@ -240,7 +240,7 @@ def _stateful(system: System) -> bool:
 
 def _of_replica() -> list[Injection]:
     # What such a replica took it never answers, so it has to last until a probe has seen it.
-    least_s = {**dict.fromkeys(("stall", "stall-middle", STANDS_STILL), _STALL_S), **dict.fromkeys((HANG, ASLEEP), 10.0)}
+    least_s = dict.fromkeys(("stall", "stall-middle", STANDS_STILL), _STALL_S) | dict.fromkeys((HANG, ASLEEP), 10.0)
     told = [HANG, REFUSE, RESET_ACCEPT, *BEHAVIOURS]
     return [
         Injection("kill", _kill),
