@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 import httpx
@@ -20,7 +21,8 @@ async def mistaken(url: str, result: ProbeResult) -> str:
     """Return what is wrong with an address: a gateway answers, or the scheme is the other one; empty if nothing is."""
     if result.refused or url.startswith("unix:"):
         return ""
-    async with httpx.AsyncClient(headers=PLAIN, timeout=_TIMEOUT_S, trust_env=False, verify=trusted()) as client:
+    verify = await asyncio.to_thread(trusted)
+    async with httpx.AsyncClient(headers=PLAIN, timeout=_TIMEOUT_S, trust_env=False, verify=verify) as client:
         try:
             if result.problem is None or result.status not in {None, _NOT_UNDERSTOOD}:
                 _, body = await fetch(client, f"{url}/readyz", _MOST_BYTES)

@@ -72,8 +72,9 @@ class FleetRoom(Room):
         @app.get("/admin/fleet", tags=["admin"])
         async def fleet(model: str, method: str = "") -> dict[str, Any]:
             """Return the replicas that a model needs, of all methods or of one, and what they cost in time."""
-            if (found := self.fleets.get(model)) is None:
+            if model not in self.gateway.models:
                 raise GatewayError(404, f"There is no model {model}.", code="not_found")
+            found = self.fleets.get(model) or ModelFleet()
             if found.missing:
                 raise GatewayError(404, f"It is not known what {model} needs: {found.missing}.", code="not_found")
             counts, seconds, then_s = found.needed

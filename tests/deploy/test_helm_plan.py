@@ -53,7 +53,7 @@ def test_the_chart_takes_the_values_of_a_plan(chart: helm.Chart, name: str, gpus
     assert arguments[arguments.index("--served-model-name") + 1] == "llama"
     assert head["resources"]["limits"]["nvidia.com/gpu"] == gpus
     assert ("--tensor-parallel-size" in arguments) == (gpus > 1)
-    served = yaml.safe_load(pool_file(planned, "", simulated=False))["models"]["llama"]["backends"]
+    served = yaml.safe_load(pool_file(planned, ""))["models"]["llama"]["backends"]
     for kind in planned.replicas:
         limit = 2048 if kind.method is Method.EAGLE3 else None  # of the head that was measured
         assert values["replicas"][kind.name].get("drafterLimit") == limit

@@ -63,4 +63,4 @@ def test_its_commands_are_answered(tmp_path: Path) -> None:
                 )
                 absent = asked.startswith("series") and result.returncode == 1 and not result.stderr  # none counted
                 early = f"It is not known what {MODEL} needs: " in result.stdout  # before an hour of traffic
-                assert result.returncode == 0 or absent or early, f"{asked}\n{result.stderr}"
+                assert result.returncode == 0 or absent or early, f"{asked}\n{result.stdout}{result.stderr}"

@@ -15,7 +15,7 @@ import pytest
 from tests.support.command import alive, family, until
 from tests.support.paths import ROOT
 
-COMMAND = (sys.executable, "-m", "gateway", "demo", "--phase-s", "4", "--rate", "16")
+COMMAND = (sys.executable, "-m", "gateway", "demo", "--phase-s", "8", "--rate", "16")
 
 
 @pytest.mark.slow
