@@ -20,7 +20,7 @@ MOST_SHARE: Final = 0.6
 """Share of it that one client can give while others are answered; of a single client, one template."""
 ALONE: Final = 300
 """Answers in a row of one client after which it counts as the only one."""
-SLOW: Final = 3.0
+SLOW: Final = 2.0
 """Factor on the time of a step of the fault that the test looks for; it finds from twice on."""
 POOR: Final = 0.3
 """Share of the accepted drafts of the fault that the test looks for."""
@@ -47,6 +47,7 @@ class Finding:
         self.level = level  # log of the factor, or the share
         self.since_s = self.seen_s = now_s
         self.cause = ""
+        self.half_life_s = HALF_LIFE_S
         self.answers = 0
 
     def __str__(self) -> str:
@@ -81,7 +82,8 @@ class Sources:
 class _Test(Generic[T]):
     """Page's cumulative sum of log-likelihood ratios, kept at zero or above, and what waits for its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: float) -> None:
+        self._most = most  # evidence of one answer
         self.total = self.level = 0.0
         self.drafts: tuple[int, int] | None = None  # the engine's counters when the evidence began
         self.held: list[T] = []
@@ -93,7 +95,7 @@ class _Test(Generic[T]):
             keep = max(0.0, 1.0 + ratio / self.total) if self.total else 0.0
             self._by_source = {name: keep * own for name, own in self._by_source.items()} if keep else {}
         elif source in self._by_source or len(self._by_source) < _MOST_SOURCES:
-            own = self._by_source.get(source, 0.0) + min(ratio, _MOST_EVIDENCE)
+            own = self._by_source.get(source, 0.0) + min(ratio, self._most)
             self._by_source[source] = own if source is None else min(own, MOST_SHARE * EVIDENCE)
             self.level += _NEW * (level - self.level) if self.total else level - self.level
             if not self.total:
@@ -111,7 +113,7 @@ class _Watch(Generic[T]):
     """The tests of one replica, and what they have found."""
 
     def __init__(self) -> None:
-        self.speed, self.drafting = _Test[T](), _Test[T]()
+        self.speed, self.drafting = _Test[T](_MOST_OF_STEPS), _Test[T](_MOST_OF_DRAFTS)
         self.slow: Finding | None = None
         self.poor: Finding | None = None
         self.rest_s, self.rests_until_s = REST_S, 0.0
@@ -148,7 +150,7 @@ class Detector(Generic[T]):
         slow = 1.0
         if watch.slow is not None:
             slow = math.exp(watch.slow.level)
-            slow = 1.0 + (slow - 1.0) * math.exp2(-max(0.0, now_s - watch.slow.seen_s) / HALF_LIFE_S)
+            slow = 1.0 + (slow - 1.0) * math.exp2(-max(0.0, now_s - watch.slow.seen_s) / watch.slow.half_life_s)
         return slow, 1.0 if watch.poor is None else min(1.0, max(0.0, watch.poor.level))
 
     def observe_speed(self, name: str, ratio: float, source: str | None, now_s: float) -> None:
@@ -158,9 +160,11 @@ class Detector(Generic[T]):
         if finding is None:
             if watch.speed.add(_SLOW_WEIGHT * (level - _SLOW_MIDDLE), level, source, (0, 0)):
                 watch.slow = self._alarm(name, watch, Finding("slow", watch.speed.level, now_s))
-                watch.speed = _Test()
+                watch.speed = _Test(_MOST_OF_STEPS)
         else:
             finding.level += _FOLLOWS * (level - finding.level)
+            if now_s - finding.seen_s > finding.half_life_s:  # it was tried again
+                finding.half_life_s = min(LONGEST_S, 2.0 * finding.half_life_s)
             finding.seen_s = now_s
             if finding.level < _RECOVERED_SLOW:
                 watch.slow = None
@@ -202,7 +206,7 @@ class Detector(Generic[T]):
                 finding = watch.poor = Finding(what, watch.drafting.level, now_s)
                 finding.cause = watch.change
                 self._alarm(name, watch, finding)
-                watch.drafting = _Test()
+                watch.drafting = _Test(_MOST_OF_DRAFTS)
                 return ()
         if watch.drafting.total == 0.0:
             watch.change = watch.change if ratio > 0.0 else ""  # its drafter works, whatever its engine went through
@@ -272,15 +276,15 @@ def _gain(before: tuple[int, int], now: tuple[int, int]) -> float | None:
 
 _SPREAD: Final = 0.25
 """Least standard deviation of log(tokens per step) around what is expected."""
-_STEP_SPREAD: Final = 0.35
+_STEP_SPREAD: Final = 0.15
 """The same of log(step time): healthy replicas have 0.02 to 0.04, but stalls come in clusters."""
-_SLOW_HEALTHY: Final = math.log(1.2)
+_SLOW_HEALTHY: Final = 0.0
 _SLOW_WEIGHT: Final = (math.log(SLOW) - _SLOW_HEALTHY) / _STEP_SPREAD**2
 _SLOW_MIDDLE: Final = (math.log(SLOW) + _SLOW_HEALTHY) / 2
-_MOST_EVIDENCE: Final = 3.0
-"""Of one answer, so that at least four must agree."""
-_NEW: Final = 0.3
-_FOLLOWS: Final = 0.3
+_MOST_OF_STEPS, _MOST_OF_DRAFTS = 4.0, 3.0
+"""Evidence of one answer, so that at least three, and four, must agree."""
+_NEW: Final = 0.5
+_FOLLOWS: Final = 0.4
 _RECOVERED_SLOW: Final = math.log(1.3)
 _RECOVERED_POOR: Final = 0.6
 _STAYS: Final = 100

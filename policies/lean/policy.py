@@ -225,7 +225,8 @@ class Lean(Policy):
 
     def tokens(self, request: RequestFeatures, groups: Groups) -> float:
         """Return the expected tokens of each sequence of the answer."""
-        tokens = TYPICAL_TOKENS * math.exp(self.lengths.mean("", groups) + _SKEW)
+        mean = self.lengths.mean("", self.kinds.of_length(request, groups))
+        tokens = TYPICAL_TOKENS * math.exp(mean + _SKEW)
         limit = request.max_tokens
         return max(1.0, tokens if limit is None or tokens < limit else float(limit))
 
@@ -319,6 +320,7 @@ class Lean(Policy):
         tokens = max(_SHORTEST, outcome.output_tokens / outcome.request.n)
         if outcome.request.max_tokens is not None:
             tokens = min(tokens, float(max(1, outcome.request.max_tokens)))
+        groups = self.kinds.of_length(outcome.request, groups)
         expected = self.lengths.mean("", groups)
         log = min(max(math.log(tokens / TYPICAL_TOKENS), expected - _FAR), expected + _FAR)
         weight = _ESTIMATE if outcome.is_estimated else 1.0

@@ -54,6 +54,14 @@ class Kinds:
             return ((), largest, middle, own[:_TEMPLATE], own) if template else ((), largest, middle, own)
         return ((), largest, middle, (bins, workload, template)) if template else ((), largest, middle)
 
+    def of_length(self, request: RequestFeatures, groups: Groups) -> Groups:
+        """Return the groups by which the length of a request's answer is known: its prompt matters, not its bins."""
+        limit = request.max_tokens
+        workload = groups[2][1]
+        length = f"{request.prompt_tokens.bit_length()}/{'' if limit is None else limit.bit_length()}"
+        largest, middle = (workload,), (workload, length)
+        return ((), largest, middle, *[(*middle, *group[2:]) for group in groups[3:]])
+
     def see(self, template: str) -> None:
         """Count a request of a template."""
         if not self._templates.get(template) and template:
