@@ -61,6 +61,7 @@ class Delay:
         "room",
         "step_s",
         "steps",
+        "tokens",
         "ttft_s",
         "undrafted",
     )
@@ -77,6 +78,7 @@ class Delay:
         now_s: float,
     ) -> None:
         self.replica, self.requests, self.context_tokens = replica, requests, ask.context_tokens
+        self.tokens = ask.tokens
         sequences, reach, waiting = request.n, replica.reach, replica.waiting
         slow, accepted = found
         cost = replica.cost(requests - waiting + sequences)

@@ -60,6 +60,7 @@ class Replica:
         self.drafts = 0, 0
         self.learn(_ONES, 0.0)
         self._prompt_log = self._prompts = 0.0
+        self._prompt_s = 0.0, 0.0  # those fitted, and what they are with the prompts
         self.sent = self.requests = 0
         self.steps = self.context_tokens = self.prefill_s = self.undrafted = 0.0
         self._beyond: dict[int, float] = {}  # when requests may get beyond the limit, by the id of their work
@@ -82,8 +83,11 @@ class Replica:
         """Return the seconds per prompt token: those fitted to step times count as one prompt."""
         if not self._prompts:
             return cost.per_prompt_token_s
-        fitted = math.log(max(1e-9, cost.per_prompt_token_s))
-        return math.exp((fitted + self._prompts * self._prompt_log) / (1.0 + self._prompts))
+        if cost.per_prompt_token_s != self._prompt_s[0]:
+            fitted = math.log(max(1e-9, cost.per_prompt_token_s))
+            mean = math.exp((fitted + self._prompts * self._prompt_log) / (1.0 + self._prompts))
+            self._prompt_s = cost.per_prompt_token_s, mean
+        return self._prompt_s[1]
 
     def learn_prompt(self, seconds: float, work: float) -> None:
         """Learn from the time that a long prompt took; errors beyond a factor of three count as that."""
@@ -95,25 +99,26 @@ class Replica:
             error = min(max(error, -_MOST_ERROR), _MOST_ERROR)
         self._prompts = min(_MOST_PROMPTS, self._prompts + 1.0)
         self._prompt_log += error / self._prompts
+        self._prompt_s = 0.0, 0.0
 
-    def observation(self, step_s: float, load: tuple[float, float, float], place: Place | None) -> Sums | None:
-        """Return what a mean step under a load adds to the sums; None if no engine has such a step time."""
+    def observation(
+        self, step_s: float, load: tuple[float, float, float], place: Place | None
+    ) -> tuple[Sums | None, float]:
+        """Return what a mean step under a load adds to the sums, None if no engine has it, and what it was to take."""
         prior = self.priors[0] if place is None else _mixed(self.priors, place)
         parts = terms(prior, load)
         prior_s = sum(parts)
+        expected_s = sum(terms(self.costs[0] if place is None else _mixed(self.costs, place), load))
         if not _LEAST_RATIO * prior_s <= step_s <= _MOST_RATIO * prior_s:
-            return None
-        expected_s = self.expected_s(load, place)
-        ratio = max(step_s, expected_s) / min(step_s, expected_s)
-        weight = min(1.0, _OUTLIER / ratio)  # a stall says little about load
-        shares = [part / prior_s for part in parts]
-        squares = [weight * shares[row] * shares[column] for row, column in _PAIRS]
-        observed = [weight * share * step_s / prior_s for share in shares]
-        return (1.0, math.log(step_s / prior_s), *squares, *observed)
-
-    def expected_s(self, load: tuple[float, float, float], place: Place | None) -> float:
-        """Return the seconds of a step under a load, as fitted."""
-        return sum(terms(self.costs[0] if place is None else _mixed(self.costs, place), load))
+            return None, expected_s
+        ratio = step_s / expected_s if step_s > expected_s else expected_s / step_s
+        weight = _OUTLIER / ratio if ratio > _OUTLIER else 1.0  # a stall says little about load
+        base, requests, context, prompts = [part / prior_s for part in parts]
+        seen, by_base, by_requests = weight * step_s / prior_s, weight * base, weight * requests
+        first = 1.0, math.log(step_s / prior_s), by_base * base, by_base * requests, by_base * context
+        second = by_base * prompts, by_requests * requests, by_requests * context, by_requests * prompts
+        third = weight * context * context, weight * context * prompts, weight * prompts * prompts
+        return (*first, *second, *third, seen * base, seen * requests, seen * context, seen * prompts), expected_s
 
     # The work that was sent there
 
@@ -206,12 +211,16 @@ class Replica:
 
         `accepted` is the share of the drafts that the detector has found to be accepted still.
         """
-        if self.depth is None:
-            found = math.exp(min(by_k[-1] + excess, self._most)) if by_k[-1] + excess > 0.0 else 1.0
-        else:
-            values = [math.exp(min(max(0.0, by_k[k] + excess), self._most)) if k else 1.0 for k in self.depth.levels]
-            found = between(values, self.depth.place(batch))
+        found = self.per_step_at(by_k, excess, None if self.depth is None else self.depth.place(batch))
         return found if accepted == 1.0 else 1.0 + accepted * (found - 1.0)
+
+    def per_step_at(self, by_k: Sequence[float], excess: float, place: Place | None) -> float:
+        """Return the tokens per step at a place of its depth, None for a fixed k."""
+        if self.depth is None or place is None:
+            log = by_k[-1] + excess
+            return math.exp(min(log, self._most)) if log > 0.0 else 1.0
+        values = [math.exp(min(max(0.0, by_k[k] + excess), self._most)) if k else 1.0 for k in self.depth.levels]
+        return between(values, place)
 
     def without_s(
         self, batch: int, requests: int, by_k: Sequence[float], excess: float, accepted: float, per_step: float

@@ -14,8 +14,8 @@ OVERLAPS: Final = (0.1, 0.3)
 PROMPTS: Final = (2048, 8192, 32768)
 """Bounds between bins; a value equal to a bound belongs to the upper bin."""
 
-NUMBERS: Final = (10.0, 10.0, 5.0, 5.0, 5.0)
-"""Answers that the mean of the larger group counts for: in that of an arm, bins, workload, template and client."""
+_MANY, _FEW = 10.0, 5.0
+"""Answers that the mean of the larger group counts for: in that of an arm and of bins, and in the smaller ones."""
 
 Groups = tuple[Key, ...]
 """The groups that a request belongs to, the largest first: all, bins, workload, template, client."""
@@ -53,6 +53,11 @@ class Kinds:
             own = (bins, workload, template, client_id(request.client))
             return ((), largest, middle, own[:_TEMPLATE], own) if template else ((), largest, middle, own)
         return ((), largest, middle, (bins, workload, template)) if template else ((), largest, middle)
+
+    def both(self, request: RequestFeatures) -> tuple[Groups, Groups]:
+        """Return the groups of a request for its tokens per step, and for its length."""
+        groups = self.of(request)
+        return groups, self.of_length(request, groups)
 
     def of_length(self, request: RequestFeatures, groups: Groups) -> Groups:
         """Return the groups by which the length of a request's answer is known: its prompt matters, not its bins."""
@@ -108,10 +113,13 @@ class Means:
         """Return the mean of a request's groups, each weighed against that of the one around it; 0 of nothing."""
         known, mean = self.arms.get(arm), 0.0
         if known is not None:
-            for group, number in zip(groups, NUMBERS, strict=False):
+            number = _MANY
+            for group in groups:
                 found = known.get(group)
                 if found is not None:
                     mean = (found[1] + number * mean) / (found[0] + number)
+                if len(group) == _BINS:
+                    number = _FEW
         return mean
 
     def count(self, arm: str, group: Key) -> float:
@@ -158,8 +166,10 @@ def _nested(finest: Key) -> Groups:
 
 
 def _add(known: dict[Key, tuple[float, float]], groups: Groups, sums: Sums) -> None:
+    count, log, own, own_log = sums
     for group in groups:
-        count, log = sums[:2] if len(group) < _CLIENT else sums[2:]
+        if len(group) == _CLIENT:
+            count, log = own, own_log
         before = known.get(group)
         if before is not None:
             known[group] = before[0] + count, before[1] + log

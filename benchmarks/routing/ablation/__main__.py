@@ -35,7 +35,8 @@ from benchmarks.routing.scenes import SCENES, Stage, break_later
 from lab.replay.simulate import replay
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
-from policies.lean.policy import Lean, LeanSettings
+from policies.lean.policy import Lean
+from policies.lean.settings import LeanSettings
 from policies.learned.policy import LearnedSettings
 from policies.load_policy import LoadSettings
 from policies.policy import Policy
