@@ -73,7 +73,7 @@ class Known:
         found, replicas, means = self.detector.found, self.replicas, self.per_step
         delays = []
         for candidate in candidates:
-            replica = replicas.get(candidate.name) or self._new(candidate)
+            replica = replicas.get(candidate.name) or self.replica(candidate)
             if (load := candidate.load) is not replica.load:  # a new report is a new object
                 replica.read(candidate)
             requests = candidate.in_flight
@@ -137,9 +137,12 @@ class Known:
 
         return work
 
-    def _new(self, candidate: Candidate) -> Replica:
-        replica = self.replicas[candidate.name] = Replica(candidate, self.calibration, self.prefixes.add_backend())
-        replica.learn(self._usual, 0.0)
+    def replica(self, candidate: Candidate) -> Replica:
+        """Return what is known of a replica; a new one is as the calibration says, and as fast as the pool."""
+        replica = self.replicas.get(candidate.name)
+        if replica is None:
+            replica = self.replicas[candidate.name] = Replica(candidate, self.calibration, self.prefixes.add_backend())
+            replica.learn(self._usual, 0.0)
         return replica
 
 
