@@ -90,7 +90,7 @@ class Known:
 
     def tokens(self, request: RequestFeatures, lengths: Groups) -> float:
         """Return the expected tokens of each sequence of the answer."""
-        tokens, limit = TYPICAL_TOKENS * math.exp(self.lengths.mean("", lengths) + _SKEW), request.max_tokens
+        tokens, limit = TYPICAL_TOKENS * math.exp(self.lengths.mean("", lengths)), request.max_tokens
         return max(1.0, tokens if limit is None or tokens < limit else float(limit))
 
     def send(self, request: RequestFeatures, delay: Delay, delays: Sequence[Delay], now_s: float) -> Work:
@@ -147,8 +147,6 @@ class Known:
 
 
 _PLAIN: Final = (0.0,)
-_SKEW: Final = 0.2
-"""What the mean of answers' lengths is above their median, as a logarithm."""
 _NEW: Final = 0.01
 _MOST_EXCESS: Final = 3.0
 _MOST_LENGTH: Final = 9.0

@@ -128,7 +128,7 @@ class Lessons:
         if accuses and not request.restricted and outcome.output_tokens >= _EVIDENT and weight > 0.0:
             if shadow is not None and known.shadow_bias.knows(replica.arm):
                 expected = known.shadow_bias.corrected(replica.arm, shadow)
-            elif means.count(replica.arm, groups[2]) >= _KNOWN:
+            elif means.count(replica.arm, groups[1]) >= _KNOWN:
                 expected = replica.per_step_at(by_k, mean, place)
         counters = (0, 0) if replica.has_shadow else replica.drafts
         for one in known.detector.observe_drafts(

@@ -11,16 +11,16 @@ from policies.statistics import Key, Statistics, Sums, Table
 
 TEMPERATURES: Final = (0.05, 0.5, 0.9)
 OVERLAPS: Final = (0.1, 0.3)
-PROMPTS: Final = (2048, 8192, 32768)
+PROMPTS: Final = (64, 128, 256, 512, 1024, 2048, 8192, 32768)
 """Bounds between bins; a value equal to a bound belongs to the upper bin."""
 
-_MANY, _FEW = 10.0, 5.0
-"""Answers that the mean of the larger group counts for: in that of an arm and of bins, and in the smaller ones."""
+_LARGER: Final = 5.0
+"""Answers that the mean of the larger group counts for in that of a smaller one."""
 
 Groups = tuple[Key, ...]
-"""The groups that a request belongs to, the largest first: all, bins, workload, template, client."""
+"""The groups of a request, the largest first: all, bins, workload and length of the prompt, template, client."""
 
-_BINS, _TEMPLATE, _CLIENT = 1, 3, 4
+_TEMPLATE, _CLIENT = 3, 4
 """Lengths of the keys of groups."""
 
 
@@ -30,7 +30,7 @@ def _without_template(key: Key) -> Key:
 
 PER_STEP: Final = Table("log_per_step", 4, half_life_s=7200.0, overflow=_without_template)
 LENGTH: Final = Table("log_length", 4, half_life_s=7200.0, overflow=_without_template)
-"""Weight, weight x log, count and log, by arm (of lengths none), bins, workload, template and client."""
+"""Weight, weight x log, count and log, by arm (of lengths none) and the key of the finest group."""
 
 
 class Kinds:
@@ -42,11 +42,11 @@ class Kinds:
     def of(self, request: RequestFeatures) -> Groups:
         """Return the groups of a request."""
         bins = _NAMES[bisect_right(TEMPERATURES, request.temperature)][bisect_right(OVERLAPS, request.overlap)]
-        workload = request.workload
-        if request.prompt_tokens >= PROMPTS[0] or request.thinking is not None or request.restricted:
-            long = bisect_right(PROMPTS, request.prompt_tokens)
-            thinks = "" if request.thinking is None else "/thinking" if request.thinking else "/plain"
-            workload += f"{f'/long{long}' if long else ''}{thinks}{'/restricted' if request.restricted else ''}"
+        workload = f"{request.workload}/{bisect_right(PROMPTS, request.prompt_tokens)}"
+        if request.thinking is not None:
+            workload += "/thinking" if request.thinking else "/plain"
+        if request.restricted:
+            workload += "/restricted"
         largest, middle = (bins,), (bins, workload)
         template = request.template if self._templates.get(request.template) else ""
         if request.client:
@@ -62,9 +62,8 @@ class Kinds:
     def of_length(self, request: RequestFeatures, groups: Groups) -> Groups:
         """Return the groups by which the length of a request's answer is known: its prompt matters, not its bins."""
         limit = request.max_tokens
-        workload = groups[2][1]
-        length = f"{request.prompt_tokens.bit_length()}/{'' if limit is None else limit.bit_length()}"
-        largest, middle = (workload,), (workload, length)
+        largest = (request.workload,)
+        middle = (request.workload, f"{groups[2][1]}/{'' if limit is None else limit.bit_length()}")
         return ((), largest, middle, *[(*middle, *group[2:]) for group in groups[3:]])
 
     def see(self, template: str) -> None:
@@ -113,13 +112,10 @@ class Means:
         """Return the mean of a request's groups, each weighed against that of the one around it; 0 of nothing."""
         known, mean = self.arms.get(arm), 0.0
         if known is not None:
-            number = _MANY
             for group in groups:
                 found = known.get(group)
                 if found is not None:
-                    mean = (found[1] + number * mean) / (found[0] + number)
-                if len(group) == _BINS:
-                    number = _FEW
+                    mean = (found[1] + _LARGER * mean) / (found[0] + _LARGER)
         return mean
 
     def count(self, arm: str, group: Key) -> float:

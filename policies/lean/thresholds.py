@@ -15,11 +15,16 @@ from policies.features.request import TYPICAL_TOKENS
 from policies.lean.cost import weighed
 from policies.lean.known import Known
 from policies.lean.replica import Replica
-from policies.lean.table import OVERLAPS, TEMPERATURES, Groups
+from policies.lean.table import OVERLAPS, PROMPTS, TEMPERATURES, Groups
 from policies.learned.models.prior import expected_by_k
 from policies.rules.policy import ThresholdSettings
 from policies.rules.rule import BACKEND
 
+DIMENSIONS: Final[dict[str, tuple[float, ...]]] = {
+    "temperature": TEMPERATURES,
+    "overlap": OVERLAPS,
+    "prompt_tokens": PROMPTS,
+}
 LEVELS: Final = (1.0, 6.0, 24.0, 80.0)
 """Requests in flight per replica at which choices are compared."""
 MOST_RULES: Final = 8
@@ -43,11 +48,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of request: workloads (of any if empty), and ranges of bins of temperature and overlap."""
+    """A kind of request: workloads (of any if empty), and ranges of the bins of `DIMENSIONS`."""
 
     workloads: frozenset[str]
-    temperatures: tuple[int, int]
-    overlaps: tuple[int, int]
+    ranges: tuple[tuple[int, int], ...]
     requests: float  # observed, those of long ago weigh less
     lines: Mapping[str, Line]  # by target
 
@@ -85,12 +89,12 @@ class Kind:
         """Return the conditions of a rule, without those that all requests of its workloads meet."""
         found: dict[str, Any] = {"workload": sorted(self.workloads)} if self.workloads else {}
         alike = [one for one in all_kinds if not self.workloads or one.workloads & self.workloads]
-        for name, bounds, which in (("temperature", TEMPERATURES, "temperatures"), ("overlap", OVERLAPS, "overlaps")):
-            low, high = getattr(self, which)
+        for index, (name, bounds) in enumerate(DIMENSIONS.items()):
+            low, high = self.ranges[index]
             conditions = []
-            if any(getattr(one, which)[0] < low for one in alike):
+            if any(one.ranges[index][0] < low for one in alike):
                 conditions.append(f">= {bounds[low - 1]:g}")
-            if any(getattr(one, which)[1] > high for one in alike):
+            if any(one.ranges[index][1] > high for one in alike):
                 conditions.append(f"< {bounds[high]:g}")
             if conditions:
                 found[name] = " and ".join(conditions)
@@ -99,7 +103,7 @@ class Kind:
     def name(self, when: Mapping[str, Any]) -> str:
         """Return a name for a rule."""
         words = ["-".join(sorted(self.workloads)) or "any"]
-        words += [f"{key}-{when[key]}" for key in ("temperature", "overlap") if key in when]
+        words += [f"{key}-{when[key]}" for key in DIMENSIONS if key in when]
         plain = "-".join(words).replace(">= ", "from-").replace("< ", "to-").replace(" and ", "-")
         return "".join(char if char.isalnum() or char in "-_" else "_" for char in plain.lower())[:40]
 
@@ -122,10 +126,10 @@ def kinds_of(known: Known, candidates: Sequence[Candidate]) -> list[Kind]:
         )
     kinds = []
     for (bins, workload), count in counts.items():
-        temperature, overlap = map(int, bins.split("/"))
         lines = {target: _line(known, replica, (bins, workload), usual[target]) for target, replica in targets.items()}
-        name = workload.partition("/")[0]
-        kinds.append(Kind(frozenset([name]), (temperature,) * 2, (overlap,) * 2, count, lines))
+        name, prompt = workload.split("/")[:2]
+        ranges = tuple([(int(each), int(each)) for each in (*bins.split("/"), prompt)])
+        kinds.append(Kind(frozenset([name]), ranges, count, lines))
     return _alike(kinds)
 
 
@@ -169,25 +173,12 @@ def _targets(known: Known, candidates: Sequence[Candidate]) -> dict[str, Replica
     return found
 
 
-def _lengths(known: Known, workload: str) -> tuple[float, float]:
-    """Return the usual tokens of prompts and answers of a workload."""
-    lengths = known.lengths.arms.get("", {})
-    seen = [
-        (count, 0.75 * 2.0 ** int(group[1].partition("/")[0]))
-        for group, (count, _) in lengths.items()
-        if len(group) == _WORKLOADS and group[0] == workload
-    ]
-    weight = sum(count for count, _ in seen)
-    prompt = sum(count * tokens for count, tokens in seen) / weight if weight else float(TYPICAL_TOKENS)
-    mean = known.lengths.mean("", ((), (workload,)))
-    return prompt, TYPICAL_TOKENS * math.exp(mean + _SKEW)
-
-
 def _work(known: Known, replica: Replica, kind: tuple[str, str], batch: float = 6.0) -> tuple[float, float, float]:
     """Return the steps of a request of a kind, the seconds that it adds to each, and those of its prompt."""
     bins, workload = kind
-    prompt, tokens = _lengths(known, workload)
-    name, temperature = workload.partition("/")[0], _MIDDLES[int(bins.partition("/")[0])]
+    name, prompt_bin = workload.split("/")[:2]
+    prompt, temperature = _PROMPTS[int(prompt_bin)], _MIDDLES[int(bins.partition("/")[0])]
+    tokens = TYPICAL_TOKENS * math.exp(known.lengths.mean("", ((), (name,))))
     context = prompt + tokens / 2
     by_k: tuple[float, ...] = (0.0,)
     if replica.k:
@@ -240,7 +231,7 @@ def _alike(kinds: Iterable[Kind]) -> list[Kind]:
     """Return the kinds with those of the same conditions as one, the one with the most requests first."""
     found: dict[tuple[Any, ...], list[Kind]] = {}
     for kind in kinds:
-        found.setdefault((kind.workloads, kind.temperatures, kind.overlaps), []).append(kind)
+        found.setdefault((kind.workloads, kind.ranges), []).append(kind)
     return sorted(map(_union, found.values()), key=lambda kind: -kind.requests)
 
 
@@ -248,12 +239,12 @@ def _meet(one: Kind, other: Kind) -> bool:
     """Return whether requests can be of both kinds."""
     if one.workloads and not one.workloads & other.workloads:
         return False
-    pairs = (one.temperatures, other.temperatures), (one.overlaps, other.overlaps)
+    pairs = zip(one.ranges, other.ranges, strict=True)
     return all(first[0] <= second[1] and second[0] <= first[1] for first, second in pairs)
 
 
 def _union(kinds: Sequence[Kind]) -> Kind:
-    requests = sum(one.requests for one in kinds)
+    requests, ranges = sum(one.requests for one in kinds), zip(*[one.ranges for one in kinds], strict=True)
     lines = {
         target: Line(
             sum(one.requests * one.lines[target].idle_s for one in kinds) / requests,
@@ -263,8 +254,7 @@ def _union(kinds: Sequence[Kind]) -> Kind:
     }
     return Kind(
         frozenset().union(*[one.workloads for one in kinds]),
-        (min(one.temperatures[0] for one in kinds), max(one.temperatures[1] for one in kinds)),
-        (min(one.overlaps[0] for one in kinds), max(one.overlaps[1] for one in kinds)),
+        tuple([(min(low), max(high)) for low, high in (zip(*pairs, strict=True) for pairs in ranges)]),
         requests,
         lines,
     )
@@ -286,12 +276,12 @@ def _cost(kind: Kind, by: Kind, situations: Sequence[Mapping[str, float]]) -> fl
     return kind.requests * fmean(costs)
 
 
-_SKEW: Final = 0.2
 _WORKLOADS: Final = 2
 """Length of the key of a workload's group."""
 _MIDDLES: Final = (0.0, 0.3, 0.7, 1.0)
-"""Temperature that stands for each bin."""
+_PROMPTS: Final = (48.0, *[1.4 * bound for bound in PROMPTS])
+"""Temperature, and tokens of the prompt, that stand for each bin."""
 _MOST_SLACK: Final = 1000.0
-_WORTH: Final = 0.0005
+_WORTH: Final = 0.001
 """Share of the cost of all requests that each rule must save: reading it costs something too."""
 _LEAST_REQUESTS: Final = 30.0
