@@ -34,6 +34,9 @@ LONGEST_S: Final = 600.0
 HALF_LIFE_S: Final = 10.0
 """Half-life of a slowness that no later answer confirms, so that a replica which is slow is tried again."""
 
+UNKNOWN: Final = "unknown"
+"""Cause of what follows no change of the engine; the others are those of `EngineChange`."""
+
 Found = tuple[float, float]
 """Factor on step times, and share of the drafts accepted as expected."""
 NOTHING: Final = 1.0, 1.0
@@ -46,7 +49,8 @@ class Finding:
         self.what = what  # `slow`, `poor` or `silent`
         self.level = level  # log of the factor, or the share
         self.since_s = self.seen_s = now_s
-        self.cause = ""
+        self.expected = self.observed = math.nan  # tokens per step, of the answer that gave the alarm
+        self.cause = UNKNOWN
         self.half_life_s = HALF_LIFE_S
         self.answers = 0
 
@@ -54,7 +58,7 @@ class Finding:
         """Return it in words."""
         if self.what == "slow":
             return f"its steps take {math.exp(self.level):.1f} times as long as expected"
-        after = f" since its engine's {self.cause.replace('_', ' ')}" if self.cause else ""
+        after = "" if self.cause == UNKNOWN else f" {self.cause.replace('_', ' ')}"
         if self.what == "silent":
             return f"its drafter is silent{after}: {self.level:.0%} of the accepted drafts that were expected"
         return f"its drafts are accepted less{after}: {self.level:.0%} of what was expected"
@@ -103,6 +107,10 @@ class _Test(Generic[T]):
         self.total = sum(self._by_source.values())
         return self.total >= EVIDENCE
 
+    def reset(self) -> None:
+        """Drop the evidence."""
+        self.total, self._by_source = 0.0, {}
+
     def release(self) -> list[T]:
         """Return what waited."""
         held, self.held = self.held, []
@@ -117,7 +125,7 @@ class _Watch(Generic[T]):
         self.slow: Finding | None = None
         self.poor: Finding | None = None
         self.rest_s, self.rests_until_s = REST_S, 0.0
-        self.change = ""
+        self.change = UNKNOWN  # what its engine went through before
 
 
 class Detector(Generic[T]):
@@ -136,6 +144,8 @@ class Detector(Generic[T]):
 
     def __init__(self) -> None:
         self.found: dict[str, tuple[Finding, ...]] = {}  # by replica
+        self.reasons: dict[str, str] = {}  # in words, of those that are slow or whose drafts are accepted less
+        self.silent: dict[str, Finding] = {}
         self._watches: dict[str, _Watch[T]] = {}
         self._sources = Sources()
         self._spreads: dict[str, float] = {}  # variance of log(tokens per step) around what is expected, by arm
@@ -159,7 +169,8 @@ class Detector(Generic[T]):
         finding = watch.slow
         if finding is None:
             if watch.speed.add(_SLOW_WEIGHT * (level - _SLOW_MIDDLE), level, source, (0, 0)):
-                watch.slow = self._alarm(name, watch, Finding("slow", watch.speed.level, now_s))
+                watch.slow = Finding("slow", watch.speed.level, now_s)
+                self._alarm(name, watch, watch.slow)
                 watch.speed = _Test(_MOST_OF_STEPS)
         else:
             finding.level += _FOLLOWS * (level - finding.level)
@@ -191,7 +202,7 @@ class Detector(Generic[T]):
             finding.seen_s = now_s
             finding.answers += 1
             if finding.level > _RECOVERED_POOR:
-                watch.poor, watch.change = None, ""
+                watch.poor, watch.change = None, UNKNOWN
                 self._end(name, watch, finding)
             return self._hold(watch, learned)
         log_ratio, variance = math.log(observed / expected), self._spreads.get(arm, _SPREAD**2)
@@ -200,29 +211,29 @@ class Detector(Generic[T]):
         if watch.drafting.add(ratio, share, source, drafts):
             gain = _gain(watch.drafting.drafts or drafts, drafts)
             if gain is not None and gain > 2 * POOR * (expected - 1.0):  # its engine counts more accepted drafts
-                watch.drafting.total, watch.drafting._by_source = 0.0, {}
+                watch.drafting.reset()
             else:
                 what = "silent" if watch.drafting.level <= SILENT else "poor"
                 finding = watch.poor = Finding(what, watch.drafting.level, now_s)
-                finding.cause = watch.change
+                finding.cause, finding.expected, finding.observed = watch.change, expected, observed
                 self._alarm(name, watch, finding)
                 watch.drafting = _Test(_MOST_OF_DRAFTS)
                 return ()
         if watch.drafting.total == 0.0:
-            watch.change = watch.change if ratio > 0.0 else ""  # its drafter works, whatever its engine went through
+            watch.change = watch.change if ratio > 0.0 else UNKNOWN  # it drafts, whatever its engine went through
             self._spreads[arm] = variance + _SPREADS * (min(1.0, log_ratio**2) - variance)
         return self._hold(watch, learned)
 
-    def renew(self, name: str, change: str = "") -> None:
+    def renew(self, name: str, change: str = UNKNOWN) -> None:
         """Judge a replica anew, since its engine has changed."""
         watch = self._watches[name] = _Watch()
         watch.change = change
-        self.found.pop(name, None)
+        self._list(name)
 
     def forget(self, name: str) -> None:
         """Drop what is kept of a replica that has left."""
         self._watches.pop(name, None)
-        self.found.pop(name, None)
+        self._list(name)
 
     def admitted(self, candidates: Sequence[Candidate], now_s: float) -> Sequence[Candidate]:
         """Return the candidates without those that rest, or all if none would be left."""
@@ -247,25 +258,30 @@ class Detector(Generic[T]):
             watch = self._watches[name] = _Watch()
         return watch
 
-    def _alarm(self, name: str, watch: _Watch[T], finding: Finding) -> Finding:
+    def _alarm(self, name: str, watch: _Watch[T], finding: Finding) -> None:
         watch.rests_until_s = finding.since_s + watch.rest_s
         watch.rest_s = min(LONGEST_S, 2 * watch.rest_s)
-        self._list(name, watch, finding)
+        self._list(name, watch.slow, watch.poor)
         log.warning("%s does otherwise than it did: %s", name, finding)
-        return finding
 
     def _end(self, name: str, watch: _Watch[T], finding: Finding) -> None:
-        self._list(name, watch, None)
+        self._list(name, watch.slow, watch.poor)
         if not self.found.get(name):
             watch.rest_s = REST_S
         log.warning("%s is as expected again, which was %s", name, finding.what)
 
-    def _list(self, name: str, watch: _Watch[T], new: Finding | None) -> None:
-        found = [one for one in (watch.slow, watch.poor, new) if one is not None]
+    def _list(self, name: str, *findings: Finding | None) -> None:
+        """Replace what is found of a replica."""
+        found = tuple([one for one in findings if one is not None])
+        for table in (self.found, self.reasons, self.silent):
+            table.pop(name, None)
         if found:
-            self.found[name] = tuple(dict.fromkeys(found))
-        else:
-            self.found.pop(name, None)
+            self.found[name] = found
+        for one in found:
+            if one.what == "silent":
+                self.silent[name] = one
+            else:
+                self.reasons[name] = str(one)
 
 
 def _gain(before: tuple[int, int], now: tuple[int, int]) -> float | None:

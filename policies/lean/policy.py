@@ -14,7 +14,8 @@ from policies.drafter_limits import sparing
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.guarded.guardrail import Guardrail
 from policies.lean.cost import Delay, Sum, weighed
-from policies.lean.known import Known, Memo
+from policies.lean.detector import Detector
+from policies.lean.known import Drafted, Known, Memo
 from policies.lean.learn import Lessons
 from policies.lean.replica import STEPS
 from policies.lean.settings import LeanSettings
@@ -53,6 +54,16 @@ class Lean(Policy):
         """Policy that decides instead, while this one continues to learn."""
         self._lessons = Lessons(self.known, self.guardrail, detects=settings.outlier_ejection)
         self._fitted = 0, 0
+
+    @property
+    def outlier_ejection(self) -> Detector[Drafted]:
+        """What was found of replicas; `reasons` has those that are slower, or whose drafts are accepted less."""
+        return self.known.detector
+
+    @property
+    def drafters(self) -> Detector[Drafted]:
+        """What was found of replicas; `silent` has those whose drafts are accepted no more."""
+        return self.known.detector
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose the candidate of the lowest cost, or as `least_loaded` does in its blocks of time."""

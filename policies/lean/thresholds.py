@@ -17,7 +17,7 @@ from policies.lean.known import Known
 from policies.lean.replica import Replica
 from policies.lean.table import OVERLAPS, PROMPTS, TEMPERATURES, Groups
 from policies.learned.models.prior import expected_by_k
-from policies.rules.policy import ThresholdSettings
+from policies.rules.policy import Thresholds, ThresholdSettings
 from policies.rules.rule import BACKEND
 
 DIMENSIONS: Final[dict[str, tuple[float, ...]]] = {
@@ -29,6 +29,23 @@ LEVELS: Final = (1.0, 6.0, 24.0, 80.0)
 """Requests in flight per replica at which choices are compared."""
 MOST_RULES: Final = 8
 """Rules that name workloads, and rules that do not, at most."""
+
+
+class Rules(NamedTuple):
+    """The rules that the table says, and the kind of request that each is for."""
+
+    settings: ThresholdSettings
+    kinds: list[Kind]
+    requests: float  # observed
+
+    @property
+    def text(self) -> str:
+        """The rules as YAML for `policy:` in a pool file, with what each rests on as a comment."""
+        lines = [f"# From {self.requests:.0f} requests.", f"name: {Thresholds.name}", "rules:"]
+        for rule, kind in zip(self.settings.rules, self.kinds, strict=True):
+            share = kind.requests / max(1e-9, self.requests)
+            lines += [f"  # {share:.0%} of the requests: {kind.in_order()}", *(f"  {line}" for line in rule.lines())]
+        return "\n".join(lines) + "\n"
 
 
 class NothingLearnedError(Exception):
@@ -72,6 +89,12 @@ class Kind:
             found.append((target, requests, requests / first.at(requests)))
         return found
 
+    def in_order(self) -> str:
+        """Return the targets in order, each with the load from which on it is cheaper than the first, in words."""
+        (first, _, _), *rest = self.thresholds()
+        words = [f"{target} from {requests:.0f} in flight on one ({rate:.1f}/s)" for target, requests, rate in rest]
+        return ", ".join([first, *words])
+
     def weights(self) -> tuple[dict[str, float], float]:
         """Return weights and the slack for which (requests + 1 + slack) / weight is nearest to the lines."""
         slack = min(_MOST_SLACK, max(1.0, median(one.idle_s / max(1e-9, one.each_s) for one in self.lines.values())))
@@ -103,7 +126,7 @@ class Kind:
     def name(self, when: Mapping[str, Any]) -> str:
         """Return a name for a rule."""
         words = ["-".join(sorted(self.workloads)) or "any"]
-        words += [f"{key}-{when[key]}" for key in DIMENSIONS if key in when]
+        words += [f"{key.partition('_')[0]}-{when[key]}" for key in DIMENSIONS if key in when]
         plain = "-".join(words).replace(">= ", "from-").replace("< ", "to-").replace(" and ", "-")
         return "".join(char if char.isalnum() or char in "-_" else "_" for char in plain.lower())[:40]
 
@@ -133,11 +156,27 @@ def kinds_of(known: Known, candidates: Sequence[Candidate]) -> list[Kind]:
     return _alike(kinds)
 
 
-def rules_of(known: Known, candidates: Sequence[Candidate]) -> tuple[ThresholdSettings, list[Kind]]:
-    """Return the settings of `thresholds` that the table says, and the kind of request that each rule is for."""
-    kinds = kinds_of(known, candidates)
-    if len({arm_of(one) for one in candidates}) < 1 or len(candidates) < 2:
+def in_words(known: Known, candidates: Sequence[Candidate]) -> list[str]:
+    """Return a line for each kind of request: its workload, temperature and overlap, and the targets in order."""
+    any_prompt = (0, len(PROMPTS))
+    kinds = _alike([replace(one, ranges=(*one.ranges[:2], any_prompt)) for one in kinds_of(known, candidates)])
+    found = []
+    for kind in kinds[:_MOST_SHOWN]:
+        parts = [next(iter(kind.workloads)) or "no workload"]
+        for (name, bounds), (low, high) in zip(DIMENSIONS.items(), kind.ranges, strict=True):
+            if low > 0:
+                parts.append(f"{name} from {bounds[low - 1]:g}")
+            if high < len(bounds):
+                parts.append(f"{name} below {bounds[high]:g}")
+        found.append(f"{', '.join(parts)} ({kind.requests:.0f} requests): {kind.in_order()}")
+    return found
+
+
+def rules_of(known: Known, candidates: Sequence[Candidate]) -> Rules:
+    """Return the rules that the table says."""
+    if len(candidates) < 2:
         raise NothingLearnedError("there must be at least two backends to choose between")
+    kinds = kinds_of(known, candidates)
     if not kinds:
         raise NothingLearnedError("no request was observed yet")
     situations = _situations(candidates)
@@ -158,7 +197,7 @@ def rules_of(known: Known, candidates: Sequence[Candidate]) -> tuple[ThresholdSe
                 written.append(kind)
     weights, slack = default.weights()
     rules.append({"name": "default", "weights": weights, "slack": slack})
-    return ThresholdSettings.model_validate({"rules": rules}), [*written, default]
+    return Rules(ThresholdSettings.model_validate({"rules": rules}), [*written, default], default.requests)
 
 
 def _targets(known: Known, candidates: Sequence[Candidate]) -> dict[str, Replica]:
@@ -281,6 +320,7 @@ _WORKLOADS: Final = 2
 _MIDDLES: Final = (0.0, 0.3, 0.7, 1.0)
 _PROMPTS: Final = (48.0, *[1.4 * bound for bound in PROMPTS])
 """Temperature, and tokens of the prompt, that stand for each bin."""
+_MOST_SHOWN: Final = 24
 _MOST_SLACK: Final = 1000.0
 _WORTH: Final = 0.001
 """Share of the cost of all requests that each rule must save: reading it costs something too."""
