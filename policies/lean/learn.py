@@ -55,6 +55,8 @@ class Lessons:
             met = replica.met(work, now_s, max(1.0, steps))
         if teaches and per_step is not None and replica.k and outcome.output_tokens >= _MIN_TOKENS:
             self._learn_drafts(outcome, replica, groups, per_step, met[0], source, share, now_s, accuses=accuses)
+        elif not outcome.shadow:  # it tells which kinds of requests there are
+            known.per_step.add("", groups, 0.0, share, 1.0, now_s)
         if memo is None or work is None:
             return
         if teaches and steps > _MIN_STEPS and outcome.tpot_s:
