@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 
@@ -22,8 +23,10 @@ ALONE: Final = 300
 """Answers in a row of one client after which it counts as the only one."""
 SLOW: Final = 2.0
 """Factor on the time of a step of the fault that the test looks for; it finds from twice on."""
-POOR: Final = 0.3
-"""Share of the accepted drafts of the fault that the test looks for."""
+FEW: Final = 0.4
+"""Share of the accepted drafts that were expected below which an answer speaks of a fault."""
+KNOWN: Final = 40.0
+"""Answers of a kind of request below which a deviation may be the expectation's fault."""
 LEAST_GAIN: Final = 0.2
 """Expected accepted tokens per step below which an answer is no evidence: silence would look the same."""
 SILENT: Final = 0.1
@@ -107,6 +110,10 @@ class _Test(Generic[T]):
         self.total = sum(self._by_source.values())
         return self.total >= EVIDENCE
 
+    def has_enough_of(self, source: str | None) -> bool:
+        """Return whether a client has given all that it may."""
+        return source is not None and self._by_source.get(source, 0.0) >= MOST_SHARE * EVIDENCE
+
     def reset(self) -> None:
         """Drop the evidence."""
         self.total, self._by_source = 0.0, {}
@@ -125,6 +132,8 @@ class _Watch(Generic[T]):
         self.slow: Finding | None = None
         self.poor: Finding | None = None
         self.rest_s, self.rests_until_s = REST_S, 0.0
+        # Kinds of the answers since the evidence began, and which had few drafts.
+        self.answers: deque[tuple[tuple[str, str, str], bool]] = deque()
         self.change = UNKNOWN  # what its engine went through before
 
 
@@ -148,7 +157,7 @@ class Detector(Generic[T]):
         self.silent: dict[str, Finding] = {}
         self._watches: dict[str, _Watch[T]] = {}
         self._sources = Sources()
-        self._spreads: dict[str, float] = {}  # variance of log(tokens per step) around what is expected, by arm
+        self._few: dict[tuple[str, str, str], tuple[float, float]] = {}  # answers with few drafts, and all, by kind
 
     def see(self, request: RequestFeatures) -> str | None:
         """Count an answer, and return whose evidence it is."""
@@ -184,7 +193,7 @@ class Detector(Generic[T]):
     def observe_drafts(
         self,
         name: str,
-        arm: str,
+        kind: tuple[str, str, str],
         expected: float | None,
         observed: float,
         source: str | None,
@@ -192,7 +201,11 @@ class Detector(Generic[T]):
         learned: T | None,
         now_s: float,
     ) -> Sequence[T]:
-        """Compare the tokens per step of an answer with those expected, if it accuses; return what may be learned."""
+        """Compare the tokens per step of an answer with those expected, if it accuses; return what may be learned.
+
+        What counts is whether an answer has less than `FEW` of the accepted drafts that were expected. How many of a
+        healthy replica do is counted by the `kind` of request (arm, workload and bins), however much they vary.
+        """
         watch = self._watch(name)
         if expected is None or expected - 1.0 < LEAST_GAIN:
             return self._hold(watch, learned)
@@ -205,23 +218,29 @@ class Detector(Generic[T]):
                 watch.poor, watch.change = None, UNKNOWN
                 self._end(name, watch, finding)
             return self._hold(watch, learned)
-        log_ratio, variance = math.log(observed / expected), self._spreads.get(arm, _SPREAD**2)
-        faulty = math.log((1.0 + POOR * (expected - 1.0)) / expected)
-        ratio = faulty * (log_ratio - faulty / 2) / max(_SPREAD**2, variance)
+        few, count = self._few.get(kind, (0.0, 0.0))
+        usual = min(_MOST_USUAL, (few + _PRIOR_FEW) / (count + _PRIOR_COUNT))
+        is_few = share < FEW
+        if not (is_few and watch.drafting.has_enough_of(source)):  # what is no evidence is no sign of health either
+            watch.answers.append((kind, is_few))
+        if count < KNOWN:
+            self._count(watch, 0)
+            return self._hold(watch, learned)
+        ratio = math.log(_OF_FAULTY / usual) if is_few else math.log((1.0 - _OF_FAULTY) / (1.0 - usual))
         if watch.drafting.add(ratio, share, source, drafts):
             gain = _gain(watch.drafting.drafts or drafts, drafts)
-            if gain is not None and gain > 2 * POOR * (expected - 1.0):  # its engine counts more accepted drafts
+            if gain is not None and gain > FEW * (expected - 1.0):  # its engine counts more accepted drafts
                 watch.drafting.reset()
             else:
                 what = "silent" if watch.drafting.level <= SILENT else "poor"
                 finding = watch.poor = Finding(what, watch.drafting.level, now_s)
                 finding.cause, finding.expected, finding.observed = watch.change, expected, observed
                 self._alarm(name, watch, finding)
-                watch.drafting = _Test(_MOST_OF_DRAFTS)
+                watch.drafting, watch.answers = _Test(_MOST_OF_DRAFTS), deque()
                 return ()
         if watch.drafting.total == 0.0:
-            watch.change = watch.change if ratio > 0.0 else UNKNOWN  # it drafts, whatever its engine went through
-            self._spreads[arm] = variance + _SPREADS * (min(1.0, log_ratio**2) - variance)
+            watch.change = watch.change if is_few else UNKNOWN  # it drafts, whatever its engine went through
+        self._count(watch, 0 if watch.drafting.total == 0.0 else _SOON)
         return self._hold(watch, learned)
 
     def renew(self, name: str, change: str = UNKNOWN) -> None:
@@ -241,6 +260,15 @@ class Detector(Generic[T]):
             return candidates
         resting = {name for name in self.found if now_s < self._watches[name].rests_until_s}
         return [one for one in candidates if one.name not in resting] or candidates
+
+    def _count(self, watch: _Watch[T], latest: int) -> None:
+        """Count the answers of a healthy replica: all but so many of the latest, which may show a fault soon."""
+        while len(watch.answers) > latest:
+            kind, is_few = watch.answers.popleft()
+            few, count = self._few.pop(kind, (0.0, 0.0))
+            if len(self._few) >= _MOST_KINDS:
+                del self._few[next(iter(self._few))]
+            self._few[kind] = _KEEP * few + is_few, _KEEP * count + 1.0
 
     def _hold(self, watch: _Watch[T], learned: T | None) -> Sequence[T]:
         test = watch.drafting
@@ -290,10 +318,17 @@ def _gain(before: tuple[int, int], now: tuple[int, int]) -> float | None:
     return accepted / steps if steps >= _LEAST_DRAFTS else None
 
 
-_SPREAD: Final = 0.25
-"""Least standard deviation of log(tokens per step) around what is expected."""
+_OF_FAULTY: Final = 0.85
+"""Share of the answers of a faulty replica that have few accepted drafts."""
+_PRIOR_FEW, _PRIOR_COUNT = 3.0, 20.0
+"""Imaginary answers of each kind at the start."""
+_MOST_USUAL: Final = 0.7
+_SOON: Final = 24
+"""Answers within which a fault is found."""
+_KEEP: Final = 0.999
+_MOST_KINDS: Final = 1024
 _STEP_SPREAD: Final = 0.15
-"""The same of log(step time): healthy replicas have 0.02 to 0.04, but stalls come in clusters."""
+"""Standard deviation of log(step time) of healthy replicas; it is 0.02 to 0.04, but stalls come in clusters."""
 _SLOW_HEALTHY: Final = 0.0
 _SLOW_WEIGHT: Final = (math.log(SLOW) - _SLOW_HEALTHY) / _STEP_SPREAD**2
 _SLOW_MIDDLE: Final = (math.log(SLOW) + _SLOW_HEALTHY) / 2
@@ -305,7 +340,6 @@ _RECOVERED_SLOW: Final = math.log(1.3)
 _RECOVERED_POOR: Final = 0.6
 _STAYS: Final = 100
 """Answers after which what was found is learned as what the replica is."""
-_SPREADS: Final = 0.01
 _MOST_HELD: Final = 256
 _MOST_SOURCES: Final = 256
 _LEAST_DRAFTS: Final = 50

@@ -22,7 +22,6 @@ class Lessons:
 
     def __init__(self, known: Known, guardrail: Guardrail, *, detects: bool) -> None:
         self._known, self._guardrail, self._detects = known, guardrail, detects
-        self._answered: dict[tuple[str, str, str], int] = {}  # by arm, bins and workload, since the start
 
     def learn(self, outcome: Outcome, now_s: float) -> None:
         """Learn from a finished request."""
@@ -131,22 +130,20 @@ class Lessons:
         if accuses and not request.restricted and outcome.output_tokens >= _EVIDENT and weight > 0.0:
             if shadow is not None and known.shadow_bias.knows(replica.arm):
                 expected = known.shadow_bias.corrected(replica.arm, shadow)
-            elif self._answers(replica.arm, request, groups) > _KNOWN:
+            else:
                 expected = replica.per_step_at(by_k, mean, place)
         counters = (0, 0) if replica.has_shadow else replica.drafts
         for one in known.detector.observe_drafts(
-            replica.name, replica.arm, expected, per_step, source, counters, lesson, now_s
+            replica.name,
+            (replica.arm, request.workload, groups[1][0]),
+            expected,
+            per_step,
+            source,
+            counters,
+            lesson,
+            now_s,
         ):
             means.add(replica.arm, one.groups, one.excess, one.weight * one.share, one.weight, now_s)
-
-    def _answers(self, arm: str, request: RequestFeatures, groups: Groups) -> int:
-        """Count an answer, and return how many of its arm, workload and bins there were."""
-        key = arm, request.workload, groups[1][0]
-        count = self._answered.pop(key, 0) + 1
-        if len(self._answered) >= _MOST_ANSWERED:
-            del self._answered[next(iter(self._answered))]
-        self._answered[key] = count
-        return count
 
     def _learn_steps(
         self,
@@ -202,7 +199,6 @@ _OK: Final = 200
 _NEW: Final = 0.05
 _KNOWN: Final = 20.0
 """Answers below which a large deviation from what is expected may be the expectation's fault."""
-_MOST_ANSWERED: Final = 1024
 _MIN_TOKENS, _EVIDENT = 8, 16
 _MIN_STEPS: Final = 4.0
 _SHORTEST: Final = 8.0
