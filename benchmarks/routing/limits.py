@@ -26,9 +26,9 @@ from benchmarks.routing.scenes import SHORT, Run, Stage
 from lab.replay.simulate import replay
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
-from policies.learned.policy import Learned, LearnedSettings
 from policies.lean.policy import Lean
 from policies.lean.settings import LeanSettings
+from policies.learned.policy import Learned, LearnedSettings
 from policies.load_policy import LoadSettings
 from policies.policy import Policy
 from policies.rules.policy import Thresholds, ThresholdSettings
