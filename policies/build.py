@@ -16,6 +16,7 @@ from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.guarded.guardrail import Guardrail, kind_of, work_of
 from policies.guarded.outlier_ejection import OutlierEjection
 from policies.guarded.silent_drafters import SilentDrafters
+from policies.lean.known import Memo as LeanMemo
 from policies.learned.policy import Learned, LearnedSettings
 from policies.learned.select import Memo
 from policies.learned.shadow_drafting import ShadowSettings
@@ -57,6 +58,8 @@ def learned_of(policy: Policy) -> Learned | None:
 def predicted_s(decision: Decision) -> float | None:
     """Return the predicted seconds to finish of a request that was sent; None if the policy predicts nothing."""
     memo = decision.memo.watching if isinstance(decision.memo, _Memo) else decision.memo
+    if isinstance(memo, LeanMemo):
+        return memo.delay.own_s
     return memo.prediction.own_s if isinstance(memo, Memo) else None
 
 

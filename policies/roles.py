@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from backends.backend import Candidate, EngineChange
 from policies.decision import Assessment, Decision, Outcome
 from policies.features.request import RequestFeatures
 from policies.guarded.guardrail import Guardrail
-from policies.guarded.outlier_ejection import OutlierEjection
-from policies.guarded.silent_drafters import SilentDrafters
 from policies.learned.shadow_drafting import ShadowSettings
 from policies.policy import Policy
 from policies.statistics import Statistics
@@ -165,14 +163,43 @@ class Clocked(Protocol):
     def set_clock(self, clock: Callable[[], float]) -> None: ...  # noqa: D102
 
 
+class Outliers(Protocol):
+    """Knows the backends that perform worse than expected."""
+
+    reasons: dict[str, str]  # in words, by backend
+
+
+class Silent(Protocol):
+    """What is known of a drafter that is silent, as `str` says it in words."""
+
+    cause: str  # a value of `EngineChange`, or `unknown`
+    since_s: float
+    expected: float  # tokens per step
+    observed: float
+
+
+class Drafters(Protocol):
+    """Knows the backends whose drafters are silent."""
+
+    @property
+    def silent(self) -> Mapping[str, Silent]:
+        """By backend."""
+
+
 @runtime_checkable
 class Freezable(Protocol):
     """Is compared with `least_loaded`, and avoids outliers and silent drafters."""
 
     name: str
     guardrail: Guardrail
-    outlier_ejection: OutlierEjection
-    drafters: SilentDrafters
+
+    @property
+    def outlier_ejection(self) -> Outliers:
+        """The backends that are taken out of use, or count as slow."""
+
+    @property
+    def drafters(self) -> Drafters:
+        """The backends whose drafts are accepted no more."""
 
 
 def assess(policy: Policy, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:

@@ -86,6 +86,8 @@ class Statistics:
         self._others: dict[tuple[str, int], Mapping[Key, Sums]] = {}
         self.observations = 0
         """Number of changes so far; a fit is due when it has grown."""
+        self.told = 0
+        """Number of times that others' sums, or what was dropped, have changed."""
 
     def add(self, table: Table, key: Key, *sums: float) -> None:
         """Add one observation to a bucket at the current time, see `add_at`."""
@@ -96,7 +98,7 @@ class Statistics:
         total = 0.0
         for number in sums:
             total += number
-        is_finite = not (math.isinf(total) or math.isnan(total)) or all(map(math.isfinite, sums))
+        is_finite = total - total == 0.0 or all(map(math.isfinite, sums))
         if len(sums) != table.width or not is_finite:
             raise ValueError(f"{table.name} takes {table.width} finite numbers, not {sums}")
         record = self._current(table, now_s)
@@ -120,6 +122,7 @@ class Statistics:
                 del record.buckets[key]
                 record.changed = True
         self.observations += 1
+        self.told += 1
 
     def own(self) -> Iterator[Row]:
         """Yield this gateway's own sums of all epochs that are kept."""
@@ -151,6 +154,7 @@ class Statistics:
         else:
             self._others.pop((table, epoch), None)
         self.observations += 1
+        self.told += 1
 
     def buckets(self, table: Table) -> dict[Key, Sums]:
         """Return the sums of a table over all epochs and gateways, weighted by age.

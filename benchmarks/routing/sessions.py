@@ -87,7 +87,7 @@ class World(NamedTuple):
     restart: bool
 
 
-POLICIES = (*BASELINES, "learned", "events")
+POLICIES = (*BASELINES, "learned", "lean", "events")
 
 
 def short(records: Sequence[TraceRecord]) -> list[TraceRecord]:

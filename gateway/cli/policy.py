@@ -174,6 +174,7 @@ def _lines(name: str, description: dict[str, Any]) -> list[str]:
     if description["frozen"]:
         lines.append("  FROZEN: was slower than least_loaded, which decides for now")
     lines += [f"  {backend} is ejected as an outlier: {reason}" for backend, reason in description["ejected"].items()]
+    lines += [f"  {kind}" for kind in description.get("kinds", ())]
     if not description["versions"]:
         lines.append("  no rules yet: create them with `gateway policy distill`")
     return lines + [f"  {line}" for line in _versions(description)]

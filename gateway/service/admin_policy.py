@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from gateway.dialects.errors import GatewayError
 from gateway.service.assembly import Gateway
 from gateway.service.policy_versions import PolicyVersions
+from policies.lean.thresholds import Rules
 
 
 class ModelReference(BaseModel):
@@ -31,15 +33,14 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
 
     @router.get("/policy")
     async def policy() -> dict[str, Any]:
-        """Return for each model what decides, the versions of its rules, and the pinned one."""
-        return {
-            "models": {
-                name: gateway.policy_versions[name].describe()
-                if name in gateway.policy_versions
-                else {"policy": model.policy.name}
-                for name, model in gateway.models.items()
-            }
-        }
+        """Return for each model what decides, the versions of its rules, the pinned one, and what was learned."""
+        models: dict[str, dict[str, Any]] = {}
+        for name, model in [*gateway.models.items()]:
+            models[name] = {"policy": model.policy.name}
+            if (versions := gateway.policy_versions.get(name)) is not None:
+                kinds = await asyncio.to_thread(versions.kinds, list(gateway.pool.of(name)))
+                models[name] = {**versions.describe(), "kinds": kinds}
+        return {"models": models}
 
     @router.get("/policy/rules")
     async def rules(
@@ -61,6 +62,13 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
         """Distil rules from the learned policy and store them as the next version; they decide once pinned."""
         versions = versions_of(gateway, reference.model)
         distilled, document = await versions.distill(list(gateway.pool.of(versions.name)))
+        if isinstance(distilled, Rules):
+            return {
+                "model": versions.name,
+                "version": document.version,
+                "leaves": len(distilled.kinds),
+                "text": document.text,
+            }
         return {
             "model": versions.name,
             "version": document.version,

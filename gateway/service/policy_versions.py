@@ -24,6 +24,9 @@ from gateway.routing.model import Model
 from gateway.state.documents import Conflict, Document, Documents
 from gateway.state.store import StateError
 from policies.guarded.guardrail import CONFIDENCE
+from policies.lean.policy import Lean
+from policies.lean.thresholds import NothingLearnedError as NothingInTable
+from policies.lean.thresholds import Rules, in_words, rules_of
 from policies.learned.policy import Learned
 from policies.roles import Freezable
 from policies.rules.policy import Thresholds, ThresholdSettings
@@ -62,7 +65,7 @@ class PolicyVersions:
 
     def follow(self) -> None:
         """Apply the documents now and whenever they change; called before the gateway starts."""
-        if isinstance(self.policy, Learned):
+        if isinstance(self.policy, Learned | Lean):
             self.documents.watch(self._document("pin"), partial(self._apply, self.policy))
         self.documents.watch(self._document("thaw"), lambda document: self.policy.guardrail.thaw())
 
@@ -99,12 +102,24 @@ class PolicyVersions:
                 return self.rules(version)
             await asyncio.sleep(0.05)
 
-    async def distill(self, candidates: list[Candidate]) -> tuple[Distilled, Document]:
-        """Distil rules from the policy and store them as the next version, without pinning it."""
+    def kinds(self, candidates: list[Candidate]) -> list[str]:
+        """Return a line for each kind of request that the policy has seen; takes some milliseconds."""
+        return in_words(self.policy.known, candidates) if isinstance(self.policy, Lean) else []
+
+    async def distill(self, candidates: list[Candidate]) -> tuple[Distilled | Rules, Document]:
+        """Write rules from what the policy has learned as the next version, without pinning it."""
+        if isinstance(self.policy, Lean):
+            try:
+                rules = await asyncio.to_thread(rules_of, self.policy.known, candidates)
+            except NothingInTable as error:
+                raise GatewayError(409, f"Rules for {self.name} cannot be written: {error}.") from None
+            return rules, await self._put(self._document("rules"), rules.text)
         from policies.distill.distill import NothingLearnedError, distill  # a room that may be missing
 
         try:
-            distilled = await asyncio.to_thread(distill, self._learned(), candidates)
+            learned = self._learned()
+            assert isinstance(learned, Learned)
+            distilled = await asyncio.to_thread(distill, learned, candidates)
         except NothingLearnedError as error:
             raise GatewayError(409, f"Rules for {self.name} cannot be distilled: {error}.") from None
         return distilled, await self._put(self._document("rules"), distilled.text)
@@ -165,7 +180,7 @@ class PolicyVersions:
         except StateError as error:
             raise GatewayError(503, f"Not done, because it cannot be stored: {error}.") from None
 
-    def _apply(self, policy: Learned, document: Document) -> None:
+    def _apply(self, policy: Learned | Lean, document: Document) -> None:
         try:
             pin = Pin.model_validate_json(document.text)
             pinned = None if pin.version is None else Thresholds(settings_of(pin.rules))
@@ -175,8 +190,8 @@ class PolicyVersions:
         policy.pinned = pinned
         log.warning("%s: %s decides", self.name, self.policy.name if pinned is None else f"version {pin.version}")
 
-    def _learned(self) -> Learned:
-        if isinstance(self.policy, Learned):
+    def _learned(self) -> Learned | Lean:
+        if isinstance(self.policy, Learned | Lean):
             return self.policy
         raise GatewayError(409, f"{self.name} has the policy `{self.policy.name}`; only `learned` has rules and pins.")
 

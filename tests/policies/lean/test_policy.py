@@ -1,0 +1,225 @@
+"""Where `lean` sends requests, what it learns, and what it tells."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from backends.backend import Backend, EngineChange, EngineLoad
+from backends.speculation import Method
+from policies.build import predicted_s
+from policies.checks import check_policy
+from policies.lean.policy import Lean
+from policies.lean.settings import LeanSettings
+from policies.lean.thresholds import NothingLearnedError, in_words, kinds_of, rules_of
+from policies.rules.policy import Thresholds
+from tests.policies.lean.pool import STEP_S, Pool, request
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("objective", ["latency", "goodput"])
+def test_it_keeps_what_the_gateway_relies_on(objective: str, seed: int) -> None:
+    check_policy("lean", {"objective": objective, "slo": {"ttft_ms": 300, "tpot_ms": 20}}, seed)
+
+
+def taught() -> Pool:
+    pool = Pool()
+    pool.teach(request("code"), suffix=4.0, ngram=2.5, eagle3=1.8)
+    pool.teach(request("chat"), suffix=1.2, ngram=1.1, eagle3=2.6)
+    return pool
+
+
+def test_each_workload_goes_where_it_is_fastest() -> None:
+    pool = taught()
+    assert pool.policy.choose(request("code"), pool.backends).backend == "suffix"
+    assert pool.policy.choose(request("chat"), pool.backends).backend == "eagle3"
+
+
+def test_the_delay_of_others_counts() -> None:
+    pool = taught()
+    costs = [pool.costs(request("chat"))["eagle3"]]
+    eagle3 = pool.backends[-1]
+    for _ in range(3):
+        eagle3.in_flight += 8
+        costs.append(pool.costs(request("chat"))["eagle3"])
+    assert all(less < more for less, more in pairwise(costs))
+    eagle3.in_flight = 200
+    assert pool.policy.choose(request("chat"), pool.backends).backend != "eagle3"
+
+
+def test_requests_of_other_gateways_count_while_their_report_is_new() -> None:
+    pool = taught()
+    before, eagle3 = pool.costs(request("chat"))["eagle3"], pool.backends[-1]
+    eagle3.load = EngineLoad(others=20, at_s=math.inf)
+    assert pool.costs(request("chat"))["eagle3"] > before
+    eagle3.load = EngineLoad(others=20, at_s=0.0)
+    assert pool.costs(request("chat"))["eagle3"] == pytest.approx(before, rel=0.01)
+
+
+def test_a_client_with_more_than_its_share_in_flight_is_kept_from_the_others() -> None:
+    pool = taught()
+    pool.backends[-1].in_flight = 6
+    usual, greedy = pool.costs(request("chat")), pool.costs(request("chat", overuse=4.0))
+    assert greedy["eagle3"] > usual["eagle3"]
+    assert greedy["suffix"] == pytest.approx(usual["suffix"])
+
+
+def test_a_cached_prompt_is_computed_once() -> None:
+    pool = taught()
+    asked = request("chat", prompt_tokens=20_000, prefix=(1, 2), prefix_tokens=(8000, 20_000))
+    before = pool.costs(asked)
+    pool.send("baseline", asked, prompt_tokens=20_000)
+    after = pool.costs(asked)
+    assert after["baseline"] < 0.8 * before["baseline"]
+    assert "20,000 tokens of the prompt cached" in pool.policy.assess(asked, pool.backends)[0].note
+    pool.policy.sent_elsewhere("suffix", asked.prefix, asked.prefix_tokens)
+    pool.now_s += 60.0
+    assert pool.costs(asked)["suffix"] < 0.8 * before["suffix"]
+    pool.policy.engine_changed("baseline", EngineChange.RESTART)
+    assert pool.costs(asked)["baseline"] > 0.8 * before["baseline"]
+
+
+def test_the_speed_of_each_replica_is_learned() -> None:
+    pool = taught()
+    before = pool.costs(request("chat"))
+    for _ in range(60):
+        pool.send("baseline", request("chat"), per_step=1.0, step_s=2 * STEP_S)
+        pool.fit()
+    after = pool.costs(request("chat"))
+    assert 1.5 < after["baseline"] / before["baseline"] < 2.5
+    assert after["suffix"] == pytest.approx(before["suffix"], rel=0.35)
+
+
+def test_shadow_drafting_teaches_what_other_replicas_would_have_had() -> None:
+    pool = Pool()
+    for _ in range(40):
+        pool.send("baseline", request("code"), per_step=1.0, shadow={"ngram:5": 4.0, "suffix:24": 4.5})
+    per_step = {one.replica.name: one.per_step for one in pool.policy._delays(request("code"), pool.backends)}
+    assert per_step["ngram"] > 3.0
+    assert per_step["suffix"] > 3.3
+
+
+def test_replays_are_corrected_by_what_the_engine_shows() -> None:
+    pool = Pool()
+    for _ in range(60):
+        pool.send("suffix", request("code"), per_step=3.0, shadow={"suffix:24": 2.0})
+    for _ in range(60):
+        pool.send("baseline", request("chat"), per_step=1.0, shadow={"suffix:24": 2.0})
+    per_step = {one.replica.name: one.per_step for one in pool.policy._delays(request("chat"), pool.backends)}
+    assert 2.6 < per_step["suffix"] < 3.2
+
+
+def test_a_silent_drafter_counts_as_none_until_it_drafts_again() -> None:
+    pool = taught()
+    for _ in range(12):
+        pool.send("eagle3", request("chat"), per_step=1.0)
+    note = pool.policy.assess(request("chat"), pool.backends)[-1].note
+    assert "silent" in note
+    assert ", 1.00 per step" in note
+    assert "eagle3" in pool.policy.drafters.silent
+    for _ in range(10):
+        pool.send("eagle3", request("chat"), per_step=2.6)
+    assert pool.policy.choose(request("chat"), pool.backends).backend == "eagle3"
+
+
+def test_long_answers_that_repeat_themselves_do_not_make_a_method_look_good() -> None:
+    pool = taught()
+    before = pool.costs(request("chat"))["suffix"]
+    for _ in range(20):
+        pool.send("suffix", request("chat"), per_step=20.0, output_tokens=8000, tpot_s=0.001)
+    after = {one.replica.name: one.per_step for one in pool.policy._delays(request("chat"), pool.backends)}
+    assert after["suffix"] < 1.5
+    assert before > 0.0
+
+
+def test_what_one_policy_knows_the_next_one_takes_over() -> None:
+    pool = taught()
+    follower = Lean(LeanSettings(objective="goodput", slo={"tpot_ms": 10}))
+    follower.take_over(pool.policy)
+    assert follower.choose(request("code"), pool.backends).backend == "suffix"
+    other = Lean(LeanSettings(calibration="llama-3.1-70b-4xh100"))
+    other.take_over(pool.policy)
+    assert other.known.replicas == {}
+    assert other.statistics is pool.policy.statistics
+
+
+def test_statistics_of_another_run_are_read() -> None:
+    pool, fresh = taught(), Pool()
+    for table in pool.policy.statistics.tables.values():
+        epoch = int(pool.now_s // table.epoch_s)
+        rows = pool.policy.statistics.own_of(table.name, epoch)
+        fresh.policy.statistics.set_others_of(table.name, epoch, {row.key: row.sums for row in rows})
+    fresh.now_s = pool.now_s
+    fresh.fit()
+    before, after = pool.costs(request("code")), fresh.costs(request("code"))
+    assert min(after, key=after.__getitem__) == "suffix"
+    assert after["suffix"] == pytest.approx(before["suffix"], rel=0.1)
+
+
+def test_decisions_tell_their_prediction_and_score_all_candidates_if_asked() -> None:
+    pool = taught()
+    decision = pool.policy.choose(request("code"), pool.backends)
+    assert 0.0 < (predicted_s(decision) or 0.0) < 10.0
+    assert decision.considered is None
+    pool.policy.explain_candidates = True
+    decision = pool.policy.choose(request("code"), pool.backends)
+    assert decision.considered is not None
+    assert decision.considered.costs is not None
+    assert min(decision.considered.costs) == decision.considered.costs[2]
+    price = pool.policy.price(request("code"), pool.backends)
+    assert 0.0 < price.expected_s() < 10.0
+
+
+def test_k_follows_the_batch() -> None:
+    from backends.draft_schedule import DraftSchedule
+
+    pool = taught()
+    busy = Backend("deep", "m", Method.EAGLE3, "http://a", 3)
+    busy.draft_schedule = DraftSchedule(3, (3, 3, 3, 3, *[0] * 40))
+    (alone,) = pool.policy._delays(request("chat"), [busy])
+    busy.in_flight = 35
+    (crowded,) = pool.policy._delays(request("chat"), [busy])
+    assert alone.per_step > 2.0
+    assert crowded.per_step == pytest.approx(1.0)
+
+
+def test_the_table_can_be_read_as_rules() -> None:
+    pool = taught()
+    rules = rules_of(pool.policy.known, pool.backends)
+    policy = Thresholds(rules.settings.model_copy(update={"seed": 1}))
+    assert policy.choose(request("code"), pool.backends).backend == "suffix"
+    assert policy.choose(request("chat"), pool.backends).backend == "eagle3"
+    assert rules.settings.rules[-1].when.conditions() == {}
+    assert "% of the requests" in rules.text
+    shown = in_words(pool.policy.known, pool.backends)
+    assert any(line.startswith("code, temperature below 0.05") and ": suffix," in line for line in shown)
+
+
+def test_thresholds_are_the_loads_at_which_costs_cross() -> None:
+    pool = taught()
+    for kind in kinds_of(pool.policy.known, pool.backends):
+        (first, at_first, _), *rest = kind.thresholds()
+        assert at_first == 0.0
+        for target, requests, _ in rest:
+            assert kind.lines[first].at(requests) == pytest.approx(kind.lines[target].idle_s)
+
+
+def test_nothing_learned_gives_no_rules() -> None:
+    pool = Pool()
+    with pytest.raises(NothingLearnedError):
+        rules_of(pool.policy.known, pool.backends)
+    with pytest.raises(NothingLearnedError):
+        rules_of(pool.policy.known, pool.backends[:1])
+
+
+def test_what_an_objective_weighs() -> None:
+    pool, asked = taught(), replace(request("chat"), slo_tpot_s=0.005)
+    latency = pool.costs(asked)
+    goodput = Lean(LeanSettings(objective="goodput", guardrail={"share": 0}))
+    goodput.take_over(pool.policy)
+    weighed = {each.backend: each.score or 0.0 for each in goodput.assess(asked, pool.backends)}
+    assert all(weighed[name] > latency[name] for name in latency)
+    assert weighed["baseline"] / latency["baseline"] > weighed["eagle3"] / latency["eagle3"]
