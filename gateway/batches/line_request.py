@@ -53,8 +53,9 @@ class Answer(NamedTuple):
 
     @property
     def is_final(self) -> bool:
-        """Whether it would be the same another time."""
-        return 0 < self.status < 500 and not self.is_refusal
+        """Whether it would be the same another time, and elsewhere: an engine's 401 and 404 may be its own."""
+        is_own = self.backend and self.status in {401, 404}
+        return 0 < self.status < 500 and not self.is_refusal and not is_own
 
     def document(self) -> Document:
         """Return it as it is written: JSON stays as it was, and is not parsed where that would take long."""

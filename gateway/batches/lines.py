@@ -43,6 +43,7 @@ class Line:
     runs: int = 0  # at engines, but for those that were refused or given up
     given_up: int = 0  # times that it made room for requests
     refused: int = 0  # times that an engine had no place for it
+    backend: str = ""  # where it was sent last
 
     @property
     def must_end(self) -> bool:

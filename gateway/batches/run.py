@@ -57,7 +57,7 @@ class BatchRun:
         self._lines: dict[asyncio.Task[None], Line] = {}  # that were read and have no answer
         self._saving = asyncio.Lock()
         self._turns = asyncio.Lock(), asyncio.Lock()  # to take a place, for most lines and for those that must end
-        self._closed: dict[str, tuple[float, float]] = {}  # backends that refused: until when, and the pause
+        self._closed: dict[str, tuple[float, float]] = {}  # backends that failed: until when, and the pause
         self._places: ModelPlaces | None = None
         self._in_flight = 0
         self._is_full = False
@@ -230,7 +230,7 @@ class BatchRun:
         relay, path, answer, tokens = self._gateway.relay, self._record["endpoint"], None, 0
 
         def sent(backend: str) -> bool:
-            line.runs += 1
+            line.runs, line.backend = line.runs + 1, backend
             places.sent(line, backend)
             return line.runs < _MOST_RUNS
 
@@ -251,19 +251,17 @@ class BatchRun:
 
     def _pause_s(self, line: Line, answer: Answer) -> float | None:
         """Return after how many seconds a line is to be sent again; None if the answer is its answer."""
-        until_s, closed_s = self._closed.get(answer.backend, (0.0, _PAUSE_S / 2.0))
-        if answer.is_refusal:
-            if (now_s := time.monotonic()) >= until_s:  # of several lines that were refused at once, one counts
-                closed_s = min(_LONGEST_CLOSED_S, 2.0 * closed_s)
-                self._closed[answer.backend] = now_s + closed_s, closed_s
-            line.refused += 1
-            tries, most = line.refused, _MOST_REFUSALS
-        elif answer.is_final:
+        if answer.is_final:
             self._closed.pop(answer.backend, None)
             self._closed.pop(_GATEWAY, None)
             return None
-        else:
-            tries, most = line.runs, _MOST_RUNS
+        backend = answer.backend if answer.is_refusal else line.backend
+        until_s, closed_s = self._closed.get(backend, (0.0, _PAUSE_S / 2.0))
+        if (now_s := time.monotonic()) >= until_s:  # of several lines that failed at once, one counts
+            closed_s = min(_LONGEST_CLOSED_S, 2.0 * closed_s)
+            self._closed[backend] = now_s + closed_s, closed_s
+        line.refused += answer.is_refusal
+        tries, most = (line.refused, _MOST_REFUSALS) if answer.is_refusal else (line.runs, _MOST_RUNS)
         return min(_LONGEST_S, _PAUSE_S * 4.0 ** (tries - 1)) if tries < most else None
 
     def _closed_now(self) -> list[str]:

@@ -203,6 +203,23 @@ async def test_a_line_that_is_always_refused_holds_up_nobody(tmp_path: Path, sta
             assert len(await answers_of(poison, await ended(poison, batch.id, "cancelled"))) == 400
 
 
+@pytest.mark.parametrize("status", [401, 404, 500])
+async def test_what_is_one_engines_fault_is_no_answer_to_a_line(tmp_path: Path, status: int) -> None:
+    async def behave(wire: Wire) -> None:
+        await asyncio.sleep(0.02)
+        if wire.upstream.name == "a":
+            error = {"message": "The model `m` does not exist.", "param": "model", "code": status}
+            await wire.json({"error": error}, status)
+        else:
+            await well(wire)
+
+    methods = {"a": "baseline", "b": "baseline"}
+    async with batches(tmp_path, methods=methods, behaviour=behave) as running, client_of(running) as client:
+        batch = await ended(client, (await begin(client, jsonl(*map(line, map(str, range(60)))))).id)
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (60, 0)
+        assert max(seen_of(running).values()) <= 3
+
+
 async def test_what_cannot_be_read_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with batches(tmp_path) as running, client_of(running) as client:
         first = await ended(client, (await begin(client, jsonl(line("first")))).id)
