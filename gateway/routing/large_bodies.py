@@ -18,20 +18,20 @@ _PIECE_BYTES: Final = 2**18
 _QUOTES: Final = 1  # of which a string has two
 _ELEMENTS: Final = 1  # a comma stands before each but the first
 _MEMBERS: Final = 2
-_CONTAINERS: Final = 4
+_CONTAINERS: Final = 16
 
 
 def check_cost(body: bytes, most: int) -> Iterator[None]:
     r"""Count what a body holds, piece by piece, so that other work can be done in between.
 
-    An element counts 1 for its comma, a string 2, a member of an object 2 for its colon, an array or object 4: about in
-    proportion to the time that they take. What is inside strings counts nothing.
+    An element counts 1 for its comma, a string 2, a member of an object 2 for its colon, an array or object 16: about
+    in proportion to the time that it takes to parse and to read them. What is inside strings counts nothing.
 
     Examples
     --------
-    >>> list(check_cost(b'{"prompt": [1, 2, 3], "a": "x, [\\"y\\"], z"}', most=21))
+    >>> list(check_cost(b'{"prompt": [1, 2, 3], "a": "x, [\\"y\\"], z"}', most=45))
     [None]
-    >>> list(check_cost(b'{"prompt": [1, 2, 3], "a": "x, [\\"y\\"], z"}', most=20))
+    >>> list(check_cost(b'{"prompt": [1, 2, 3], "a": "x, [\\"y\\"], z"}', most=44))
     Traceback (most recent call last):
     gateway.dialects.errors.GatewayError: The body has too many JSON values. ...
     """

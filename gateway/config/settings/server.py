@@ -51,7 +51,7 @@ class ServerSettings(Settings):
         Largest request body, in MiB; a larger one is answered with 413.
     max_body_values
         Most that the JSON values of a body may count to, else it is answered with 413: an element counts 1, a string
-        2, a member of an object 2, an array or object 4. What is inside strings counts nothing.
+        2, a member of an object 2, an array or object 16. What is inside strings counts nothing.
     head_s
         Seconds from the first byte of a request to the end of its head; then 408. A new connection has as long for that
         byte.
