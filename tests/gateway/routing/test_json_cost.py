@@ -30,9 +30,9 @@ def _counted(value: Any) -> int:
     if isinstance(value, str):
         return 2
     if isinstance(value, list):
-        return 4 + max(0, len(value) - 1) + sum(map(_counted, value))
+        return 16 + max(0, len(value) - 1) + sum(map(_counted, value))
     if isinstance(value, dict):
-        return 4 + max(0, len(value) - 1) + sum(2 + 2 + _counted(inner) for inner in value.values())
+        return 16 + max(0, len(value) - 1) + sum(2 + 2 + _counted(inner) for inner in value.values())
     return 0
 
 
