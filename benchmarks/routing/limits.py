@@ -27,8 +27,8 @@ from lab.simulation.simulate import replay
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
 from policies.lean.policy import Lean
-from policies.lean.settings import LeanSettings
 from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.settings import PredictingSettings
 from policies.load_policy import LoadSettings
 from policies.policy import Policy
 from policies.rules.policy import Thresholds, ThresholdSettings
@@ -50,7 +50,7 @@ MAKERS: dict[str, Callable[[int], Policy]] = {
     "lmetric": lambda seed: LMetric(LoadSettings(seed=seed)),
     "thresholds": lambda seed: Thresholds(ThresholdSettings(seed=seed)),
     "learned": lambda seed: Learned(LearnedSettings(seed=seed)),
-    "lean": lambda seed: Lean(LeanSettings(seed=seed)),
+    "lean": lambda seed: Lean(PredictingSettings(seed=seed)),
 }
 
 

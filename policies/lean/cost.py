@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Final, NamedTuple
 
 from backends.backend import Candidate
 from policies.features.request import RequestFeatures
 from policies.lean.replica import Replica, Work
 from policies.learned.models.undrafted import steps_of
-
-
-class Objective(StrEnum):
-    """What is minimised: total delay, TTFT, TPOT, or (`goodput`) missed SLOs."""
-
-    LATENCY = "latency"
-    TTFT = "ttft"
-    TPOT = "tpot"
-    GOODPUT = "goodput"
+from policies.learned.settings import Objective
 
 
 class Ask(NamedTuple):

@@ -18,9 +18,9 @@ from policies.lean.detector import Detector
 from policies.lean.known import Drafted, Known, Memo
 from policies.lean.learn import Lessons
 from policies.lean.replica import STEPS
-from policies.lean.settings import LeanSettings
 from policies.lean.table import LENGTH, PER_STEP
 from policies.learned.models.prior import known_to_tokens
+from policies.learned.settings import PredictingSettings
 from policies.load import MIN_WEIGHT, LoadMeter, draw, lowest_propensities
 from policies.policy import Assessment, CandidateScores, Decision, Outcome, Policy, register
 from policies.roles import Price, Stateful, Work, assess, preview
@@ -33,12 +33,12 @@ class Lean(Policy):
     """A policy that sends each request where the total delay, of the request and of those it slows, is least."""
 
     name = "lean"
-    Settings = LeanSettings
-    settings: LeanSettings
+    Settings = PredictingSettings
+    settings: PredictingSettings
     text_features = TEXT_FEATURES
     prices_limits = True
 
-    def __init__(self, settings: LeanSettings) -> None:
+    def __init__(self, settings: PredictingSettings) -> None:
         super().__init__(settings)
         self.meter = LoadMeter(settings.stale_after_s)
         self.rng = Random(settings.seed)

@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from random import Random
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from backends.backend import Candidate, EngineChange
-from backends.calibration.calibration import load_calibration
-from backends.validation import CheckedModel
 from policies.drafter_limits import sparing
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.guarded.guardrail import Guardrail
@@ -24,67 +22,28 @@ from policies.learned.models.acceptance import ACCEPTANCE, BACKEND, AcceptanceMo
 from policies.learned.models.backend_model import FittedModels
 from policies.learned.models.keys import Templates, fitted_templates
 from policies.learned.models.length import LENGTH, LengthModel
-from policies.learned.models.prior import DEFAULT_CALIBRATION, StepCost, known_to_tokens
+from policies.learned.models.prior import StepCost, known_to_tokens
 from policies.learned.models.step_time import STEPS
 from policies.learned.predict import Predictor
 from policies.learned.select import Chooser
-from policies.learned.settings import Exploration, Objective
-from policies.learned.shadow_drafting import ShadowBias, ShadowSettings
+from policies.learned.settings import Exploration, PredictingSettings
+from policies.learned.shadow_drafting import ShadowBias
 from policies.learned.update import Observer
 from policies.load import LoadMeter
-from policies.load_policy import LoadSettings
-from policies.policy import Assessment, Decision, GuardrailSettings, Outcome, Policy, PolicySettings, register
+from policies.policy import Assessment, Decision, Outcome, Policy, register
 from policies.roles import Price, Stateful, Work, assess, preview
 from policies.statistics import Statistics
 from policies.trouble.troubles import TROUBLE, Troubles
 
 
-class Slo(CheckedModel):
-    """The SLO of requests for which neither the client nor its key sets one."""
-
-    ttft_ms: float | None = Field(default=None, gt=0, description="Milliseconds to the first token.")
-    tpot_ms: float | None = Field(default=None, gt=0, description="Milliseconds per output token after the first.")
-
-    @property
-    def seconds(self) -> tuple[float | None, float | None]:
-        """Seconds to the first token, and per output token."""
-        return _seconds(self.ttft_ms), _seconds(self.tpot_ms)
-
-
-class LearnedSettings(LoadSettings):
+class LearnedSettings(PredictingSettings):
     """The objective of `learned`, and the limits of its learning."""
 
-    objective: Objective = Field(
-        default=Objective.LATENCY,
-        description="What is optimised: `latency` (the total delay of all requests), `ttft`, `tpot`, or `goodput` "
-        "(the share of requests that meet their SLO).",
-    )
-    slo: Slo = Field(default=Slo(), description="Default SLO for `goodput`.")
-    calibration: str = Field(
-        default=DEFAULT_CALIBRATION,
-        description="Calibration that predicts backends without observations: a name, or the path of a YAML file, as "
-        "for `simulate`. The overall speed of your machines is learned quickly, so choose one in which the methods "
-        "compare as on your machines.",
-    )
     exploration: Exploration = Field(default=Exploration(), description="Limits of exploration.")
-    guardrail: GuardrailSettings = Field(default=GuardrailSettings(), description="Comparison with `least_loaded`.")
-    outlier_ejection: bool = Field(
-        default=True, description=PolicySettings.model_fields["outlier_ejection"].description
-    )
-    shadow_drafting: ShadowSettings = Field(
-        default=ShadowSettings(),
-        description="Replay of n-gram and suffix drafting on finished texts, which measures their acceptance without "
-        "exploration.",
-    )
 
     def cost(self) -> Cost:
         """Return the cost function of the objective."""
         return cost_of(self.objective, *self.slo.seconds)
-
-    @field_validator("calibration")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return load_calibration(name).name
 
 
 @register
@@ -314,7 +273,3 @@ class Learned(Policy):
         steps = step_time.fit_steps(sums, priors, pause)
         observed = {name: total[0] for name, total in step_time.of_backends(sums).items() if name in priors}
         return FittedModels(acceptance, length, steps, observed, templates, step_time.fit_levels(sums, steps))
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else 1e-3 * milliseconds

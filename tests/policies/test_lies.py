@@ -15,10 +15,10 @@ from policies.decision import Decision, Outcome
 from policies.features.request import Endpoint, RequestFeatures
 from policies.lean import replica, table
 from policies.lean.policy import Lean
-from policies.lean.settings import LeanSettings
 from policies.learned.models import acceptance, length, step_time
 from policies.learned.models.keys import key_of
 from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.settings import PredictingSettings
 from policies.statistics import Table
 
 STEP_S = 0.012
@@ -76,7 +76,7 @@ def learned() -> Pool:
 
 
 def lean() -> Pool:
-    return Pool(Lean(LeanSettings(seed=1, guardrail={"share": 0})))
+    return Pool(Lean(PredictingSettings(seed=1, guardrail={"share": 0})))
 
 
 of_each = pytest.mark.parametrize("make", [learned, lean])

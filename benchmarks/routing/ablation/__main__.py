@@ -36,8 +36,8 @@ from lab.simulation.simulate import replay
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
 from policies.lean.policy import Lean
-from policies.lean.settings import LeanSettings
 from policies.learned.policy import LearnedSettings
+from policies.learned.settings import PredictingSettings
 from policies.load_policy import LoadSettings
 from policies.policy import Policy
 from policies.roles import Stateful
@@ -61,7 +61,7 @@ OTHERS: dict[str, Callable[[int], Policy | None]] = {
     "thresholds": lambda seed: Thresholds(ThresholdSettings(seed=seed)),
     "greedy": lambda seed: Greedy(LearnedSettings(seed=seed)),
     "oracle": lambda seed: None,
-    "lean": lambda seed: Lean(LeanSettings(seed=seed)),
+    "lean": lambda seed: Lean(PredictingSettings(seed=seed)),
 }
 ROWS = ("learned", *PARTS, *OTHERS, *REGRESSIONS)
 

@@ -10,7 +10,7 @@ from backends.speculation import Method
 from policies.decision import Decision, Outcome
 from policies.features.request import Endpoint, RequestFeatures
 from policies.lean.policy import Lean
-from policies.lean.settings import LeanSettings
+from policies.learned.settings import PredictingSettings
 
 METHODS = {Method.BASELINE: 0, Method.NGRAM: 5, Method.SUFFIX: 24, Method.EAGLE3: 3}
 STEP_S = 0.012
@@ -36,7 +36,7 @@ class Pool:
 
     def __init__(self, **settings: Any) -> None:
         self.backends = [Backend(method.value, "m", method, "http://a", k) for method, k in METHODS.items()]
-        self.policy = Lean(LeanSettings(seed=1, **{"guardrail": {"share": 0}, **settings}))
+        self.policy = Lean(PredictingSettings(seed=1, **{"guardrail": {"share": 0}, **settings}))
         self.now_s, self.rng = 1e6, Random(3)
         self.policy.set_clock(lambda: self.now_s)
 

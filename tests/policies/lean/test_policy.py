@@ -13,8 +13,8 @@ from backends.speculation import Method
 from policies.build import predicted_s
 from policies.checks import check_policy
 from policies.lean.policy import Lean
-from policies.lean.settings import LeanSettings
 from policies.lean.thresholds import NothingLearnedError, in_words, kinds_of, rules_of
+from policies.learned.settings import PredictingSettings
 from policies.rules.policy import Thresholds
 from tests.policies.lean.pool import STEP_S, Pool, request
 
@@ -137,10 +137,10 @@ def test_long_answers_that_repeat_themselves_do_not_make_a_method_look_good() ->
 
 def test_what_one_policy_knows_the_next_one_takes_over() -> None:
     pool = taught()
-    follower = Lean(LeanSettings(objective="goodput", slo={"tpot_ms": 10}))
+    follower = Lean(PredictingSettings(objective="goodput", slo={"tpot_ms": 10}))
     follower.take_over(pool.policy)
     assert follower.choose(request("code"), pool.backends).backend == "suffix"
-    other = Lean(LeanSettings(calibration="llama-3.1-70b-4xh100"))
+    other = Lean(PredictingSettings(calibration="llama-3.1-70b-4xh100"))
     other.take_over(pool.policy)
     assert other.known.replicas == {}
     assert other.statistics is pool.policy.statistics
@@ -218,7 +218,7 @@ def test_nothing_learned_gives_no_rules() -> None:
 def test_what_an_objective_weighs() -> None:
     pool, asked = taught(), replace(request("chat"), slo_tpot_s=0.005)
     latency = pool.costs(asked)
-    goodput = Lean(LeanSettings(objective="goodput", guardrail={"share": 0}))
+    goodput = Lean(PredictingSettings(objective="goodput", guardrail={"share": 0}))
     goodput.take_over(pool.policy)
     weighed = {each.backend: each.score or 0.0 for each in goodput.assess(asked, pool.backends)}
     assert all(weighed[name] > latency[name] for name in latency)

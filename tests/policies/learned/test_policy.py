@@ -17,8 +17,8 @@ from policies.balancing.least_loaded import LeastLoaded
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.models import step_time
 from policies.learned.models.keys import key_of
-from policies.learned.policy import Learned, LearnedSettings, Slo
-from policies.learned.settings import Exploration
+from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.settings import Exploration, Slo
 from policies.learned.shadow_drafting import ShadowBias
 from policies.load_policy import LoadSettings
 from policies.policy import Decision, GuardrailSettings, Outcome
