@@ -273,7 +273,7 @@ class Calibration(CheckedModel):
         ranges = {method: self.method(method).drafting.unmeasured_ms for method in dict.fromkeys(methods)}
         return [
             f"What a step takes longer with {method} was not measured for {self.name}: elsewhere it was "
-            f"{between[0]:g} to {between[1]:g} ms, and the least is taken. `gateway calibrate` measures yours."
+            f"{between[0]:g} to {between[1]:g} ms, and next to nothing is taken. `gateway calibrate` measures yours."
             for method, between in ranges.items()
             if between
         ]

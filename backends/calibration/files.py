@@ -22,7 +22,7 @@ _FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 @contextmanager
 def paths_from(folder: Path) -> Iterator[None]:
-    """Have relative paths of calibrations start at a folder: that of the file which names them."""
+    """Resolve relative paths of calibrations from a folder: that of the file which names them."""
     token = _FOLDER.set(folder)
     try:
         yield

@@ -395,12 +395,12 @@ async def tenants(port: int, hold_s: float, report: Report) -> None:
 
 
 async def engine_garbage(port: int, hold_s: float, report: Report) -> None:
-    """Have one replica of four answer with garbage."""
+    """Make one replica of four answer with garbage."""
     await _repeat(port, report, 4, _chat(GARBAGE))
 
 
 async def engine_endless(port: int, hold_s: float, report: Report) -> None:
-    """Have four answers, in one piece by their type, never end: at most 13 MB a second each."""
+    """Ask for four answers that never end, in one piece by their type: at most 13 MB a second each."""
     peers = await connect_many(port, 4, report)
     await asyncio.gather(*[peer.send(_chat(ENDLESS)) for peer in peers])
 
@@ -420,7 +420,7 @@ async def engine_endless(port: int, hold_s: float, report: Report) -> None:
 
 
 async def engine_events(port: int, hold_s: float, report: Report) -> None:
-    """Have one replica publish nonsense of its KV cache, as fast as it goes: nested, of 16 MB, and of 30,000 hashes."""
+    """Publish nonsense about one KV cache, as fast as it goes: nested, of 16 MB, and of 30,000 hashes."""
     import msgspec
     import zmq
 

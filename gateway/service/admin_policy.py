@@ -62,21 +62,14 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
         """Distil rules from the learned policy and store them as the next version; they decide once pinned."""
         versions = versions_of(gateway, reference.model)
         distilled, document = await versions.distill(list(gateway.pool.of(versions.name)))
+        described = {"model": versions.name, "version": document.version, "text": document.text}
         if isinstance(distilled, Rules):
-            return {
-                "model": versions.name,
-                "version": document.version,
-                "leaves": len(distilled.kinds),
-                "text": document.text,
-            }
-        return {
-            "model": versions.name,
-            "version": document.version,
+            return described | {"leaves": len(distilled.kinds)}
+        return described | {
             "kept_share": distilled.kept_share,
             "learned_gain": distilled.learned_gain,
             "rules_gain": distilled.rules_gain,
             "leaves": len(distilled.leaves),
-            "text": document.text,
         }
 
     @router.post("/policy/pin")

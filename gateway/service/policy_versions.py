@@ -25,8 +25,7 @@ from gateway.state.documents import Conflict, Document, Documents
 from gateway.state.store import StateError
 from policies.guarded.guardrail import CONFIDENCE
 from policies.lean.policy import Lean
-from policies.lean.thresholds import NothingLearnedError as NothingInTable
-from policies.lean.thresholds import Rules, in_words, rules_of
+from policies.lean.thresholds import NothingLearnedError, Rules, in_words, rules_of
 from policies.learned.policy import Learned
 from policies.roles import Freezable
 from policies.rules.policy import Thresholds, ThresholdSettings
@@ -108,21 +107,17 @@ class PolicyVersions:
 
     async def distill(self, candidates: list[Candidate]) -> tuple[Distilled | Rules, Document]:
         """Write rules from what the policy has learned as the next version, without pinning it."""
-        if isinstance(self.policy, Lean):
-            try:
-                rules = await asyncio.to_thread(rules_of, self.policy.known, candidates)
-            except NothingInTable as error:
-                raise GatewayError(409, f"Rules for {self.name} cannot be written: {error}.") from None
-            return rules, await self._put(self._document("rules"), rules.text)
-        from policies.distill.distill import NothingLearnedError, distill  # a room that may be missing
-
+        learned = self._learned()
         try:
-            learned = self._learned()
-            assert isinstance(learned, Learned)
-            distilled = await asyncio.to_thread(distill, learned, candidates)
+            if isinstance(learned, Lean):
+                rules: Distilled | Rules = await asyncio.to_thread(rules_of, learned.known, candidates)
+            else:
+                from policies.distill.distill import distill  # a room that may be missing
+
+                rules = await asyncio.to_thread(distill, learned, candidates)
         except NothingLearnedError as error:
             raise GatewayError(409, f"Rules for {self.name} cannot be distilled: {error}.") from None
-        return distilled, await self._put(self._document("rules"), distilled.text)
+        return rules, await self._put(self._document("rules"), rules.text)
 
     async def set_pin(self, version: int | None) -> Pin:
         """Pin a version of the rules, or None for the policy itself."""

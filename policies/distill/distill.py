@@ -25,6 +25,7 @@ from policies.distill.support import RuleList
 from policies.distill.traffic import LikelyTraffic
 from policies.distill.tree import Group, grow, unique_names
 from policies.distill.weights import RuleWeights
+from policies.lean.thresholds import NothingLearnedError
 from policies.learned.models.length import LENGTH
 from policies.learned.policy import Learned
 from policies.learned.predict import Predictor
@@ -38,10 +39,6 @@ LEVELS = (1.0, 6.0, 24.0, 80.0)
 """Mean requests in flight per backend at which choices are compared."""
 
 MAX_RULES = 8
-
-
-class NothingLearnedError(Exception):
-    """Raised if there are no observations or backends to make rules from."""
 
 
 def distill(

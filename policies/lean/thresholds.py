@@ -135,8 +135,8 @@ def kinds_of(known: Known, candidates: Sequence[Candidate]) -> list[Kind]:
     """Return the kinds of requests that were seen, those with the most requests first."""
     targets = _targets(known, candidates)
     counts: dict[tuple[str, str], float] = {}
-    for groups in known.per_step.arms.values():
-        for group, (count, _) in groups.items():
+    for groups in [*known.per_step.arms.values()]:  # copies: answers are added meanwhile, in another thread
+        for group, (count, _) in [*groups.items()]:
             if len(group) == _WORKLOADS:
                 counts[group[0], group[1]] = max(count, counts.get((group[0], group[1]), 0.0))
     usual: dict[str, tuple[float, float]] = {}  # of each target: steps and seconds per step of its usual request

@@ -14,9 +14,10 @@ from backends.backend import Backend
 from backends.speculation import Method
 from gateway.service.policy_versions import settings_of
 from lab.options.policy import policy_reference
-from policies.distill.distill import NothingLearnedError, distill
+from policies.distill.distill import distill
 from policies.distill.report import Distilled
 from policies.features.request import Endpoint, RequestFeatures, describe
+from policies.lean.thresholds import NothingLearnedError
 from policies.learned.policy import Learned, LearnedSettings
 from policies.learned.settings import Exploration
 from policies.policy import Outcome
