@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from backends.http.wire import HeadPattern, pattern_of
 from gateway.http.chunks import ChunkedBody
+from gateway.http.reply import Connection, HttpReply
 from gateway.http.request_head import RequestError, RequestHead, body_too_large, check_beginning, read_head
-from gateway.http.server import HttpReply, HttpServer
+from gateway.http.server import HttpServer
 
 _MAX_BLANK_LINES: Final = 4
 """Before a request; some clients send one after a body."""
@@ -27,7 +28,7 @@ _BEGIN_S = 5.0
 """Seconds that a connection has to begin, or to complete a head, while the server is being stopped."""
 
 
-class ServerConnection:
+class ServerConnection(Connection):
     """A connection of a client.
 
     It implements `asyncio.Protocol` without inheriting from it, so that mypyc can compile it.
@@ -109,6 +110,14 @@ class ServerConnection:
             self._transport.resume_reading()
 
     # Called by replies
+
+    def is_stopping(self) -> bool:
+        """Return whether it has no request after the current one."""
+        return self.server.is_stopping
+
+    def preamble(self) -> bytes:
+        """Return the header lines of every answer."""
+        return self.server.preamble()
 
     def write(self, data: bytes) -> None:
         """Write at the end of the event loop's iteration."""

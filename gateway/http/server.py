@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server over asyncio protocols: what its connections share, and the replies to their requests.
+"""An HTTP/1.1 server over asyncio protocols: what its connections share.
 
 A complete request goes to a `Service` in the call that read its last byte, and the answer is written to the socket in
 the call that made it: no task, no queue. Nothing of a request is kept without a bound, and no client is waited for
@@ -13,23 +13,15 @@ import logging
 import time
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Protocol
 
 from backends.background import Seldom
 from backends.http.wire import WriteBatch
-from gateway.http.request_head import HeadLimits, RequestHead
-
-if TYPE_CHECKING:  # it imports this module
-    from gateway.http.connection import ServerConnection
+from gateway.http.reply import Connection, HttpReply
+from gateway.http.request_head import HeadLimits
 
 log = logging.getLogger(__name__)
 
-_PHRASES = {status.value: status.phrase for status in HTTPStatus}
-_STATUS_LINES: Final = {
-    status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode("ascii") for status in range(100, 1000)
-}
-_NO_BODY_STATUSES: Final = frozenset({204, 304})
 SWEEP_S = 1.0
 """Seconds between checks for connections whose time is over."""
 _OVERFLOW_CONNECTIONS = 64
@@ -60,19 +52,6 @@ class ServerLimits:
     unfinished_bytes: int = 256 * 2**20
 
 
-class Source(Protocol):
-    """What produces the answer to a request."""
-
-    def client_gone(self) -> None:
-        """Stop, since the client has disconnected: nothing more can be sent."""
-
-    def pause(self) -> None:
-        """Pause while the client is slow to receive."""
-
-    def resume(self) -> None:
-        """Resume."""
-
-
 class Service(Protocol):
     """What a server serves. Each method may answer the request at once."""
 
@@ -89,84 +68,6 @@ class Service(Protocol):
         """Answer a request that the server does not accept."""
 
 
-class HttpReply:
-    """One request of a connection, and the reply to it: a `whole` one, or `head`, any number of `data`, and `end`."""
-
-    def __init__(self, connection: ServerConnection, request: RequestHead) -> None:
-        self._connection = connection
-        self._chunked = request.is_http_1_1
-        self._head = b""
-        # Whether the service has seen the head and not refused it; once is enough for all requests with the same head.
-        self.is_admitted = False
-        self.request = request
-        self.source: Source | None = None  # what produces the answer; set by the service
-        self.keep_alive = request.keep_alive and not connection.server.is_stopping
-        self.is_complete = False  # whether the request has been read completely
-        self.has_ended = False  # whether the answer has ended or been aborted, or the client has disconnected
-
-    # Called by the service and the source of the answer
-
-    def head(self, status: int, lines: bytes) -> None:
-        """Begin the answer; the head is written together with the first bytes of the body."""
-        head = _STATUS_LINES[status] + self._connection.server.preamble() + lines
-        if self.request.method == "HEAD" or status in _NO_BODY_STATUSES or b"\r\ncontent-length: " in head:
-            self._chunked = False
-        elif self._chunked:
-            head += b"transfer-encoding: chunked\r\n"
-        self._head = head + self._close_line() + b"\r\n"
-
-    def data(self, chunk: bytes) -> None:
-        """Send bytes of the body."""
-        if not chunk or self.request.method == "HEAD":
-            return
-        head, self._head = self._head, b""
-        self._connection.write_now(b"%b%x\r\n%b\r\n" % (head, len(chunk), chunk) if self._chunked else head + chunk)
-
-    def end(self) -> None:
-        """End the answer."""
-        rest = self._head + (b"0\r\n\r\n" if self._chunked else b"")
-        if rest:
-            self._connection.write_now(rest)
-        self._finish()
-
-    def whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send a complete answer in one write; `lines` lack its content length."""
-        if status in _NO_BODY_STATUSES:
-            self.head(status, lines)
-            self.end()
-            return
-        sent = b"" if self.request.method == "HEAD" else body
-        preamble, close = self._connection.server.preamble(), self._close_line()
-        self._connection.write(
-            b"%b%b%b%bcontent-length: %d\r\n\r\n%b" % (_STATUS_LINES[status], preamble, lines, close, len(body), sent)
-        )
-        self._finish()
-
-    def abort(self) -> None:
-        """Close the connection before the end of the answer."""
-        self.keep_alive = False
-        self._finish()
-
-    def _close_line(self) -> bytes:
-        if not self.is_complete:
-            self.keep_alive = False  # rather than read the rest of the request
-        return b"" if self.keep_alive else b"connection: close\r\n"
-
-    def _finish(self) -> None:
-        self.has_ended = True
-        self.source = None  # breaks a reference cycle, which would wait for the garbage collector
-        self._connection.answered(self)
-
-    # Called by the connection
-
-    def client_gone(self) -> None:
-        """Stop the source of the answer."""
-        self.has_ended = True
-        source, self.source = self.source, None
-        if source is not None:
-            source.client_gone()
-
-
 class HttpServer:
     """What the connections of a server share."""
 
@@ -181,12 +82,12 @@ class HttpServer:
         self.limits = limits
         self.writes = writes  # batch in which complete answers are written; None writes them immediately
         self.is_stopping = False  # whether the server is being stopped: no connection has another request
-        self.connections: set[Any] = set()  # the open ones
+        self.connections: set[Connection] = set()  # the open ones
         self._preamble = b""
         self._preamble_until_s = 0.0
         self._sweep: Any = None
         self._held_bytes = 0
-        self._idlest: list[tuple[float, ServerConnection]] = []  # the last is idle for longest
+        self._idlest: list[tuple[float, Connection]] = []  # the last is idle for longest
         self._idlest_again_s = 0.0
         self._warned = Seldom()
 
@@ -195,7 +96,7 @@ class HttpServer:
         for connection in self.connections:
             connection.forget_head()
 
-    def register(self, connection: ServerConnection) -> bool:
+    def register(self, connection: Connection) -> bool:
         """Keep a connection until it is lost, and check its time; return whether there is room for it."""
         connections, limit = self.connections, self.limits.connections
         while len(connections) >= limit and self._close_idlest():
@@ -225,7 +126,7 @@ class HttpServer:
             if now_s < self._idlest_again_s:
                 return False
             self._idlest_again_s = now_s + _IDLE_AGAIN_S
-            idle: list[tuple[float, ServerConnection]] = []
+            idle: list[tuple[float, Connection]] = []
             for connection in self.connections:
                 since_s = connection.idle_since_s()
                 if since_s < now_s:
@@ -233,7 +134,7 @@ class HttpServer:
             self._idlest = heapq.nsmallest(_MOST_IDLE, idle, key=_since_of)
             self._idlest.reverse()
 
-    def hold(self, connection: ServerConnection, held_bytes: int) -> None:
+    def hold(self, connection: Connection, held_bytes: int) -> None:
         """Count what a connection holds of unfinished requests, and refuse the largest above the limit."""
         more_bytes = held_bytes - connection.held_bytes
         self._held_bytes += more_bytes
@@ -277,9 +178,9 @@ class HttpServer:
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._check) if running else None
 
 
-def _since_of(idle: tuple[float, ServerConnection]) -> float:
+def _since_of(idle: tuple[float, Connection]) -> float:
     return idle[0]
 
 
-def _held_by(connection: ServerConnection) -> int:
+def _held_by(connection: Connection) -> int:
     return connection.held_bytes

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Scope
 from backends import background
 from gateway.dialects.errors import GatewayError
 from gateway.http.headers import lines_of
-from gateway.http.server import HttpReply
+from gateway.http.reply import HttpReply
 from gateway.relay.admission import admit
 from gateway.relay.context import Inbound, RelayContext
 from gateway.relay.exchange import Exchange

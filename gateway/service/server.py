@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from backends import background
 from backends.background import Seldom
 from gateway.config.settings.server import ServerSettings
-from gateway.http.connection import ServerConnection
+from gateway.http.reply import Connection
 from gateway.http.server import HttpServer, ServerLimits
 from gateway.listening.certificate import Certificate
 from gateway.listening.listener import Listener
@@ -86,10 +86,9 @@ class Server:
         gateway.on_change.append(self._follow)
 
     @property
-    def connections(self) -> set[ServerConnection]:
+    def connections(self) -> set[Connection]:
         """The open connections of clients."""
-        connections: set[ServerConnection] = self._clients.connections
-        return connections
+        return self._clients.connections
 
     @property
     def in_flight(self) -> int:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import h11
 
 from gateway.http.connection import ServerConnection
+from gateway.http.reply import HttpReply
 from gateway.http.request_head import HeadLimits
-from gateway.http.server import HttpReply, HttpServer, ServerLimits
+from gateway.http.server import HttpServer, ServerLimits
 from tests.fuzz.held import held_bytes
 from tests.fuzz.wire import MemoryTransport, cut, run
 

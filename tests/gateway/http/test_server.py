@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
 
 from gateway.http import server as server_module
 from gateway.http.connection import ServerConnection
+from gateway.http.reply import HttpReply
 from gateway.http.request_head import HeadLimits
-from gateway.http.server import HttpReply, HttpServer, ServerLimits
+from gateway.http.server import HttpServer, ServerLimits
 from tests.support.waiting import TIMEOUT_S, eventually, stays
 
 LIMITS = ServerLimits(HeadLimits(target_bytes=100, headers_bytes=1000, headers=10), body_bytes=1000)
@@ -360,7 +361,8 @@ async def test_a_request_on_its_way_is_answered_by_a_server_that_stops(
     async with serving(Echo(), LIMITS) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(sent)
-        await eventually(lambda: any(len(each._reader.pending) == len(sent) for each in served.http.connections))
+        open_ones: Any = served.http.connections  # whose type is what the server knows of them
+        await eventually(lambda: any(len(each._reader.pending) == len(sent) for each in open_ones))
         for connection in list(served.http.connections):
             connection.shutdown()
         writer.write(b"GET /late HTTP/1.1\r\nhost: a\r\n\r\n"[len(sent) :])

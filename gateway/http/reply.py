@@ -1,0 +1,160 @@
+"""The reply to a request, and what it and the server know of its connection."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from http import HTTPStatus
+from typing import Final, Protocol
+
+from gateway.http.request_head import RequestHead
+
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+_STATUS_LINES: Final = {
+    status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode("ascii") for status in range(100, 1000)
+}
+_NO_BODY_STATUSES: Final = frozenset({204, 304})
+
+
+class Source(Protocol):
+    """What produces the answer to a request."""
+
+    def client_gone(self) -> None:
+        """Stop, since the client has disconnected: nothing more can be sent."""
+
+    def pause(self) -> None:
+        """Pause while the client is slow to receive."""
+
+    def resume(self) -> None:
+        """Resume."""
+
+
+class Connection(ABC):
+    """A connection of a client, as replies and the server see it."""
+
+    held_bytes: int  # what the server has counted of its unfinished request
+
+    # Called by replies
+
+    @abstractmethod
+    def is_stopping(self) -> bool:
+        """Return whether it has no request after the current one."""
+
+    @abstractmethod
+    def preamble(self) -> bytes:
+        """Return the header lines of every answer."""
+
+    @abstractmethod
+    def write(self, data: bytes) -> None:
+        """Write at the end of the event loop's iteration."""
+
+    @abstractmethod
+    def write_now(self, data: bytes) -> None:
+        """Write now, as for a chunk of a stream."""
+
+    @abstractmethod
+    def answered(self, reply: HttpReply) -> None:
+        """Go on with the next request, or close."""
+
+    # Called by the server
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Close the connection at once."""
+
+    @abstractmethod
+    def shed(self) -> None:
+        """Refuse the unfinished request, or disconnect a client that sends more than is answered."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Close the connection once the current request has been answered, or one that may be on its way."""
+
+    @abstractmethod
+    def forget_head(self) -> None:
+        """Have the service admit the next request, even if it has the head of an earlier one."""
+
+    @abstractmethod
+    def idle_since_s(self) -> float:
+        """Return since when the next request, or the rest of its head, is waited for; infinity while none is."""
+
+    @abstractmethod
+    def check(self, now_s: float) -> None:
+        """Close the connection if its client has taken too long."""
+
+
+class HttpReply:
+    """One request of a connection, and the reply to it: a `whole` one, or `head`, any number of `data`, and `end`."""
+
+    def __init__(self, connection: Connection, request: RequestHead) -> None:
+        self._connection = connection
+        self._chunked = request.is_http_1_1
+        self._head = b""
+        # Whether the service has seen the head and not refused it; once is enough for all requests with the same head.
+        self.is_admitted = False
+        self.request = request
+        self.source: Source | None = None  # what produces the answer; set by the service
+        self.keep_alive = request.keep_alive and not connection.is_stopping()
+        self.is_complete = False  # whether the request has been read completely
+        self.has_ended = False  # whether the answer has ended or been aborted, or the client has disconnected
+
+    # Called by the service and the source of the answer
+
+    def head(self, status: int, lines: bytes) -> None:
+        """Begin the answer; the head is written together with the first bytes of the body."""
+        head = _STATUS_LINES[status] + self._connection.preamble() + lines
+        if self.request.method == "HEAD" or status in _NO_BODY_STATUSES or b"\r\ncontent-length: " in head:
+            self._chunked = False
+        elif self._chunked:
+            head += b"transfer-encoding: chunked\r\n"
+        self._head = head + self._close_line() + b"\r\n"
+
+    def data(self, chunk: bytes) -> None:
+        """Send bytes of the body."""
+        if not chunk or self.request.method == "HEAD":
+            return
+        head, self._head = self._head, b""
+        self._connection.write_now(b"%b%x\r\n%b\r\n" % (head, len(chunk), chunk) if self._chunked else head + chunk)
+
+    def end(self) -> None:
+        """End the answer."""
+        rest = self._head + (b"0\r\n\r\n" if self._chunked else b"")
+        if rest:
+            self._connection.write_now(rest)
+        self._finish()
+
+    def whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send a complete answer in one write; `lines` lack its content length."""
+        if status in _NO_BODY_STATUSES:
+            self.head(status, lines)
+            self.end()
+            return
+        sent = b"" if self.request.method == "HEAD" else body
+        preamble, close = self._connection.preamble(), self._close_line()
+        self._connection.write(
+            b"%b%b%b%bcontent-length: %d\r\n\r\n%b" % (_STATUS_LINES[status], preamble, lines, close, len(body), sent)
+        )
+        self._finish()
+
+    def abort(self) -> None:
+        """Close the connection before the end of the answer."""
+        self.keep_alive = False
+        self._finish()
+
+    def _close_line(self) -> bytes:
+        if not self.is_complete:
+            self.keep_alive = False  # rather than read the rest of the request
+        return b"" if self.keep_alive else b"connection: close\r\n"
+
+    def _finish(self) -> None:
+        self.has_ended = True
+        self.source = None  # breaks a reference cycle, which would wait for the garbage collector
+        self._connection.answered(self)
+
+    # Called by the connection
+
+    def client_gone(self) -> None:
+        """Stop the source of the answer."""
+        self.has_ended = True
+        source, self.source = self.source, None
+        if source is not None:
+            source.client_gone()
