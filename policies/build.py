@@ -1,4 +1,4 @@
-"""A guardrail and outlier ejection around any policy; `learned` has both inside, where they share its predictions."""
+"""A guardrail and the detector around any policy; `learned` has both inside, where they share what it expects."""
 
 from __future__ import annotations
 
@@ -14,36 +14,28 @@ from backends.backend import Candidate, EngineChange
 from policies.decision import Assessment, Decision, Outcome
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.guarded.guardrail import Guardrail, kind_of, work_of
-from policies.guarded.outlier_ejection import OutlierEjection
-from policies.guarded.silent_drafters import SilentDrafters
-from policies.lean.known import Memo as LeanMemo
-from policies.learned.policy import Learned, LearnedSettings
-from policies.learned.select import Memo
+from policies.learned.detector import Detector
+from policies.learned.known import Memo
+from policies.learned.policy import Learned
+from policies.learned.settings import LearnedSettings
 from policies.learned.shadow_drafting import ShadowSettings
 from policies.load import STALE_AFTER_S, LoadMeter
 from policies.policy import Choose, GuardrailSettings, Policy, PolicySettings, policies
-from policies.roles import (
-    CacheWatcher,
-    Clocked,
-    Corrected,
-    EngineWatcher,
-    Forgetful,
-    Freezable,
-    Heir,
-    Learner,
-    Maintained,
-    ShadowLearner,
-    Stateful,
-    Work,
-    assess,
-    preview,
-)
+from policies.roles import Explainer, Heir, Informed, Learner, Maintained, Work, assess, check_roles, preview
+from policies.statistics import Statistics
 
 
 def build(name: str, settings: PolicySettings) -> Policy:
-    """Return a registered policy, with the guardrail and the outlier ejection that its settings ask for."""
+    """Return a registered policy, with the guardrail and the detector that its settings ask for.
+
+    Raises
+    ------
+    TypeError
+        If it has a method of a role that it does not inherit.
+    """
     policy = policies()[name](settings)
-    if isinstance(policy, Freezable) or not (settings.guardrail.share or settings.outlier_ejection):
+    check_roles(policy)
+    if isinstance(policy, Learned) or not (settings.guardrail.share or settings.outlier_ejection):
         return policy
     return Guarded(policy)
 
@@ -58,9 +50,7 @@ def learned_of(policy: Policy) -> Learned | None:
 def predicted_s(decision: Decision) -> float | None:
     """Return the predicted seconds to finish of a request that was sent; None if the policy predicts nothing."""
     memo = decision.memo.watching if isinstance(decision.memo, _Memo) else decision.memo
-    if isinstance(memo, LeanMemo):
-        return memo.delay.own_s
-    return memo.prediction.own_s if isinstance(memo, Memo) else None
+    return memo.delay.own_s if isinstance(memo, Memo) else None
 
 
 class _Memo(NamedTuple):
@@ -71,23 +61,24 @@ class _Memo(NamedTuple):
     is_compared: bool  # whether there was a choice
 
 
-class Guarded(Policy):
-    """A policy with a guardrail and outlier ejection around it.
+class Guarded(Policy, Learner, Explainer, Maintained, Heir, Informed):
+    """A policy with a guardrail and the detector around it.
 
-    Outlier ejection compares backends with expectations, which come from a `learned` that watches and decides nothing.
+    The detector compares backends with expectations, which come from a `learned` that watches and decides nothing.
     The policy is not asked for the scores of all candidates, since `least_loaded` may be the one that decides.
     """
+
+    guardrail: Guardrail
+    detector: Detector[Any]
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy.settings)
         self.policy = policy
-        self.name = policy.name
+        self.name, self.prices_limits = policy.name, policy.prices_limits
         self.text_features, self.reads_requests = policy.text_features, policy.reads_requests
-        self.prices_limits = policy.prices_limits
         self.clock: Callable[[], float] = time.time
         self.guardrail = Guardrail(policy.settings.guardrail)
-        self.outlier_ejection = OutlierEjection()
-        self.drafters = SilentDrafters()
+        self.detector = Detector()
         seed = getattr(policy.settings, "seed", None)
         self._rng = Random(seed if seed is None else f"guarded {seed}")  # other numbers than the policy draws
         self._meter = LoadMeter(getattr(policy.settings, "stale_after_s", STALE_AFTER_S))
@@ -95,69 +86,62 @@ class Guarded(Policy):
         if policy.settings.outlier_ejection:
             off = LearnedSettings(guardrail=GuardrailSettings(share=0), shadow_drafting=ShadowSettings(sample=0))
             self.watching = Learned(off)
-            self.outlier_ejection, self.drafters = self.watching.outlier_ejection, self.watching.drafters
+            self.detector = self.watching.detector
             self.text_features, self.reads_requests = TEXT_FEATURES, True
-            self.statistics = self.watching.statistics
-        if isinstance(policy, Stateful):
-            self.statistics = policy.statistics
-        if isinstance(policy, ShadowLearner):
-            self.shadow = policy.shadow
-            self.observe_shadow = lambda outcome: policy.observe_shadow(_with(outcome, _own(outcome)))
-        self._observe = policy.observe if isinstance(policy, Learner) else None
-        self._parts: list[object] = [policy, self.watching]
+        if isinstance(policy, Learner):
+            self.shadow, self.troubles = policy.shadow, policy.troubles
+        self._parts: tuple[Policy, ...] = (policy,) if self.watching is None else (policy, self.watching)
+
+    @property
+    def statistics(self) -> Statistics | None:  # type: ignore[override]
+        """Those of the policy, else those of the one that watches."""
+        kept = [each.statistics for each in self._parts if isinstance(each, Heir) and each.statistics is not None]
+        return kept[0] if kept else None
 
     def take_over(self, previous: Policy) -> None:
         """Continue with the comparison, the expectations, and what the policy inside has learned."""
         inner = previous.policy if isinstance(previous, Guarded) else previous
         if isinstance(self.policy, Heir):
             self.policy.take_over(inner)
-        if isinstance(self.policy, Stateful):
-            self.statistics = self.policy.statistics
         if isinstance(previous, Guarded) and previous.settings.guardrail == self.settings.guardrail:
             self.guardrail = previous.guardrail
         if self.watching is not None:
             watched = previous.watching if isinstance(previous, Guarded) else previous
             self.watching.take_over(previous if watched is None else watched)
-            self.outlier_ejection, self.drafters = self.watching.outlier_ejection, self.watching.drafters
-            if not isinstance(self.policy, Stateful):
-                self.statistics = self.watching.statistics
+            self.detector = self.watching.detector
 
     def forget(self, backend: str) -> None:
         """Drop what the parts keep of a backend that has left."""
-        for part in self._parts:
-            if isinstance(part, Forgetful):
-                part.forget(backend)
+        for part in self._informed():
+            part.forget(backend)
 
     def engine_changed(self, backend: str, change: EngineChange) -> None:
-        """End the silence of a backend whose engine has changed, so that its drafter is judged again."""
-        for part in self._parts:
-            if isinstance(part, EngineWatcher):
-                part.engine_changed(backend, change)
-
-    def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
-        """Remember that a backend has a prompt which another gateway has sent."""
-        for part in self._parts:
-            if isinstance(part, CacheWatcher):
-                part.sent_elsewhere(backend, prefixes, lengths)
-
-    def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
-        """Forget what was not used for so many seconds."""
-        for part in self._parts:
-            if isinstance(part, CacheWatcher):
-                part.evicted(backend, unused_s, is_full)
+        """Judge a backend anew."""
+        for part in self._informed():
+            part.engine_changed(backend, change)
 
     def correct(self, backend: str, factor: float) -> None:
         """Multiply the tokens per step of a backend's answers by what its engine counts over what they show."""
-        for part in self._parts:
-            if isinstance(part, Corrected):
-                part.correct(backend, factor)
+        for part in self._informed():
+            part.correct(backend, factor)
+
+    def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
+        """Remember that a backend has a prompt which another gateway has sent."""
+        for part in self._informed():
+            part.sent_elsewhere(backend, prefixes, lengths)
+
+    def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
+        """Forget what was not used for so many seconds."""
+        for part in self._informed():
+            part.evicted(backend, unused_s, is_full)
+
+    def _informed(self) -> list[Informed]:
+        return [part for part in self._parts if isinstance(part, Informed)]
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-        """Choose a candidate that is not ejected and drafts: by the policy, or by `least_loaded` for the guardrail."""
+        """Choose a candidate that does not rest: by the policy, or by `least_loaded` for the guardrail."""
         watching, now_s = self.watching, self.clock()
-        eligible = candidates
-        if watching is not None:
-            eligible = self.drafters.admitted(self.outlier_ejection.admit(candidates, now_s, request.client), now_s)
+        eligible = self.detector.admitted(candidates, now_s)
         decision = self._decide(request, eligible, self.policy.choose, self._rng, now_s)
         watched = None if watching is None else watching.follow(decision, request, eligible).memo
         return replace(decision, memo=_Memo(decision.memo, watched, len(candidates) > 1))
@@ -165,9 +149,7 @@ class Guarded(Policy):
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Return the decision that `choose` would make now."""
         now_s = self.clock()
-        eligible = candidates
-        if self.watching is not None:
-            eligible = self.drafters.admitted(self.outlier_ejection.admitted(candidates, now_s, request.client), now_s)
+        eligible = self.detector.admitted(candidates, now_s)
         return self._decide(request, eligible, partial(preview, self.policy), copy.copy(self._rng), now_s)
 
     def _decide(
@@ -180,14 +162,9 @@ class Guarded(Policy):
         return Decision(chosen.name, self.name, "frozen" if guardrail.frozen else "control", propensity)
 
     def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
-        """Rate each candidate as the policy does, noting which are ejected, and whose drafters are silent."""
-        notes: dict[str, list[str]] = {}
-        for backend, reason in self.outlier_ejection.reasons.items():
-            notes.setdefault(backend, []).append(f"ejected as an outlier: {reason}")
-        for backend, silence in self.drafters.silent.items():
-            notes.setdefault(backend, []).append(str(silence))
+        """Rate each candidate as the policy does, noting what was found of it."""
         return [
-            replace(each, note="; ".join([each.note, *notes.get(each.backend, [])]))
+            replace(each, note="; ".join([each.note, *map(str, self.detector.found.get(each.backend, ()))]))
             for each in assess(self.policy, request, candidates)
         ]
 
@@ -197,34 +174,29 @@ class Guarded(Policy):
         own, watched, is_compared = memo if isinstance(memo, _Memo) else (memo, None, False)
         if is_compared and not outcome.was_paused and outcome.status == 200 and outcome.output_tokens >= 1:
             self.guardrail.observe(self.clock(), outcome.e2e_s, work_of(outcome), kind_of(outcome.request))
-        if self._observe is not None:
-            self._observe(_with(outcome, own))
+        if isinstance(self.policy, Learner):
+            self.policy.observe(_with(outcome, own))
         if self.watching is not None:
             self.watching.observe(_with(outcome, watched))
+
+    def observe_shadow(self, outcome: Outcome) -> None:
+        """Let the policy learn from replayed drafts."""
+        if isinstance(self.policy, Learner):
+            memo = outcome.decision.memo
+            self.policy.observe_shadow(_with(outcome, memo.own if isinstance(memo, _Memo) else memo))
 
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Replace the clock of all parts."""
         self.clock = clock
         for part in self._parts:
-            if isinstance(part, Clocked):
-                part.set_clock(clock)
-
-    def warm_up(self) -> None:
-        """Import the libraries that learning needs."""
-        for part in self._parts:
             if isinstance(part, Maintained):
-                part.warm_up()
+                part.set_clock(clock)
 
     def maintenance(self) -> Work | None:
         """Return the work of all parts that is due."""
         due = [part.maintenance() for part in self._parts if isinstance(part, Maintained)]
         works = [work for work in due if work is not None]
         return (lambda *pause: [work(*pause) for work in works]) if works else None
-
-
-def _own(outcome: Outcome) -> Any:
-    memo = outcome.decision.memo
-    return memo.own if isinstance(memo, _Memo) else memo
 
 
 def _with(outcome: Outcome, memo: Any) -> Outcome:

@@ -18,7 +18,7 @@ from policies.build import build, predicted_s
 from policies.decision import Decision, Outcome
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Policy, policies
-from policies.roles import Clocked, Forgetful, Learner, Maintained, assess, preview
+from policies.roles import Informed, Learner, Maintained, assess, preview
 
 REASON = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _METHODS = {Method.BASELINE: 0, Method.NGRAM: 5, Method.SUFFIX: 24, Method.EAGLE3: 3}
@@ -58,7 +58,7 @@ def _play(policy: Policy, seed: int, explains: bool) -> list[Decision]:
     rng, now_s, decisions = Random(seed), 1_000_000.0, list[Decision]()
     backends = [Backend(method.value, "m", method, "http://a", k) for method, k in _METHODS.items()]
     requests = list[RequestFeatures]()
-    if isinstance(policy, Clocked):
+    if isinstance(policy, Maintained):
         policy.set_clock(lambda: now_s)
     for number in range(_ROUNDS):
         now_s += rng.choice((0.01, 1.0, 20.0))
@@ -86,7 +86,7 @@ def _play(policy: Policy, seed: int, explains: bool) -> list[Decision]:
             policy.observe(_outcome(rng, requests[number - 3], decisions[number - 3]))
         if isinstance(policy, Maintained) and number % 40 == 0 and (work := policy.maintenance()) is not None:
             work()
-    if isinstance(policy, Forgetful):
+    if isinstance(policy, Informed):
         policy.forget(backends[0].name)
         assert policy.choose(_request(rng), backends).backend
     return decisions

@@ -13,6 +13,7 @@ from backends.backend import Candidate
 from policies.features.request import RequestFeatures
 from policies.load import STALE_AFTER_S, LoadMeter, per_weight
 from policies.policy import Assessment, Decision, Policy, PolicySettings
+from policies.roles import Explainer
 
 
 class LoadSettings(PolicySettings):
@@ -26,7 +27,7 @@ class LoadSettings(PolicySettings):
     )
 
 
-class LoadPolicy(Policy):
+class LoadPolicy(Policy, Explainer):
     """Base class of the policies that consider load."""
 
     Settings = LoadSettings

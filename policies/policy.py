@@ -157,6 +157,5 @@ _OWN = (
     "policies.balancing.static",
     "policies.rules.policy",
     "policies.learned.policy",
-    "policies.lean.policy",
 )
 """Modules of this package that register policies."""

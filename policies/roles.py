@@ -1,86 +1,43 @@
-"""The optional roles of a policy: what it does besides choosing. They are looked up when a model is assembled."""
+"""What a policy may do besides choosing: five roles, each a base class whose methods do nothing unless overridden.
+
+The gateway asks for a role when it assembles a model, and calls nothing of those that a policy has not.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from backends.backend import Candidate, EngineChange
 from policies.decision import Assessment, Decision, Outcome
 from policies.features.request import RequestFeatures
-from policies.guarded.guardrail import Guardrail
-from policies.learned.shadow_drafting import ShadowSettings
 from policies.policy import Policy
 from policies.statistics import Statistics
-from policies.trouble.troubles import Troubles
+
+if TYPE_CHECKING:
+    from policies.guarded.guardrail import Guardrail
+    from policies.learned.detector import Detector
+    from policies.learned.shadow_drafting import ShadowSettings
+    from policies.trouble.troubles import Troubles
 
 Work = Callable[..., object]
 """Background work. It takes a function without arguments, which it calls at points where it may be interrupted."""
 
 
-@runtime_checkable
-class Learner(Protocol):
+class Learner:
     """Learns from finished requests."""
 
-    def observe(self, outcome: Outcome) -> None: ...  # noqa: D102
+    shadow: ShadowSettings | None = None
+    """How often texts are replayed for `observe_shadow`; None for never."""
+    troubles: Troubles | None = None
+    """What goes wrong with which requests, if the policy prices it; from others, such requests are kept away."""
 
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a finished request."""
 
-@runtime_checkable
-class ShadowLearner(Protocol):
-    """Learns from `outcome.shadow`, which is computed some time after `observe` was called for the same request."""
-
-    name: str
-    shadow: ShadowSettings
-
-    def observe_shadow(self, outcome: Outcome) -> None: ...  # noqa: D102
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """Keeps what it learns as statistics, which the gateway stores and shares."""
-
-    statistics: Statistics
-
-
-@runtime_checkable
-class Wary(Protocol):
-    """Prices what goes wrong with a kind of requests; from other policies, such requests are kept away."""
-
-    troubles: Troubles
-
-
-@runtime_checkable
-class Heir(Protocol):
-    """Continues with what another policy of the same model has learned, when the settings of the policy change."""
-
-    def take_over(self, previous: Policy) -> None:
-        """Take over what is of use; called before the first choice.
-
-        The other policy still observes the requests that it has sent, and what both share learns from them.
-        """
-
-
-@runtime_checkable
-class Forgetful(Protocol):
-    """Remembers something of each backend, which it drops when the backend leaves."""
-
-    def forget(self, backend: str) -> None:
-        """Drop what is kept of a backend; another one may get its name."""
-
-
-@runtime_checkable
-class CacheWatcher(Protocol):
-    """Goes by the prompts that each engine has cached, which all gateways send there."""
-
-    def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
-        """Remember the prefixes of a prompt, and their lengths in tokens, that another gateway has sent."""
-
-    def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
-        """Forget what was not used for so many seconds, as an engine tells of its cache; None if it tells nothing.
-
-        If the cache `is_full`, what comes evicts something else.
-        """
+    def observe_shadow(self, outcome: Outcome) -> None:
+        """Learn from `outcome.shadow`, which is computed some time after `observe` was called for the same request."""
 
 
 class Price(NamedTuple):
@@ -100,53 +57,29 @@ class Price(NamedTuple):
         return self.at_s(self.output_tokens)
 
 
-@runtime_checkable
-class Pricing(Protocol):
-    """Knows what requests cost."""
+class Explainer:
+    """Says what it would do, and what it goes by; none of that changes anything."""
 
-    def price(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Price:
-        """Return what a request costs where that is least."""
+    explain_candidates: bool = False
+    """Whether decisions include the scores of all candidates, which is set when requests are recorded."""
+    guardrail: Guardrail | None = None
+    """Its comparison with `least_loaded`, if it makes one."""
+    detector: Detector[Any] | None = None
+    """What was found of replicas that do otherwise than they did, if it looks for that."""
 
+    def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
+        """Rate each candidate."""
+        return [Assessment(candidate.name, None, "not scored by this policy") for candidate in candidates]
 
-@runtime_checkable
-class EngineWatcher(Protocol):
-    """Judges engines by their answers, which a change of the engine may make obsolete."""
+    def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision | None:
+        """Return the decision that `choose` would make now; None if only a copy that is asked can tell."""
 
-    def engine_changed(self, backend: str, change: EngineChange) -> None: ...  # noqa: D102
-
-
-@runtime_checkable
-class Corrected(Protocol):
-    """Learns tokens per step from answers, which may show other ones than the engine counts."""
-
-    def correct(self, backend: str, factor: float) -> None:
-        """Multiply the tokens per step of a backend's answers from now on."""
+    def price(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Price | None:
+        """Return what a request costs where that is least; None if it does not know."""
 
 
-@runtime_checkable
-class Explainer(Protocol):
-    """Rates the candidates, and returns the decision that `choose` would make now; both change nothing."""
-
-    def assess(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]: ...  # noqa: D102
-
-    def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision: ...  # noqa: D102
-
-
-@runtime_checkable
-class Scoring(Protocol):
-    """Includes the scores of all candidates in its decisions if told to, which is done when requests are recorded."""
-
-    explain_candidates: bool
-
-
-@runtime_checkable
-class Maintained(Protocol):
-    """Has work to do off the request path."""
-
-    name: str
-
-    def warm_up(self) -> None:
-        """Import the libraries that learning needs; may be called in any thread, while requests are served."""
+class Maintained:
+    """Has work to do off the request path, or goes by a clock."""
 
     def maintenance(self) -> Work | None:
         """Return background work that is due, or None.
@@ -155,60 +88,60 @@ class Maintained(Protocol):
         must not touch what `choose` and `observe` change, and must publish its results in a single assignment.
         """
 
-
-@runtime_checkable
-class Clocked(Protocol):
-    """Has a clock in seconds, by default `time.time`, which a replay replaces."""
-
-    def set_clock(self, clock: Callable[[], float]) -> None: ...  # noqa: D102
+    def set_clock(self, clock: Callable[[], float]) -> None:
+        """Replace the clock, which returns seconds and is `time.time` by default; a replay has another."""
 
 
-class Outliers(Protocol):
-    """Knows the backends that perform worse than expected."""
+class Heir:
+    """Keeps what it learns as statistics, which are stored and shared, and hands it on when its settings change."""
 
-    reasons: dict[str, str]  # in words, by backend
+    statistics: Statistics | None = None
 
+    def take_over(self, previous: Policy) -> None:
+        """Take over what is of use of another policy of the same model; called before the first choice.
 
-class Silent(Protocol):
-    """What is known of a drafter that is silent, as `str` says it in words."""
-
-    cause: str  # a value of `EngineChange`, or `unknown`
-    since_s: float
-    expected: float  # tokens per step
-    observed: float
+        The other policy still observes the requests that it has sent, and what both share learns from them.
+        """
 
 
-class Drafters(Protocol):
-    """Knows the backends whose drafters are silent."""
+class Informed:
+    """Is told what happens to backends."""
 
-    @property
-    def silent(self) -> Mapping[str, Silent]:
-        """By backend."""
+    def forget(self, backend: str) -> None:
+        """Drop what is kept of a backend that has left; another one may get its name."""
+
+    def engine_changed(self, backend: str, change: EngineChange) -> None:
+        """Take it that what was seen of a backend's engine may hold no more."""
+
+    def correct(self, backend: str, factor: float) -> None:
+        """Multiply the tokens per step of a backend's answers from now on, as its engine counts other ones."""
+
+    def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
+        """Remember the prefixes of a prompt, and their lengths in tokens, that another gateway has sent there."""
+
+    def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
+        """Forget what was not used for so many seconds, as an engine tells of its cache; None if it tells nothing.
+
+        If the cache `is_full`, what comes evicts something else.
+        """
 
 
-@runtime_checkable
-class Freezable(Protocol):
-    """Is compared with `least_loaded`, and avoids outliers and silent drafters."""
-
-    name: str
-    guardrail: Guardrail
-
-    @property
-    def outlier_ejection(self) -> Outliers:
-        """The backends that are taken out of use, or count as slow."""
-
-    @property
-    def drafters(self) -> Drafters:
-        """The backends whose drafts are accepted no more."""
+def check_roles(policy: Policy) -> None:
+    """Raise `TypeError` if a policy has a method of a role that it does not inherit: nobody would call it."""
+    for role in (Learner, Explainer, Maintained, Heir, Informed):
+        methods = [name for name, found in vars(role).items() if callable(found) and hasattr(policy, name)]
+        if methods and not isinstance(policy, role):
+            kind, name = type(policy).__name__, role.__name__
+            raise TypeError(f"{kind} has `{methods[0]}`: derive it from `policies.roles.{name}`, whose method that is")
 
 
 def assess(policy: Policy, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Assessment]:
     """Rate each candidate, without side effects."""
-    if isinstance(policy, Explainer):
-        return policy.assess(request, candidates)
-    return [Assessment(candidate.name, None, "not scored by this policy") for candidate in candidates]
+    explainer = policy if isinstance(policy, Explainer) else Explainer()
+    return explainer.assess(request, candidates)
 
 
 def preview(policy: Policy, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-    """Return the decision that a policy would make now; one that is no `Explainer` is copied and asked."""
-    return (policy.preview if isinstance(policy, Explainer) else copy.deepcopy(policy).choose)(request, candidates)
+    """Return the decision that a policy would make now; one that cannot tell is copied, and the copy asked."""
+    found = policy.preview(request, candidates) if isinstance(policy, Explainer) else None
+    return found or copy.deepcopy(policy).choose(request, candidates)

@@ -41,7 +41,6 @@ ROOMS = {
     "discovery in Kubernetes": ["gateway/discovery/kubernetes.py", "gateway/discovery/inference_pool.py"],
     "access log and spans": ["gateway/reports"],
     "Redis": ["gateway/state/redis.py"],
-    "distill": ["policies/distill"],
     "simulator": ["backends/simulator", "lab"],
     "laboratory": ["lab"],
     "gateway bench": ["lab/bench", "lab/cli/bench.py", "lab/calibrate", "lab/cli/calibrate.py"],

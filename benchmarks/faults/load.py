@@ -23,8 +23,6 @@ REFUSED, UNANSWERED, CUT, HUNG = "refused", "no answer", "cut", "hung"
 INCOMPLETE, WRONG = "incomplete", "wrong"
 SILENT = frozenset({INCOMPLETE, WRONG})
 """Failures that look like an answer."""
-UNSAID = frozenset({REFUSED, UNANSWERED, CUT, HUNG})
-"""Failures that the client sees, but not by an answer of the system."""
 PATIENCE_S = 60.0
 """Seconds without a byte after which the client gives up."""
 _SLOW_PAUSE_S = 0.02

@@ -13,7 +13,8 @@ from lab.simulation.request import ReplayRequest
 from lab.simulation.sessions import LOOKAHEAD_S, Agenda, Order
 from lab.simulation.simulate import ReplicaSpec, _Simulation, slo_kept
 from policies.build import build
-from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.policy import Learned
+from policies.learned.settings import LearnedSettings
 
 MOST = 8
 """Replicas that are wanted at most at a time."""

@@ -6,11 +6,11 @@ replayed on its text, EAGLE-3 as recorded. A policy's choices therefore determin
 Answers are cut at 1,024 tokens, because a few that repeat themselves without end would dominate every average. Step
 times of other targets come from their calibrations; acceptance always comes from these recordings.
 
-The recordings are split by a hash of their ids (`draw`). One part is reported; the warm policy and the
-distilled rules learned from the other (`--tune` swaps the two). Each recorded prompt is sent once in a run: those of
-the other part are the warm-up and do not count. Each table entry is the mean over seeds of a ratio to `least_loaded` on
-the same arrivals. A random third of the requests have an SLO, the median TPOT of `least_loaded` in that run; "SLO kept"
-is the share of them that meet it.
+The recordings are split by a hash of their ids (`draw`). One part is reported; the warm policy, and the rules that its
+table says (`distilled`), learned from the other (`--tune` swaps the two). Each recorded prompt is sent once in a run:
+those of the other part are the warm-up and do not count. Each table entry is the mean over seeds of a ratio to
+`least_loaded` on the same arrivals. A random third of the requests have an SLO, the median TPOT of `least_loaded` in
+that run; "SLO kept" is the share of them that meet it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ from gateway.advice.finding import Finding
 from gateway.advice.gather import add_learned, positions_of
 from lab.simulation.simulate import outcome_of
 from policies.features.request import Endpoint, RequestFeatures
-from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.policy import Learned
+from policies.learned.settings import LearnedSettings
 from policies.policy import Decision
 
 Members = Sequence[tuple[Method, int]]

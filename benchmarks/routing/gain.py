@@ -19,7 +19,7 @@ from typing import Final
 
 from backends.backend import Candidate
 from benchmarks.routing.ground import Ground, OnGround, Task, bare, capacity, drawn, pool_of, timed
-from benchmarks.routing.learned_rows import learned_rows, set_learned
+from benchmarks.routing.learning import Learning, learning_of, teach
 from benchmarks.routing.peers import Greedy
 from lab.parallel import all_cores
 from lab.simulation.request import ReplayRequest
@@ -28,11 +28,11 @@ from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.power_of_two import PowerOfTwo
 from policies.build import Guarded
 from policies.features.request import RequestFeatures
-from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.policy import Learned
+from policies.learned.settings import LearnedSettings
 from policies.load_policy import LoadSettings
 from policies.policy import Decision, GuardrailSettings, Policy
 from policies.rules.policy import Thresholds, ThresholdSettings
-from policies.statistics import Row
 
 TRUTH_SEEDS: Final = 1000
 """Seed of the first run that shows the truth."""
@@ -83,12 +83,12 @@ class Cell:
     """Nothing is frozen by default, so that each run has the same evidence."""
 
 
-def make(ground: Ground, cell: Cell, seed: int, guardrail: GuardrailSettings) -> Policy:
-    """Return a new policy, with a guardrail if that has a share."""
+def make(ground: Ground, cell: Cell, seed: int, guardrail: GuardrailSettings, now_s: float = 0.0) -> Policy:
+    """Return a new policy, with a guardrail if that has a share; what is trained is so at `now_s`."""
     if cell.policy in ("learned", "greedy"):
         settings = LearnedSettings(seed=seed, guardrail=guardrail)
         learned = Learned(settings) if cell.policy == "learned" else Greedy(settings)
-        set_learned(learned, trained(ground, cell.pool), 0.0)
+        teach(learned, trained(ground, cell.pool), now_s)
         return learned
     if cell.policy == "thresholds":
         policy: Policy = Thresholds(ThresholdSettings(seed=seed, guardrail=guardrail))
@@ -104,13 +104,13 @@ def make(ground: Ground, cell: Cell, seed: int, guardrail: GuardrailSettings) ->
     return Guarded(policy) if guardrail.share else policy
 
 
-def trained(ground: Ground, pool: str) -> list[Row]:
+def trained(ground: Ground, pool: str) -> Learning:
     """Return what `learned` learns from the other requests at medium load."""
     if pool not in ground.warm:
         requests = drawn(ground.others, "even", 6000, Random(99))
         policy = Learned(LearnedSettings(seed=99, guardrail=OFF))
         replay(pool_of(pool), timed(ground, Task(pool, "even", 0.5, "poisson", 99), requests), policy)
-        ground.warm[pool] = learned_rows(policy)
+        ground.warm[pool] = learning_of(policy)
     return ground.warm[pool]
 
 
@@ -144,10 +144,10 @@ class Seen:
 def watch(ground: Ground, cell: Cell, seed: int) -> Seen:
     """Play a run with the guardrail."""
     settings = GuardrailSettings(share=cell.share, block_s=cell.block_s, tolerance=cell.tolerance)
-    policy = make(ground, cell, seed, settings)
+    began_s = 1e6 * (seed + 1)  # other places of the blocks in each run
+    policy = make(ground, cell, seed, settings, began_s)
     assert isinstance(policy, Guarded | Learned)
     seconds = cell.blocks * cell.block_s
-    began_s = 1e6 * (seed + 1)  # other places of the blocks in each run
     requests = arrivals(ground, cell, seed, seconds)
     for each in requests:
         each.arrived_s += began_s

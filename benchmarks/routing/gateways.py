@@ -10,13 +10,13 @@ from backends.backend import Candidate, EngineChange
 from backends.simulator.engine.replica import Replica
 from policies.features.request import RequestFeatures
 from policies.policy import Decision, Outcome, Policy, PolicySettings
-from policies.roles import CacheWatcher, Clocked, EngineWatcher, Learner, Maintained
+from policies.roles import Informed, Learner, Maintained, Work
 
 START_S: Final = 120.0
 """Seconds until an engine that restarts serves again."""
 
 
-class Gateways(Policy):
+class Gateways(Policy, Learner, Maintained):
     """The policies of gateways, one each, that tell each other at once where they have sent a prompt.
 
     Parameters
@@ -43,22 +43,14 @@ class Gateways(Policy):
         """Replace the clock of all of them."""
         self._clock = clock
         for each in self._members:
-            if isinstance(each, Clocked):
+            if isinstance(each, Maintained):
                 each.set_clock(clock)
 
-    def warm_up(self) -> None:
-        """Import what they need."""
-
-    def maintenance(self) -> Callable[[], None] | None:
+    def maintenance(self) -> Work:
         """Return the work that is due."""
         works = [each.maintenance() for each in self._members if isinstance(each, Maintained)]
 
-        def work() -> None:
-            for one in works:
-                if one is not None:
-                    one()
-
-        return work
+        return lambda *pause: [one(*pause) for one in works if one is not None]
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Have one of them choose."""
@@ -82,7 +74,7 @@ class Gateways(Policy):
 
     def _tell_others(self, member: Policy, backend: str, request: RequestFeatures) -> None:
         for other in self._members:
-            if other is not member and isinstance(other, CacheWatcher):
+            if other is not member and isinstance(other, Informed):
                 other.sent_elsewhere(backend, request.prefix, request.prefix_tokens)
 
     def _report_evictions(self, replicas: Sequence[Replica]) -> None:
@@ -92,7 +84,7 @@ class Gateways(Policy):
         for replica in replicas:
             until_s = min(replica.evicted_s, oldest_s.get(replica.name, now_s))  # what runs is not evicted
             for member in self._members:
-                if isinstance(member, CacheWatcher):
+                if isinstance(member, Informed):
                     member.evicted(replica.name, now_s - until_s, is_full=replica.is_full)
 
     def _present(self, replicas: Sequence[Replica]) -> Sequence[Replica]:
@@ -107,6 +99,6 @@ class Gateways(Policy):
                 self._back_s[replica.name] = now_s + START_S
                 replica.restart()
                 for member in self._members:
-                    if isinstance(member, EngineWatcher):
+                    if isinstance(member, Informed):
                         member.engine_changed(replica.name, EngineChange.RESTART)
         return [each for each in replicas if each.name != self._leaving and self._back_s.get(each.name, now_s) <= now_s]

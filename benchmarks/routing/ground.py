@@ -17,16 +17,16 @@ import numpy as np
 from backends.backend import Backend
 from backends.draft_schedule import draft_tokens
 from backends.speculation import Method
-from benchmarks.routing.learned_rows import learned_rows
+from benchmarks.routing.learning import Learning, learning_of
 from lab.simulation.request import ReplayRequest, replay_request
 from lab.simulation.simulate import ReplicaSpec, replay
 from lab.trace.edits import draw
 from lab.trace.record import TraceRecord
-from policies.distill.distill import distill
-from policies.distill.report import Distilled
-from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.policy import Learned
+from policies.learned.settings import LearnedSettings
+from policies.learned.thresholds import rules_of
 from policies.policy import Policy, policies
-from policies.statistics import Row
+from policies.rules.policy import ThresholdSettings
 
 WORKLOADS = {"sharegpt": "chat", "instructcoder": "code", "gsm8k": "math", "cnn": "summarization"}
 LONGEST_TOKENS = 1024
@@ -90,8 +90,8 @@ class Ground:
     requests: dict[str, list[ReplayRequest]]
     others: dict[str, list[ReplayRequest]]
     gaps_s: np.ndarray[Any, Any] | None
-    warm: dict[str, list[Row]] = field(default_factory=dict)
-    distilled: dict[str, Distilled] = field(default_factory=dict)
+    warm: dict[str, Learning] = field(default_factory=dict)
+    distilled: dict[str, ThresholdSettings] = field(default_factory=dict)
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
@@ -216,7 +216,7 @@ def timed(ground: Ground, task: Task, requests: Sequence[ReplayRequest]) -> list
 
 
 def prepare(ground: Ground, pool: str) -> None:
-    """Train `learned` on the development requests at medium load, and distil its rules."""
+    """Train `learned` on the development requests at medium load, and make the rules of its table."""
     if pool in ground.warm:
         return
     requests = drawn(ground.others, "even", WARMUP + COUNTED, Random(99))
@@ -224,17 +224,17 @@ def prepare(ground: Ground, pool: str) -> None:
     policy = Learned(LearnedSettings(seed=99))
     specs = pool_of(pool)
     replay(specs, timed(ground, task, requests), policy)
-    ground.warm[pool] = learned_rows(policy)
+    ground.warm[pool] = learning_of(policy)
     ground.distilled[pool] = distilled_rules(policy, specs)
 
 
-def distilled_rules(policy: Learned, specs: Sequence[ReplicaSpec]) -> Distilled:
-    """Return the rules distilled from a learned policy."""
+def distilled_rules(policy: Learned, specs: Sequence[ReplicaSpec]) -> ThresholdSettings:
+    """Return what the table of a learned policy says, as rules."""
     candidates = [
         Backend(spec.name, "target", spec.method, "", draft_tokens(spec.method, spec.config), spec.config)
         for spec in specs
     ]
-    return distill(policy, candidates)
+    return rules_of(policy.known, candidates).settings
 
 
 @cache

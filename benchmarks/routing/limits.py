@@ -26,9 +26,8 @@ from benchmarks.routing.scenes import SHORT, Run, Stage
 from lab.simulation.simulate import replay
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
-from policies.lean.policy import Lean
-from policies.learned.policy import Learned, LearnedSettings
-from policies.learned.settings import PredictingSettings
+from policies.learned.policy import Learned
+from policies.learned.settings import LearnedSettings
 from policies.load_policy import LoadSettings
 from policies.policy import Policy
 from policies.rules.policy import Thresholds, ThresholdSettings
@@ -50,7 +49,6 @@ MAKERS: dict[str, Callable[[int], Policy]] = {
     "lmetric": lambda seed: LMetric(LoadSettings(seed=seed)),
     "thresholds": lambda seed: Thresholds(ThresholdSettings(seed=seed)),
     "learned": lambda seed: Learned(LearnedSettings(seed=seed)),
-    "lean": lambda seed: Lean(PredictingSettings(seed=seed)),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.routing.ground import POOLS, Ground, Task, bare, pool_of, prepare, run_of
-from benchmarks.routing.learned_rows import set_learned
+from benchmarks.routing.learning import teach
 from benchmarks.routing.peers import Greedy
 from lab.simulation.simulate import replay
 from policies.balancing.round_robin import RoundRobin
 from policies.balancing.static import Static, StaticSettings
-from policies.learned.policy import Learned, LearnedSettings
-from policies.learned.settings import Objective
+from policies.learned.policy import Learned
+from policies.learned.settings import LearnedSettings, Objective
 from policies.policy import Policy, PolicySettings
 from policies.rules.policy import Thresholds
 
@@ -30,7 +29,7 @@ def makers(ground: Ground, task: Task) -> dict[str, Callable[[], Policy | None]]
 
     def warm() -> Learned:
         policy = Learned(LearnedSettings(seed=seed))
-        set_learned(policy, ground.warm[task.pool], 0.0)
+        teach(policy, ground.warm[task.pool])
         return policy
 
     factories: dict[str, Callable[[], Policy | None]] = {
@@ -41,7 +40,7 @@ def makers(ground: Ground, task: Task) -> dict[str, Callable[[], Policy | None]]
         "greedy": lambda: Greedy(LearnedSettings(seed=seed)),
         "learned": lambda: bare("learned", seed),
         "learned warm": warm,
-        "distilled": lambda: Thresholds(ground.distilled[task.pool].settings),
+        "distilled": lambda: Thresholds(ground.distilled[task.pool].model_copy(update={"seed": seed})),
         "oracle": lambda: None,
     }
     for method in sorted({method for method, _ in POOLS[task.pool][1]}):
@@ -77,5 +76,4 @@ def play(ground: Ground, task: Task) -> dict[str, dict[str, float]]:
             "kept": float((~(played.tpot_s > bound_s))[has_slo[warmup:]].mean()),
             "cpu_s": time.process_time() - began,
         }
-    figures["distilled"]["predicted_kept"] = ground.distilled[task.pool].kept_share or math.nan
     return figures

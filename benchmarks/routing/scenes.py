@@ -41,7 +41,7 @@ LOW = [[1, 8, 3], [9, 32, 2], [33, 1024, 0]]
 """A schedule of k by batch size that is far from the best, so that much depends on knowing it."""
 
 RUSH = 1.3
-BESIDE_LONG = 4000
+BESIDE_LONG, LONG_SHARE = 4000, 0.02
 CONTEXT = 131_072
 LIMIT = DrafterLimit(2048)
 """Of EAGLE-3's head in the scenes of `limits`."""
@@ -85,6 +85,8 @@ SCENES = {
     "silent": Scene("EAGLE-3 falls silent", "b/n/s/e", _HALF_LOAD, "silent"),
     "unlike": Scene("two on L40S", "b/n/s/e", _HALF_LOAD, "unlike"),
     "depth": Scene("k by batch size, after a rush", "b/n/s/e", _cells(("even", "templates"), (0.5, 0.75)), "depth"),
+    "clients": Scene("a client for each template", "b/n/s/e", _cells(("templates",), (0.25, 0.5, 0.75)), "clients"),
+    "long": Scene("prompts beyond a head's limit", "2s/2e", _cells(("chat",), (0.25, 0.5, 0.75)), "long"),
     "agents": Scene("agents' sessions", "b/n/s/e", (("agents", 0.5), ("agents", 2.0)), "agents"),
 }
 
@@ -128,6 +130,8 @@ class Stage:
         scene = SCENES[name]
         mix, load = scene.cells[number % len(scene.cells)]
         specs, rng = _specs(scene), Random(number)
+        if scene.kind == "long":
+            return self.beside_long(scene.pool, LONG_SHARE, load, number)
         if scene.kind == "agents":
             assert self.agents is not None
             sessions = self.agents.in_sessions(load, 1.0, 1, number)
@@ -210,6 +214,10 @@ def _changed(
             request.script(spec.method, spec.config.get("num_speculative_tokens", 0), spec.config)
     if scene.kind == "poor":
         return [thinned(request, POOR) for request in requests]
+    if scene.kind == "clients":
+        known = [one.features for one in requests]
+        named = [replace(each, template="", client=each.template) for each in known]
+        return [replace(one, features=each) for one, each in zip(requests, named, strict=True)]
     if scene.kind != "hot":
         return list(requests)
     power = 0.5 if number % 2 else 1.0  # others saw less than the calibration's source

@@ -87,7 +87,7 @@ class World(NamedTuple):
     restart: bool
 
 
-POLICIES = (*BASELINES, "learned", "lean", "events")
+POLICIES = (*BASELINES, "learned", "events")
 
 
 def short(records: Sequence[TraceRecord]) -> list[TraceRecord]:

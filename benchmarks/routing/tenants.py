@@ -29,7 +29,8 @@ from gateway.routing.model import Traffic
 from lab.simulation.request import ReplayRequest
 from lab.simulation.simulate import replay
 from policies.features.request import RequestFeatures
-from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.policy import Learned
+from policies.learned.settings import LearnedSettings
 from policies.policy import Decision, Outcome
 
 LIES, BURSTS, LOADS, TIMES = ("b/n/s/e", "2s/2e"), ("b/n/s/e", "2s/2e", "4 EAGLE-3"), (0.1, 0.5), (1, 4)

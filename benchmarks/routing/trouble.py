@@ -22,7 +22,8 @@ from lab.simulation.simulate import outcome_of
 from policies.arm import arm_of
 from policies.decision import Decision
 from policies.features.request import Endpoint, RequestFeatures
-from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.policy import Learned
+from policies.learned.settings import LearnedSettings
 
 POOLS = {
     "b/n/s/e": (Method.BASELINE, Method.NGRAM, Method.SUFFIX, Method.EAGLE3),

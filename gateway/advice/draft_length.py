@@ -10,9 +10,8 @@ import numpy as np
 from backends.speculation import Method
 from gateway.advice.evidence import BackendEvidence, ModelEvidence, Positions
 from gateway.advice.finding import MIN_ANSWERS, Finding, Gain, gain_of, lines
-from gateway.advice.relative_time import OF, Floats, cost_row, relative_time
-from policies.learned.models.prior import StepCost
-from policies.learned.models.step_time import seconds
+from gateway.advice.relative_time import OF, Floats, relative_time
+from policies.learned.prior import StepCost
 
 MAX_K: Final = 10
 """Largest k that is advised."""
@@ -73,10 +72,10 @@ def gains_by_k(backend: BackendEvidence, positions: Positions) -> dict[int, Gain
         fewer = tokens[:, k - 1] / tokens[:, other - 1]
 
         def step_s(load: Floats, changed: StepCost = cost) -> Floats:
-            calibrated, known = (cost_row(one) @ load for one in (backend.cost_by_k[k], steps.cost))
-            return known * (1.0 + error * (cost_row(changed) @ load / calibrated - 1.0))
+            calibrated, known = (np.array(one) @ load for one in (backend.cost_by_k[k], steps.cost))
+            return np.asarray(known * (1.0 + error * (np.array(changed) @ load / calibrated - 1.0)))
 
-        gains[other] = gain_of(1.0 - relative_time(steps.load, seconds(steps.cost, steps.load), step_s, fewer), OF)
+        gains[other] = gain_of(1.0 - relative_time(steps.load, steps.fitted_s, step_s, fewer), OF)
     return gains
 
 

@@ -9,8 +9,8 @@ from backends.draft_schedule import Speculation
 from backends.drafter_limit import DrafterLimit
 from backends.engine import Minute
 from backends.speculation import Method
-from policies.learned.models.prior import StepCost
-from policies.learned.models.step_time import Load
+from policies.learned.prior import StepCost
+from policies.learned.replica import Load, terms
 from policies.trouble.troubles import Finding
 
 
@@ -22,6 +22,11 @@ class Steps:
     seconds: float  # mean seconds of a step
     load: Load  # mean load under which they ran
     cost: StepCost  # cost fitted to them
+
+    @property
+    def fitted_s(self) -> float:
+        """Seconds of a step under the mean load, by the fit."""
+        return sum(terms(self.cost, self.load))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,6 @@ class BackendEvidence:
     method: Method
     k: int = 0  # tokens drafted per step at most; 0 for a baseline
     answers: float = 0.0  # answers whose acceptance was observed, over all backends of the arm, discounted by age
-    noise: float = 0.25  # standard deviation of log(tokens per step) between similar requests
     steps: Steps | None = None
     positions: Positions | None = None
     # cost_by_k, baseline_cost: the step cost by a calibration, for each k that could be set.
@@ -69,9 +73,9 @@ class BackendEvidence:
 class Kind:
     """Similar requests."""
 
-    tokens: float  # output tokens of these requests, as a weight
+    tokens: float  # output tokens of each sequence of these requests, in all
     tokens_per_step: Mapping[str, float]  # expected tokens per step on each backend
-    sent: Mapping[str, float] = field(default_factory=dict)  # share of them that each backend answered
+    sent: Mapping[str, float] = field(default_factory=dict)  # share of the tokens that each backend answered
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import math
+import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from backends.backend import Candidate
-from backends.draft_schedule import effective_k
 from backends.speculation import Method
 from gateway.advice.draft_length import MAX_K
 from gateway.advice.evidence import BackendEvidence, Kind, ModelEvidence, Positions, Steps
-from policies.arm import arm_of
-from policies.learned.models.acceptance import ACCEPTANCE, ARM, BACKEND
-from policies.learned.models.backend_model import FittedModels
-from policies.learned.models.length import LENGTH
-from policies.learned.models.prior import StepCost, expected_step
-from policies.learned.models.step_time import STEPS, TERMS, of_backends
+from policies.learned.belief import tokens_per_step
 from policies.learned.policy import Learned
+from policies.learned.prior import StepCost, expected_step
+from policies.learned.replica import STEPS, Replica, met_by, possible
+from policies.learned.table import answers_of
 from policies.statistics import Key, Sums
 
 _MOST_KINDS: Final = 2000
-_WEIGHT: Final = 2
-_SECONDS: Final = _WEIGHT + TERMS * (TERMS + 1) // 2
-"""Indices into the sums of step times: of the weights (and behind it the loads), and of the seconds."""
 
 
 def add_learned(
@@ -35,37 +29,40 @@ def add_learned(
     simulated_by: dict[str, str] | None = None,
 ) -> ModelEvidence:
     """Return evidence with what a policy has learned; `simulated_by` are the calibrations of simulated backends."""
-    priors = {
-        each.name: expected_step(
-            policy.settings.calibration, each.method, effective_k(each.method, each.num_speculative_tokens)
-        )
-        for each in candidates
-    }
-    fitted = policy.fitted(priors)
-    steps = of_backends(policy.statistics.buckets(STEPS))
-    answers: dict[str, float] = {}
-    for key, sums in policy.statistics.buckets(ACCEPTANCE).items():
-        answers[key[ARM]] = answers.get(key[ARM], 0.0) + sums[0]
-    named = {each.name: policy.settings.calibration for each in candidates}
-    calibrations = named | (simulated_by or {})
-    of_its_own = calibrations if "calibration" in policy.settings.model_fields_set else simulated_by or {}
-    by_name = {each.name: each for each in candidates}
-    backends = tuple(
-        replace(
+    known, simulated_by, calibration = policy.known, simulated_by or {}, policy.settings.calibration
+    replicas = {**known.replicas}  # a copy: another thread adds to them
+    replicas = {each.name: replicas[each.name] for each in candidates if each.name in replicas}
+    sums = possible(policy.statistics.buckets(STEPS))
+    steps = {name: _steps(sums[name], replica) for name, replica in replicas.items() if name in sums}
+    is_given = "calibration" in policy.settings.model_fields_set
+
+    def of(backend: BackendEvidence) -> BackendEvidence:
+        used, replica = simulated_by.get(backend.name, calibration), replicas.get(backend.name)
+        return replace(
             backend,
-            answers=answers.get(arm_of(by_name[backend.name]), 0.0),
-            noise=fitted.acceptance.spread(arm_of(by_name[backend.name])),
-            steps=_steps(steps.get(backend.name), fitted.steps[backend.name]),
-            is_silent=backend.name in policy.drafters.silent,
-            calibration=calibrations[backend.name],
-            baseline_cost=expected_step(of_its_own[backend.name], Method.BASELINE, 0)
-            if backend.name in of_its_own
-            else None,
-            cost_by_k=_costs(calibrations[backend.name], backend),
+            answers=0.0 if replica is None else known.per_step.count(replica.arm, ()),
+            steps=steps.get(backend.name),
+            is_silent=backend.name in known.detector.silent,
+            calibration=used,
+            baseline_cost=expected_step(used, Method.BASELINE, 0) if is_given or backend.name in simulated_by else None,
+            cost_by_k=_costs(used, backend),
         )
-        for backend in model.backends
+
+    answered: defaultdict[Key, dict[str, float]] = defaultdict(dict)
+    for name, kind, _, tokens in answers_of(policy.statistics):
+        answered[kind][name] = tokens
+    totals = {kind: sum(tokens.values()) for kind, tokens in answered.items()}
+    batches = {name: steps[name].load[0] if name in steps else 1.0 for name in replicas}
+    kinds = tuple(
+        Kind(
+            totals[kind],
+            {name: tokens_per_step(known, one, kind, batches[name]) for name, one in replicas.items()},
+            {name: tokens / totals[kind] for name, tokens in answered[kind].items()},
+        )
+        for kind in heapq.nlargest(_MOST_KINDS, totals, totals.__getitem__)
+        if totals[kind] > 0.0
     )
-    return replace(model, backends=backends, kinds=_kinds(policy, fitted, candidates))
+    return replace(model, backends=tuple(map(of, model.backends)), kinds=kinds)
 
 
 def positions_of(drafts: int, accepted: Sequence[int]) -> Positions | None:
@@ -78,25 +75,6 @@ def _costs(calibration: str, backend: BackendEvidence) -> Mapping[int, StepCost]
     return {k: expected_step(calibration, backend.method, k) for k in ks}
 
 
-def _steps(sums: Sums | None, cost: StepCost) -> Steps | None:
-    if sums is None or sums[_WEIGHT] <= 0:
-        return None
-    requests, context, prompts = (sums[_WEIGHT + 1 + term] / sums[_WEIGHT] for term in range(TERMS - 1))
-    return Steps(sums[0], sums[_SECONDS] / sums[_WEIGHT], (1.0, requests, context, prompts), cost)
-
-
-def _kinds(policy: Learned, fitted: FittedModels, candidates: Sequence[Candidate]) -> tuple[Kind, ...]:
-    buckets = policy.statistics.buckets(LENGTH)
-    largest = sorted(buckets.items(), key=lambda item: -item[1][0])[:_MOST_KINDS]
-    sent: defaultdict[Key, dict[str, float]] = defaultdict(dict)
-    for key, sums in policy.statistics.buckets(ACCEPTANCE).items():
-        sent[key[BACKEND + 1 :]][key[BACKEND]] = sums[0]
-    return tuple(
-        Kind(
-            sums[0] * math.exp(sums[1] / sums[0]),
-            {each.name: fitted.acceptance.tokens_per_step(arm_of(each), each.name, key) for each in candidates},
-            {each.name: sent[key].get(each.name, 0.0) / sums[0] for each in candidates},
-        )
-        for key, sums in largest
-        if sums[0] > 0
-    )
+def _steps(sums: Sums, replica: Replica) -> Steps:
+    seconds, load = met_by(sums)
+    return Steps(sums[0], seconds, load, replica.cost(load[0]))

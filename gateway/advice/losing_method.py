@@ -15,14 +15,16 @@ import numpy as np
 from backends.speculation import Method
 from gateway.advice.evidence import BackendEvidence, ModelEvidence, Steps
 from gateway.advice.finding import Finding, Gain, gain_of, lines
-from gateway.advice.relative_time import OF, Floats, cost_row, relative_time
-from policies.learned.models.step_time import NOISE, seconds
+from gateway.advice.relative_time import OF, Floats, relative_time
+from policies.learned.belief import SPREAD
 
 NEARLY_ALL: Final = 0.9
 """Share of the output tokens on which a method must lose."""
 DRAWS: Final = 400
-_MIN_ANSWERS: Final = 10.0
+_MIN_ANSWERS: Final = 5.0
 """A policy that learns soon sends few requests to a replica that loses; what few answers leave open is in the gain."""
+_NOISE: Final = 0.15
+"""Relative standard deviation of an answer's mean step time around the fit."""
 _MODEL: Final = 0.05
 """Relative standard deviation of what a step would take at the load of another backend."""
 _UNKNOWN: Final = 0.1
@@ -58,9 +60,11 @@ def of_speculation(model: ModelEvidence) -> Speculation:
             missing=f"of a replica with speculation {_MIN_ANSWERS:.0f} measured answers are needed: {few}"
         )
     for backend in model.backends:
+        if backend.steps is None or backend.is_silent or backend.contradiction is not None:
+            continue
         kinds = tuple(replace(each, tokens=each.tokens * each.sent.get(backend.name, 0.0)) for each in model.kinds)
         spent_s = sum(kind.tokens / kind.tokens_per_step[backend.name] for kind in kinds)
-        if backend.steps is None or backend.is_silent or backend.contradiction is not None or not spent_s:
+        if not spent_s:
             continue
         gain = Gain(0.0, 0.0, 0.0, OF)
         if backend.method is not Method.BASELINE:
@@ -135,7 +139,7 @@ def _finding(
     compared = f"a baseline, by {backend.calibration}" if baseline is None else f"the baseline {baseline.name}"
     title = f"{backend.method} loses on {share:.0%} of the output tokens against {compared}"
     evidence = f"{backend.answers:,.0f} answers; {per_step:.2f} tokens per step expected of all requests, "
-    evidence += f"steps of {1e3 * steps.seconds:.1f} ms at {steps.load[1]:.1f} requests"
+    evidence += f"steps of {1e3 * steps.seconds:.1f} ms at {steps.load[0]:.1f} requests"
     change = lines(model.name, backend.name, f"method: baseline # {backend.method}", "# without speculative_config")
     return Finding("losing_method", model.name, backend.name, title, gain, evidence, change)
 
@@ -149,16 +153,16 @@ def _gain(
     that the baseline has not seen.
     """
     rng = np.random.default_rng(0)
-    variance = _MODEL**2 + NOISE**2 / steps.answers + backend.noise**2 / backend.answers
+    variance = _MODEL**2 + _NOISE**2 / steps.answers + SPREAD**2 / max(1.0, backend.answers)
     if baseline is None or baseline.steps is None:
         assert backend.baseline_cost is not None
-        row, present = cost_row(backend.baseline_cost), cost_row(backend.cost_by_k[backend.k])
+        row, present = np.array(backend.baseline_cost), np.array(backend.cost_by_k[backend.k])
         variance += _UNKNOWN**2
     else:
-        row, present = cost_row(baseline.steps.cost), None
-        is_busier = steps.load[1] > 2.0 * baseline.steps.load[1]
-        variance += NOISE**2 / baseline.steps.answers + (_UNKNOWN**2 if is_busier else 0.0)
-    fitted = cost_row(steps.cost)
+        row, present = np.array(baseline.steps.cost), None
+        is_busier = steps.load[0] > 2.0 * baseline.steps.load[0]
+        variance += _NOISE**2 / baseline.steps.answers + (_UNKNOWN**2 if is_busier else 0.0)
+    fitted = np.array(steps.cost)
     error = np.exp(np.sqrt(variance) * rng.standard_normal(DRAWS))
 
     def step_s(load: Floats) -> Floats:
@@ -171,6 +175,6 @@ def _gain(
     )
     # Steps that answers take are added up, so the mean is harmonic.
     fewer = float(tokens.sum() / (tokens / own).sum())
-    time = relative_time(steps.load, seconds(steps.cost, steps.load), step_s, np.full(DRAWS, fewer))
+    time = relative_time(steps.load, steps.fitted_s, step_s, np.full(DRAWS, fewer))
     faster = float(np.median(time)) / fewer * own < 1.0
     return gain_of(1.0 - time, OF), float(tokens[faster].sum() / tokens.sum())

@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from policies.learned.models.prior import StepCost
-from policies.learned.models.step_time import Load
+from policies.learned.replica import Load
 
 Floats = npt.NDArray[np.float64]
 
@@ -22,15 +21,10 @@ def relative_time(load: Load, present_s: float, step_s: Callable[[Floats], Float
     """Return draws of the time per token after a change over the present one.
 
     Slower answers mean more requests in the batch, by Little's law, and slower steps more prompts in each: both are
-    solved for.
+    solved for. `step_s` returns the seconds of steps, as the four numbers of a `StepCost` times those given to it.
     """
     ratio = np.ones_like(fewer)
     for _ in range(_ROUNDS):
-        loads = np.stack([np.ones_like(ratio), load[1] * ratio, load[2] * ratio, load[3] * ratio / fewer])
+        loads = np.stack([np.ones_like(ratio), load[0] * ratio, load[1] * ratio, load[2] * ratio / fewer])
         ratio = np.clip(0.5 * (ratio + step_s(loads) / present_s * fewer), 1.0 / _LARGEST, _LARGEST)
     return ratio
-
-
-def cost_row(cost: StepCost) -> Floats:
-    """Return a step cost in the units of `step_time.Load`."""
-    return np.array([cost.base_s, cost.per_request_s, 1e3 * cost.per_context_token_s, 1e2 * cost.per_prompt_token_s])

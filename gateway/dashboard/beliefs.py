@@ -24,18 +24,19 @@ class Beliefs:
 
     def __init__(self) -> None:
         self.json: bytes | None = None  # the last ones, as JSON; None if the policy has none
-        self._fitted: object = None
+        self._seen: object = None
         self._next_s = 0.0
 
     async def update(self, policy: Policy, backends: Sequence[Backend]) -> None:
-        """Write them anew if the policy has another fit, and the last time is long enough ago."""
+        """Write them anew if the policy has learned something, and the last time is long enough ago."""
         learned = learned_of(policy)
         if learned is None:
-            self.json, self._fitted = None, None
+            self.json, self._seen = None, None
             return
-        if time.monotonic() < self._next_s or learned.predictor.fitted is self._fitted:
+        seen = learned, learned.statistics.observations, len(learned.known.replicas)
+        if time.monotonic() < self._next_s or seen == self._seen:
             return
-        self._fitted = learned.predictor.fitted
+        self._seen = seen
         requests = [backend.in_flight + backend.load.others for backend in backends]
         batch = max(1.0, round(sum(requests) / len(requests), 1)) if requests else 1.0
         self.json, cpu_s = await asyncio.to_thread(_write, learned, list(backends), batch)

@@ -13,7 +13,6 @@ from gateway.routing.router import RoutedRequest
 from policies.build import predicted_s
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision
-from policies.roles import Scoring
 
 SHOWN = 50
 _MOST_TEMPLATES = 256
@@ -45,8 +44,8 @@ class SampledDecisions:
         if self.templates is not None and routed.prompt is not None and len(self.templates) < _MOST_TEMPLATES:
             for text in (routed.prompt.system or routed.prompt.pieces)[:1]:
                 self.templates.setdefault(routed.features.template, " ".join(text[:_FIRST_CHARACTERS].split()))
-        if isinstance(routed.model.policy, Scoring):
-            routed.model.policy.explain_candidates = True
+        if (explainer := routed.model.explainer) is not None:
+            explainer.explain_candidates = True
         return SampledExchange(routed, self)
 
     def add(self, decision: dict[str, Any]) -> None:
@@ -92,9 +91,8 @@ class SampledExchange(Observer):
             self._last["ended"] = {"outcome": ended.label, "e2e_s": e2e_s}
 
     def _explain_no_more(self) -> None:
-        policy = self._routed.model.policy
-        if isinstance(policy, Scoring):
-            policy.explain_candidates = self._sampled.explains
+        if (explainer := self._routed.model.explainer) is not None:
+            explainer.explain_candidates = self._sampled.explains
 
 
 def _request(features: RequestFeatures) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from policies.build import learned_of
 from policies.guarded.guardrail import CONFIDENCE, Guardrail
 from policies.learned.belief import present_step_s
 from policies.learned.policy import Learned
-from policies.roles import Freezable
 
 if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
 
 def backend_view(served: Model, watch: Watch, measured: Measured, requests_per_s: float) -> Document:
     """Return a backend; `requests_per_s` are those of its model."""
-    backend, policy = watch.backend, served.policy
-    load, learned, guarded = backend.load, learned_of(policy), policy if isinstance(policy, Freezable) else None
-    model = None if learned is None else learned.predictor.backend_models.get(backend.name)
+    backend, detector, learned = watch.backend, served.detector, learned_of(served.policy)
+    load = backend.load
+    replica = None if learned is None else learned.known.replicas.get(backend.name)
     requests = backend.in_flight + load.others
-    silence = None if guarded is None else guarded.drafters.silent.get(backend.name)
+    silence = None if detector is None else detector.silent.get(backend.name)
     return {
         "name": backend.name,
         "method": backend.said.method.value,
@@ -47,7 +46,7 @@ def backend_view(served: Model, watch: Watch, measured: Measured, requests_per_s
         "reason": backend.state_reason,
         # Why the policy has taken it out, what is wrong with its drafter, and in which way it is not as the pool file
         # says, by its engine's counters and by its answers; None where it is well.
-        "outlier": None if guarded is None else guarded.outlier_ejection.reasons.get(backend.name),
+        "outlier": None if detector is None else detector.reasons.get(backend.name),
         "silence": None if silence is None else str(silence),
         "contradiction": backend.contradiction,
         "difference": None if backend.difference is None else str(backend.difference),
@@ -58,9 +57,9 @@ def backend_view(served: Model, watch: Watch, measured: Measured, requests_per_s
         "acceptance": watch.backend.engine.acceptance.at(time.monotonic()),
         "step_s": measured.step_s,
         # What the policy's fit expects at the present load, while no prompt is computed.
-        "fitted_step_s": None if model is None else present_step_s(model, requests),
+        "fitted_step_s": None if replica is None else present_step_s(replica, requests),
         # How many times slower than its fit the policy takes it for, as its last requests were; 1 if they were not.
-        "slowdown": None if learned is None else learned.outlier_ejection.slowness(backend.name, learned.clock()),
+        "slowdown": None if learned is None else _slowdown(learned, backend.name),
         "requests_per_s": measured.requests_per_s,
         "output_tokens_per_s": measured.output_tokens_per_s,
         "share": measured.requests_per_s / requests_per_s if requests_per_s else None,
@@ -69,6 +68,11 @@ def backend_view(served: Model, watch: Watch, measured: Measured, requests_per_s
         "tpot": measured.tpot,
         "point": point_of(watch, measured),
     }
+
+
+def _slowdown(learned: Learned, backend: str) -> float:
+    detector = learned.detector
+    return detector.effect(backend, learned.clock())[0] if backend in detector.found else 1.0
 
 
 def point_of(watch: Watch, measured: Measured) -> list[float | None]:
@@ -89,10 +93,11 @@ def model_view(
     gateway: Gateway, name: str, backends: list[Document], belief: bytes | None, decisions: SampledDecisions | None
 ) -> Document:
     """Return a model; `belief` is a `policies.learned.belief.Belief` as JSON."""
-    policy, queue = gateway.models[name].policy, gateway.relay.queues.get(name)
+    served, queue = gateway.models[name], gateway.relay.queues.get(name)
+    policy, guardrail = served.policy, served.guardrail
     versions = gateway.policy_versions.get(name)
     described = {} if versions is None else versions.describe()
-    is_frozen = isinstance(policy, Freezable) and policy.guardrail.frozen
+    is_frozen = guardrail is not None and guardrail.frozen
     return {
         "name": name,
         "policy": policy.name,
@@ -101,7 +106,7 @@ def model_view(
         "simulated": bool(backends) and all(backend["simulated"] for backend in backends),
         "waiting": 0 if queue is None else queue.waiting,  # in the queue of this gateway process
         "backends": backends,
-        "gain": _gain(policy.guardrail) if isinstance(policy, Freezable) else None,
+        "gain": None if guardrail is None else _gain(guardrail),
         "belief": None if belief is None else orjson.Fragment(belief),
         "rules": {key: described[key] for key in ("versions", "pinned")}
         if isinstance(policy, Learned) and described

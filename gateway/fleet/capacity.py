@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.fleet.demand import Rates
-from policies.learned.belief import Group
-from policies.learned.models.backend_model import BackendModel
-from policies.learned.models.prior import StepCost
+from policies.learned.belief import SPREAD, Group
+from policies.learned.prior import StepCost
+from policies.learned.replica import Replica
 
 Floats = npt.NDArray[np.float64]
 
@@ -92,15 +92,15 @@ class Carrier:
         return output / per_step, self.cost.per_request_s + context_s, prefill_s
 
 
-def carrier(model: BackendModel, groups: Sequence[Group], batch: float, kv_tokens: int) -> Carrier:
+def carrier(replica: Replica, groups: Sequence[Group], batch: float, kv_tokens: int) -> Carrier:
     """Return what the policy believes of a backend, which stands for all of its method."""
     per_step = {
         (group.workload, group.template, group.temperature): belief.tokens_per_step
         for group in groups
         for belief in group.backends
-        if belief.backend == model.name
+        if belief.backend == replica.name
     }
-    return Carrier(model.cost_at(model.place(batch)), model.spread, per_step, kv_tokens)
+    return Carrier(replica.cost(batch), SPREAD, per_step, kv_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,8 +97,8 @@ class ModelFleet:
         batch = max(1.0, sum(each.in_flight + each.load.others for _, each in up) / max(1, len(up)))
         groups = belief_of(learned, [each for _, each in up], batch).groups
         for method, each in up:
-            if (model := learned.predictor.backend_models.get(each.name)) is not None:
-                found = carrier(model, groups, batch, each.load.kv_tokens)
+            if (replica := learned.known.replicas.get(each.name)) is not None:
+                found = carrier(replica, groups, batch, each.load.kv_tokens)
                 if found.per_step:
                     self._carriers[method] = found
         if not groups or not self._carriers or len(minutes) < SHORT_MINUTES:

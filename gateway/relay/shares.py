@@ -309,10 +309,12 @@ def _peak(party: Party, left: float) -> tuple[float, float]:
 def price_of(routed: RoutedRequest) -> Price:
     """Return what the policy expects a request to cost on the best of the backends that are up, or an assumption."""
     model, features = routed.model, routed.features
-    if model.pricing is not None:
+    if model.explainer is not None:
         try:
             backends = [each.backend for each in model.upstreams.values()]
-            return model.pricing.price(features, [each for each in backends if each.state is State.UP] or backends)
+            up = [each for each in backends if each.state is State.UP]
+            if (price := model.explainer.price(features, up or backends)) is not None:
+                return price
         except Exception as error:  # noqa: BLE001
             model.fallback.note(model.policy.name, "price", error)
     output_tokens = min(features.max_tokens or _OUTPUT_TOKENS, _OUTPUT_TOKENS) * features.n

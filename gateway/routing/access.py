@@ -46,7 +46,6 @@ class RoutingHeaders:
     method: str = ""
     workload: str = ""
     slo_class: str = ""
-    explore: bool = True
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
 
@@ -56,9 +55,6 @@ class RoutingHeaders:
         if _NAMES.isdisjoint(headers):
             return NO_ROUTING_HEADERS
         model, backend, method, workload, slo_class = [headers.get(name, b"").decode("latin-1") for name in _TEXTS]
-        explore = headers.get(b"x-gateway-explore", b"").decode("latin-1")
-        if (explore.strip().lower() or "yes") not in {"yes", "no"}:
-            raise GatewayError(400, f"x-gateway-explore is {explore!r}; expected yes or no.", code="invalid_header")
         slo_ttft_ms = _positive(headers, b"x-slo-ttft-ms", "milliseconds")
         slo_tpot_ms = _positive(headers, b"x-slo-tpot-ms", "milliseconds")
         return cls(
@@ -67,14 +63,13 @@ class RoutingHeaders:
             method,
             workload,
             slo_class,
-            explore=explore.strip().lower() != "no",
             slo_ttft_s=None if slo_ttft_ms is None else 1e-3 * slo_ttft_ms,
             slo_tpot_s=None if slo_tpot_ms is None else 1e-3 * slo_tpot_ms,
         )
 
 
 _TEXTS: Final = (b"x-gateway-model", b"x-gateway-backend", b"x-gateway-method", b"x-gateway-workload", b"x-slo-class")
-_NAMES: Final = frozenset({*_TEXTS, b"x-gateway-explore", b"x-slo-ttft-ms", b"x-slo-tpot-ms"})
+_NAMES: Final = frozenset({*_TEXTS, b"x-slo-ttft-ms", b"x-slo-tpot-ms"})
 NO_ROUTING_HEADERS: Final = RoutingHeaders()
 
 

@@ -32,7 +32,6 @@ CALLS = (
     "price",
     "correct",
     "take_over",
-    "warm_up",
 )
 REASON = "policy_failed"
 

@@ -11,8 +11,8 @@ from backends.contradictions import KINDS
 from backends.health import SERVING
 from backends.pool import Pool
 from backends.speculation import Method
+from gateway.routing.model import Model
 from gateway.telemetry.registry import Registry
-from policies.roles import Freezable
 
 DRAFTER_CAUSES = ("since_restart", "since_wake_up", "since_reload", "unknown")
 """What a replica went through when its drafter fell silent."""
@@ -59,7 +59,7 @@ class BackendGauges:
 
 
 class PolicyGauges:
-    """What guarded policies have found."""
+    """What policies have found of backends, and of themselves."""
 
     def __init__(self, registry: Registry) -> None:
         gauge = registry.gauge
@@ -68,15 +68,19 @@ class PolicyGauges:
         self._ejected = gauge("gateway_backend_outlier_ejected")
         self._silent = gauge("gateway_backend_drafter_silent")
 
-    def refresh(self, model: str, policy: Freezable, backends: Iterable[Backend]) -> None:
+    def refresh(self, model: Model, backends: Iterable[Backend]) -> None:
         """Update the gauges of the policy of a model."""
-        self._frozen.labels(model).set(policy.guardrail.frozen)
-        self._ratio.labels(model).set(policy.guardrail.ratio)
+        name, guardrail, detector = model.name, model.guardrail, model.detector
+        if guardrail is not None:
+            self._frozen.labels(name).set(guardrail.frozen)
+            self._ratio.labels(name).set(guardrail.ratio)
+        if detector is None:
+            return
         for backend in backends:
-            self._ejected.labels(model, backend.name).set(backend.name in policy.outlier_ejection.reasons)
+            self._ejected.labels(name, backend.name).set(backend.name in detector.reasons)
             if backend.said.method is Method.BASELINE:
                 continue
-            silence = policy.drafters.silent.get(backend.name)
+            silence = detector.silent.get(backend.name)
             for cause in DRAFTER_CAUSES:
-                labels = (model, backend.name, backend.said.method.value, cause)
+                labels = (name, backend.name, backend.said.method.value, cause)
                 self._silent.labels(*labels).set(silence is not None and silence.cause == cause)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from backends.backend import Backend, EngineChange
 from backends.http.address import Address
@@ -18,8 +18,10 @@ from gateway.routing.fallback import Fallback
 from gateway.routing.keys import Client
 from gateway.routing.series import BackendSeries
 from policies.features.parts import PartTokens
+from policies.guarded.guardrail import Guardrail
+from policies.learned.detector import Detector
 from policies.policy import Decision, Outcome, Policy
-from policies.roles import CacheWatcher, Corrected, EngineWatcher, Forgetful, Learner, Maintained, Pricing, Wary
+from policies.roles import Explainer, Heir, Informed, Learner, Maintained
 from policies.trouble.troubles import Troubles
 
 _INITIAL_PACE_S = 0.02  # until there is an answer
@@ -233,54 +235,67 @@ class Model:
     parts: PartTokens = field(default_factory=PartTokens)  # what its engines make of images and the like
     # Passes an outcome to the policy; None if the policy does not learn.
     observe: Callable[[Outcome], None] | None = None
+    # The policy in each of its roles, None where it has it not: looked up once, since that is dear.
+    learner: Learner | None = field(init=False)
+    explainer: Explainer | None = field(init=False)
+    maintained: Maintained | None = field(init=False)
+    heir: Heir | None = field(init=False)
+    informed: Informed | None = field(init=False)
+    guardrail: Guardrail | None = field(init=False)  # its comparison with `least_loaded`
+    detector: Detector[Any] | None = field(init=False)  # what it has found of replicas
     retry_budget: RetryBudget = field(init=False)  # bounds how many of its requests are sent a second time
     troubles: Troubles = field(init=False)  # what goes wrong with which of its requests
-    pricing: Pricing | None = field(
-        init=False
-    )  # the policy, if it knows what requests cost: looked up once, it is dear
     rescue: bool = True  # whether streams outlive their backends
     ask_usage: bool = True  # whether engines are asked for the usage of streams whose clients do not ask for it
 
     def __post_init__(self) -> None:
         self.retry_budget = RetryBudget(self.traffic)
-        self.pricing = self.policy if isinstance(self.policy, Pricing) else None
-        self.troubles = self.policy.troubles if isinstance(self.policy, Wary) else Troubles()
-        if isinstance(self.policy, Learner):
-            self.observe = self.policy.observe
+        policy = self.policy
+        self.learner = policy if isinstance(policy, Learner) else None
+        self.explainer = policy if isinstance(policy, Explainer) else None
+        self.maintained = policy if isinstance(policy, Maintained) else None
+        self.heir = policy if isinstance(policy, Heir) else None
+        self.informed = policy if isinstance(policy, Informed) else None
+        self.guardrail, self.detector = (
+            (None, None) if self.explainer is None else (self.explainer.guardrail, self.explainer.detector)
+        )
+        self.troubles = (None if self.learner is None else self.learner.troubles) or Troubles()
+        if self.learner is not None:
+            self.observe = self.learner.observe
 
     # Hooks of the policy, which may raise anything. That of `choose` is called by the router.
 
     def forget(self, backend: str) -> None:
         """Have the policy drop what it keeps of a backend that has left."""
         self.troubles.forget(backend)
-        if isinstance(self.policy, Forgetful):
-            self._guarded("forget", self.policy.forget, backend)
+        if self.informed is not None:
+            self._guarded("forget", self.informed.forget, backend)
 
     def engine_changed(self, backend: str, change: EngineChange) -> None:
         """Report to the policy that an engine has changed."""
         self.troubles.forget(backend)
-        if isinstance(self.policy, EngineWatcher):
-            self._guarded("engine_changed", self.policy.engine_changed, backend, change)
+        if self.informed is not None:
+            self._guarded("engine_changed", self.informed.engine_changed, backend, change)
 
     def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
         """Report to the policy that another gateway has sent a prompt."""
-        if isinstance(self.policy, CacheWatcher):
-            self._guarded("sent_elsewhere", self.policy.sent_elsewhere, backend, prefixes, lengths)
+        if self.informed is not None:
+            self._guarded("sent_elsewhere", self.informed.sent_elsewhere, backend, prefixes, lengths)
 
     def evicted(self, backend: str, unused_s: float | None, *, is_full: bool) -> None:
         """Report to the policy what an engine has evicted."""
-        if isinstance(self.policy, CacheWatcher):
-            self._guarded("evicted", self.policy.evicted, backend, unused_s, is_full)
+        if self.informed is not None:
+            self._guarded("evicted", self.informed.evicted, backend, unused_s, is_full)
 
     def correct(self, backend: str, factor: float) -> None:
         """Have the policy correct the tokens per step that answers of a backend show."""
-        if isinstance(self.policy, Corrected):
-            self._guarded("correct", self.policy.correct, backend, factor)
+        if self.informed is not None:
+            self._guarded("correct", self.informed.correct, backend, factor)
 
-    def warm_up(self) -> None:
-        """Have the policy import its libraries."""
-        if isinstance(self.policy, Maintained):
-            self._guarded("warm_up", self.policy.warm_up)
+    def observe_shadow(self, outcome: Outcome) -> None:
+        """Have the policy learn from drafting that was replayed on an answer."""
+        if self.learner is not None:
+            self._guarded("observe_shadow", self.learner.observe_shadow, outcome)
 
     def _guarded(self, name: str, hook: Callable[..., None], *arguments: object) -> None:
         try:

@@ -196,7 +196,6 @@ class Router:
                 apart = crc32(adapter.encode())
                 features.prefix = tuple([hash((apart, each)) for each in features.prefix])
             features.overuse = traffic.overuse(client)
-            features.explore = wanted.explore
             ttft_s, tpot_s = client.slo_ttft_s, client.slo_tpot_s
             if wanted.slo_class:
                 ttft_s, tpot_s = self._class(wanted.slo_class)

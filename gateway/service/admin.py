@@ -151,8 +151,8 @@ def _tokens_per_step(gateway: Gateway, backend: Backend) -> dict[str, Any] | Non
 
 def _drafter(gateway: Gateway, backend: Backend) -> dict[str, Any]:
     """Return the silence of a backend's drafter, if it is silent."""
-    versions = gateway.policy_versions.get(backend.model)
-    silence = None if versions is None else versions.policy.drafters.silent.get(backend.name)
+    detector = gateway.models[backend.model].detector
+    silence = None if detector is None else detector.silent.get(backend.name)
     shown = None
     if silence is not None:
         shown = {

@@ -1,4 +1,4 @@
-"""The `/admin/policy` endpoints: rules distilled from the learned policy, their versions, and pins."""
+"""The `/admin/policy` endpoints: rules that the learned policy has written, their versions, and pins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict
 from gateway.dialects.errors import GatewayError
 from gateway.service.assembly import Gateway
 from gateway.service.policy_versions import PolicyVersions
-from policies.lean.thresholds import Rules
 
 
 class ModelReference(BaseModel):
@@ -59,17 +58,14 @@ def add_policy_routes(router: APIRouter, gateway: Gateway) -> None:
 
     @router.post("/policy/distill")
     async def distill(reference: ModelReference) -> dict[str, Any]:
-        """Distil rules from the learned policy and store them as the next version; they decide once pinned."""
+        """Write what the policy has learned as rules, the next version; they decide once pinned."""
         versions = versions_of(gateway, reference.model)
-        distilled, document = await versions.distill(list(gateway.pool.of(versions.name)))
-        described = {"model": versions.name, "version": document.version, "text": document.text}
-        if isinstance(distilled, Rules):
-            return described | {"leaves": len(distilled.kinds)}
-        return described | {
-            "kept_share": distilled.kept_share,
-            "learned_gain": distilled.learned_gain,
-            "rules_gain": distilled.rules_gain,
-            "leaves": len(distilled.leaves),
+        rules, document = await versions.distill(list(gateway.pool.of(versions.name)))
+        return {
+            "model": versions.name,
+            "version": document.version,
+            "text": document.text,
+            "leaves": len(rules.kinds),
         }
 
     @router.post("/policy/pin")

@@ -24,13 +24,12 @@ from gateway.http.headers import headers_of
 from gateway.http.paths import canonical_path, is_admin
 from gateway.relay.frontend import Current, access_of
 from gateway.reload.series import BesideSeries
-from gateway.routing.fallback import Fallback
 from gateway.routing.gauges import BackendGauges, PolicyGauges
 from gateway.routing.keys import Client
 from gateway.service.admin import admin_router
 from gateway.service.assembly import Gateway
 from gateway.service.default_temperature import find_temperature, must_ask
-from policies.roles import Freezable, Maintained, Work
+from policies.roles import Maintained, Work
 
 log = logging.getLogger(__name__)
 
@@ -211,9 +210,10 @@ class _Tasks:
         """Start the tasks of what is new, and end those of what is gone."""
         wanted: dict[object, Callable[[], asyncio.Task[None]]] = {}
         for name, model in self._gateway.models.items():
-            if isinstance(policy := model.policy, Maintained):
-                learn = partial(_learn, policy, model.fallback)
-                wanted[id(policy)] = partial(background.keep_running, "policies", learn, of=name)
+            if model.maintained is not None:
+                failed = partial(model.fallback.note, model.policy.name, "maintenance")
+                learn = partial(_learn, model.maintained, failed)
+                wanted[id(model.policy)] = partial(background.keep_running, "policies", learn, of=name)
             if must_ask(self._gateway.settings.models[name]):
                 find = partial(_find_temperature, self._gateway, name)
                 wanted[name] = partial(background.keep_running, "default temperature", find, of=name)
@@ -241,8 +241,6 @@ async def _start(gateway: Gateway, count_failure: Callable[[background.Work], No
     gateway.pool.on_engine_change = partial(_note_engine_change, gateway)
     gateway.pool.on_difference = partial(_note_difference, gateway)
     await gateway.pool.start()
-    for model in gateway.models.values():
-        await asyncio.to_thread(model.warm_up)
     await gateway.pool.wait_until_probed(_FIRST_PROBE_TIMEOUT_S)
 
 
@@ -292,7 +290,7 @@ async def _find_temperature(gateway: Gateway, name: str) -> None:
             await asyncio.sleep(_TICK_S)
 
 
-async def _learn(policy: Maintained, fallback: Fallback) -> None:
+async def _learn(policy: Maintained, failed: Callable[[Exception], None]) -> None:
     """Run a policy's maintenance periodically in a thread; after a failure the previous fit stays in use.
 
     With more observations a fit takes longer and changes less, so the pauses grow with its cost.
@@ -305,7 +303,7 @@ async def _learn(policy: Maintained, fallback: Fallback) -> None:
                 cpu_s = await asyncio.to_thread(_cpu_s, work)
                 pause_s = max(_TICK_S, min(_MAX_PAUSE_S, cpu_s / _MAX_CPU_SHARE))
         except Exception as error:  # noqa: BLE001 -- plugins may raise anything; retried after the pause
-            fallback.note(policy.name, "maintenance", error)
+            failed(error)
 
 
 def _cpu_s(work: Work) -> float:
@@ -341,5 +339,4 @@ def _refresh_backends(gateway: Gateway) -> None:
     backends, policies = BackendGauges(gateway.metrics), PolicyGauges(gateway.metrics)
     backends.refresh(gateway.pool)
     for name, model in gateway.models.items():
-        if isinstance(model.policy, Freezable):
-            policies.refresh(name, model.policy, gateway.pool.of(name))
+        policies.refresh(model, gateway.pool.of(name))

@@ -34,7 +34,7 @@ from gateway.service.stores import PEERS, open_live, open_store, read_launched
 from gateway.state.sync import State
 from gateway.telemetry.registry import Registry
 from policies.build import build
-from policies.roles import Heir, Scoring, Stateful
+from policies.roles import Heir
 from policies.statistics import Statistics
 
 
@@ -169,13 +169,17 @@ def _timeouts(settings: PoolSettings) -> Timeouts:
 def explain_for(models: Mapping[str, Model], settings: PoolSettings) -> None:
     """Include the scores of all candidates in decisions if these are recorded."""
     for model in models.values():
-        if isinstance(model.policy, Scoring):
-            model.policy.explain_candidates = settings.recorder is not None
+        if model.explainer is not None:
+            model.explainer.explain_candidates = settings.recorder is not None
 
 
 def learners_of(models: Mapping[str, Model]) -> dict[str, Statistics]:
     """Return the statistics of the models whose policy has some, by model."""
-    return {name: policy.statistics for name, model in models.items() if isinstance(policy := model.policy, Stateful)}
+    return {
+        name: statistics
+        for name, model in models.items()
+        if model.heir is not None and (statistics := model.heir.statistics) is not None
+    }
 
 
 def is_same_replica(one: Backend, other: Backend) -> bool:

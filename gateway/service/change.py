@@ -45,10 +45,6 @@ async def prepare(gateway: Gateway, settings: PoolSettings, backends: Sequence[B
     joining = await gateway.pool.probe(
         [backend for backend in members if id(backend) not in present], health_rules(settings), _FIRST_PROBE_S
     )
-    known = {id(model.policy) for model in gateway.models.values()}
-    for model in later.models.values():
-        if gateway.is_started and id(model.policy) not in known:
-            await asyncio.to_thread(model.warm_up)
     weights = {(backend.model, backend.name): backend.weight for backend in backends}
     return Change(gateway, later, members, joining, weights)
 

@@ -1,4 +1,4 @@
-"""Versions of the rules distilled from a learned policy, and the pin that selects one in all gateways.
+"""Versions of the rules that a learned policy has written, and the pin that selects one in all gateways.
 
 Each model has three documents: `MODEL/rules`, with a version per distillation; `MODEL/pin`, the current pin; and
 `MODEL/thaw`, written when an operator resumes a frozen policy.
@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -23,15 +23,12 @@ from gateway.dialects.errors import GatewayError
 from gateway.routing.model import Model
 from gateway.state.documents import Conflict, Document, Documents
 from gateway.state.store import StateError
-from policies.guarded.guardrail import CONFIDENCE
-from policies.lean.policy import Lean
-from policies.lean.thresholds import NothingLearnedError, Rules, in_words, rules_of
+from policies.guarded.guardrail import CONFIDENCE, Guardrail
+from policies.learned.detector import Detector
 from policies.learned.policy import Learned
-from policies.roles import Freezable
+from policies.learned.thresholds import NothingLearnedError, Rules, in_words, rules_of
+from policies.policy import Policy
 from policies.rules.policy import Thresholds, ThresholdSettings
-
-if TYPE_CHECKING:
-    from policies.distill.report import Distilled
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +56,16 @@ class PolicyVersions:
     """Rules, pins and guardrail of one model; only `learned` has rules and pins."""
 
     name: str
-    policy: Freezable
+    policy: Policy
+    guardrail: Guardrail
+    detector: Detector[Any] | None
     documents: Documents
 
     def follow(self) -> None:
         """Apply the documents now and whenever they change; called before the gateway starts."""
-        if isinstance(self.policy, Learned | Lean):
+        if isinstance(self.policy, Learned):
             self.documents.watch(self._document("pin"), partial(self._apply, self.policy))
-        self.documents.watch(self._document("thaw"), lambda document: self.policy.guardrail.thaw())
+        self.documents.watch(self._document("thaw"), lambda document: self.guardrail.thaw())
 
     def unfollow(self) -> None:
         """Stop applying the documents: the policy is gone."""
@@ -103,18 +102,13 @@ class PolicyVersions:
 
     def kinds(self, candidates: list[Candidate]) -> list[str]:
         """Return a line for each kind of request that the policy has seen; takes some milliseconds."""
-        return in_words(self.policy.known, candidates) if isinstance(self.policy, Lean) else []
+        return in_words(self.policy.known, candidates) if isinstance(self.policy, Learned) else []
 
-    async def distill(self, candidates: list[Candidate]) -> tuple[Distilled | Rules, Document]:
+    async def distill(self, candidates: list[Candidate]) -> tuple[Rules, Document]:
         """Write rules from what the policy has learned as the next version, without pinning it."""
         learned = self._learned()
         try:
-            if isinstance(learned, Lean):
-                rules: Distilled | Rules = await asyncio.to_thread(rules_of, learned.known, candidates)
-            else:
-                from policies.distill.distill import distill  # a room that may be missing
-
-                rules = await asyncio.to_thread(distill, learned, candidates)
+            rules = await asyncio.to_thread(rules_of, learned.known, candidates)
         except NothingLearnedError as error:
             raise GatewayError(409, f"Rules for {self.name} cannot be distilled: {error}.") from None
         return rules, await self._put(self._document("rules"), rules.text)
@@ -145,14 +139,14 @@ class PolicyVersions:
         try:
             await self._put(self._document("thaw"), "")
         except GatewayError as error:
-            self.policy.guardrail.thaw()
+            self.guardrail.thaw()
             if error.status == _UNAVAILABLE:
                 return "this process alone, because the store cannot be reached"
         return "all gateways"
 
     def describe(self) -> dict[str, Any]:
         """Return the pin, the versions and the state of the guardrail, as `/admin/policy` shows them."""
-        pin, guardrail = self.pin(), self.policy.guardrail
+        pin, guardrail = self.pin(), self.guardrail
         found = guardrail.comparison(CONFIDENCE)
         history = self.documents.history(self._document("rules"))
         return {
@@ -163,7 +157,7 @@ class PolicyVersions:
             "frozen": guardrail.frozen,
             "ratio_to_least_loaded": None if math.isnan(found.ratio) else round(found.ratio, 4),
             "ratio_interval": None if math.isnan(found.ratio) else [round(found.low, 4), round(found.high, 4)],
-            "ejected": dict(self.policy.outlier_ejection.reasons),
+            "ejected": {} if self.detector is None else dict(self.detector.reasons),
         }
 
     async def _put(self, name: str, text: str) -> Document:
@@ -175,7 +169,7 @@ class PolicyVersions:
         except StateError as error:
             raise GatewayError(503, f"Not done, because it cannot be stored: {error}.") from None
 
-    def _apply(self, policy: Learned | Lean, document: Document) -> None:
+    def _apply(self, policy: Learned, document: Document) -> None:
         try:
             pin = Pin.model_validate_json(document.text)
             pinned = None if pin.version is None else Thresholds(settings_of(pin.rules))
@@ -185,8 +179,8 @@ class PolicyVersions:
         policy.pinned = pinned
         log.warning("%s: %s decides", self.name, self.policy.name if pinned is None else f"version {pin.version}")
 
-    def _learned(self) -> Learned | Lean:
-        if isinstance(self.policy, Learned | Lean):
+    def _learned(self) -> Learned:
+        if isinstance(self.policy, Learned):
             return self.policy
         raise GatewayError(409, f"{self.name} has the policy `{self.policy.name}`; only `learned` has rules and pins.")
 
@@ -211,7 +205,7 @@ def settings_of(text: str) -> ThresholdSettings:
 def policy_versions_of(models: Mapping[str, Model], documents: Documents) -> dict[str, PolicyVersions]:
     """Return the versions of each model whose policy has a guardrail, by model."""
     return {
-        name: PolicyVersions(name, policy, documents)
+        name: PolicyVersions(name, model.policy, model.guardrail, model.detector, documents)
         for name, model in models.items()
-        if isinstance(policy := model.policy, Freezable)
+        if model.guardrail is not None
     }

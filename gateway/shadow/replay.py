@@ -20,12 +20,11 @@ import orjson
 
 from backends import background
 from gateway.relay.observers import EndedExchange, Observer
-from gateway.routing.fallback import Fallback
 from gateway.routing.router import RoutedRequest
 from policies.features.request import Endpoint
 from policies.learned.shadow_drafting import ShadowArm, ShadowSettings
 from policies.policy import Outcome
-from policies.roles import ShadowLearner
+from policies.roles import Learner
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +102,7 @@ class AnswerText(Observer):
 class ShadowDrafting:
     """Replays drafting on the finished texts of one model."""
 
-    def __init__(self, policy: ShadowLearner, settings: ShadowSettings, arms: Sequence[ShadowArm]) -> None:
+    def __init__(self, policy: Learner, settings: ShadowSettings, arms: Sequence[ShadowArm]) -> None:
         self._policy = policy
         self._settings = settings
         self._arms = _encoded(arms)
@@ -119,7 +118,7 @@ class ShadowDrafting:
         self._restart_at_s = 0.0
         self.replayed = self.dropped = self.failed = 0
 
-    def replays(self, policy: ShadowLearner, arms: Sequence[ShadowArm]) -> bool:
+    def replays(self, policy: Learner, arms: Sequence[ShadowArm]) -> bool:
         """Return whether it replays these arms for this policy."""
         return policy is self._policy and _encoded(arms) == self._arms
 
@@ -160,14 +159,10 @@ class ShadowDrafting:
         if len(self._queue) == 1:
             self._awake.set()
 
-    def deliver(self, fallback: Fallback) -> None:
-        """Pass results to the policy; called every half second."""
+    def deliver(self, observe: Callable[[Outcome], None]) -> None:
+        """Pass results on; called every half second."""
         while self._results:
-            outcome = self._results.popleft()
-            try:
-                self._policy.observe_shadow(outcome)
-            except Exception as error:  # noqa: BLE001 -- plugins may raise anything; other periodic tasks must run
-                fallback.note(self._policy.name, "observe_shadow", error)
+            observe(self._results.popleft())
 
     def stop(self) -> None:
         """End the thread and its process; texts in the queue are not replayed."""

@@ -12,7 +12,6 @@ from gateway.rooms import Room
 from gateway.routing.model import Model
 from gateway.shadow.replay import ShadowDrafting
 from policies.learned.shadow_drafting import shadow_arms
-from policies.roles import ShadowLearner
 
 if TYPE_CHECKING:
     from gateway.service.assembly import Gateway
@@ -40,7 +39,7 @@ class ShadowRoom(Room):
         return self.drafting
 
     def start(self) -> None:
-        """Start the threads and their processes, which load while the policies warm up."""
+        """Start the threads and their processes, which load meanwhile."""
         self._is_started = True
         for drafting in self.drafting.values():
             drafting.start()
@@ -53,13 +52,14 @@ class ShadowRoom(Room):
     def tick(self) -> None:
         """Pass results to the policies."""
         for name, drafting in self.drafting.items():
-            drafting.deliver(self.gateway.models[name].fallback)
+            drafting.deliver(self.gateway.models[name].observe_shadow)
 
     def _drafting(self, model: Model, before: ShadowDrafting | None) -> ShadowDrafting | None:
-        policy, backends = model.policy, [upstream.backend for upstream in model.upstreams.values()]
+        learner, backends = model.learner, [upstream.backend for upstream in model.upstreams.values()]
+        shadow = None if learner is None else learner.shadow
         arms = shadow_arms((each.method, each.num_speculative_tokens, each.speculative_config) for each in backends)
-        if not isinstance(policy, ShadowLearner) or policy.shadow.sample == 0 or not arms or len(backends) < 2:
+        if learner is None or shadow is None or shadow.sample == 0 or not arms or len(backends) < 2:
             return None
-        if before is not None and before.replays(policy, arms):
+        if before is not None and before.replays(learner, arms):
             return before
-        return ShadowDrafting(policy, policy.shadow, arms)
+        return ShadowDrafting(learner, shadow, arms)

@@ -176,7 +176,13 @@ class Ledger:
         if unknown := sorted(tables - self._tables.keys() - self._unread):
             self._unread |= {*unknown}
             names, own = ", ".join(unknown), ", ".join(self._tables)
-            log.warning("%s: what another version learned as %s is not read; this one has %s", self._model, names, own)
+            log.warning(
+                "%s: what another version has learned begins anew, since this one keeps it in another form: %s is not "
+                "read; this one has %s",
+                self._model,
+                names,
+                own,
+            )
         return current
 
 

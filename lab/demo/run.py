@@ -36,7 +36,7 @@ def run_demo(port: int, rate: float, phase_s: float, phases: int | None) -> None
             options = ReplayOptions(trace=(trace,), live=(f"demo={gateway.url}",), rate=rate, seed=number)
             if run_live(options) == _INTERRUPTED:
                 return
-            print(f"{_distil(gateway.client)}\n", flush=True)
+            print(f"{_rules(gateway.client)}\n", flush=True)
 
 
 def _requests(chat_share: float, count: int, random: Random) -> list[TraceRecord]:
@@ -54,11 +54,10 @@ def _requests(chat_share: float, count: int, random: Random) -> list[TraceRecord
     ]
 
 
-def _distil(client: httpx.Client) -> str:
-    """Write what was learned as rules, and return what they are worth."""
+def _rules(client: httpx.Client) -> str:
+    """Write what was learned as rules, and return how many they are."""
     answer = client.post("/admin/policy/distill", json={"model": MODEL})
     if not answer.is_success:
         return f"no rules yet: {answer.json()['error']['message']}"
     rules = answer.json()
-    gain = f"expected time to finish over least_loaded {-rules['rules_gain']:+.0%}"
-    return f"rules, version {rules['version']}: {rules['leaves']} rules, {gain}"
+    return f"rules, version {rules['version']}: {rules['leaves']} rules"

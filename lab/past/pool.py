@@ -22,7 +22,7 @@ from lab.past.served import Served
 from lab.simulation.outcomes import Outcomes
 from lab.simulation.simulate import ReplicaSpec
 from lab.simulation.table import RequestTable
-from policies.learned.models.prior import DEFAULT_CALIBRATION, expected_by_k
+from policies.learned.prior import DEFAULT_CALIBRATION, expected_by_k
 
 ENOUGH, FEWEST = 60, 16
 """Requests from which a replica's own step times are fitted, and from which any are."""

@@ -14,7 +14,7 @@ from lab.simulation.table import RequestTable
 from lab.statistics import Interval, replications_of
 from policies.build import build
 from policies.policy import Policy
-from policies.roles import Stateful
+from policies.roles import Heir
 
 ORACLE = "oracle"
 MIN_PARALLEL_REQUESTS = 100_000  # over all policies; fewer are simulated before other processes would have started
@@ -102,4 +102,4 @@ def _run(work: Callable[[Task], Result], tasks: Sequence[Task], requests: int) -
 
 
 def _slowness(policy: Policy | None) -> int:
-    return 1 if policy is None else 2 if isinstance(policy, Stateful) else 0
+    return 1 if policy is None else 2 if isinstance(policy, Heir) else 0

@@ -10,9 +10,8 @@ import numpy as np
 from backends.simulator.engine.state import DRAWN, EXCLUDED
 from backends.speculation import Method
 from lab.simulation.request import ReplayRequest
-from policies.learned.models.depth import between
-from policies.learned.models.prior import expected_step
-from policies.learned.predict import depth_of
+from policies.learned.depth import Depth, between
+from policies.learned.prior import expected_step
 from policies.learned.shadow_drafting import steps_of
 
 if TYPE_CHECKING:  # importing it compiles code
@@ -30,7 +29,8 @@ class Oracle:
         self._fleet = fleet  # an idle fleet of the replicas of `pool`, whose ids begin at 0
         self._pool = pool
         self._speculating = [number for number, one in enumerate(pool) if one.method is not Method.BASELINE]
-        self._depths = [depth_of(replica.draft_schedule) for replica in fleet.replicas]
+        schedules = [replica.draft_schedule for replica in fleet.replicas]
+        self._depths = [Depth(each) if len({*each.by_batch[1:]}) > 1 else None for each in schedules]
         self._k = [replica.num_speculative_tokens for replica in fleet.replicas]
         self._costs = np.array(
             [expected_step(one.calibration, one.method, k) for one, k in zip(pool, self._k, strict=True)]

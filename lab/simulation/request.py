@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
@@ -19,7 +19,7 @@ from policies.features.request import TYPICAL_TOKENS, Endpoint, RequestFeatures,
 _NAMES = [one.name for one in fields(RequestFeatures)]
 _VALUES = attrgetter(*_NAMES)
 _QPS, _IN_FLIGHT = _NAMES.index("qps"), _NAMES.index("in_flight")
-_ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
+ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 
 
 @dataclass(slots=True)
@@ -59,12 +59,6 @@ class ReplayRequest:
             return None
         steps = _padded(cache.replay(text.prompt, text.output[: self.output_tokens], learn), self.output_tokens)
         return Script(self.prompt_tokens, self.output_tokens, *steps, self.prefix_blocks)
-
-    def precompute_steps(self, replicas: Iterable[tuple[Method, int, Mapping[str, object]]]) -> None:
-        """Compute the steps on replicas with these methods, k and configs, and discard the text."""
-        for replica in replicas:
-            self.script(*replica)
-        self.text = None
 
     def _steps(self, method: Method, k: int, config: Mapping[str, object]) -> Steps | None:
         if method is Method.BASELINE or self.output_tokens == 1:
@@ -159,7 +153,7 @@ def features_of(record: TraceRecord, default_temperature: float = 1.0) -> Reques
     """
     return RequestFeatures(
         record.model,
-        _ENDPOINTS.get(record.endpoint, Endpoint.CHAT),
+        ENDPOINTS.get(record.endpoint, Endpoint.CHAT),
         bool(record.stream),
         record.n,
         default_temperature if record.temperature is None else record.temperature,

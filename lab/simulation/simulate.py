@@ -26,7 +26,7 @@ from policies.drafter_limits import sparing, surviving
 from policies.features.request import ANY_REQUEST, RequestFeatures
 from policies.learned.shadow_drafting import ShadowSettings, shadow_arms, steps_of
 from policies.policy import Decision, Outcome, Policy
-from policies.roles import Clocked, Learner, Maintained, ShadowLearner
+from policies.roles import Learner, Maintained
 
 if TYPE_CHECKING:  # importing it compiles code
     from backends.simulator.engine.replica import Completion, Replica
@@ -161,9 +161,8 @@ class _Simulation:
         self._oracle = Oracle(pool, self._fleet, len(requests)) if policy is None and not sent_to else None
         self._sent_to = sent_to
         self._policy = policy
-        self._shadow = SimulatedShadowDrafting(pool, policy.shadow, seed) if isinstance(policy, ShadowLearner) else None
         self._now_s = requests[0].arrived_s if requests else 0.0
-        if isinstance(policy, Clocked):
+        if isinstance(policy, Maintained):
             policy.set_clock(lambda: self._now_s)
         _fit(policy)  # learned statistics from an earlier replay
         self._next_maintenance_s = self._now_s
@@ -171,6 +170,8 @@ class _Simulation:
         self._recent: deque[float] = deque()
         self._under_way: dict[int, tuple[int, ReplayRequest, RequestFeatures, Decision]] = {}
         self._observe = policy.observe if isinstance(policy, Learner) else None
+        shadow = policy.shadow if isinstance(policy, Learner) else None
+        self._shadow = None if shadow is None else SimulatedShadowDrafting(pool, shadow, seed)
         self._reads_requests = policy is not None and (policy.reads_requests or self._observe is not None)
         self._in_flight = 0
         self.ends: list[tuple[int, float]] = []  # number and end of requests that have ended; the caller empties it
@@ -282,8 +283,8 @@ class _Simulation:
             self._in_flight -= 1
             if self._observe is not None:
                 outcome = outcome_of(features, decision, completion, self._pool[completion.replica].method)
-                if self._shadow is not None:
-                    outcome = replace(outcome, shadow=self._shadow.of(request))
+                if self._shadow is not None and (shadow := self._shadow.of(request)):
+                    outcome = replace(outcome, shadow=shadow)
                 self._observe(outcome)
 
     def _maintain(self) -> None:

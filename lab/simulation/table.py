@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lab.simulation.outcomes import NO_OUTCOME, Known, Outcomes
-from lab.simulation.request import ReplayRequest, replay_request
+from lab.simulation.request import ENDPOINTS, ReplayRequest, replay_request
 from lab.simulation.sessions import Order
 from lab.statistics import Floats
 from lab.trace.record import TraceRecord
@@ -43,7 +43,7 @@ _ROW = np.dtype(
     ]
 )
 _NAMES = [one.name for one in fields(RequestFeatures)]
-_FEATURES = attrgetter(*_NAMES)
+_FEATURES = attrgetter(*[name.replace("endpoint", "endpoint.value") for name in _NAMES])  # enums are slow to unpickle
 _REST = attrgetter(
     "prompt_tokens", "output_tokens", "acceptance", "text", "prefix_blocks", "session", "think_s"
 )  # fmt: skip
@@ -221,7 +221,8 @@ class RequestTable(Sequence[ReplayRequest]):
             session = f"{session}#{copy}" if session else ""
         if self._known.accepted:
             acceptance = self._known.completed(acceptance, text, features[_TEMPLATE], features[_WORKLOAD], at)
-        known = RequestFeatures(*features)
+        model, endpoint, *others = features
+        known = RequestFeatures(model, ENDPOINTS[endpoint], *others)
         return ReplayRequest(arrived_s, known, prompt, output, acceptance, text, blocks, session, think_s)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +11,6 @@ from backends.speculation import Method
 METHODS = {method.value: method.value for method in Method}
 
 _LARGEST_COUNT = 2**64 - 1
-_FRACTION = re.compile(r"(\.\d{6})\d+")  # Azure writes seven digits, one more than datetime reads
 
 
 def read_text(value: object) -> str:
@@ -93,7 +91,7 @@ def read_time(value: object) -> float:
     except ValueError:
         pass
     try:
-        moment = datetime.fromisoformat(_FRACTION.sub(r"\1", value.strip()))
+        moment = datetime.fromisoformat(value.strip())
     except ValueError:
         raise ValueError(f"expected seconds or an ISO 8601 time, not {value[:40]!r}") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -10,14 +10,15 @@ from random import Random
 from backends.backend import Candidate, EngineChange
 from policies.decision import Outcome
 from policies.features.request import RequestFeatures
-from policies.learned.models.prefix_memory import BackendPrefixes, PrefixMemory
+from policies.learned.prefix_memory import BackendPrefixes, PrefixMemory
 from policies.load import per_weight
 from policies.load_policy import LoadPolicy, LoadSettings
 from policies.policy import Assessment, Decision, register
+from policies.roles import Informed, Learner, Maintained
 
 
 @register
-class LMetric(LoadPolicy):
+class LMetric(LoadPolicy, Learner, Maintained, Informed):
     """A policy that picks the least product of prompt tokens to compute and batch size, the score of LMetric [1]_.
 
     Prompt tokens to compute are those not expected in the backend's prefix cache, at least one; the batch includes the

@@ -8,10 +8,11 @@ from backends.backend import Candidate
 from policies.features.request import RequestFeatures
 from policies.load import weights_of
 from policies.policy import Assessment, Decision, Policy, PolicySettings, register
+from policies.roles import Explainer, Informed
 
 
 @register
-class RoundRobin(Policy):
+class RoundRobin(Policy, Explainer, Informed):
     """A policy that picks the backends in turn, each in proportion to its weight.
 
     The smooth weighted round robin of nginx: at each turn every candidate's credit grows by its weight, the candidate

@@ -97,8 +97,6 @@ class RequestFeatures:
         Requests in flight for the model when the request arrived.
     workload
         Workload declared in the header `x-gateway-workload`, in lower case; empty if there is none, or no valid name.
-    explore
-        Whether the request may be used for exploration; a client forbids it with `x-gateway-explore: no`.
     slo_ttft_s
         Requested bound on the seconds to the first token, from the client or its key; None for no bound.
     slo_tpot_s
@@ -146,7 +144,6 @@ class RequestFeatures:
     qps: float
     in_flight: int
     workload: str
-    explore: bool
     slo_ttft_s: float | None
     slo_tpot_s: float | None
     prefix: tuple[int, ...]
@@ -178,7 +175,6 @@ class RequestFeatures:
         qps: float = 0.0,
         in_flight: int = 0,
         workload: str = "",
-        explore: bool = True,
         slo_ttft_s: float | None = None,
         slo_tpot_s: float | None = None,
         prefix: tuple[int, ...] = (),
@@ -208,7 +204,6 @@ class RequestFeatures:
         self.qps = qps
         self.in_flight = in_flight
         self.workload = workload
-        self.explore = explore
         self.slo_ttft_s = slo_ttft_s
         self.slo_tpot_s = slo_tpot_s
         self.prefix = prefix

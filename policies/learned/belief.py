@@ -5,25 +5,23 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from backends.backend import Candidate
 from backends.speculation import Method
 from policies.features.request import TYPICAL_TOKENS
-from policies.learned.models import step_time
-from policies.learned.models.acceptance import ACCEPTANCE, ARM, BACKEND
-from policies.learned.models.backend_model import BackendModel
-from policies.learned.models.keys import TEMPERATURE, TEMPERATURES, TEMPLATE, WORKLOAD, Key, typical_prompt_tokens
+from policies.learned.known import Known
 from policies.learned.policy import Learned
-from policies.statistics import Sums
+from policies.learned.prior import expected_by_k
+from policies.learned.replica import Replica, terms
+from policies.learned.table import TEMPERATURES, answers_of, is_kind, nested, typical, without_client
+from policies.statistics import Key
 
 MOST_GROUPS: Final = 24
-_MOST_KEYS: Final = 12
-"""Buckets of a group that its predictions are averaged over: those with the most requests."""
-_LEAST_REQUESTS: Final = 20.0
-"""Observations below which a group is not shown."""
+SPREAD: Final = 0.25
+"""Standard deviation of log(tokens per step) between similar requests, in recorded acceptance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +30,11 @@ class GroupBelief:
 
     backend: str
     speedup: float  # output tokens per second relative to the baseline, at the same load
-    tokens_per_step: float  # expected by the fit
+    tokens_per_step: float  # expected
     # Geometric mean of those observed, as they would have been at the maximum k; None without any.
     observed_tokens_per_step: float | None
     requests: float  # requests of the group observed on its method and k, shadow drafts included, discounted by age
-    sent: float  # those of them that it answered itself
+    sent: float  # those of the group that it answered itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Group:
     # Eight hex digits that requests of one application share; empty for requests without one, and for all templates
     # with few requests together.
     template: str
-    temperature: str  # range of the temperature, such as `0.35-0.65`
+    temperature: str  # range of the temperature, such as `0.5-0.9`
     requests: float  # observations of the group on all backends, shadow drafts included, discounted by age
     backends: list[GroupBelief]
 
@@ -63,99 +61,106 @@ class Belief:
 
 def belief_of(learned: Learned, candidates: Sequence[Candidate], batch: float) -> Belief:
     """Return what a policy believes; may be called from another thread, as it changes nothing."""
-    models = dict(learned.predictor.backend_models)
-    present = [models[each.name] for each in candidates if each.name in models]
+    known = learned.known
+    replicas = {**known.replicas}  # a copy: another thread adds to them
+    present = [replicas[each.name] for each in candidates if each.name in replicas]
     if not present:
         return Belief("", batch, [])
-    baselines = [each.name for each in candidates if each.method is Method.BASELINE and each.name in models]
-    reference = models[baselines[0]] if baselines else present[0]
-    groups = _grouped(learned.statistics.buckets(ACCEPTANCE))
-    shown = (item for item in groups.items() if item[1].requests >= _LEAST_REQUESTS)
-    largest = heapq.nlargest(MOST_GROUPS, shown, lambda item: item[1].requests)
-    return Belief(
-        reference.name,
-        batch,
-        [
-            Group(
-                key[0],
-                key[1],
-                _temperatures(int(key[2])),
-                group.requests,
-                [_of_backend(model, group, reference, batch) for model in present],
-            )
-            for key, group in largest
-        ],
-    )
+    reference = next((one for one in present if one.method is Method.BASELINE), present[0])
+    shown = [item for item in _grouped(known).items() if item[1].requests >= _LEAST_REQUESTS]
+    groups = []
+    for (workload, template, temperature), group in heapq.nlargest(MOST_GROUPS, shown, lambda item: item[1].requests):
+        beliefs = [_of_backend(known, one, group, reference, batch) for one in present]
+        groups.append(Group(workload, template, _temperatures(int(temperature)), group.requests, beliefs))
+    return Belief(reference.name, batch, groups)
 
 
-def present_step_s(model: BackendModel, requests: int) -> float:
-    """Return the step time that the fit expects of a backend, with the work that it has of this gateway process."""
-    backlog = model.backlog
-    context_tokens = backlog.context_tokens / backlog.sent * requests if backlog.sent else 0.0
-    cost = model.cost_at(model.place(max(1, requests)))
-    return step_time.seconds(cost, step_time.terms(max(1, requests), context_tokens, 0.0))
+def present_step_s(replica: Replica, requests: int) -> float:
+    """Return the step time that the fit expects of a replica, with the work that it has of this gateway process."""
+    batch, sent = max(1, requests), replica.sent
+    context_tokens = replica.context_tokens / sent * batch if sent else 0.0
+    return sum(terms(replica.cost(batch), (batch, context_tokens, 0.0)))
+
+
+def tokens_per_step(known: Known, replica: Replica, kind: Key, batch: float) -> float:
+    """Return the tokens per step that a replica is expected to have for requests of a kind, see `without_client`."""
+    findings = known.detector.found.get(replica.name, ())
+    accepted = min([1.0, *[max(0.0, one.level) for one in findings if one.what != "slow"]])
+    excess = known.per_step.mean(replica.arm, nested((*kind, ""))) + known.apart(replica)
+    return replica.per_step(_by_k(known, replica, kind), excess, batch, accepted)
 
 
 class _Observed:
-    """The observations of a group: by bucket, by arm, and by the backend that answered."""
+    """The observations of a group: by kind, by arm and kind, and by the backend that answered."""
 
     def __init__(self) -> None:
         self.requests = 0.0
-        self.keys: defaultdict[Key, float] = defaultdict(float)
-        self.counts: defaultdict[str, float] = defaultdict(float)
-        self.logs: defaultdict[str, float] = defaultdict(float)
+        self.kinds: defaultdict[Key, float] = defaultdict(float)
+        self.arms: defaultdict[str, list[tuple[Key, float, float]]] = defaultdict(list)
         self.sent: defaultdict[str, float] = defaultdict(float)
 
-    def add(self, arm: str, backend: str, key: Key, sums: Sums) -> None:
-        self.requests += sums[0]
-        self.keys[key] += sums[0]
-        self.counts[arm] += sums[0]
-        self.logs[arm] += sums[1]
-        self.sent[backend] += sums[0]
 
-
-def _grouped(buckets: Mapping[Key, Sums]) -> dict[Key, _Observed]:
+def _grouped(known: Known) -> dict[Key, _Observed]:
     """Return the observations by workload, template and temperature; rare templates together."""
+    rows = [
+        (key[0], without_client(key[1:]), sums[2], sums[3]) for key, sums in known.per_step.told() if is_kind(key[1:])
+    ]
     totals: defaultdict[Key, float] = defaultdict(float)
-    for key, sums in buckets.items():
-        totals[_group(key)] += sums[0]
+    for _, kind, count, _ in rows:
+        totals[_group(kind)] += count
     groups: defaultdict[Key, _Observed] = defaultdict(_Observed)
-    for key, sums in buckets.items():
-        group = _group(key)
-        if totals[group] < _LEAST_REQUESTS:
-            group = group[0], "", group[2]
-        groups[group].add(key[ARM], key[BACKEND], key[BACKEND + 1 :], sums)
+
+    def shown(kind: Key) -> _Observed:
+        workload, template, temperature = _group(kind)
+        is_rare = totals[workload, template, temperature] < _LEAST_REQUESTS
+        return groups[workload, "" if is_rare else template, temperature]
+
+    for arm, kind, count, log in rows:
+        group = shown(kind)
+        group.requests += count
+        group.kinds[kind] += count
+        group.arms[arm].append((kind, count, log))
+    for name, kind, answers, _ in answers_of(known.statistics):
+        group, replica = shown(kind), known.replicas.get(name)
+        group.sent[name] += answers
+        if replica is not None and not replica.k:  # it drafts nothing that could be learned
+            group.arms[replica.arm].append((kind, answers, 0.0))
     return groups
 
 
-def _group(key: Key) -> Key:
-    request = key[BACKEND + 1 :]
-    return request[WORKLOAD], request[TEMPLATE], request[TEMPERATURE]
+def _group(kind: Key) -> Key:
+    return typical(kind).workload, kind[2], kind[0].partition("/")[0]
 
 
-def _of_backend(model: BackendModel, group: _Observed, reference: BackendModel, batch: float) -> GroupBelief:
-    """Return what is expected of a backend: the mean over the most frequent buckets, of logarithms."""
+def _of_backend(known: Known, replica: Replica, group: _Observed, reference: Replica, batch: float) -> GroupBelief:
+    """Return what is expected of a backend: the mean over the most frequent kinds, of logarithms."""
     weights = log_speedup = log_tokens = 0.0
-    place, compared = model.place(batch), reference.place(batch)
-    cost, reference_cost = model.cost_at(place), reference.cost_at(compared)
-    for key, weight in heapq.nlargest(_MOST_KEYS, group.keys.items(), lambda item: item[1]):
-        context_tokens = typical_prompt_tokens(key) + TYPICAL_TOKENS / 2
-        load = step_time.terms(batch, batch * context_tokens, 0.0)
-        per_step = model.tokens_per_step(key, place)
+    for kind, weight in heapq.nlargest(_MOST_KINDS, group.kinds.items(), lambda item: item[1]):
+        load = batch, batch * (typical(kind).prompt_tokens + TYPICAL_TOKENS / 2), 0.0
+        per_step, compared = [tokens_per_step(known, one, kind, batch) for one in (replica, reference)]
+        step_s, compared_s = [sum(terms(one.cost(batch), load)) for one in (replica, reference)]
         weights += weight
         log_tokens += weight * math.log(per_step)
-        gained = per_step / reference.tokens_per_step(key, compared)
-        log_speedup += weight * math.log(gained * step_time.seconds(reference_cost, load))
-        log_speedup -= weight * math.log(step_time.seconds(cost, load))
-    count = group.counts[model.arm]
+        log_speedup += weight * math.log(per_step / compared * compared_s / step_s)
+    observed, log = group.arms.get(replica.arm, ()), 0.0
+    count = sum([one[1] for one in observed])
+    for kind, answers, excess in observed:
+        log += excess + answers * _by_k(known, replica, kind)[-1]
     return GroupBelief(
-        model.name,
+        replica.name,
         math.exp(log_speedup / weights),
         math.exp(log_tokens / weights),
-        math.exp(group.logs[model.arm] / count) if count else None,
+        math.exp(log / count) if count else None,
         count,
-        group.sent[model.name],
+        group.sent.get(replica.name, 0.0),
     )
+
+
+def _by_k(known: Known, replica: Replica, kind: Key) -> tuple[float, ...]:
+    """Return the log(tokens per step) of the calibration at each k, for requests of a kind."""
+    workload, temperature, prompt_tokens = typical(kind)
+    context_tokens = prompt_tokens + TYPICAL_TOKENS / 2
+    return expected_by_k(known.calibration, replica.method, replica.k, workload, temperature, context_tokens)
 
 
 def _temperatures(index: int) -> str:
@@ -163,9 +168,15 @@ def _temperatures(index: int) -> str:
 
     Examples
     --------
-    >>> _temperatures(0), _temperatures(2), _temperatures(5)
-    ('0-0.05', '0.35-0.65', '1.05+')
+    >>> _temperatures(0), _temperatures(2), _temperatures(3)
+    ('0-0.05', '0.5-0.9', '0.9+')
     """
     if index == len(TEMPERATURES):
         return f"{TEMPERATURES[-1]:g}+"
     return f"{TEMPERATURES[index - 1] if index else 0:g}-{TEMPERATURES[index]:g}"
+
+
+_MOST_KINDS: Final = 12
+"""Kinds of a group that its predictions are averaged over: those with the most requests."""
+_LEAST_REQUESTS: Final = 20.0
+"""Observations below which a group is not shown."""

@@ -1,101 +1,191 @@
-"""The cost that a routing decision minimises."""
+"""The one sum that decides: a request's own time and the delay of others, in seconds, term by term."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
+from backends.backend import Candidate
 from policies.features.request import RequestFeatures
-from policies.learned.models.backend_model import Prediction
+from policies.learned.replica import Replica, Work
 from policies.learned.settings import Objective
+from policies.learned.undrafted import steps_of
 
 
-class Cost(ABC):
-    """The cost of a prediction; a class, because mypyc calls a method faster than a function object."""
+class Ask(NamedTuple):
+    """What is expected of a request wherever it goes."""
 
-    def __init__(self) -> None:
-        # Mean additional weight of a second for missed SLOs, over the requests sent so far; set by the caller.
-        self.mean_urgency = 0.0
+    tokens: float  # of one of its sequences
+    context_tokens: float  # mean over its steps
+    holders: list[int]  # see `PrefixMemory.holders`
+    attention: float  # what each token before a prompt token adds to its time
+    stretch: float  # how much longer steps take for the prompts that come meanwhile
+    coming_per_s: float  # requests that each second of prompts delays
+    crowd: float  # requests in flight per replica
 
-    @abstractmethod
-    def of(self, request: RequestFeatures, predictions: list[Prediction]) -> tuple[list[float], float]:
-        """Return the cost of a request on each backend, and the `mean_urgency` after that.
 
-        Costs are in seconds or weighted seconds; lower is better.
+def coming(arrivals_per_s: float, prefill_s: float) -> tuple[float, float]:
+    """Return `Ask.stretch` and `Ask.coming_per_s`: prompts prolong steps and queues, as in any queue."""
+    stretch = 1.0 / (1.0 - min(_MOST_BUSY, arrivals_per_s * prefill_s))
+    return stretch, arrivals_per_s * stretch
+
+
+def weighed(tokens: float, cached: float, attention: float) -> float:
+    """Return the first tokens of a prompt that take as long as `tokens` after `cached` ones, which they attend to."""
+    return tokens * (1.0 + attention * (cached + tokens / 2))
+
+
+class Delay:
+    """What a request takes on one replica, in seconds, and the work that it is."""
+
+    __slots__ = (
+        "cached_tokens",
+        "context_tokens",
+        "decode_s",
+        "others_s",
+        "per_step",
+        "prefill_s",
+        "prompt_work",
+        "replica",
+        "requests",
+        "room",
+        "step_s",
+        "steps",
+        "tokens",
+        "ttft_s",
+        "undrafted",
+    )
+
+    def __init__(
+        self,
+        replica: Replica,
+        request: RequestFeatures,
+        ask: Ask,
+        by_k: Sequence[float],  # log(tokens per step) expected at each k
+        excess: float,  # what this request is expected to have above that
+        found: tuple[float, float],  # factor on step times, and share of the accepted drafts, that the detector found
+        requests: int,
+        now_s: float,
+    ) -> None:
+        self.replica, self.requests, self.context_tokens = replica, requests, ask.context_tokens
+        self.tokens = ask.tokens
+        sequences, reach, waiting = request.n, replica.reach, replica.waiting
+        slow, accepted = found
+        cost = replica.cost(requests - waiting + sequences)
+        base_s, per_request_s, per_context_s, per_prompt_token_s = cost
+
+        # Steps: tokens over tokens per step; beyond a drafter's limit, each token is a step.
+        per_step = replica.per_step(by_k, excess, requests - waiting + sequences, accepted)
+        self.undrafted, self.room = reach.expected(request, ask.tokens)
+        is_limited = self.undrafted or replica.undrafted
+        self.steps = steps = (
+            steps_of(ask.tokens, self.undrafted, replica.undrafted, per_step)
+            if is_limited
+            else max(1.0, ask.tokens / per_step)
+        )
+        self.per_step = ask.tokens / steps if is_limited else per_step
+
+        # A step: its base, and what each request in it adds. Of S steps, S R / (S + R) are shared with one that has R.
+        mine_s = adds_s = slow * sequences * (per_request_s + per_context_s * ask.context_tokens)
+        left, theirs_s = steps, mine_s
+        if requests and replica.sent:
+            left = replica.steps / replica.sent
+            theirs_s = slow * (per_request_s + per_context_s * replica.context_tokens / replica.sent)
+        alone_s = slow * base_s + mine_s
+        self.step_s = step_s = alone_s + requests * theirs_s
+        shared = requests * steps * left / (steps + left)
+        if replica.depth is not None and requests and replica.sent:  # joining may lower the k of all others
+            adds_s = step_s - slow * replica.without_s(requests - waiting, requests, by_k, excess, accepted, per_step)
+
+        # Its prompt: tokens that are not cached, behind the prompts and the requests that wait there.
+        self.cached_tokens = cached = replica.prefixes.cached_tokens(request, ask.holders) if ask.holders else 0.0
+        new = max(1.0, request.prompt_tokens - cached)
+        self.prompt_work = weighed(new, request.prompt_tokens - new, ask.attention)
+        self.prefill_s = prefill_s = slow * per_prompt_token_s * self.prompt_work
+        wait_s = replica.prefill_left_s(now_s) if requests else 0.0
+        delayed = requests + ask.coming_per_s * (wait_s + prefill_s)
+        if evicted := replica.prefixes.recomputed(new, now_s):  # later prompts whose prefixes this one evicts
+            crowd = 1.0 + ask.crowd + ask.coming_per_s * prefill_s
+            delayed += evicted * min(1.0, ask.crowd / _CROWDED) * crowd
+        self.ttft_s = (replica.joins if requests else 1.5) * step_s + wait_s + prefill_s
+        if waiting:  # one that waits is admitted when a running one ends
+            self.ttft_s += waiting / max(1, requests - waiting) * left * step_s
+
+        self.decode_s = ask.stretch * (steps * alone_s + shared * theirs_s)
+        self.others_s = ask.stretch * shared * adds_s + delayed * prefill_s
+        if is_limited and requests:  # the drafts that it takes from all beside it
+            self.others_s += step_s * reach.taken(self.undrafted, replica.undrafted, requests, per_step)
+
+    @property
+    def own_s(self) -> float:
+        """Seconds from start to end of the request."""
+        return self.ttft_s + self.decode_s
+
+    def work(self, now_s: float) -> Work:
+        """Return the work that the request adds there, if it is sent there now."""
+        beyond_s = self.room * self.step_s / self.per_step / _FASTER
+        work = self.steps, self.context_tokens, self.prefill_s, self.prompt_work, self.undrafted, now_s + beyond_s
+        return Work(*work, self.replica.mark())
+
+
+class Sum:
+    """What is minimised: the seconds of the request and of the others, each with its weight."""
+
+    def __init__(self, objective: Objective, slo_ttft_s: float | None, slo_tpot_s: float | None) -> None:
+        self._is_goodput = objective is Objective.GOODPUT
+        self._ttft, self._decode, self._others = _WEIGHTS.get(objective, (1.0, 1.0, 1.0))
+        self._slo_ttft_s, self._slo_tpot_s = slo_ttft_s, slo_tpot_s
+        self._mean_urgency = 0.0
+
+    def of(self, request: RequestFeatures, delays: Sequence[Delay], *, is_sent: bool) -> list[float]:
+        """Return the cost of a request on each replica, in seconds or weighted seconds."""
+        overuse = request.overuse
+        if self._is_goodput:
+            return self._goodput(request, delays, is_sent=is_sent)
+        ttft, decode, others = self._ttft, self._decode, self._others * overuse
+        return [ttft * one.ttft_s + decode * one.decode_s + others * one.others_s for one in delays]
+
+    def _goodput(self, request: RequestFeatures, delays: Sequence[Delay], *, is_sent: bool) -> list[float]:
+        """Weigh its own seconds by how likely it misses its SLO, and those of others by how likely they do.
+
+        A fixed penalty for each miss meets fewer SLOs: a request slows others for as long as it runs.
         """
+        ttft_s, tpot_s = request.slo_ttft_s or self._slo_ttft_s, request.slo_tpot_s or self._slo_tpot_s
+        mean, costs = self._mean_urgency, []
+        for one in delays:
+            kept = _kept(one.ttft_s, ttft_s) * _kept(one.step_s / one.per_step, tpot_s)
+            urgency = _URGENCY * (1.0 - kept)
+            mean += _NEW * (urgency - mean)
+            costs.append((1.0 + urgency) * one.own_s + (1.0 + mean) * request.overuse * one.others_s)
+        if is_sent:
+            self._mean_urgency = mean
+        return costs
 
 
-_TIE_BREAK: Final = 0.05
-"""Weight of the total delay for an objective other than latency, so that ties go to the faster backend."""
+def crowd_of(candidates: Sequence[Candidate]) -> float:
+    """Return the requests in flight per replica."""
+    return sum([one.in_flight for one in candidates]) / len(candidates)
 
+
+def _kept(expected_s: float, bound_s: float | None) -> float:
+    """Return the probability of meeting a bound: a logistic function of the log ratio."""
+    if not bound_s or expected_s <= 0.0:
+        return 1.0
+    return 1.0 / (1.0 + math.exp(min(50.0, max(-50.0, math.log(expected_s / bound_s) / _SOFTNESS))))
+
+
+_TIE: Final = 0.05
+"""Weight of the total delay for an objective other than latency, so that ties go to the faster replica."""
+_WEIGHTS: Final = {Objective.TTFT: (1.0 + _TIE, _TIE, _TIE), Objective.TPOT: (_TIE, 1.0, 1.0 + _TIE)}
 _URGENCY: Final = 2.0
 """Additional weight of a second if the request is sure to miss its SLO."""
-
 _SOFTNESS: Final = 0.6
 """Scale of a prediction's relative error: answers differ in acceptance, and the load changes while they run."""
-
-_KEEP: Final = 0.998
-"""Decay of the mean urgency per prediction; with four candidates, about the last hundred requests count."""
-
-
-def cost_of(objective: Objective, slo_ttft_s: float | None, slo_tpot_s: float | None) -> Cost:
-    """Return the cost function of an objective."""
-    if objective is Objective.GOODPUT:
-        return _Goodput(slo_ttft_s, slo_tpot_s)
-    if objective is Objective.TTFT:
-        return _Weighted(1.0 + _TIE_BREAK, _TIE_BREAK, _TIE_BREAK)
-    if objective is Objective.TPOT:
-        return _Weighted(_TIE_BREAK, 1.0, 1.0 + _TIE_BREAK)
-    return _Weighted(1.0, 1.0, 1.0)
-
-
-class _Weighted(Cost):
-    """The seconds to the first token, from there to the last, and of others, each with a weight."""
-
-    def __init__(self, ttft: float, decode: float, others: float) -> None:
-        super().__init__()
-        self._ttft = ttft
-        self._decode = decode
-        self._others = others
-
-    def of(self, request: RequestFeatures, predictions: list[Prediction]) -> tuple[list[float], float]:
-        ttft, decode, others = self._ttft, self._decode, self._others * request.overuse
-        return [ttft * one.ttft_s + decode * one.decode_s + others * one.others_s for one in predictions], 0.0
-
-
-class _Goodput(Cost):
-    """The total delay, in which a second weighs more if an SLO is at risk.
-
-    The request's own time is weighted by its urgency, and the time that it takes from others by the mean urgency; if
-    all requests have the same bounds, this equals `latency`. A fixed penalty for each expected miss meets fewer SLOs,
-    because it ignores that a request slows others for as long as it runs. docs/when-it-pays.md has the figures.
-    """
-
-    def __init__(self, slo_ttft_s: float | None, slo_tpot_s: float | None) -> None:
-        super().__init__()
-        self._slo_ttft_s = slo_ttft_s
-        self._slo_tpot_s = slo_tpot_s
-
-    def of(self, request: RequestFeatures, predictions: list[Prediction]) -> tuple[list[float], float]:
-        ttft_s = request.slo_ttft_s or self._slo_ttft_s
-        tpot_s = request.slo_tpot_s or self._slo_tpot_s
-        mean_urgency = self.mean_urgency
-        costs = []
-        for prediction in predictions:
-            attained = 1.0
-            if ttft_s:
-                attained = _attainment(prediction.ttft_s, ttft_s)
-            if tpot_s:
-                attained *= _attainment(prediction.step_s / prediction.tokens_per_step, tpot_s)
-            urgency = _URGENCY * (1.0 - attained)
-            mean_urgency = _KEEP * mean_urgency + (1.0 - _KEEP) * urgency
-            own_s = prediction.ttft_s + prediction.decode_s
-            costs.append((1.0 + urgency) * own_s + (1.0 + mean_urgency) * request.overuse * prediction.others_s)
-        return costs, mean_urgency
-
-
-def _attainment(expected_s: float, bound_s: float) -> float:
-    """Return the probability of meeting a bound: a logistic function of the log ratio."""
-    excess = math.log(expected_s / bound_s) / _SOFTNESS if expected_s > 0 else -50.0
-    return 1.0 / (1.0 + math.exp(min(50.0, max(-50.0, excess))))
+_NEW: Final = 0.002
+_MOST_BUSY: Final = 0.8
+"""Share of a replica's time for prompts above which more would not change what one costs."""
+_CROWDED: Final = 6.0
+"""Requests in flight per replica from which on what is evicted costs all that it takes later."""
+_FASTER: Final = 1.5
+"""How much faster than expected an answer may get to the limit."""

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from backends.calibration.calibration import load_calibration
 from backends.validation import CheckedModel
-from policies.learned.models.prior import DEFAULT_CALIBRATION
+from policies.learned.prior import DEFAULT_CALIBRATION
 from policies.learned.shadow_drafting import ShadowSettings
 from policies.load_policy import LoadSettings
 from policies.policy import GuardrailSettings, PolicySettings
@@ -23,15 +23,6 @@ class Objective(StrEnum):
     GOODPUT = "goodput"
 
 
-class Exploration(CheckedModel):
-    """Limits of exploration."""
-
-    share: float = Field(
-        default=0.003, ge=0, le=0.5, description="Maximum relative increase of a request's expected cost."
-    )
-    most: float = Field(default=0.05, ge=0, le=1, description="Maximum probability of exploring with a request.")
-
-
 class Slo(CheckedModel):
     """The SLO of requests for which neither the client nor its key sets one."""
 
@@ -44,7 +35,7 @@ class Slo(CheckedModel):
         return _seconds(self.ttft_ms), _seconds(self.tpot_ms)
 
 
-class PredictingSettings(LoadSettings):
+class LearnedSettings(LoadSettings):
     """The objective of a policy that predicts, and what is taken to be so until answers tell."""
 
     objective: Objective = Field(

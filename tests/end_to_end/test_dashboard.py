@@ -115,7 +115,7 @@ async def test_it_shows_the_pool_the_policy_and_its_decisions_under_load(
     # What the policy believes
     groups = {group["workload"]: group for group in model["belief"]["groups"]}
     assert model["belief"]["baseline"] == "plain"
-    for workload, temperature in (("chat", "0.65-0.85"), ("code", "0-0.05")):
+    for workload, temperature in (("chat", "0.5-0.9"), ("code", "0-0.05")):
         group = groups[workload]
         assert (group["temperature"], len(group["template"])) == (temperature, 8)
         of = {each["backend"]: each for each in group["backends"]}

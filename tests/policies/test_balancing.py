@@ -16,7 +16,8 @@ from policies.balancing.round_robin import RoundRobin
 from policies.balancing.static import Static, StaticSettings
 from policies.decision import Outcome
 from policies.features.request import Endpoint, RequestFeatures
-from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.policy import Learned
+from policies.learned.settings import LearnedSettings
 from policies.load import LoadMeter
 from policies.load_policy import LoadSettings
 from policies.policy import Policy, PolicySettings

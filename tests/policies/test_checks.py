@@ -13,7 +13,6 @@ from tests.support.installed_module import installed
 
 GUARDED = {"guardrail": {"share": 0.3, "block_s": 5}, "outlier_ejection": True}
 NEEDED: dict[str, dict[str, Any]] = {"static": {"method": "ngram"}}
-EXPLORING = {"objective": "goodput", "exploration": {"share": 0.1, "most": 0.3}}
 
 
 @pytest.mark.slow
@@ -22,10 +21,6 @@ EXPLORING = {"objective": "goodput", "exploration": {"share": 0.1, "most": 0.3}}
 @pytest.mark.parametrize("name", sorted(policies()))
 def test_every_policy_keeps_what_the_gateway_relies_on(name: str, settings: dict[str, Any], seed: int) -> None:
     check_policy(name, NEEDED.get(name, {}) | settings, seed)
-
-
-def test_learned_keeps_it_while_it_explores_for_goodput() -> None:
-    check_policy("learned", GUARDED | EXPLORING)
 
 
 BROKEN = '''
@@ -57,4 +52,11 @@ class Broken(LeastLoaded):
 def test_a_policy_that_breaks_a_rule_is_found(tmp_path: Path, broken: str, message: str) -> None:
     with installed(tmp_path, "broken", BROKEN.format(broken=broken), "broken = broken"):
         with pytest.raises(AssertionError, match=message):
+            check_policy("broken")
+
+
+def test_a_method_of_a_role_that_is_not_inherited_is_named(tmp_path: Path) -> None:
+    module = BROKEN.format(broken="Decision(candidates[0].name, self.name, 'first')")
+    with installed(tmp_path, "broken", module + "\n    def observe(self, outcome): ...\n", "broken = broken"):
+        with pytest.raises(TypeError, match=r"Broken has `observe`: derive it from `policies.roles.Learner`"):
             check_policy("broken")

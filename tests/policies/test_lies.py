@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -13,12 +12,9 @@ from backends.backend import Backend
 from backends.speculation import Method
 from policies.decision import Decision, Outcome
 from policies.features.request import Endpoint, RequestFeatures
-from policies.lean import replica, table
-from policies.lean.policy import Lean
-from policies.learned.models import acceptance, length, step_time
-from policies.learned.models.keys import key_of
-from policies.learned.policy import Learned, LearnedSettings
-from policies.learned.settings import PredictingSettings
+from policies.learned import replica, table
+from policies.learned.policy import Learned
+from policies.learned.settings import LearnedSettings
 from policies.statistics import Table
 
 STEP_S = 0.012
@@ -29,13 +25,13 @@ REQUEST = RequestFeatures("m", Endpoint.CHAT, temperature=0.0, workload="chat", 
 class Pool:
     """Three replicas, of which one may lie, and a policy that has seen 60 honest answers of each."""
 
-    def __init__(self, policy: Learned | Lean) -> None:
+    def __init__(self) -> None:
         methods = {"liar": Method.EAGLE3, "honest": Method.EAGLE3, "baseline": Method.BASELINE}
         self.backends = [
             Backend(name, "m", method, "http://a", 3 if method is Method.EAGLE3 else 0)
             for name, method in methods.items()
         ]
-        self.policy = policy
+        self.policy = Learned(LearnedSettings(seed=1, guardrail={"share": 0}))
         self._now_s, self._rng, self._answers = 1e6, Random(3), 0
         self.policy.set_clock(lambda: self._now_s)
         self.answer_all(180)
@@ -71,23 +67,6 @@ class Pool:
         return max(max(now[name] / self.before[name], self.before[name] / now[name]) for name in names)
 
 
-def learned() -> Pool:
-    return Pool(Learned(LearnedSettings(seed=1, exploration={"share": 0}, guardrail={"share": 0})))
-
-
-def lean() -> Pool:
-    return Pool(Lean(PredictingSettings(seed=1, guardrail={"share": 0})))
-
-
-of_each = pytest.mark.parametrize("make", [learned, lean])
-
-
-def accused(policy: Learned | Lean) -> bool:
-    if isinstance(policy, Lean):
-        return bool(policy.known.detector.found)
-    return bool(policy.drafters.silent or policy.outlier_ejection.reasons)
-
-
 LIES: dict[str, dict[str, Any]] = {
     "tokens of 1e9, none drafted": {"output_tokens": 10**9, "tokens_per_step": 1.0, "tpot_s": 1e-9},
     "tokens of 1e9, all drafted": {"output_tokens": 10**9, "tokens_per_step": 5e8, "tpot_s": 1e-9},
@@ -101,10 +80,9 @@ LIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@of_each
 @pytest.mark.parametrize("lies", LIES.values(), ids=LIES.keys())
-def test_lies_of_one_replica_are_bounded_and_repaired(lies: dict[str, Any], make: Callable[[], Pool]) -> None:
-    pool = make()
+def test_lies_of_one_replica_are_bounded_and_repaired(lies: dict[str, Any]) -> None:
+    pool = Pool()
     for _ in range(55):
         pool.answer(pool.backends[0], **lies)
     assert pool.error("honest", "baseline") < 4.0
@@ -115,9 +93,8 @@ def test_lies_of_one_replica_are_bounded_and_repaired(lies: dict[str, Any], make
     assert pool.error("liar", "honest", "baseline") < 1.4
 
 
-@of_each
-def test_several_lies_together_are_bounded_and_repaired(make: Callable[[], Pool]) -> None:
-    pool = make()
+def test_several_lies_together_are_bounded_and_repaired() -> None:
+    pool = Pool()
     for number in range(110):
         pool.answer(pool.backends[0], **[*LIES.values()][number % len(LIES)])
     assert pool.error("honest", "baseline") < 4.0
@@ -125,46 +102,29 @@ def test_several_lies_together_are_bounded_and_repaired(make: Callable[[], Pool]
     assert pool.error("liar", "honest", "baseline") < 1.4
 
 
-@of_each
 @pytest.mark.parametrize("restricted", [True, False])
-def test_answers_from_which_tokens_were_kept_accuse_nobody(restricted: bool, make: Callable[[], Pool]) -> None:
-    pool = make()
+def test_answers_from_which_tokens_were_kept_accuse_nobody(restricted: bool) -> None:
+    pool = Pool()
     for number in range(60):
         request = replace(REQUEST, restricted=restricted, client=f"client {number % 3}")
         pool.answer(pool.backends[1], request, tokens_per_step=1.0)
-    assert accused(pool.policy) is not restricted
+    assert bool(pool.policy.detector.found) is not restricted
 
 
-IMPOSSIBLE: dict[Callable[[], Pool], dict[str, tuple[Table, tuple[str, ...], tuple[float, ...]]]] = {
-    learned: {
-        "acceptance": (acceptance.ACCEPTANCE, ("eagle3:3", "liar", *key_of(REQUEST)), (1e4, 2e5, 4e6)),
-        "of no arm": (acceptance.ACCEPTANCE, ("eagle3:x", "liar", *key_of(REQUEST)), (1e4, 2e5, 4e6)),
-        "of no method": (acceptance.ACCEPTANCE, ("magic:3", "liar", *key_of(REQUEST)), (1e4, 2e5, 4e6)),
-        "length": (length.LENGTH, ("other", *key_of(REQUEST)[1:]), (1e4, 1e6, 1e8)),
-    },
-    lean: {
-        "tokens per step": (table.PER_STEP, ("eagle3:3", "0/0", "chat", "", ""), (1e4, 2e5, 1e4, 2e5)),
-        "of no arm": (table.PER_STEP, ("eagle3:x", "0/0", "chat", "", ""), (1e4, 2e5, 1e4, 2e5)),
-        "of no kind": (table.PER_STEP, ("eagle3:3", "0/0"), (1e4, 2e5, 1e4, 2e5)),
-        "length": (table.LENGTH, ("", "other", "8/", "", ""), (1e4, 1e6, 1e4, 1e6)),
-    },
+IMPOSSIBLE: dict[str, tuple[Table, tuple[str, ...], tuple[float, ...]]] = {
+    "tokens per step": (table.PER_STEP, ("eagle3:3", "0/0", "chat", "", ""), (1e4, 2e5, 1e4, 2e5)),
+    "of no arm": (table.PER_STEP, ("eagle3:x", "0/0", "chat", "", ""), (1e4, 2e5, 1e4, 2e5)),
+    "of no kind": (table.PER_STEP, ("eagle3:3", "0/0"), (1e4, 2e5, 1e4, 2e5)),
+    "length": (table.LENGTH, ("", "other", "8/", "", ""), (1e4, 1e6, 1e4, 1e6)),
+    "steps, too fast": (replica.STEPS, ("liar",), (1e4, -2e5, *[1e-9] * 18)),
+    "steps, negative": (replica.STEPS, ("liar",), (1e4, 0.0, *[-1.0] * 18)),
+    "fewer than none": (replica.STEPS, ("liar",), (-1e4, 0.0, *[1.0] * 18)),
 }
-STEPS = {learned: step_time.STEPS, lean: replica.STEPS}
-for _make, _sums in IMPOSSIBLE.items():
-    _sums |= {
-        "steps, too fast": (STEPS[_make], ("liar",), (1e4, -2e5, *[1e-9] * 14)),
-        "steps, negative": (STEPS[_make], ("liar",), (1e4, 0.0, *[-1.0] * 14)),
-        "fewer than none": (STEPS[_make], ("liar",), (-1e4, 0.0, *[1.0] * 14)),
-    }
 
 
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [(make, what) for make, sums in IMPOSSIBLE.items() for what in sums],
-    ids=lambda value: value if isinstance(value, str) else value.__name__,
-)
-def test_sums_of_others_that_cannot_be_are_bounded(make: Callable[[], Pool], what: str) -> None:
-    pool, (table, key, sums) = make(), IMPOSSIBLE[make][what]
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_sums_of_others_that_cannot_be_are_bounded(what: str) -> None:
+    pool, (table, key, sums) = Pool(), IMPOSSIBLE[what]
     statistics = pool.policy.statistics
     statistics.set_others_of(table.name, int(statistics.clock() // table.epoch_s), {key: sums})
     pool.answer_all(3)

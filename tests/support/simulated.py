@@ -15,7 +15,7 @@ from benchmarks.virtual_time import Arrival, Timeline, run_fleet
 from lab.simulation.simulate import outcome_of
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision, Policy
-from policies.roles import Clocked, Learner, Maintained
+from policies.roles import Learner, Maintained
 
 CALIBRATION = "llama-3.1-8b-h100"
 
@@ -95,7 +95,7 @@ def play(
     """
     fleet, index_of = Fleet(pool, seed), {replica.name: index for index, replica in enumerate(pool)}
     now_s = 0.0
-    if isinstance(policy, Clocked):
+    if isinstance(policy, Maintained):
         policy.set_clock(lambda: now_s)
     sent: list[tuple[RequestFeatures, Decision]] = []
 

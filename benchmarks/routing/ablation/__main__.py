@@ -28,21 +28,16 @@ import numpy as np
 
 from benchmarks.routing.ablation.parts import PARTS, without
 from benchmarks.routing.ablation.regressions import Bandit, Model, PerReplica, Seen, bayesian_ridge, boosted_trees
-from benchmarks.routing.learned_rows import learned_rows, set_learned
-from benchmarks.routing.peers import Greedy
+from benchmarks.routing.learning import Learning, learning_of, teach
 from benchmarks.routing.runs import of_runs
 from benchmarks.routing.scenes import SCENES, Stage, break_later
 from lab.simulation.simulate import replay
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
-from policies.lean.policy import Lean
-from policies.learned.policy import LearnedSettings
-from policies.learned.settings import PredictingSettings
+from policies.learned.policy import Learned
 from policies.load_policy import LoadSettings
 from policies.policy import Policy
-from policies.roles import Stateful
 from policies.rules.policy import Thresholds, ThresholdSettings
-from policies.statistics import Row
 
 Figures = dict[str, dict[str, dict[str, list[float]]]]
 """Mean and 99th percentile in seconds, by scene, row and number of the run."""
@@ -59,9 +54,7 @@ OTHERS: dict[str, Callable[[int], Policy | None]] = {
     "least_loaded": lambda seed: LeastLoaded(LoadSettings(seed=seed)),
     "lmetric": lambda seed: LMetric(LoadSettings(seed=seed)),
     "thresholds": lambda seed: Thresholds(ThresholdSettings(seed=seed)),
-    "greedy": lambda seed: Greedy(LearnedSettings(seed=seed)),
     "oracle": lambda seed: None,
-    "lean": lambda seed: Lean(PredictingSettings(seed=seed)),
 }
 ROWS = ("learned", *PARTS, *OTHERS, *REGRESSIONS)
 
@@ -81,18 +74,18 @@ def beginning(stage: Stage, scene: str) -> list[Seen]:
     return policy.seen
 
 
-def trained(stage: Stage, scene: str, policy: Policy | None) -> list[Row]:
+def trained(stage: Stage, scene: str, policy: Policy | None) -> Learning:
     """Return what a policy learns from the tuning part."""
-    assert policy is not None
+    assert isinstance(policy, Learned)
     run = stage.training(scene)
     replay(run.specs, run.requests, policy, seed=run.seed)
-    return learned_rows(policy)
+    return learning_of(policy)
 
 
 def play(stage: Stage, scene: str, numbers: range, rows: list[str], figures: Figures) -> None:
     """Add the figures of some runs of a scene."""
     seen: list[Seen] = []
-    learned: dict[str, list[Row]] = {}
+    learned: dict[str, Learning] = {}
 
     def begin() -> list[Seen]:
         if not seen:
@@ -106,10 +99,10 @@ def play(stage: Stage, scene: str, numbers: range, rows: list[str], figures: Fig
             if row not in rows or str(number) in of_row or _is_impossible(scene, row):
                 continue
             policy = make()
-            if SCENES[scene].kind == "warm" and isinstance(policy, Stateful):
+            if SCENES[scene].kind == "warm" and isinstance(policy, Learned):
                 if row not in learned:
                     learned[row] = trained(stage, scene, make())
-                set_learned(policy, learned[row], 0.0)
+                teach(policy, learned[row])
             if policy is not None:
                 break_later(policy, run)
             played = replay(run.specs, run.requests, policy, seed=run.seed, warmup=run.warmup)

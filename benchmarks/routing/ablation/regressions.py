@@ -13,6 +13,7 @@ import numpy.typing as npt
 from backends.backend import Candidate
 from policies.features.request import RequestFeatures
 from policies.policy import Decision, Outcome, Policy, PolicySettings
+from policies.roles import Learner
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,7 +43,7 @@ class Model(Protocol):
         """Return the expected log of the seconds, shape (features,)."""
 
 
-class PerReplica(Policy):
+class PerReplica(Policy, Learner):
     """One model for each replica; the request goes where it is expected to finish first.
 
     It begins with answers that random choices gave, and goes on learning.

@@ -19,7 +19,6 @@ const RULES = {
 };
 const REASONS = {
   least_delay: "to the least expected delay",
-  explore: "to learn",
   control: "to compare with least_loaded",
   fewest_in_flight: "to the fewest in flight",
 };

@@ -1,7 +1,7 @@
 // The versions of the distilled rules: their text, and the pin.
 
 import { byId, follow, h, setAttribute, setHidden, setText } from "./dom.js";
-import { age, date, percent } from "./format.js";
+import { age, date } from "./format.js";
 import { header } from "./methods.js";
 import { get } from "./session.js";
 
@@ -119,7 +119,7 @@ export class RulesPanel {
   }
 
   async #distill() {
-    const done = (made) => `Version ${made.version}: ${made.leaves} rules, ${percent(made.kept_share)} of the learned gain kept.`;
+    const done = (made) => `Version ${made.version}: ${made.leaves} rules.`;
     await this.#change(null, "distill", {}, done);
   }
 

@@ -29,7 +29,7 @@ def columns_of(line: bytes) -> list[str]:
     >>> columns_of(b'TIMESTAMP,"ContextTokens"')
     ['TIMESTAMP', 'ContextTokens']
     """
-    return [cell.strip() for cell in line.decode("utf-8-sig", "replace").replace('"', "").split(",")]
+    return [cell.strip() for cell in line.decode("utf-8", "replace").removeprefix("\ufeff").replace('"', "").split(",")]
 
 
 def _read(kind: str, path: Path, report: Report, _: Units) -> Iterator[TraceRecord]:

@@ -14,7 +14,7 @@ from benchmarks.routing.advice import CASES, Case, advised, measure, play
 from gateway.advice.advise import advise
 from gateway.advice.evidence import BackendEvidence, Contradiction, Kind, ModelEvidence, Steps
 from gateway.advice.losing_method import of_speculation
-from policies.learned.models.prior import StepCost
+from policies.learned.prior import StepCost
 from policies.trouble.troubles import Finding as Trouble
 
 BUSY = tuple(Minute(100, number % 7, ((250, number % 5), (25, 60))) for number in range(30))
@@ -81,13 +81,13 @@ def test_what_speculation_gains_is_what_the_same_requests_lose_without_it(case: 
     gain = of_speculation(played.evidence).gain
     assert gain is not None
     assert gain.low <= 1.0 - np.nanmean(played.tpot_s) / np.nanmean(without.tpot_s) <= gain.high
-    early = [replace(each, steps=each.steps and replace(each.steps, answers=9.0)) for each in played.evidence.backends]
+    early = [replace(each, steps=each.steps and replace(each.steps, answers=4.0)) for each in played.evidence.backends]
     assert of_speculation(replace(played.evidence, backends=tuple(early))).gain is None
 
 
 def measured(name: str, method: Method, step_s: float, answers: float = 200.0, **known: object) -> BackendEvidence:
     """Return a replica whose steps take so long at any load, on which so many answers were measured."""
-    steps = Steps(answers, step_s, (1.0, 2.0, 1.0, 0.1), StepCost(step_s, 0.0, 0.0, 0.0))
+    steps = Steps(answers, step_s, (2.0, 1000.0, 10.0), StepCost(step_s, 0.0, 0.0, 0.0))
     return replace(BackendEvidence(name, method, 3, answers=answers, steps=steps), **known)  # type: ignore[arg-type]
 
 
@@ -111,7 +111,7 @@ def test_a_calibration_that_nobody_gave_is_compared_with_nothing() -> None:
     assert of_speculation(serving(given)).gain is not None
     early = of_speculation(serving(HEAD_ONE, measured("plain", Method.BASELINE, 0.01, 4.0)))
     assert early.gain is None
-    assert "10 measured answers are needed: plain has 4" in early.missing
+    assert "5 measured answers are needed: plain has 4" in early.missing
 
 
 def test_measured_beats_calibrated_and_the_baseline_with_the_most_answers_counts() -> None:
@@ -130,7 +130,7 @@ def test_where_speculation_loses_it_is_said_what_to_do_or_what_is_missing() -> N
     assert "1.20 tokens per step expected" in finding.evidence
     assert finding.gain is not None
     assert finding.gain.share == pytest.approx(1.0 - 1.2 / 2.0, abs=0.1)
-    tree = measured("tree", Method.SUFFIX, 0.02, 5.0)
+    tree = measured("tree", Method.SUFFIX, 0.02, 4.0)
     partly = serving(PLAIN_ONE, replace(HEAD_ONE, name="other"), tree, easy=2.6, hard=1.1)
     assert advise(partly) == []
     said = of_speculation(partly)
@@ -138,7 +138,7 @@ def test_where_speculation_loses_it_is_said_what_to_do_or_what_is_missing() -> N
     assert said.gain.high < 0.0
     assert said.missing.split("; ") == [
         "other: it loses on 50% of the output tokens only, and the policy sends it the others",
-        "tree: 5 of 10 answers have been measured",
+        "tree: 4 of 5 answers have been measured",
     ]
 
 

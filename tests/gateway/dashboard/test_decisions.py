@@ -41,12 +41,7 @@ async def test_a_policy_that_scores_nothing_shows_the_load_before_the_request(ga
 
 
 async def test_learned_scores_what_it_minimises_and_tells_what_it_predicted(gateway_of: Start) -> None:
-    policy = {
-        "name": "learned",
-        "shadow_drafting": {"sample": 0},
-        "guardrail": {"share": 0.0},
-        "exploration": {"share": 0},
-    }
+    policy = {"name": "learned", "shadow_drafting": {"sample": 0}, "guardrail": {"share": 0.0}}
     async with gateway_of(policy=policy) as running:
         found = await decisions_after(running, 12)
         assert len(found) == 12

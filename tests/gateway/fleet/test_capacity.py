@@ -12,8 +12,8 @@ from pytest import approx  # noqa: PT013
 
 from gateway.fleet.capacity import Carrier, Load, Targets
 from gateway.fleet.demand import Rates
-from policies.learned.models.prior import StepCost
-from policies.learned.models.step_time import seconds, terms
+from policies.learned.prior import StepCost
+from policies.learned.replica import terms
 
 CODE, CHAT = ("code", "", "0-0.05"), ("chat", "", "0-0.05")
 HEAD = Carrier(StepCost(0.008, 2e-5, 1e-8, 2e-5), 0.0, {CODE: 3.0, CHAT: 2.0}, 0)
@@ -33,8 +33,8 @@ def test_a_replica_at_its_capacity_keeps_the_target_by_the_fitted_step_time() ->
     share, answer_s = HEAD.seconds(CODE, MEAN, Targets(None, 0.005))
     in_flight = answer_s / share
     step_s = 0.005 * 3.0
-    found_s = seconds(HEAD.cost, terms(in_flight, in_flight * 1100.0, MEAN.prompt_tokens / share * step_s))
-    assert found_s == approx(step_s)
+    found = terms(HEAD.cost, (in_flight, in_flight * 1100.0, MEAN.prompt_tokens / share * step_s))
+    assert sum(found) == approx(step_s)
     assert answer_s == approx(200.0 * 0.005)
 
 

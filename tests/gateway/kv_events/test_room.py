@@ -24,7 +24,7 @@ from tests.support.upstream import Wire
 from tests.support.waiting import TIMEOUT_S
 
 TEXT = "A conversation that is long enough for a prefix cache. " * 40
-LEARNED = {"name": "learned", "guardrail": {"share": 0}, "exploration": {"share": 0}}
+LEARNED = {"name": "learned", "guardrail": {"share": 0}}
 
 
 class Publisher:

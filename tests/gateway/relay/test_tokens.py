@@ -312,9 +312,9 @@ async def test_requests_go_to_the_fastest_whatever_their_clients_ask_for(api: st
         is_disturbed, shares = True, {"e": 0.0}
         for _ in range(6):  # a busy machine may slow the steps of one, or stop them
             await send([{"x-gateway-backend": name} for _ in range(24) for name in engines])
-            is_disturbed = bool(policy.outlier_ejection.reasons)
+            is_disturbed = bool(policy.detector.reasons)
             shares = await shares_of(60)
-            is_disturbed |= bool(policy.outlier_ejection.reasons)
+            is_disturbed |= bool(policy.detector.reasons)
             if shares["e"] > 0.75 and not is_disturbed:
                 break
         print(f"{api}, asks: {asks}, engine reports steps: {reports}: {shares}")  # docs/clients.md

@@ -19,8 +19,9 @@ from gateway.relay.context import RelayContext
 from gateway.routing.keys import digest
 from gateway.service.change import Change, prepare
 from gateway.service.replicas import plan
-from policies.learned.models.step_time import STEPS
+from policies.learned.replica import STEPS
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
+from tests.support.silence import silence
 from tests.support.upstream import END, Upstream, Wire, answer, delta, well
 
 
@@ -129,12 +130,12 @@ async def test_a_replica_with_another_address_is_another_replica(gateway_of: Sta
 async def test_a_drafter_that_is_silent_from_a_reload_on_is_so_since_the_reload(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, policy={"name": "learned"}) as running, third() as c:
         await change(running, backends={"a": {"method": "baseline", "url": c.url}})
-        drafters = running.gateway.models[MODEL].policy.drafters  # type: ignore[attr-defined]
-        for _ in range(6):
-            drafters.observe("a", "eagle3:3", 2.4, 1.0, 0.0)
-        assert drafters.silent["a"].cause == "since_reload"
+        detector = running.gateway.models[MODEL].detector
+        assert detector is not None
+        silence(detector, "a")
+        assert detector.silent["a"].cause == "since_reload"
         await change(running, backends={"a": {"method": "baseline", "url": running.upstreams["a"].url}})
-        assert drafters.silent == {}
+        assert detector.silent == {}
 
 
 async def test_a_request_whose_replica_is_removed_is_retried_on_one_that_is_there(gateway_of: Start) -> None:
@@ -210,7 +211,7 @@ async def test_a_removed_model_is_gone_and_an_added_one_is_served(gateway_of: St
 
 
 async def test_what_was_learned_stays_under_other_settings(gateway_of: Start) -> None:
-    async with gateway_of(policy={"name": "learned", "exploration": {"share": 0}}) as running:
+    async with gateway_of(policy={"name": "learned"}) as running:
         for _ in range(5):
             await running.chat(max_tokens=3)
         model = running.gateway.models[MODEL]

@@ -16,7 +16,7 @@ from backends.step_comparison import Difference
 from policies import policy
 from policies.features.request import RequestFeatures
 from policies.policy import Assessment, Decision, Outcome, Policy, PolicySettings
-from policies.roles import Work
+from policies.roles import Explainer, Heir, Informed, Learner, Maintained, Work
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
 from tests.gateway.reload.test_change import backends_of, change
 from tests.support.paths import ROOT
@@ -29,7 +29,7 @@ class BrokenSettings(PolicySettings):
     breaks: tuple[str, ...]
 
 
-class Broken(Policy):
+class Broken(Policy, Learner, Explainer, Maintained, Heir, Informed):
     """A policy that raises in the given methods, or chooses an unknown backend."""
 
     name = "broken"
@@ -53,9 +53,6 @@ class Broken(Policy):
 
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         return self.choose(request, candidates)
-
-    def warm_up(self) -> None:
-        self._may_break("warm_up")
 
     def forget(self, backend: str) -> None:
         self._may_break("forget")
@@ -130,10 +127,10 @@ async def test_a_policy_that_fails_in_observe_does_not_affect_answers(gateway_of
 
 @pytest.mark.slow
 async def test_every_hook_may_raise_and_a_reload_is_made_as_a_whole(gateway_of: Start) -> None:
-    hooks = ("warm_up", "forget", "engine_changed", "correct", "take_over")
+    hooks = ("forget", "engine_changed", "correct", "take_over")
     async with gateway_of({"a": "baseline", "b": "baseline"}, policy=broken(*hooks)) as running:
         fallback = running.gateway.models[MODEL].fallback
-        assert fallback._failed == {"warm_up": 1}
+        assert fallback._failed == {}
         upstream = running.upstreams["a"]
         page = upstream.metrics
         for started in (b"1.0", b"7.0"):
@@ -214,8 +211,10 @@ HOOKS = {
     "engine_changed",
     "sent_elsewhere",
     "evicted",
-    "warm_up",
+    "correct",
+    "price",
 }
+OWNERS = {"policy", "learner", "explainer", "maintained", "heir", "informed"}
 
 
 def unguarded(node: ast.AST, guarded: bool = False) -> Iterator[str]:
@@ -230,7 +229,7 @@ def unguarded(node: ast.AST, guarded: bool = False) -> Iterator[str]:
     if isinstance(node, ast.Call) and not guarded:
         called = ast.unparse(node.func)
         owner, _, name = called.rpartition(".")
-        of_policy = owner.endswith("policy") or called in {"assess", "preview", "model.observe"}
+        of_policy = owner.rpartition(".")[2] in OWNERS or called in {"assess", "preview", "model.observe"}
         if name in HOOKS and of_policy:
             yield f"{node.lineno}: {called}"
     for child in ast.iter_child_nodes(node):
@@ -239,11 +238,11 @@ def unguarded(node: ast.AST, guarded: bool = False) -> Iterator[str]:
 
 def test_a_call_of_a_policy_that_may_raise_is_found() -> None:
     source = (
-        "try:\n    policy.forget(name)\nexcept ValueError:\n    model.policy.choose(request)\nmodel.observe(outcome)"
+        "try:\n    policy.forget(name)\nexcept ValueError:\n    model.informed.forget(name)\nmodel.observe(outcome)"
     )
     assert [call.partition(": ")[0] for call in unguarded(ast.parse(source))] == ["2", "4", "5"]
     assert list(unguarded(ast.parse(source.replace("ValueError", "Exception")))) == [
-        "4: model.policy.choose",
+        "4: model.informed.forget",
         "5: model.observe",
     ]
 

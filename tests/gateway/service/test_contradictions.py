@@ -94,12 +94,12 @@ async def test_policies_go_by_what_is_observed() -> None:
         learned = running.gateway.models[MODEL].policy
         assert isinstance(learned, Learned)
         await running.chat()
-        models = learned.predictor.backend_models
-        assert {name: model.arm for name, model in models.items()} == {"a": "baseline:0", "b": "ngram:5"}
+        replicas = learned.known.replicas
+        assert {name: replica.arm for name, replica in replicas.items()} == {"a": "baseline:0", "b": "ngram:5"}
         running.upstreams["a"].metrics, running.upstreams["b"].metrics = page(k=3, drafts=850, later_steps=850), page()
         await running.until(lambda: running.backend("a").contradictions and running.backend("b").contradictions)
         await running.chat()
-        assert {name: model.arm for name, model in models.items()} == {"a": "custom_class:3", "b": "baseline:0"}
+        assert {name: replica.arm for name, replica in replicas.items()} == {"a": "custom_class:3", "b": "baseline:0"}
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
         explained = (await running.client.post("/admin/explain", json=body, headers=ADMIN)).json()
         per_step = {each["backend"]: each["note"].partition(" per step")[0][-4:] for each in explained["candidates"]}
@@ -141,7 +141,7 @@ async def test_answers_that_show_more_than_the_engine_counts(
         await chat_until(lambda: backend.difference)
         text = str(backend.difference)  # of a window that may begin within an answer
         assert re.fullmatch(r"its answers show 3\.0\d tokens per step where its engine counts 2\.0\d", text)
-        assert learned.predictor.corrections["b"] == pytest.approx(2 / 3, rel=0.01)
+        assert learned.known.corrections["b"] == pytest.approx(2 / 3, rel=0.01)
         warned = [record for record in caplog.records if text in record.getMessage()]
         assert [(record.levelname, record.getMessage()) for record in warned] == [
             ("WARNING", f"{MODEL}/b: {text}; what is learned from them is corrected")
@@ -158,7 +158,7 @@ async def test_answers_that_show_more_than_the_engine_counts(
 
         running.upstreams["b"].seen.clear()  # another engine, which counts from nought
         await chat_until(lambda: backend.difference is None)
-        assert "b" not in learned.predictor.corrections
+        assert "b" not in learned.known.corrections
         assert f"{MODEL}/b: its answers show what its engine counts again" in caplog.messages
 
 

@@ -1,4 +1,4 @@
-"""Distilled rules and pins: gateways and the command `gateway policy`."""
+"""Rules, pins and the guardrail: gateways and the command `gateway policy`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 from gateway.cli.app import app
 from gateway.service.policy_versions import settings_of
 from gateway.state import sync
+from policies.guarded.guardrail import Guardrail
 from policies.learned.policy import Learned
-from policies.roles import Freezable
 from policies.rules.policy import Thresholds
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.support.blocks import play_blocks
@@ -70,10 +70,10 @@ async def failure_of(running: Running, *arguments: str) -> str:
     return str(result.stderr)
 
 
-def freezable(running: Running) -> Freezable:
-    policy = running.gateway.models[MODEL].policy
-    assert isinstance(policy, Freezable)
-    return policy
+def guardrail(running: Running) -> Guardrail:
+    found = running.gateway.models[MODEL].guardrail
+    assert found is not None
+    return found
 
 
 def learned(running: Running) -> Learned:
@@ -90,6 +90,9 @@ def pinned_text(running: Running) -> str:
 async def test_a_pin_applies_to_all_gateways_and_survives_a_restart(state: Any) -> None:
     async with learning(state) as one, learning(state) as two:
         assert set(await ask(one, 8)) == {"learned"}
+        learning_still = await output_of(one, "show")
+        assert "learned decides" in learning_still
+        assert re.search("no workload, .* in flight on one", learning_still), "each kind of request, and where it goes"
         text = await output_of(one, "distill")
         assert (await output_of(one, "show", "1")) == text
         assert "rules, version 1 decides" in await output_of(two, "pin", "1"), "distilled by the other gateway"
@@ -107,6 +110,7 @@ async def test_a_pin_applies_to_all_gateways_and_survives_a_restart(state: Any) 
         assert ", pinned" in shown
         assert "learned decides" in await output_of(restarted, "unpin")
         assert await ask(restarted) == ["learned"]
+        assert learned(restarted).known.per_step.arms, "what was stored is part of the table"
 
 
 @pytest.mark.slow
@@ -200,12 +204,14 @@ async def test_only_a_learned_policy_has_rules() -> None:
 @pytest.mark.parametrize("settings", [LEARNED, GUARDED], ids=["learned", "guarded"])
 async def test_a_frozen_policy_is_shown_and_thawed_in_all_gateways(state: Any, settings: dict[str, Any]) -> None:
     async with learning(state, settings) as one, learning(state, settings) as two:
-        policies = [freezable(one), freezable(two)]
-        for policy in policies:
-            play_blocks(policy.guardrail, 3.0)
-            assert policy.guardrail.frozen
+        guardrails = [guardrail(one), guardrail(two)]
+        for each in guardrails:
+            play_blocks(each, 3.0)
+            assert each.frozen
+        detector = one.gateway.models[MODEL].detector
+        assert detector is not None
         for _ in range(12):
-            policies[0].outlier_ejection.observe("b", 8.0, None, time.time())
+            detector.observe_speed("b", 8.0, None, time.time())
         page = (await one.client.get("/metrics")).text
         assert f'gateway_policy_frozen{{model="{MODEL}"}} 1.0' in page
         assert f'gateway_backend_outlier_ejected{{backend="b",model="{MODEL}"}} 1.0' in page
@@ -213,13 +219,13 @@ async def test_a_frozen_policy_is_shown_and_thawed_in_all_gateways(state: Any, s
         shown = await output_of(one, "show")
         assert "FROZEN" in shown
         assert "as long as least_loaded" not in shown, "the comparison has started over"
-        assert "b is ejected as an outlier: steps take" in shown
+        assert "b is ejected as an outlier: its steps take" in shown
         assert "thawed at all gateways" in await output_of(one, "thaw")
-        await two.until(lambda: not any(policy.guardrail.frozen for policy in policies))
+        await two.until(lambda: not any(each.frozen for each in guardrails))
         page = (await one.client.get("/metrics")).text
         assert f'gateway_policy_frozen{{model="{MODEL}"}} 0.0' in page
         assert f'gateway_policy_ratio_to_least_loaded{{model="{MODEL}"}} NaN' in page
-        play_blocks(policies[0].guardrail, 0.8)
+        play_blocks(guardrails[0], 0.8)
         page = (await one.client.get("/metrics")).text
         shown_ratio = re.search(rf'gateway_policy_ratio_to_least_loaded{{model="{MODEL}"}} (\S+)', page)
         assert shown_ratio is not None

@@ -1,13 +1,14 @@
-"""Where a silent drafter shows, and what ends its silence."""
+"""Where a silent drafter and slow steps show, and what ends that."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from policies.roles import Freezable
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+from tests.support.silence import silence
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 GUARDED = {"name": "least_loaded", "outlier_ejection": True}
@@ -22,12 +23,11 @@ async def shown(running: Running) -> Any:
 @pytest.mark.parametrize("policy", [{"name": "learned", "seed": 0}, GUARDED])
 async def test_a_silent_drafter_is_shown_until_its_engine_restarts(policy: dict[str, Any]) -> None:
     async with start_gateway(policy=policy) as running:
-        learned = running.gateway.models[MODEL].policy
-        assert isinstance(learned, Freezable)
+        detector = running.gateway.models[MODEL].detector
+        assert detector is not None
         assert await shown(running) is None
         await running.chat()
-        for _ in range(6):
-            learned.drafters.observe("b", "ngram:5", 2.0, 1.0, 0.0)
+        silence(detector, "b")
         assert await shown(running) == {
             "cause": "unknown",
             "since_s": 0.0,
@@ -39,14 +39,14 @@ async def test_a_silent_drafter_is_shown_until_its_engine_restarts(policy: dict[
         ]
         silences = {each["name"]: each["silence"] for each in dashboard}
         assert silences["a"] is None
-        assert "1.00 tokens per step where 2.00" in silences["b"]
+        assert silences["b"] == "its drafter is silent: 0% of the accepted drafts that were expected"
         page = (await running.client.get("/metrics")).text
         labels = f'backend="b",cause="unknown",method="ngram",model="{MODEL}"'
         assert f"gateway_backend_drafter_silent{{{labels}}} 1.0" in page
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
         explained = (await running.client.post("/admin/explain", json=body, headers=ADMIN)).json()
         notes = {each["backend"]: each["note"] for each in explained["candidates"]}
-        assert "its drafter is silent: 1.00 tokens per step" in notes["b"]
+        assert "its drafter is silent: 0% of the accepted drafts" in notes["b"]
         assert "silent" not in notes["a"]
 
         metrics = running.upstreams["b"].metrics
@@ -54,8 +54,7 @@ async def test_a_silent_drafter_is_shown_until_its_engine_restarts(policy: dict[
             running.upstreams["b"].metrics = metrics + b"process_start_time_seconds " + started + b"\n"
             await running.until(lambda at_s=float(started): _started_s(running) == at_s)
         assert await shown(running) is None
-        for _ in range(6):
-            learned.drafters.observe("b", "ngram:5", 2.0, 1.0, 0.0)
+        silence(detector, "b")
         assert (await shown(running))["cause"] == "since_restart"
 
 
@@ -63,6 +62,29 @@ def _started_s(running: Running) -> float:
     engine = running.gateway.pool.engine(running.backend("b"))
     assert engine is not None
     return engine.started_s
+
+
+@pytest.mark.parametrize("policy", [{"name": "learned", "seed": 0}, GUARDED])
+async def test_slow_steps_are_shown(policy: dict[str, Any]) -> None:
+    async with start_gateway(policy=policy) as running:
+
+        async def on_page() -> dict[str, Any]:
+            snapshot = (await running.client.get("/admin/dashboard/snapshot", headers=ADMIN)).json()
+            return {each["name"]: each for each in snapshot["models"][0]["backends"]}
+
+        detector = running.gateway.models[MODEL].detector
+        assert detector is not None
+        await running.chat(headers={"x-gateway-backend": "b"})
+        for _ in range(12):
+            detector.observe_speed("b", 4.0, None, time.time())
+        page = await on_page()
+        assert page["b"]["outlier"] == "its steps take 4.0 times as long as expected"
+        assert 2.0 < page["b"]["slowdown"] <= 4.01
+        assert (page["a"]["outlier"], page["a"]["slowdown"]) == (None, 1.0)
+        assert page["b"]["fitted_step_s"] > 0.0
+        for _ in range(12):
+            detector.observe_speed("b", 1.0, None, time.time())
+        assert not detector.reasons
 
 
 async def test_the_policy_is_told_whose_answer_it_learns_from() -> None:

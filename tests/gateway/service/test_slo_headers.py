@@ -1,4 +1,4 @@
-"""Exploration and latency objectives of a request, from its headers or its key."""
+"""Latency objectives of a request, from its headers or its key."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 
 
 def test_headers_become_features_in_seconds() -> None:
-    given = RoutingHeaders.read({b"x-gateway-explore": b" No ", b"x-slo-ttft-ms": b"1e3", b"x-slo-tpot-ms": b"12.5"})
-    assert (given.explore, given.slo_ttft_s, given.slo_tpot_s) == (False, 1.0, pytest.approx(0.0125))
+    given = RoutingHeaders.read({b"x-slo-ttft-ms": b"1e3", b"x-slo-tpot-ms": b"12.5"})
+    assert (given.slo_ttft_s, given.slo_tpot_s) == (1.0, pytest.approx(0.0125))
     only_one = RoutingHeaders.read({b"x-slo-ttft-ms": b"250"})
-    assert (only_one.explore, only_one.slo_ttft_s, only_one.slo_tpot_s) == (True, 0.25, None)
+    assert (only_one.slo_ttft_s, only_one.slo_tpot_s) == (0.25, None)
     assert RoutingHeaders.read({b"x-other": b"1"}) is NO_ROUTING_HEADERS
 
 
 @pytest.mark.slow
 async def test_invalid_headers_are_answered_with_400() -> None:
     async with start_gateway({"a": "baseline"}, {"name": "learned", "objective": "goodput"}) as running:
-        for header, value in [("x-slo-ttft-ms", "-1"), ("x-slo-tpot-ms", "soon"), ("x-gateway-explore", "maybe")]:
+        for header, value in [("x-slo-ttft-ms", "-1"), ("x-slo-tpot-ms", "soon")]:
             refused = await running.chat(headers={header: value})
             assert refused.status_code == 400
             assert refused.json()["error"]["code"] == "invalid_header"
             assert header in refused.json()["error"]["message"]
         assert running.upstreams["a"].seen == []
-        good = {"x-slo-ttft-ms": "200", "x-slo-tpot-ms": "20", "x-gateway-explore": "no"}
+        good = {"x-slo-ttft-ms": "200", "x-slo-tpot-ms": "20"}
         assert (await running.chat(headers=good)).status_code == 200
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
         explained = (await running.client.post("/admin/explain", json=body, headers=ADMIN | good)).json()
-        assert explained["features"]["explore"] is False
         assert explained["features"]["slo_ttft_s"] == pytest.approx(0.2)
         assert explained["features"]["slo_tpot_s"] == pytest.approx(0.02)
 

@@ -15,7 +15,6 @@ import pytest
 
 from backends.speculation import Method
 from gateway.relay.observers import EndedExchange, Times
-from gateway.routing.fallback import Fallback
 from gateway.routing.keys import Client
 from gateway.routing.model import Model
 from gateway.routing.router import RoutedRequest
@@ -23,11 +22,10 @@ from gateway.shadow import __main__ as shadow_process
 from gateway.shadow.replay import MOST_TEXT_BYTES, MOST_TEXTS, AnswerText, ShadowDrafting
 from gateway.shadow.room import ShadowRoom
 from policies.features.request import Endpoint, RequestFeatures
-from policies.learned.models.acceptance import ACCEPTANCE, ARM, BACKEND
 from policies.learned.policy import Learned
 from policies.learned.shadow_drafting import ShadowArm, ShadowSettings, replayed
 from policies.policy import Outcome
-from tests.gateway.conftest import MODEL, Running, start_gateway
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.support.upstream import END, Wire, delta
 from tests.support.waiting import TIMEOUT_S, eventually
 
@@ -61,12 +59,19 @@ def _shadow(running: Running) -> ShadowDrafting:
     return _drafting(running)[MODEL]
 
 
-def _observed(policy: Learned) -> dict[tuple[str, str], float]:
-    """Return the number of observations of acceptance by arm and backend."""
-    counts: dict[tuple[str, str], float] = {}
-    for key, sums in policy.statistics.buckets(ACCEPTANCE).items():
-        counts[key[ARM], key[BACKEND]] = counts.get((key[ARM], key[BACKEND]), 0.0) + sums[0]
-    return counts
+def _observed(policy: Learned) -> dict[str, float]:
+    """Return how many answers taught the tokens per step of each method; those that drafted nothing are under ''."""
+    per_step = policy.known.per_step
+    return {arm: per_step.count(arm, ()) for arm in per_step.arms}
+
+
+async def _expected(running: Running) -> dict[str, float]:
+    """Return the tokens per step that are expected of each backend."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": TEXT}], "stream": True}
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    explained = (await running.client.post("/admin/explain", json=body, headers=headers)).json()
+    notes = {each["backend"]: each["note"] for each in explained["candidates"]}
+    return {name: float(note.partition(" per step")[0].rpartition(" ")[2]) for name, note in notes.items()}
 
 
 @pytest.mark.slow
@@ -79,16 +84,13 @@ async def test_answers_of_one_method_are_replayed_with_the_others() -> None:
         answers = [await running.chat(TEXT, stream=True, headers=to_a) for _ in range(3)]
         assert {answer.status_code for answer in answers} == {200}
         policy = _policy(running)
-        await running.until(lambda: _observed(policy).get(("suffix:24", ""), 0.0) > 2.5)
-        counts = _observed(policy)
-        # Each request counts once for each method: as observed at its engine, and as replayed for the two others.
-        assert (
-            counts["baseline:0", "a"] == pytest.approx(counts["suffix:24", ""]) == pytest.approx(counts["ngram:5", ""])
-        )
-        assert set(counts) == {("baseline:0", "a"), ("suffix:24", ""), ("ngram:5", "")}
-        model, key = policy.fitted({}).acceptance, next(iter(policy.statistics.buckets(ACCEPTANCE)))[2:]
+        await running.until(lambda: _observed(policy).get("suffix:24", 0.0) == 3.0)
+        # Each request counts once for each method that drafts.
+        assert _observed(policy) == {"": 3.0, "suffix:24": 3.0, "ngram:5": 3.0}
         # The text is repetitive, so suffix drafting accepts more than in the calibration.
-        assert model.tokens_per_step("suffix:24", "b", key) > model.tokens_per_step("ngram:5", "c", key) > 1.5
+        expected = await _expected(running)
+        assert expected["b"] > expected["c"] > 1.5
+        assert expected["a"] == 1.0
         assert _shadow(running).replayed == 3
     assert not _children()
 
@@ -111,9 +113,9 @@ async def test_the_method_of_the_backend_is_not_counted_twice() -> None:
             assert (await running.chat(TEXT, headers={"x-gateway-backend": "b"})).status_code == 200
         policy = _policy(running)
         await running.until(lambda: _shadow(running).replayed == 2)
-        _shadow(running).deliver(running.gateway.models[MODEL].fallback)
-        assert _observed(policy) == {("suffix:24", "b"): pytest.approx(2.0)}
-        assert policy._shadow_bias.corrected("suffix:24", 4.0) < 4.0  # the engine accepted less than the replay
+        _shadow(running).deliver(running.gateway.models[MODEL].observe_shadow)
+        assert _observed(policy) == {"suffix:24": 2.0}
+        assert policy.known.shadow_bias.corrected("suffix:24", 4.0) < 4.0  # the engine accepted less than the replay
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def _outcome(endpoint: Endpoint = Endpoint.CHAT) -> Outcome:
 
 class _Recording(Learned):
     def __init__(self) -> None:
-        from policies.learned.policy import LearnedSettings
+        from policies.learned.settings import LearnedSettings
 
         super().__init__(LearnedSettings())
         self.outcomes: list[Outcome] = []
@@ -240,7 +242,7 @@ async def test_replaying_continues_after_invalid_texts_and_a_killed_process(monk
         await eventually(lambda: shadow.failed == 1)
         _add(shadow)  # starts a new process
         await eventually(lambda: shadow.replayed == 4)
-        shadow.deliver(Fallback())
+        shadow.deliver(policy.observe_shadow)
         assert [set(outcome.shadow) for outcome in policy.outcomes] == [{"ngram:3", "suffix:24"}] * 2
         assert policy.outcomes[0].shadow == policy.outcomes[1].shadow
     finally:

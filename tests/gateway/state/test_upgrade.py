@@ -1,7 +1,7 @@
 """What earlier versions stored is read, and what later ones stored is left alone.
 
 The files of `tests/data/state` were written by the code of these versions, with a clock that says 2100: two gateways,
-five answers learned, version 2 of the rules pinned.
+five answers learned, in the tables of their learner, version 2 of the rules pinned.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gateway.state.documents import Documents
 from gateway.state.redis import RedisStore
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import Store
-from policies.learned.models.acceptance import ACCEPTANCE
-from policies.learned.models.length import LENGTH
-from policies.learned.models.step_time import STEPS
+from policies.learned.policy import Learned
+from policies.learned.settings import LearnedSettings
+from policies.learned.table import LENGTH
 from policies.statistics import Table
 from tests.support.redis_server import RedisServer
 from tests.support.state_member import Clock, Member
@@ -29,7 +29,11 @@ from tests.support.state_member import Clock, Member
 EARLIER = Path(__file__).parents[2] / "data" / "state"
 SCHEMAS = sorted(path.stem for path in EARLIER.glob("*.sql"))
 WRITTEN_S = 4102444805.0
-TABLES = ACCEPTANCE, LENGTH, STEPS
+FORMER = tuple(
+    Table(name, width, half_life_s, lambda key: key)
+    for name, width, half_life_s in (("acceptance", 3, 7200.0), ("length", 3, 7200.0), ("steps", 16, 900.0))
+)
+"""The tables of the learner that wrote the files."""
 
 
 async def _no_store(_: object) -> None:
@@ -56,11 +60,12 @@ def stored(schema: str, redis: RedisServer) -> RedisStore:
 
 def learned(member: Member) -> dict[str, float]:
     """Return the number of observations by table."""
-    return {table.name: sum(sums[0] for sums in member.statistics.buckets(table).values()) for table in TABLES}
+    tables = member.statistics.tables.values()
+    return {table.name: sum(sums[0] for sums in member.statistics.buckets(table).values()) for table in tables}
 
 
-def member_of(store: Store) -> Member:
-    return Member(store, Clock(WRITTEN_S), "llama", TABLES)
+def member_of(store: Store, tables: tuple[Table, ...] = FORMER) -> Member:
+    return Member(store, Clock(WRITTEN_S), "llama", tables)
 
 
 def pin_in(store: Store) -> Pin:
@@ -87,15 +92,28 @@ def test_what_earlier_versions_stored_survives(schema: str, kind: str, tmp_path:
         store.close()
 
 
-def test_tables_of_another_version_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = written(SCHEMAS[0], tmp_path / "state.sqlite")
-    member = Member(store, Clock(WRITTEN_S), "llama", (ACCEPTANCE, Table("steps", 20, 900.0, overflow=lambda key: key)))
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_what_a_former_learner_has_learned_begins_anew_beside_its_pins(
+    schema: str, kind: str, tmp_path: Path, redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, tables = tmp_path / "state.sqlite", tuple(Learned(LearnedSettings()).statistics.tables.values())
+    store: Store = written(schema, path) if kind == "sqlite" else stored(schema, redis)
+    member = member_of(store, tables)
     member.sync()
     member.sync()
+    own = ", ".join(f"{table.name}.{table.width}.{table.epoch_s:g}" for table in tables)
     assert caplog.messages == [
-        "llama: what another version learned as length.3.1800, steps.16.225 is not read; this one has "
-        "acceptance.3.1800, steps.20.225"
+        "llama: what another version has learned begins anew, since this one keeps it in another form: "
+        f"acceptance.3.1800, length.3.1800, steps.16.225 is not read; this one has {own}"
     ]
+    assert not any(learned(member).values())
+    assert pin_in(store).version == 2
+    member.statistics.add(LENGTH, ("", "0/0", "code/2", "", ""), 1.0, 0.5, 1.0, 0.5)
+    member.sync()
+    restarted = member_of(store, tables)
+    restarted.sync()
+    assert learned(restarted)["log_length"] == 1.0, "what is learned from now on stays"
     store.close()
 
 

@@ -30,6 +30,7 @@ from policies.balancing.least_loaded import LeastLoaded
 from policies.features.request import RequestFeatures
 from policies.load_policy import LoadSettings
 from policies.policy import Decision, Outcome
+from policies.roles import Learner
 from tests.support.report import ReportPage
 
 LIKE = "llama-3.1-8b-h100"
@@ -49,7 +50,7 @@ models:
 """
 
 
-class Watched(LeastLoaded):
+class Watched(LeastLoaded, Learner):
     """Keeps what became of each request, by its template."""
 
     reads_requests = True

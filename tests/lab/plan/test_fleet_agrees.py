@@ -19,7 +19,8 @@ from lab.simulation.request import ReplayRequest, replay_request
 from lab.simulation.simulate import Replayed, ReplicaSpec, replay
 from lab.trace.record import TraceRecord
 from policies.build import build
-from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.policy import Learned
+from policies.learned.settings import LearnedSettings
 
 CALIBRATION = "llama-3.1-8b-h100"
 METHODS = ((Method.BASELINE, (0,)), (Method.NGRAM, (5,)), (Method.SUFFIX, (24,)), (Method.EAGLE3, (3,)))

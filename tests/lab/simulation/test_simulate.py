@@ -170,8 +170,8 @@ def test_too_long_requests_are_errors_except_in_the_warm_up() -> None:
         chosen = None if name is None else policy(name)
         result = replay(pool, requests, chosen)
         assert (result.errors, len(result.e2e_s)) == (2, 3)
-        if isinstance(chosen, Learned):  # they do not remain in the backlog
-            assert {one.backlog.requests for one in chosen.predictor.backend_models.values()} == {0}
+        if isinstance(chosen, Learned):  # they do not remain in the work of a replica
+            assert {one.sent for one in chosen.known.replicas.values()} == {0}
     after = replay(pool, requests, policy("least_loaded"), warmup=2)
     assert (after.errors, len(after.e2e_s)) == (1, 2)
     none = replay(pool, requests[1:2], policy("least_loaded"))

@@ -8,7 +8,7 @@ import pytest
 
 from policies.features.prompt import TAIL_CHARS, Prompt, prefix_hashes
 from policies.features.request import Endpoint, RequestFeatures, describe
-from policies.learned.models.prefix_memory import PrefixMemory
+from policies.learned.prefix_memory import PrefixMemory
 
 SYSTEM = {"role": "system", "content": "You review contracts. " * 20}
 

@@ -13,10 +13,11 @@ from backends.backend import Backend, EngineLoad
 from backends.drafter_limit import Beyond, DrafterLimit
 from backends.speculation import Method
 from policies.features.request import Endpoint, RequestFeatures
-from policies.learned.models.acceptance import ACCEPTANCE
-from policies.learned.models.keys import key_of
-from policies.learned.models.step_time import STEPS
-from policies.learned.policy import Learned, LearnedSettings
+from policies.learned.cost import Delay
+from policies.learned.policy import Learned
+from policies.learned.replica import STEPS
+from policies.learned.settings import LearnedSettings
+from policies.learned.table import PER_STEP
 from policies.policy import GuardrailSettings, Outcome
 
 LIMIT = DrafterLimit(2048)
@@ -52,7 +53,7 @@ class _Pool:
     def send(self, request: RequestFeatures, *names: str) -> Outcome:
         """Send a request; return the outcome that it will have."""
         backends = [self.backends[name] for name in names or self.backends]
-        decision = self.policy.choose(replace(request, explore=False), backends)
+        decision = self.policy.choose(request, backends)
         self.backends[decision.backend].in_flight += 1
         return Outcome(
             request, decision, Method.EAGLE3, 200, 0.1, 0.004, policy_clock[0], request.prompt_tokens, 200, 2.4
@@ -68,17 +69,22 @@ class _Pool:
 
 
 def _learned(policy: Learned) -> float:
-    return sum(sums[0] for table in (ACCEPTANCE, STEPS) for sums in policy.statistics.buckets(table).values())
+    """Return how many answers of drafters, and of steps, have taught something."""
+    rows = [*policy.statistics.buckets(PER_STEP).items(), *policy.statistics.buckets(STEPS).items()]
+    return sum(sums[0] for key, sums in rows if key[0])
+
+
+def _predict(request: RequestFeatures, backend: Backend) -> Delay:
+    return _policy()._delays(request, [backend])[0]
 
 
 @pytest.mark.parametrize("kind", list(Beyond))
 def test_a_limit_costs_what_it_says(kind: Beyond) -> None:
     """Those beyond it lose their drafts, and those beside them theirs."""
-    predictor = _policy().predictor
 
     def predict(request: RequestFeatures, limit: DrafterLimit | None) -> tuple[float, float, float]:
         backend = replace(_backend(f"{request.prompt_tokens} {limit}", limit), in_flight=8)
-        one = predictor.predict(request, key_of(request), [backend])[0]
+        one = _predict(request, backend)
         return one.ttft_s, one.steps, one.others_s
 
     assert predict(SHORT, DrafterLimit(2048, kind)) == predict(SHORT, None)
@@ -102,7 +108,7 @@ def test_a_growing_context_counts_where_it_is_likely_to_get_there(
     prompt_tokens: int, max_tokens: int | None, undrafted: float, room: float
 ) -> None:
     request = replace(SHORT, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
-    prediction = _policy().predictor.predict(request, key_of(request), [_backend("e")])[0]
+    prediction = _predict(request, _backend("e"))
     assert (prediction.undrafted, prediction.room) == (pytest.approx(undrafted, abs=0.1), room)
 
 
@@ -150,7 +156,7 @@ def test_what_runs_beside_a_request_beyond_the_limit_accuses_nobody(
         pool.end(one, 1.0)
         if not learns:
             assert _learned(policy) == pytest.approx(before)
-    assert bool(policy.drafters.silent or policy.outlier_ejection.reasons) == accuses
+    assert bool(policy.detector.found) == accuses
 
 
 def test_beside_requests_of_others_a_replica_with_a_limit_is_not_accused() -> None:
@@ -164,7 +170,7 @@ def test_beside_requests_of_others_a_replica_with_a_limit_is_not_accused() -> No
             pool.end(one, per_step)
             if (work := policy.maintenance()) is not None and per_step > 1.0:
                 work()
-        is_accused = bool(policy.drafters.silent or policy.outlier_ejection.reasons)
+        is_accused = bool(policy.detector.found)
         assert is_accused == (not others or limit is not LIMIT)
 
 
@@ -178,16 +184,16 @@ def test_an_answer_that_was_not_expected_to_get_there_is_one_at_its_end() -> Non
     after = pool.send(SHORT)
     policy_clock[0] += 5.0
     pool.end(other, 1.5)
-    assert not policy.statistics.buckets(ACCEPTANCE)
+    assert not _learned(policy)
     pool.end(after, 2.4)
-    assert sum(sums[0] for sums in policy.statistics.buckets(ACCEPTANCE).values()) == pytest.approx(1.0, rel=0.01)
+    assert _learned(policy) == pytest.approx(2.0, rel=0.01)  # its drafts and its steps
 
 
 def test_drafts_accepted_at_a_length_show_that_no_limit_is_below() -> None:
     policy = _policy()
     pool = _Pool(policy, _backend("e", None))
     long = pool.send(LONG)
-    assert not policy.predictor.backend_models["e"].backlog.was_drafted(0.0)
+    assert not policy.known.replicas["e"].was_drafted(0.0)
     pool.end(long, 1.6)
     pool.send(LONG)
-    assert policy.predictor.backend_models["e"].backlog.was_drafted(0.0)
+    assert policy.known.replicas["e"].was_drafted(0.0)

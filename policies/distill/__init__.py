@@ -1,1 +1,0 @@
-"""Distillation: what `learned` has learned, as rules for `thresholds`."""

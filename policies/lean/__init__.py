@@ -1,1 +1,0 @@
-"""The learning policy: a table of means, a line of costs for each replica, and one sum."""

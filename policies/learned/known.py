@@ -1,0 +1,172 @@
+"""What is known of a pool: the table, the replicas, their caches and what was found of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from backends.backend import Candidate
+from policies.features.request import TYPICAL_TOKENS, RequestFeatures
+from policies.learned.cost import Ask, Delay, coming, crowd_of
+from policies.learned.detector import NOTHING, Detector
+from policies.learned.prefix_memory import PrefixMemory
+from policies.learned.prior import attention_share, expected_by_k
+from policies.learned.replica import STEPS, Replica, Work, fit_factors
+from policies.learned.shadow_drafting import ShadowBias
+from policies.learned.table import LENGTH, PER_STEP, Groups, Kinds, Means, Shares
+from policies.statistics import Statistics
+
+
+class Drafted(NamedTuple):
+    """What an answer teaches of tokens per step: how much more their logarithm is than expected."""
+
+    groups: Groups
+    excess: float
+    weight: float  # of an answer with few drafts
+    share: float  # of its client
+
+
+class Memo(NamedTuple):
+    """What was expected of a request when it was sent."""
+
+    groups: Groups
+    lengths: Groups
+    delay: Delay
+    work: Work | None  # None if it was not sent
+    is_compared: bool  # whether it is part of the comparison with `least_loaded`
+
+
+class Known:
+    """What a policy knows of a pool."""
+
+    def __init__(self, calibration: str, statistics: Statistics) -> None:
+        self.calibration, self.attention = calibration, attention_share(calibration)
+        self.statistics = statistics
+        self.per_step = Means(PER_STEP, statistics, _MOST_EXCESS)
+        self.lengths = Means(LENGTH, statistics, _MOST_LENGTH)
+        self.kinds, self.shares = Kinds(), Shares()
+        self.replicas: dict[str, Replica] = {}
+        self._of_arm: Counter[str] = Counter()  # replicas by arm
+        self.prefixes = PrefixMemory()
+        self.detector: Detector[Drafted] = Detector()
+        self.shadow_bias = ShadowBias()
+        self.corrections: dict[str, float] = {}  # factors on what answers of a replica show, by its name
+        self._mean_prefill_s = 0.0
+        self._usual = (1.0, 1.0, 1.0, 1.0)
+
+    def delays(
+        self,
+        request: RequestFeatures,
+        candidates: Sequence[Candidate],
+        groups: Groups,
+        lengths: Groups,
+        now_s: float,
+        oldest_s: float,
+    ) -> list[Delay]:
+        """Return what a request takes on each candidate, without side effects."""
+        tokens = self.tokens(request, lengths)
+        context = request.prompt_tokens + tokens / 2
+        stretch, coming_per_s = coming(request.qps / len(candidates), self._mean_prefill_s)
+        holders = self.prefixes.holders(request)
+        ask = Ask(tokens, context, holders, self.attention, stretch, coming_per_s, crowd_of(candidates))
+        calibration, workload, temperature = self.calibration, request.workload, request.temperature
+        found, replicas, means = self.detector.found, self.replicas, self.per_step
+        delays = []
+        for candidate in candidates:
+            replica = replicas.get(candidate.name) or self.replica(candidate)
+            if (load := candidate.load) is not replica.load:  # a new report is a new object
+                replica.read(candidate)
+            requests = candidate.in_flight
+            if load.at_s >= oldest_s:
+                requests += replica.others
+            by_k: tuple[float, ...] = _PLAIN
+            excess = 0.0
+            if replica.k:
+                by_k = expected_by_k(calibration, replica.method, replica.k, workload, temperature, context)
+                excess = means.mean(replica.arm, groups) + self.apart(replica)
+            effect = self.detector.effect(replica.name, now_s) if replica.name in found else NOTHING
+            delays.append(Delay(replica, request, ask, by_k, excess, effect, requests, now_s))
+        return delays
+
+    def apart(self, replica: Replica) -> float:
+        """Return by how much a replica's log(tokens per step) is above that of others of its method and k."""
+        return self.per_step.mean(replica.own, _ALL) if self._of_arm[replica.arm] > 1 else 0.0
+
+    def learn_drafts(self, replica: Replica, one: Drafted, now_s: float) -> None:
+        """Learn the tokens per step of an answer: those of its arm, and by how much its replica is apart."""
+        means, weight, own = self.per_step, one.weight * one.share, one.weight
+        rest = one.excess - means.mean(replica.arm, one.groups)
+        means.add(replica.arm, one.groups, one.excess - self.apart(replica), weight, own, now_s)
+        if self._of_arm[replica.arm] > 1:
+            means.add(replica.own, _ALL, rest, _APART * weight, _APART * own, now_s)
+
+    def tokens(self, request: RequestFeatures, lengths: Groups) -> float:
+        """Return the expected tokens of each sequence of the answer."""
+        tokens, limit = TYPICAL_TOKENS * math.exp(self.lengths.mean("", lengths)), request.max_tokens
+        return max(1.0, tokens if limit is None or tokens < limit else float(limit))
+
+    def send(self, request: RequestFeatures, delay: Delay, delays: Sequence[Delay], now_s: float) -> Work:
+        """Add a request to the work of a replica."""
+        for one in delays:
+            one.replica.update(now_s, one.requests)
+        self.kinds.see(request.template)
+        work = delay.work(now_s)
+        delay.replica.send(work, now_s)
+        delay.replica.prefixes.remember(request.prefix, request.prefix_tokens, now_s)
+        self._mean_prefill_s += _NEW * (delay.prefill_s - self._mean_prefill_s)
+        return work
+
+    def forget(self, backend: str) -> None:
+        """Drop what is kept of a backend that has left; the statistics stay, and age."""
+        self.corrections.pop(backend, None)
+        self.detector.forget(backend)
+        if (replica := self.replicas.pop(backend, None)) is not None:
+            self._of_arm[replica.arm] -= 1
+            self.prefixes.remove_backend(replica.prefixes)
+
+    def correct(self, backend: str, factor: float) -> None:
+        """Multiply the tokens per step of a backend's answers; what was learned from them before is dropped."""
+        replica = self.replicas.get(backend)
+        if backend not in self.corrections and factor != 1.0:
+            if replica is not None:
+                self.statistics.drop(PER_STEP, lambda key: key[0] in {replica.arm, replica.own})
+            self.statistics.drop(STEPS, lambda key: key[0] == backend)
+        self.corrections[backend] = factor
+        if factor == 1.0:
+            del self.corrections[backend]
+
+    def fit(self, now_s: float) -> Callable[..., None]:
+        """Return the fit of step times, and the reading of what others have told since; for another thread."""
+        due = [one for one in (self.per_step, self.lengths) if one.is_due(now_s)]
+
+        def work(pause: Callable[[], object] = lambda: None, /) -> None:
+            for means in due:
+                means.arms = means.read()
+                pause()
+            factors = fit_factors(self.statistics.buckets(STEPS))
+            self._usual = factors[""][0]
+            for name, replica in [*self.replicas.items()]:
+                replica.learn(*factors.get(name, (self._usual, 0.0)))
+
+        return work
+
+    def replica(self, candidate: Candidate) -> Replica:
+        """Return what is known of a replica; a new one is as the calibration says, and as fast as the pool."""
+        replica = self.replicas.get(candidate.name)
+        if replica is None:
+            replica = self.replicas[candidate.name] = Replica(candidate, self.calibration, self.prefixes.add_backend())
+            replica.learn(self._usual, 0.0)
+            self._of_arm[replica.arm] += 1
+        return replica
+
+
+_PLAIN: Final = (0.0,)
+_ALL: Final = ((),)
+_APART: Final = 0.25
+"""Weight of an answer in what a replica has beyond its arm: replicas of one method and k rarely differ."""
+_NEW: Final = 0.01
+_MOST_EXCESS: Final = 3.0
+_MOST_LENGTH: Final = 9.0
+"""Bounds on what other gateways may tell of the means, as logarithms."""

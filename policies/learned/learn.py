@@ -1,0 +1,207 @@
+"""What finished requests teach."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from backends.speculation import Method
+from policies.decision import Outcome
+from policies.features.request import TYPICAL_TOKENS, RequestFeatures
+from policies.guarded.guardrail import Guardrail, kind_of, work_of
+from policies.learned.cost import Delay
+from policies.learned.known import Drafted, Known, Memo
+from policies.learned.prefix_memory import ESTIMATE
+from policies.learned.prior import expected_by_k
+from policies.learned.replica import STEPS, Replica
+from policies.learned.table import ANSWERS, Groups, without_client
+
+
+class Lessons:
+    """Adds outcomes to what is known, and compares them with what was expected."""
+
+    def __init__(self, known: Known, guardrail: Guardrail, *, detects: bool) -> None:
+        self._known, self._guardrail, self._detects = known, guardrail, detects
+
+    def learn(self, outcome: Outcome, now_s: float) -> None:
+        """Learn from a finished request."""
+        known, request, memo = self._known, outcome.request, _memo(outcome)
+        replica = known.replicas.get(outcome.decision.backend)
+        is_beyond = replica is not None and replica.reach.is_beyond(outcome)
+        work = None if memo is None else memo.work
+        if work is not None and replica is not None:
+            replica.end(work, now_s, is_beyond=is_beyond and replica.reach.harms_others)
+        if outcome.status != _OK or outcome.output_tokens < 1:
+            return
+        groups, lengths = known.kinds.both(request) if memo is None else memo[:2]
+        share = known.shares.weight(request.client)
+        self._learn_length(outcome, lengths, share, now_s)
+        if outcome.shadow:
+            self.learn_shadow(outcome, share, now_s)
+        if replica is None:
+            return
+        answered = replica.name, *without_client(groups[-1])
+        known.statistics.add_at(now_s, ANSWERS, answered, (1.0, outcome.output_tokens / request.n))
+        reach, source = replica.reach, known.detector.see(request)
+        is_drafted = not is_beyond and replica.was_drafted(now_s - outcome.e2e_s)
+        teaches = is_drafted or not reach.is_known  # what has no known cause is learned, but accuses nobody
+        accuses = is_drafted and not (replica.others and reach.is_known and reach.harms_others) and self._detects
+        per_step, steps = self._per_step(outcome, replica), float(outcome.steps or 0)
+        if per_step is not None:
+            steps = outcome.output_tokens / request.n / per_step
+            if is_drafted and reach.is_known:
+                reach.per_step += (_NEW if reach.per_step else 1.0) * (per_step - reach.per_step)
+        met = float(replica.requests), 0.0, 0.0
+        if work is not None:
+            met = replica.met(work, now_s, max(1.0, steps))
+        if teaches and per_step is not None and replica.k and outcome.output_tokens >= _MIN_TOKENS:
+            self._learn_drafts(outcome, replica, groups, per_step, met[0], source, share, now_s, accuses=accuses)
+        elif not outcome.shadow:  # it tells which kinds of requests there are
+            known.per_step.add("", groups, 0.0, share, 1.0, now_s)
+        if memo is None or work is None:
+            return
+        if teaches and steps > _MIN_STEPS and outcome.tpot_s:
+            self._learn_steps(outcome, replica, steps, met, source, now_s)
+        if memo.is_compared and not outcome.was_paused:
+            self._guardrail.observe(now_s, outcome.e2e_s, work_of(outcome), kind_of(request))
+        self._learn_cache(outcome, memo.delay, replica, now_s)
+
+    def learn_shadow(self, outcome: Outcome, share: float, now_s: float) -> None:
+        """Learn what other replicas would have had on a text; for its own that only corrects the replay."""
+        known, request, memo = self._known, outcome.request, _memo(outcome)
+        groups = known.kinds.of(request) if memo is None else memo.groups
+        replica, is_overlong = known.replicas.get(outcome.decision.backend), _is_overlong(outcome, memo)
+        for arm, replayed in outcome.shadow.items():
+            if replica is not None and arm == replica.arm:
+                measured = self._per_step(outcome, replica)
+                if measured is not None and replica.name not in known.detector.found and replica.depth is None:
+                    known.shadow_bias.compare(arm, measured, replayed)
+                continue
+            method, _, k = arm.partition(":")
+            expected = self._by_k(Method(method), int(k), request, outcome)[-1]
+            excess = math.log(max(1.0, known.shadow_bias.corrected(arm, replayed))) - expected
+            if not is_overlong or excess - known.per_step.mean(arm, groups) <= _WELL:
+                known.per_step.add(arm, groups, excess, share, 1.0, now_s)
+
+    def _learn_length(self, outcome: Outcome, groups: Groups, share: float, now_s: float) -> None:
+        """Learn the tokens of an answer; one that is far from the expected counts as eight times that."""
+        request, lengths = outcome.request, self._known.lengths
+        tokens = max(_SHORTEST, outcome.output_tokens / request.n)
+        if request.max_tokens is not None:
+            tokens = min(tokens, float(max(1, request.max_tokens)))
+        expected = lengths.mean("", groups)
+        log = min(max(math.log(tokens / TYPICAL_TOKENS), expected - _FAR), expected + _FAR)
+        weight = _ESTIMATE if outcome.is_estimated else 1.0
+        lengths.add("", groups, log, weight * share, weight, now_s)
+
+    def _per_step(self, outcome: Outcome, replica: Replica) -> float | None:
+        """Return the tokens per step of an answer within what its replica can give; None if unknown or far beyond."""
+        per_step, most = outcome.tokens_per_step, replica.k + 1.0
+        if per_step is None:
+            return None
+        if self._known.corrections:
+            per_step *= self._known.corrections.get(replica.name, 1.0)
+        return min(max(1.0, per_step), most) if per_step <= _FAR_BEYOND * most else None
+
+    def _by_k(self, method: Method, k: int, request: RequestFeatures, outcome: Outcome) -> tuple[float, ...]:
+        context = outcome.prompt_tokens + outcome.output_tokens / request.n / 2
+        return expected_by_k(self._known.calibration, method, k, request.workload, request.temperature, context)
+
+    def _learn_drafts(
+        self,
+        outcome: Outcome,
+        replica: Replica,
+        groups: Groups,
+        per_step: float,
+        batch: float,
+        source: str | None,
+        share: float,
+        now_s: float,
+        *,
+        accuses: bool,
+    ) -> None:
+        """Learn the tokens per step of an answer, unless they show that its drafter does otherwise than it did."""
+        known, request = self._known, outcome.request
+        by_k = self._by_k(replica.method, replica.k, request, outcome)
+        mean = known.per_step.mean(replica.arm, groups) + known.apart(replica)
+        place = replica.place(batch, _mean_k(outcome, outcome.output_tokens / per_step))
+        excess, weight = replica.excess(by_k, per_step, place)
+        is_runaway = excess - mean > _WELL and _is_overlong(outcome, _memo(outcome))
+        is_lesson = weight > 0.0 and not is_runaway
+        lesson = Drafted(groups, excess, weight, share) if is_lesson else None
+        expected, shadow = None, outcome.shadow.get(replica.arm)
+        if accuses and not request.restricted and outcome.output_tokens >= _EVIDENT and weight > 0.0:
+            if shadow is not None and known.shadow_bias.knows(replica.arm):
+                expected = known.shadow_bias.corrected(replica.arm, shadow)
+            else:
+                expected = replica.per_step_at(by_k, mean, place)
+        counters = (0, 0) if replica.has_shadow else replica.drafts
+        for one in known.detector.observe_drafts(
+            replica.name,
+            (replica.arm, request.workload, groups[1][0]),
+            expected,
+            per_step,
+            source,
+            counters,
+            lesson,
+            now_s,
+        ):
+            known.learn_drafts(replica, one, now_s)
+
+    def _learn_steps(
+        self,
+        outcome: Outcome,
+        replica: Replica,
+        steps: float,
+        met: tuple[float, float, float],
+        source: str | None,
+        now_s: float,
+    ) -> None:
+        """Learn the time of steps under the load that an answer met."""
+        step_s = (outcome.tpot_s or 0.0) * (outcome.output_tokens - 1) / (steps - 1)
+        place = replica.place(met[0], _mean_k(outcome, steps))
+        sums, expected_s = replica.observation(step_s, met, place)
+        if sums is None:
+            return
+        self._known.statistics.add_at(now_s, STEPS, (replica.name,), sums)
+        if replica.observed >= _KNOWN and not outcome.is_estimated and self._detects:
+            self._known.detector.observe_speed(replica.name, step_s / expected_s, source, now_s)
+
+    def _learn_cache(self, outcome: Outcome, delay: Delay, replica: Replica, now_s: float) -> None:
+        """Learn what an engine had cached of a prompt."""
+        cached, request, prefixes = outcome.cached_tokens, outcome.request, replica.prefixes
+        if cached is not None:
+            prefixes.learn(delay.cached_tokens, cached)
+        if prefixes.goes_by is not ESTIMATE:  # what it evicts depends on the end of the use
+            prefixes.remember(request.prefix, request.prefix_tokens, now_s, is_asked=False)
+
+
+def _memo(outcome: Outcome) -> Memo | None:
+    memo = outcome.decision.memo
+    return memo if isinstance(memo, Memo) else None
+
+
+def _is_overlong(outcome: Outcome, memo: Memo | None) -> bool:
+    """Return whether an answer is so much longer than expected that it may be endless repetition."""
+    return memo is not None and outcome.output_tokens > _RUNAWAY * memo.delay.tokens * outcome.request.n
+
+
+def _mean_k(outcome: Outcome, steps: float) -> float | None:
+    """Return the mean drafts of a step; the one that ends the prompt drafts nothing."""
+    return None if outcome.drafted_tokens is None else outcome.drafted_tokens / max(1.0, steps - 1.0)
+
+
+_OK: Final = 200
+_NEW: Final = 0.05
+_KNOWN: Final = 20.0
+"""Answers below which a large deviation from what is expected may be the expectation's fault."""
+_MIN_TOKENS, _EVIDENT = 8, 16
+_MIN_STEPS: Final = 4.0
+_SHORTEST: Final = 8.0
+_FAR: Final = math.log(8.0)
+_FAR_BEYOND: Final = 1.5
+_ESTIMATE: Final = 0.25
+"""Weight of an answer whose length is an estimate."""
+_RUNAWAY: Final = 4.0
+_WELL: Final = 0.4
+"""By how much such an answer may be drafted better than expected, as a logarithm, and still teach."""

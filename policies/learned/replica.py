@@ -1,0 +1,312 @@
+"""A replica: what its steps cost at each batch size, and the work that was sent there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from backends.backend import Candidate, EngineLoad
+from backends.calibration.parameters import ASYNCHRONOUS
+from backends.draft_schedule import effective_k
+from policies.arm import arm_of
+from policies.learned.depth import Depth, Place, between
+from policies.learned.prefix_memory import BackendPrefixes
+from policies.learned.prior import StepCost, adaptive_schedule, expected_step
+from policies.learned.shadow_drafting import SHADOWED
+from policies.learned.undrafted import Reach
+from policies.statistics import Key, Sums, Table
+
+STEPS: Final = Table("step_factors", 20, half_life_s=900.0, overflow=lambda key: key)
+"""By replica: count, log(observed / calibration), the normal equations of the four factors of `fit_factors`, and the
+sums of the seconds of a step and of the load that answers met."""
+
+Load = tuple[float, float, float]
+"""Mean requests, context tokens of all of them, and prompt work per step."""
+Factors = tuple[float, float, float, float]
+"""Seconds over the calibration's: of a step itself, per request, per context token and per prompt token."""
+
+
+class Work(NamedTuple):
+    """What a request adds to the work of a replica; `mark` is what `Replica.send` found there."""
+
+    steps: float
+    context_tokens: float
+    prefill_s: float
+    prompt_work: float  # prompt tokens to compute, weighed by attention
+    undrafted: float  # steps beyond the drafter's limit
+    beyond_from_s: float  # when it may get there
+    mark: tuple[float, float, float, float]
+
+
+class Replica:
+    """What is known of a replica."""
+
+    def __init__(self, candidate: Candidate, calibration: str, prefixes: BackendPrefixes) -> None:
+        method, k = candidate.method, effective_k(candidate.method, candidate.num_speculative_tokens)
+        self.name, self.method, self.k, self.arm = candidate.name, method, k, arm_of(candidate)
+        self.own = f"{self.arm}@{self.name}"  # what its own answers have beyond those of its arm, in the table
+        self.prefixes, self._most = prefixes, math.log(k + 1.0)
+        schedule = candidate.draft_schedule
+        if schedule.adaptive:
+            schedule = adaptive_schedule(calibration, method, schedule)
+        self.depth = Depth(schedule) if len({*schedule.by_batch[1:]}) > 1 else None
+        levels: list[tuple[int, int | None]] = [(k, None)]
+        if self.depth is not None:
+            levels = [(k, level) if schedule.adaptive else (level, None) for level in self.depth.levels]
+        self.priors = [expected_step(calibration, method, *level) for level in levels]
+        self.has_shadow = method in SHADOWED
+        self.joins = 2.5 if method in ASYNCHRONOUS else 1.5
+        self.reach = Reach(float(k), may_have_limit=k > 0 and not self.has_shadow)
+        self.load = EngineLoad()
+        self.waiting = self.others = 0
+        self.drafts = 0, 0
+        self.learn(_ONES, 0.0)
+        self.sent = self.requests = 0
+        self.steps = self.context_tokens = self.prefill_s = self.undrafted = 0.0
+        self._beyond: dict[int, Work] = {}  # of requests that may get beyond the limit, by its id
+        self._undrafted_at_s = -math.inf
+        self._at_s = self._request_s = self._context_s = self._prompt_work = 0.0
+        self._prefill_until_s = self._told_until_s = 0.0
+
+    # What its steps cost
+
+    def learn(self, factors: Factors, observed: float) -> None:
+        """Take over the factors of a fit, and the number of answers that it rests on."""
+        self.factors, self.observed = factors, observed
+        self.costs = [StepCost(*map(float.__mul__, factors, prior)) for prior in self.priors]
+
+    def cost(self, batch: float) -> StepCost:
+        """Return the cost of a step of a batch."""
+        return self.costs[0] if self.depth is None else _mixed(self.costs, self.depth.place(batch))
+
+    def observation(self, step_s: float, load: Load, place: Place | None) -> tuple[Sums | None, float]:
+        """Return what a mean step under a load adds to the sums, None if no engine has it, and what it was to take."""
+        prior = self.priors[0] if place is None else _mixed(self.priors, place)
+        parts = terms(prior, load)
+        prior_s = sum(parts)
+        expected_s = sum(terms(self.costs[0] if place is None else _mixed(self.costs, place), load))
+        if not _LEAST_RATIO * prior_s <= step_s <= _MOST_RATIO * prior_s:
+            return None, expected_s
+        ratio = step_s / expected_s if step_s > expected_s else expected_s / step_s
+        weight = _OUTLIER / ratio if ratio > _OUTLIER else 1.0  # a stall says little about load
+        base, requests, context, prompts = [part / prior_s for part in parts]
+        seen, by_base, by_requests = weight * step_s / prior_s, weight * base, weight * requests
+        first = 1.0, math.log(step_s / prior_s), by_base * base, by_base * requests, by_base * context
+        second = by_base * prompts, by_requests * requests, by_requests * context, by_requests * prompts
+        third = weight * context * context, weight * context * prompts, weight * prompts * prompts
+        right = seen * base, seen * requests, seen * context, seen * prompts
+        return (*first, *second, *third, *right, min(step_s, _OUTLIER * expected_s), *load), expected_s
+
+    # The work that was sent there
+
+    def read(self, candidate: Candidate) -> None:
+        """Take in a new report of the engine."""
+        load = self.load = candidate.load
+        self.reach.read(candidate.drafter_limit)
+        self.waiting, self.others = load.waiting, load.others
+        self.drafts = load.drafts, load.accepted_tokens
+        self.prefixes.resize(load.kv_tokens)
+
+    def update(self, now_s: float, requests: int) -> None:
+        """Integrate the load up to now, and set the present number of requests."""
+        elapsed_s = now_s - self._at_s
+        if elapsed_s > 0.0:
+            self._request_s += elapsed_s * self.requests
+            if self.sent:
+                self._context_s += elapsed_s * self.requests * self.context_tokens / self.sent
+            self._at_s = now_s
+        self.requests = requests
+        if not requests and self.sent:  # an end that was never told does no lasting harm
+            self.sent, self._beyond = 0, {}
+            self.steps = self.context_tokens = self.prefill_s = self.undrafted = 0.0
+
+    def mark(self) -> tuple[float, float, float, float]:
+        """Return the integrals of the load now."""
+        return self._at_s, self._request_s, self._context_s, self._prompt_work
+
+    def send(self, work: Work, now_s: float) -> None:
+        """Add a request."""
+        self.sent += 1
+        self.requests += 1
+        self.steps += work.steps
+        self.context_tokens += work.context_tokens
+        self._prompt_work += work.prompt_work
+        self._prefill_until_s = now_s + self.prefill_left_s(now_s) + work.prefill_s
+        if self._told_until_s > now_s:
+            self._told_until_s = self._prefill_until_s
+        self.prefill_s += work.prefill_s
+        if work.beyond_from_s < math.inf:
+            self.undrafted += work.undrafted
+            self._beyond[id(work)] = work
+
+    def hear(self, prefill_s: float, now_s: float) -> None:
+        """Add a prompt that another gateway has sent."""
+        self._told_until_s = now_s + self.prefill_left_s(now_s) + prefill_s
+
+    def end(self, work: Work, now_s: float, *, is_beyond: bool) -> None:
+        """Remove a request that has ended, beyond the drafter's limit or not."""
+        self.update(now_s, self.requests)
+        self.requests = max(0, self.requests - 1)
+        if self.sent:
+            self.sent -= 1
+            self.steps = max(0.0, self.steps - work.steps)
+            self.context_tokens = max(0.0, self.context_tokens - work.context_tokens)
+            self.prefill_s = max(0.0, self.prefill_s - work.prefill_s)
+        if is_beyond:
+            self._undrafted_at_s = self._at_s
+        if self._beyond.pop(id(work), None) is not None:
+            self.undrafted = max(0.0, self.undrafted - work.undrafted)
+
+    def prefill_left_s(self, now_s: float) -> float:
+        """Return the seconds until the prompts sent here are computed, one after another."""
+        own_s = min(self.prefill_s, self._prefill_until_s - now_s)
+        return max(0.0, own_s, self._told_until_s - now_s)
+
+    def was_drafted(self, since_s: float) -> bool:
+        """Return whether no request can have been beyond the drafter's limit since a time."""
+        from_s = min([work.beyond_from_s for work in self._beyond.values()], default=math.inf)
+        return self._undrafted_at_s <= since_s and self._at_s < from_s
+
+    def met(self, work: Work, now_s: float, steps: float) -> Load:
+        """Return the mean requests, context tokens and prompt work per step that a request met."""
+        at_s, request_s, context_s, prompt_work = work.mark
+        elapsed_s = max(1e-6, now_s - at_s)
+        return (  # the mark may be that of another replica which had the name before
+            max(1.0, (self._request_s - request_s) / elapsed_s),
+            max(0.0, self._context_s - context_s) / elapsed_s,
+            max(0.0, self._prompt_work - prompt_work - work.prompt_work) / steps,
+        )
+
+    def place(self, batch: float, k: float | None) -> Place | None:
+        """Return between which levels an answer was drafted, by its mean k if that is known; None of a fixed k."""
+        if self.depth is None:
+            return None
+        tells = k is not None and not self.has_shadow and not self.depth.adaptive
+        return self.depth.place_of_k(k or 0.0) if tells else self.depth.place(batch)
+
+    def per_step(self, by_k: Sequence[float], excess: float, batch: float, accepted: float = 1.0) -> float:
+        """Return the tokens per step in a batch: as expected at its k, and the excess wherever something is drafted.
+
+        `accepted` is the share of the drafts that the detector has found to be accepted still.
+        """
+        found = self.per_step_at(by_k, excess, None if self.depth is None else self.depth.place(batch))
+        return found if accepted == 1.0 else 1.0 + accepted * (found - 1.0)
+
+    def per_step_at(self, by_k: Sequence[float], excess: float, place: Place | None) -> float:
+        """Return the tokens per step at a place of its depth, None for a fixed k."""
+        if self.depth is None or place is None:
+            log = by_k[-1] + excess
+            return math.exp(min(log, self._most)) if log > 0.0 else 1.0
+        values = [math.exp(min(max(0.0, by_k[k] + excess), self._most)) if k else 1.0 for k in self.depth.levels]
+        return between(values, place)
+
+    def without_s(
+        self, batch: int, requests: int, by_k: Sequence[float], excess: float, accepted: float, per_step: float
+    ) -> float:
+        """Return the seconds that the requests here would need without another, for what a step gives them with it."""
+        cost = self.cost(batch)
+        context_s = cost.per_context_token_s * self.context_tokens / self.sent
+        before = self.per_step(by_k, excess, batch, accepted)
+        return per_step / before * (cost.base_s + requests * (cost.per_request_s + context_s))
+
+    def excess(self, by_k: Sequence[float], per_step: float, place: Place | None) -> tuple[float, float]:
+        """Return by how much an answer's log(tokens per step) is above the expected, and the weight of that."""
+        log = math.log(max(1.0, per_step))
+        if self.depth is None or place is None:
+            return log - by_k[-1], 1.0
+        levels = self.depth.levels
+        drafted = between([1.0 if k else 0.0 for k in levels], place)
+        if drafted < _LEAST_DRAFTED:
+            return 0.0, 0.0
+        expected = math.log(between([math.exp(by_k[k]) for k in levels], place))
+        return (log - expected) / drafted, drafted
+
+
+def terms(cost: StepCost, load: Load) -> Factors:
+    """Return the seconds of a step under a load: of itself, its requests, their context, and prompts."""
+    requests, context_tokens, prompt_work = load
+    base_s, per_request_s, per_context_token_s, per_prompt_token_s = cost
+    return base_s, per_request_s * requests, per_context_token_s * context_tokens, per_prompt_token_s * prompt_work
+
+
+def fit_factors(buckets: Mapping[Key, Sums]) -> dict[str, tuple[Factors, float]]:
+    """Return the factors of each replica and the number of its answers: a ridge regression towards the pool's factor.
+
+    That is the median of the replicas' own, so that no single one makes all look faster or slower.
+    """
+    known = possible(buckets)
+    logs = {name: sums[1] / (sums[0] + 1.0) for name, sums in known.items()}
+    usual = math.exp(median(logs.values())) if logs else 1.0
+    return {name: (_fit(sums, usual), sums[0]) for name, sums in known.items()} | {"": ((usual,) * 4, 0.0)}
+
+
+def possible(buckets: Mapping[Key, Sums]) -> dict[str, Sums]:
+    """Return the sums of each replica that can be those of answers."""
+    return {
+        key[0]: sums
+        for key, sums in buckets.items()
+        if sums[0] > 0.0 and min(sums[2:]) >= 0.0 and _LEAST_LOG <= sums[1] / sums[0] <= _MOST_LOG
+    }
+
+
+def met_by(sums: Sums) -> tuple[float, Load]:
+    """Return the mean seconds of a step, and the mean load, that the answers of a replica met."""
+    seconds, requests, context_tokens, prompt_work = [each / sums[0] for each in sums[_MET:]]
+    return seconds, (requests, context_tokens, prompt_work)
+
+
+def _fit(sums: Sums, usual: float) -> Factors:
+    """Return factors, none below a hundredth of the usual: those that would be are fixed there, one after another."""
+    matrix = [[0.0] * 4 for _ in range(4)]
+    for (row, column), value in zip(_PAIRS, sums[2:12], strict=True):
+        matrix[row][column] = matrix[column][row] = value
+    for row in range(4):
+        matrix[row][row] += _RIDGE
+    right, least = [value + _RIDGE * usual for value in sums[12:_MET]], 0.01 * usual
+    fixed: list[int] = []
+    while True:
+        free = [row for row in range(4) if row not in fixed]
+        found = [least] * 4
+        known = [right[row] - sum(matrix[row][column] * least for column in fixed) for row in free]
+        for row, value in zip(
+            free, _solve([[matrix[row][column] for column in free] for row in free], known), strict=True
+        ):
+            found[row] = value
+        lowest = min(range(4), key=found.__getitem__)
+        if found[lowest] >= least or len(fixed) == 3:
+            return found[0], found[1], found[2], found[3]
+        fixed.append(lowest)
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Return the solution of a positive definite system, by Gaussian elimination."""
+    size = len(right)
+    for pivot in range(size):
+        for row in range(pivot + 1, size):
+            factor = matrix[row][pivot] / matrix[pivot][pivot]
+            right[row] -= factor * right[pivot]
+            for column in range(pivot, size):
+                matrix[row][column] -= factor * matrix[pivot][column]
+    for row in range(size - 1, -1, -1):
+        rest = sum(matrix[row][column] * right[column] for column in range(row + 1, size))
+        right[row] = (right[row] - rest) / matrix[row][row]
+    return right
+
+
+def _mixed(costs: Sequence[StepCost], place: Place) -> StepCost:
+    lower, share = place
+    pairs: Any = zip(costs[lower], costs[lower + 1], strict=True)
+    return StepCost(*[low + share * (high - low) for low, high in pairs])
+
+
+_MET: Final = 16
+_PAIRS: Final = tuple((row, column) for row in range(4) for column in range(row, 4))
+_ONES: Final = (1.0, 1.0, 1.0, 1.0)
+_RIDGE: Final = 0.09
+"""Square of what answers differ from the fit (15%) over what factors differ from the usual one (half)."""
+_OUTLIER: Final = 3.0
+_LEAST_RATIO, _MOST_RATIO = 0.01, 1000.0
+_LEAST_LOG, _MOST_LOG = math.log(_LEAST_RATIO), math.log(_MOST_RATIO)
+_LEAST_DRAFTED: Final = 0.1

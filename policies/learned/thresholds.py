@@ -1,0 +1,322 @@
+"""What the table says, to be read: the methods in order for each kind of request, and the same as rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from statistics import fmean, median
+from typing import Any, Final, NamedTuple
+
+from backends.backend import Candidate
+from policies.arm import arm_of
+from policies.features.request import TYPICAL_TOKENS
+from policies.learned.cost import weighed
+from policies.learned.known import Known
+from policies.learned.prior import expected_by_k
+from policies.learned.replica import Replica
+from policies.learned.table import OVERLAPS, PROMPTS, TEMPERATURES, Groups, is_kind, typical
+from policies.rules.policy import Thresholds, ThresholdSettings
+from policies.rules.rule import BACKEND
+
+DIMENSIONS: Final[dict[str, tuple[float, ...]]] = {
+    "temperature": TEMPERATURES,
+    "overlap": OVERLAPS,
+    "prompt_tokens": PROMPTS,
+}
+LEVELS: Final = (1.0, 6.0, 24.0, 80.0)
+"""Requests in flight per replica at which choices are compared."""
+MOST_RULES: Final = 8
+"""Rules that name workloads, and rules that do not, at most."""
+
+
+class Rules(NamedTuple):
+    """The rules that the table says, and the kind of request that each is for."""
+
+    settings: ThresholdSettings
+    kinds: list[Kind]
+    requests: float  # observed
+
+    @property
+    def text(self) -> str:
+        """The rules as YAML for `policy:` in a pool file, with what each rests on as a comment."""
+        lines = [f"# From {self.requests:.0f} requests.", f"name: {Thresholds.name}", "rules:"]
+        for rule, kind in zip(self.settings.rules, self.kinds, strict=True):
+            share = kind.requests / max(1e-9, self.requests)
+            lines += [f"  # {share:.0%} of the requests: {kind.in_order()}", *(f"  {line}" for line in rule.lines())]
+        return "\n".join(lines) + "\n"
+
+
+class NothingLearnedError(Exception):
+    """Raised if there are no observations or backends to make rules from."""
+
+
+class Line(NamedTuple):
+    """What a request costs on one target: idle, and for each request in flight there, in seconds."""
+
+    idle_s: float
+    each_s: float
+
+    def at(self, requests: float) -> float:
+        """Return the cost beside so many requests."""
+        return self.idle_s + self.each_s * requests
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of request: workloads (of any if empty), and ranges of the bins of `DIMENSIONS`."""
+
+    workloads: frozenset[str]
+    ranges: tuple[tuple[int, int], ...]
+    requests: float  # observed, those of long ago weigh less
+    lines: Mapping[str, Line]  # by target
+
+    @property
+    def order(self) -> list[str]:
+        """The targets, the cheapest of an idle pool first."""
+        return sorted(self.lines, key=lambda target: self.lines[target].idle_s)
+
+    def thresholds(self) -> list[tuple[str, float, float]]:
+        """Return the targets in order, each with the requests in flight on the first, and a second, it begins at.
+
+        From there on the first costs more than an idle replica of that target.
+        """
+        first = self.lines[self.order[0]]
+        found = []
+        for target in self.order:
+            requests = max(0.0, self.lines[target].idle_s - first.idle_s) / max(1e-9, first.each_s)
+            found.append((target, requests, requests / first.at(requests)))
+        return found
+
+    def in_order(self) -> str:
+        """Return the targets in order, each with the load from which on it is cheaper than the first, in words."""
+        (first, _, _), *rest = self.thresholds()
+        words = [f"{target} from {requests:.0f} in flight on one ({rate:.1f}/s)" for target, requests, rate in rest]
+        return ", ".join([first, *words])
+
+    def weights(self) -> tuple[dict[str, float], float]:
+        """Return weights and the slack for which (requests + 1 + slack) / weight is nearest to the lines."""
+        slack = min(_MOST_SLACK, max(1.0, median(one.idle_s / max(1e-9, one.each_s) for one in self.lines.values())))
+        scores = [level + slack for level in LEVELS]
+        scale = {
+            target: sum(line.at(level) * score for level, score in zip(LEVELS, scores, strict=True))
+            / sum(score * score for score in scores)
+            for target, line in self.lines.items()
+        }
+        best = min(scale.values())
+        order = sorted(scale, key=scale.__getitem__)
+        return {target: max(0.01, round(best / scale[target], 2)) for target in order}, round(slack - 1.0)
+
+    def when(self, all_kinds: Iterable[Kind]) -> dict[str, Any]:
+        """Return the conditions of a rule, without those that all requests of its workloads meet."""
+        found: dict[str, Any] = {"workload": sorted(self.workloads)} if self.workloads else {}
+        alike = [one for one in all_kinds if not self.workloads or one.workloads & self.workloads]
+        for index, (name, bounds) in enumerate(DIMENSIONS.items()):
+            low, high = self.ranges[index]
+            conditions = []
+            if any(one.ranges[index][0] < low for one in alike):
+                conditions.append(f">= {bounds[low - 1]:g}")
+            if any(one.ranges[index][1] > high for one in alike):
+                conditions.append(f"< {bounds[high]:g}")
+            if conditions:
+                found[name] = " and ".join(conditions)
+        return found
+
+    def name(self, when: Mapping[str, Any]) -> str:
+        """Return a name for a rule."""
+        words = ["-".join(sorted(self.workloads)) or "any"]
+        words += [f"{key.partition('_')[0]}-{when[key]}" for key in DIMENSIONS if key in when]
+        plain = "-".join(words).replace(">= ", "from-").replace("< ", "to-").replace(" and ", "-")
+        return "".join(char if char.isalnum() or char in "-_" else "_" for char in plain.lower())[:40]
+
+
+def kinds_of(known: Known, candidates: Sequence[Candidate]) -> list[Kind]:
+    """Return the kinds of requests that were seen, those with the most requests first."""
+    targets = _targets(known, candidates)
+    counts: dict[tuple[str, str], float] = {}
+    for groups in [*known.per_step.arms.values()]:  # copies: answers are added meanwhile, in another thread
+        for group, (count, _) in [*groups.items()]:
+            if len(group) == _WORKLOADS and is_kind(group):  # another gateway may have written any
+                counts[group[0], group[1]] = max(count, counts.get((group[0], group[1]), 0.0))
+    usual: dict[str, tuple[float, float]] = {}  # of each target: steps and seconds per step of its usual request
+    total = sum(counts.values())
+    for target, replica in targets.items():
+        works = [(_work(known, replica, key), count) for key, count in counts.items()]
+        usual[target] = (
+            sum(count * one[0] for one, count in works) / max(1e-9, total),
+            sum(count * one[1] for one, count in works) / max(1e-9, total),
+        )
+    kinds = []
+    for (bins, workload), count in counts.items():
+        lines = {target: _line(known, replica, (bins, workload), usual[target]) for target, replica in targets.items()}
+        prompt, _, name = workload.split("/")
+        ranges = tuple([(int(each), int(each)) for each in (*bins.split("/"), prompt)])
+        kinds.append(Kind(frozenset([name]), ranges, count, lines))
+    return _alike(kinds)
+
+
+def in_words(known: Known, candidates: Sequence[Candidate]) -> list[str]:
+    """Return a line for each kind of request: its workload, temperature and overlap, and the targets in order."""
+    any_prompt = (0, len(PROMPTS))
+    kinds = _alike([replace(one, ranges=(*one.ranges[:2], any_prompt)) for one in kinds_of(known, candidates)])
+    found = []
+    for kind in kinds[:_MOST_SHOWN]:
+        parts = [next(iter(kind.workloads)) or "no workload"]
+        for (name, bounds), (low, high) in zip(DIMENSIONS.items(), kind.ranges, strict=True):
+            if low > 0:
+                parts.append(f"{name} from {bounds[low - 1]:g}")
+            if high < len(bounds):
+                parts.append(f"{name} below {bounds[high]:g}")
+        found.append(f"{', '.join(parts)} ({kind.requests:.0f} requests): {kind.in_order()}")
+    return found
+
+
+def rules_of(known: Known, candidates: Sequence[Candidate]) -> Rules:
+    """Return the rules that the table says."""
+    if len(candidates) < 2:
+        raise NothingLearnedError("there must be at least two backends to choose between")
+    kinds = kinds_of(known, candidates)
+    if not kinds:
+        raise NothingLearnedError("no request was observed yet")
+    situations = _situations(candidates)
+    named = _merged([kind for kind in kinds if kind.workloads != {""}], situations)
+    unnamed = _merged(_alike([replace(kind, workloads=frozenset()) for kind in kinds]), situations)
+    default = _union(unnamed)
+    rules, written, used = list[dict[str, Any]](), list[Kind](), set[str]()
+    for group in (named, unnamed):
+        for kind in group:
+            when = kind.when(group)
+            if when:
+                name = kind.name(when)
+                while name in used:
+                    name = f"{name[:37]}-{len(used)}"
+                used.add(name)
+                weights, slack = kind.weights()
+                rules.append({"name": name, "when": when, "weights": weights, "slack": slack})
+                written.append(kind)
+    weights, slack = default.weights()
+    rules.append({"name": "default", "weights": weights, "slack": slack})
+    return Rules(ThresholdSettings.model_validate({"rules": rules}), [*written, default], default.requests)
+
+
+def _targets(known: Known, candidates: Sequence[Candidate]) -> dict[str, Replica]:
+    """Return a replica of each target: a method, or a backend where those of a method differ."""
+    arms: dict[str, set[str]] = {}
+    for one in candidates:
+        arms.setdefault(one.method.value, set()).add(arm_of(one))
+    found: dict[str, Replica] = {}
+    for one in candidates:
+        target = one.method.value if len(arms[one.method.value]) == 1 else BACKEND + one.name
+        found.setdefault(target, known.replica(one))
+    return found
+
+
+def _work(known: Known, replica: Replica, kind: tuple[str, str], batch: float = 6.0) -> tuple[float, float, float]:
+    """Return the steps of a request of a kind, the seconds that it adds to each, and those of its prompt."""
+    name, temperature, prompt = typical(kind)
+    tokens = TYPICAL_TOKENS * math.exp(known.lengths.mean("", ((), (name,))))
+    context = prompt + tokens / 2
+    by_k: tuple[float, ...] = (0.0,)
+    if replica.k:
+        by_k = expected_by_k(known.calibration, replica.method, replica.k, name, temperature, context)
+    groups: Groups = ((), kind[:1], kind)
+    per_step = replica.per_step(by_k, known.per_step.mean(replica.arm, groups), batch)
+    cost = replica.cost(batch)
+    prefill_s = cost.per_prompt_token_s * weighed(prompt, 0.0, known.attention)
+    return tokens / per_step, cost.per_request_s + cost.per_context_token_s * context, prefill_s
+
+
+def _line(known: Known, replica: Replica, kind: tuple[str, str], usual: tuple[float, float]) -> Line:
+    """Return what a request of a kind costs, beside requests that are as usual there."""
+    costs = []
+    for level in (LEVELS[0], LEVELS[2]):
+        steps, mine_s, prefill_s = _work(known, replica, kind, level + 1.0)
+        shared = steps * usual[0] / (steps + usual[0])
+        base_s = replica.cost(level + 1.0).base_s
+        own_s = (steps + replica.joins) * (base_s + mine_s) + prefill_s
+        costs.append(own_s + level * (shared * (mine_s + usual[1]) + prefill_s))
+    each_s = max(1e-9, (costs[1] - costs[0]) / (LEVELS[2] - LEVELS[0]))
+    return Line(max(1e-9, costs[0] - each_s * LEVELS[0]), each_s)
+
+
+def _merged(kinds: list[Kind], situations: Sequence[Mapping[str, float]]) -> list[Kind]:
+    """Return fewer kinds: the two that lose least together become one, until each that is left earns its place."""
+    kinds = [*kinds]
+    total = sum(_cost(kind, kind, situations) for kind in kinds)
+    while len(kinds) > 1:
+        losses = []
+        for index, one in enumerate(kinds):
+            for other in kinds[index + 1 :]:
+                union = _union([one, other])
+                if any(_meet(union, third) for third in kinds if third not in (one, other)):
+                    continue
+                alone = _cost(one, one, situations) + _cost(other, other, situations)
+                together = _cost(one, union, situations) + _cost(other, union, situations)
+                losses.append((together - alone, min(one.requests, other.requests), one, other, union))
+        if not losses:
+            break
+        few = [each for each in losses if each[1] < _LEAST_REQUESTS]
+        loss, _, one, other, union = min(few or losses, key=lambda each: each[:2])
+        if not few and loss > _WORTH * total and len(kinds) <= MOST_RULES:
+            break
+        kinds = [kind for kind in kinds if kind not in (one, other)] + [union]
+    return sorted(kinds, key=lambda kind: -kind.requests)
+
+
+def _alike(kinds: Iterable[Kind]) -> list[Kind]:
+    """Return the kinds with those of the same conditions as one, the one with the most requests first."""
+    found: dict[tuple[Any, ...], list[Kind]] = {}
+    for kind in kinds:
+        found.setdefault((kind.workloads, kind.ranges), []).append(kind)
+    return sorted(map(_union, found.values()), key=lambda kind: -kind.requests)
+
+
+def _meet(one: Kind, other: Kind) -> bool:
+    """Return whether requests can be of both kinds."""
+    if one.workloads and not one.workloads & other.workloads:
+        return False
+    pairs = zip(one.ranges, other.ranges, strict=True)
+    return all(first[0] <= second[1] and second[0] <= first[1] for first, second in pairs)
+
+
+def _union(kinds: Sequence[Kind]) -> Kind:
+    requests, ranges = sum(one.requests for one in kinds), zip(*[one.ranges for one in kinds], strict=True)
+    lines = {
+        target: Line(
+            sum(one.requests * one.lines[target].idle_s for one in kinds) / requests,
+            sum(one.requests * one.lines[target].each_s for one in kinds) / requests,
+        )
+        for target in kinds[0].lines
+    }
+    return Kind(
+        frozenset().union(*[one.workloads for one in kinds]),
+        tuple([(min(low), max(high)) for low, high in (zip(*pairs, strict=True) for pairs in ranges)]),
+        requests,
+        lines,
+    )
+
+
+def _situations(candidates: Sequence[Candidate]) -> list[dict[str, float]]:
+    """Return loads of the pool, as requests in flight on the least loaded replica of each target."""
+    rng, names = Random(0), {one.method.value for one in candidates} | {BACKEND + one.name for one in candidates}
+    return [{name: level * rng.uniform(0.3, 1.7) for name in sorted(names)} for level in LEVELS for _ in range(12)]
+
+
+def _cost(kind: Kind, by: Kind, situations: Sequence[Mapping[str, float]]) -> float:
+    """Return what the requests of a kind cost over idle, relative to their mean, if the weights of another choose."""
+    weights, slack = by.weights()
+    costs = []
+    for requests in situations:
+        target = min(weights, key=lambda one: (requests[one] + 1.0 + slack) / weights[one])
+        costs.append(kind.lines[target].at(requests[target]))
+    return kind.requests * fmean(costs)
+
+
+_WORKLOADS: Final = 2
+"""Length of the key of a workload's group."""
+_MOST_SHOWN: Final = 24
+_MOST_SLACK: Final = 1000.0
+_WORTH: Final = 0.001
+"""Share of the cost of all requests that each rule must save: reading it costs something too."""
+_LEAST_REQUESTS: Final = 30.0

@@ -1,0 +1,132 @@
+"""The table of means, its groups, and what a client moves in it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from policies.learned.table import PER_STEP, Kinds, Means, Shares
+from policies.statistics import Statistics
+from tests.policies.learned.pool import request
+
+
+class Clock:
+    now_s = 1e6
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def means() -> tuple[Means, Clock]:
+    clock = Clock()
+    return Means(PER_STEP, Statistics((PER_STEP,), clock), 3.0), clock
+
+
+def test_each_mean_is_shrunk_towards_the_one_around_it() -> None:
+    table, clock = means()
+    code, chat = Kinds().of(request("code")), Kinds().of(request("chat"))
+    for _ in range(30):
+        table.add("ngram:5", code, 0.9, 1.0, 1.0, clock())
+    assert 0.8 < table.mean("ngram:5", code) < 0.9
+    assert 0.3 < table.mean("ngram:5", chat) < table.mean("ngram:5", code), "it is like other requests of its bins"
+    warm = Kinds().of(request("code", temperature=1.0))
+    assert 0.3 < table.mean("ngram:5", warm) < table.mean("ngram:5", chat) + 0.01, "and less so of other temperatures"
+    assert table.mean("suffix:24", code) == 0.0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"temperature": 0.7},
+        {"overlap": 0.5},
+        {"prompt_tokens": 5000},
+        {"thinking": True},
+        {"restricted": True},
+        {"client": "b"},
+        {"workload": "code"},
+    ],
+    ids=str,
+)
+def test_requests_of_other_kinds_have_groups_of_their_own(other: dict[str, object]) -> None:
+    kinds = Kinds()
+    asked = request(client="a")
+    assert kinds.of(asked)[-1] != kinds.of(replace(asked, **other))[-1]  # type: ignore[arg-type]
+
+
+def test_a_template_is_a_group_from_its_second_request_on() -> None:
+    kinds, asked = Kinds(), request(template="1f3a09bc")
+    assert len(kinds.of(asked)) == 3
+    kinds.see(asked.template)
+    assert len(kinds.of(asked)) == 3
+    kinds.see(asked.template)
+    assert kinds.of(asked)[-1][-1] == "1f3a09bc"
+
+
+def test_what_is_read_from_the_sums_is_what_was_added() -> None:
+    table, clock = means()
+    kinds = Kinds()
+    for _ in range(2):
+        kinds.see("t")
+    for number in range(40):
+        asked = request("code" if number % 2 else "", template="t" if number % 3 else "", client="abc"[number % 3])
+        table.add("ngram:5", kinds.of(asked), 0.1 * (number % 7), 0.5, 1.0, clock())
+    read = table.read()
+    assert read.keys() == table.arms.keys()
+    for group, (count, log) in table.arms["ngram:5"].items():
+        assert read["ngram:5"][group] == pytest.approx((count, log))
+
+
+def test_two_gateways_learn_what_one_with_the_traffic_of_both_would() -> None:
+    one, clock = means()
+    other, both = means()[0], means()[0]
+    groups = Kinds().of(request("code"))
+    for number in range(20):
+        log = 0.05 * number
+        (one if number % 2 else other).add("ngram:5", groups, log, 1.0, 1.0, clock())
+        both.add("ngram:5", groups, log, 1.0, 1.0, clock())
+    epoch = int(clock() // PER_STEP.epoch_s)
+    assert one.is_due(clock())
+    one.statistics.set_others_of(
+        PER_STEP.name, epoch, {row.key: row.sums for row in other.statistics.own_of(PER_STEP.name, epoch)}
+    )
+    assert one.is_due(clock())
+    one.arms = one.read()
+    assert one.mean("ngram:5", groups) == pytest.approx(both.mean("ngram:5", groups))
+    assert not one.is_due(clock())
+
+
+def test_epochs_forget() -> None:
+    table, clock = means()
+    groups = Kinds().of(request("code"))
+    for _ in range(20):
+        table.add("ngram:5", groups, 1.0, 1.0, 1.0, clock())
+    before = table.mean("ngram:5", groups)
+    clock.now_s += 2 * PER_STEP.half_life_s
+    table.arms = table.read()
+    assert table.count("ngram:5", ()) == pytest.approx(5.0)
+    assert table.mean("ngram:5", groups) < before
+    clock.now_s += 10 * PER_STEP.half_life_s
+    table.add("ngram:5", groups, 1.0, 1.0, 1.0, clock())
+    assert len({row.epoch for row in table.statistics.own()}) == 1
+
+
+def test_a_client_moves_at_most_its_share_of_what_others_expect() -> None:
+    table, clock = means()
+    kinds, shares = Kinds(), Shares()
+    for number in range(1100):
+        liar = number % 11 > 0  # ten answers for each of the others
+        asked = request(client="liar" if liar else f"honest {number // 11 % 4}")
+        log = 1.0 if liar else 0.0
+        table.add("ngram:5", kinds.of(asked), log, shares.weight(asked.client), 1.0, clock())
+    assert table.mean("ngram:5", kinds.of(request(client="new"))) < 0.45
+    assert table.mean("ngram:5", kinds.of(request(client="honest 1"))) < 0.1
+    assert table.mean("ngram:5", kinds.of(request(client="liar"))) > 0.95
+
+
+def test_a_single_client_has_all_weight() -> None:
+    shares = Shares()
+    assert {shares.weight("a") for _ in range(5000)} == {1.0}
+    weights = [shares.weight("b" if number % 2 else "a") for number in range(4000)]
+    assert math.isclose(weights[-1], 1.0)
