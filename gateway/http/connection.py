@@ -111,10 +111,6 @@ class ServerConnection(Connection):
 
     # Called by replies
 
-    def is_stopping(self) -> bool:
-        """Return whether it has no request after the current one."""
-        return self.server.is_stopping
-
     def preamble(self) -> bytes:
         """Return the header lines of every answer."""
         return self.server.preamble()
@@ -288,7 +284,7 @@ class RequestReader:
             begins = pattern.body_begins(data, at)
             if begins >= 0 and pattern.length <= limits.body_bytes:
                 self._unknown_heads = self._blank_lines = self._checked_bytes = 0
-                reply = HttpReply(connection, self.known_head)
+                reply = HttpReply(connection, self.known_head, is_last=connection.server.is_stopping)
                 reply.is_admitted = True
                 return self._begin(connection, reply, pattern.length, data, begins)
         if data.startswith(b"\r\n", at):
@@ -305,7 +301,7 @@ class RequestReader:
                 return at
             request = read_head(data, at, stop + 4, limits.head)
             if request.length > limits.body_bytes:
-                self.reading = HttpReply(connection, request)
+                self.reading = HttpReply(connection, request, is_last=connection.server.is_stopping)
                 raise body_too_large(limits.body_bytes)
         except RequestError as error:
             self.refuse(connection, error.status, error.reason)
@@ -314,7 +310,7 @@ class RequestReader:
         self._blank_lines = self._checked_bytes = 0
         if request.is_chunked:
             self._chunks = ChunkedBody(limits.head, limits.body_bytes)
-        reply = HttpReply(connection, request)
+        reply = HttpReply(connection, request, is_last=connection.server.is_stopping)
         after = self._begin(connection, reply, request.length, data, stop + 4)
         if reply.is_admitted:
             self._learn_head(data, at, request)
@@ -382,7 +378,7 @@ class RequestReader:
         """Refuse what is being read, and close the connection."""
         reply = self.reading
         if reply is None:
-            reply = HttpReply(connection, RequestHead("GET", b"/", []))
+            reply = HttpReply(connection, RequestHead("GET", b"/", []), is_last=True)
         connection.reply = reply
         self.drop(connection)
         connection.server.service.refuse(reply, status, reason)

@@ -36,10 +36,6 @@ class Connection(ABC):
     # Called by replies
 
     @abstractmethod
-    def is_stopping(self) -> bool:
-        """Return whether it has no request after the current one."""
-
-    @abstractmethod
     def preamble(self) -> bytes:
         """Return the header lines of every answer."""
 
@@ -85,7 +81,7 @@ class Connection(ABC):
 class HttpReply:
     """One request of a connection, and the reply to it: a `whole` one, or `head`, any number of `data`, and `end`."""
 
-    def __init__(self, connection: Connection, request: RequestHead) -> None:
+    def __init__(self, connection: Connection, request: RequestHead, *, is_last: bool) -> None:
         self._connection = connection
         self._chunked = request.is_http_1_1
         self._head = b""
@@ -93,7 +89,7 @@ class HttpReply:
         self.is_admitted = False
         self.request = request
         self.source: Source | None = None  # what produces the answer; set by the service
-        self.keep_alive = request.keep_alive and not connection.is_stopping()
+        self.keep_alive = request.keep_alive and not is_last
         self.is_complete = False  # whether the request has been read completely
         self.has_ended = False  # whether the answer has ended or been aborted, or the client has disconnected
 
