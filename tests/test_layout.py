@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,19 @@ def test_policies_do_no_network_io_and_import_no_simulator() -> None:
         for name in imported(path):
             assert name.split(".")[0] not in NETWORK, f"{path} imports {name}"
             assert not name.startswith("backends.simulator"), f"{path} imports {name}"
+
+
+def test_compiled_modules_have_no_final_tuple_of_floats_alone() -> None:
+    """Compiled by mypyc, such a name raises `NameError` where it is used; `Final[tuple[float, ...]]` does not."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    found = []
+    for name in project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["mypyc"]["include"]:
+        for node in ast.parse((ROOT / name).read_text("utf-8")).body:
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "Final":
+                values = node.value.elts if isinstance(node.value, ast.Tuple) else []
+                if values and all(isinstance(one, ast.Constant) and isinstance(one.value, float) for one in values):
+                    found.append(f"{name}: {ast.unparse(node.target)}")
+    assert found == []
 
 
 def test_folders_stay_small() -> None:

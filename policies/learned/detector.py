@@ -42,7 +42,6 @@ UNKNOWN: Final = "unknown"
 
 Found = tuple[float, float]
 """Factor on step times, and share of the drafts accepted as expected."""
-NOTHING: Final = 1.0, 1.0
 
 
 class Finding:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from backends.backend import Candidate
 from policies.features.request import TYPICAL_TOKENS, RequestFeatures
 from policies.learned.cost import Ask, Delay, coming, crowd_of
-from policies.learned.detector import NOTHING, Detector
+from policies.learned.detector import Detector
 from policies.learned.prefix_memory import PrefixMemory
 from policies.learned.prior import attention_share, expected_by_k
 from policies.learned.replica import STEPS, Replica, Work, fit_factors
@@ -86,7 +86,7 @@ class Known:
             if replica.k:
                 by_k = expected_by_k(calibration, replica.method, replica.k, workload, temperature, context)
                 excess = means.mean(replica.arm, groups) + self.apart(replica)
-            effect = self.detector.effect(replica.name, now_s) if replica.name in found else NOTHING
+            effect = self.detector.effect(replica.name, now_s) if replica.name in found else (1.0, 1.0)
             delays.append(Delay(replica, request, ask, by_k, excess, effect, requests, now_s))
         return delays
 
@@ -162,7 +162,7 @@ class Known:
         return replica
 
 
-_PLAIN: Final = (0.0,)
+_PLAIN: Final[tuple[float, ...]] = (0.0,)
 _ALL: Final = ((),)
 _APART: Final = 0.25
 """Weight of an answer in what a replica has beyond its arm: replicas of one method and k rarely differ."""

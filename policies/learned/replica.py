@@ -62,7 +62,7 @@ class Replica:
         self.load = EngineLoad()
         self.waiting = self.others = 0
         self.drafts = 0, 0
-        self.learn(_ONES, 0.0)
+        self.learn((1.0, 1.0, 1.0, 1.0), 0.0)
         self.sent = self.requests = 0
         self.steps = self.context_tokens = self.prefill_s = self.undrafted = 0.0
         self._beyond: dict[int, Work] = {}  # of requests that may get beyond the limit, by its id
@@ -303,7 +303,6 @@ def _mixed(costs: Sequence[StepCost], place: Place) -> StepCost:
 
 _MET: Final = 16
 _PAIRS: Final = tuple((row, column) for row in range(4) for column in range(row, 4))
-_ONES: Final = (1.0, 1.0, 1.0, 1.0)
 _RIDGE: Final = 0.09
 """Square of what answers differ from the fit (15%) over what factors differ from the usual one (half)."""
 _OUTLIER: Final = 3.0

@@ -11,9 +11,9 @@ from zlib import crc32
 from policies.features.request import WORKLOAD_NAME, RequestFeatures
 from policies.statistics import Key, Statistics, Sums, Table
 
-TEMPERATURES: Final = (0.05, 0.5, 0.9)
-OVERLAPS: Final = (0.1, 0.3)
-PROMPTS: Final = (64, 128, 256, 512, 1024, 2048, 8192, 32768)
+TEMPERATURES: Final[tuple[float, ...]] = (0.05, 0.5, 0.9)
+OVERLAPS: Final[tuple[float, ...]] = (0.1, 0.3)
+PROMPTS: Final[tuple[int, ...]] = (64, 128, 256, 512, 1024, 2048, 8192, 32768)
 """Bounds between bins; a value equal to a bound belongs to the upper bin."""
 
 _LARGER: Final = 5.0

@@ -9,7 +9,7 @@ import pytest
 
 from backends.backend import Backend
 from backends.speculation import Method
-from policies.learned.detector import LONGEST_S, NOTHING, REST_S, Detector
+from policies.learned.detector import LONGEST_S, REST_S, Detector
 from tests.policies.learned.pool import request
 
 KIND = "eagle3:3", "chat", "0/0"
@@ -159,8 +159,7 @@ def test_under_other_policies_it_rests_longer_with_each_relapse() -> None:
 
 def test_nothing_is_changed_while_nothing_is_wrong() -> None:
     detector = healthy()
-    assert NOTHING == (1.0, 1.0)
     observe(detector, 0.8)
     detector.observe_speed("e", 1.2, None, 0.0)
     assert not detector.found
-    assert detector.effect("e", 0.0) == NOTHING
+    assert detector.effect("e", 0.0) == (1.0, 1.0)
