@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from backends.backend import Candidate
 from policies.features.request import RequestFeatures
@@ -13,16 +13,28 @@ from policies.learned.settings import Objective
 from policies.learned.undrafted import steps_of
 
 
-class Ask(NamedTuple):
+class Ask:
     """What is expected of a request wherever it goes."""
 
-    tokens: float  # of one of its sequences
-    context_tokens: float  # mean over its steps
-    holders: list[int]  # see `PrefixMemory.holders`
-    attention: float  # what each token before a prompt token adds to its time
-    stretch: float  # how much longer steps take for the prompts that come meanwhile
-    coming_per_s: float  # requests that each second of prompts delays
-    crowd: float  # requests in flight per replica
+    __slots__ = ("attention", "coming_per_s", "context_tokens", "crowd", "holders", "stretch", "tokens")
+
+    def __init__(
+        self,
+        tokens: float,
+        context_tokens: float,
+        holders: list[int],
+        attention: float,
+        stretch: float,
+        coming_per_s: float,
+        crowd: float,
+    ) -> None:
+        self.tokens = tokens  # of one of its sequences
+        self.context_tokens = context_tokens  # mean over its steps
+        self.holders = holders  # see `PrefixMemory.holders`
+        self.attention = attention  # what each token before a prompt token adds to its time
+        self.stretch = stretch  # how much longer steps take for the prompts that come meanwhile
+        self.coming_per_s = coming_per_s  # requests that each second of prompts delays
+        self.crowd = crowd  # requests in flight per replica
 
 
 def coming(arrivals_per_s: float, prefill_s: float) -> tuple[float, float]:
@@ -125,8 +137,15 @@ class Delay:
     def work(self, now_s: float) -> Work:
         """Return the work that the request adds there, if it is sent there now."""
         beyond_s = self.room * self.step_s / self.per_step / _FASTER
-        work = self.steps, self.context_tokens, self.prefill_s, self.prompt_work, self.undrafted, now_s + beyond_s
-        return Work(*work, self.replica.mark())
+        return Work(
+            self.steps,
+            self.context_tokens,
+            self.prefill_s,
+            self.prompt_work,
+            self.undrafted,
+            now_s + beyond_s,
+            self.replica.mark(),
+        )
 
 
 class Sum:

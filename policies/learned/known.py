@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -12,7 +11,7 @@ from policies.features.request import TYPICAL_TOKENS, RequestFeatures
 from policies.learned.cost import Ask, Delay, coming, crowd_of
 from policies.learned.detector import Detector
 from policies.learned.prefix_memory import PrefixMemory
-from policies.learned.prior import attention_share, expected_by_k
+from policies.learned.prior import attention_share, expected_of, text_of
 from policies.learned.replica import STEPS, Replica, Work, fit_factors
 from policies.learned.shadow_drafting import ShadowBias
 from policies.learned.table import LENGTH, PER_STEP, Groups, Kinds, Means, Shares
@@ -28,14 +27,15 @@ class Drafted(NamedTuple):
     share: float  # of its client
 
 
-class Memo(NamedTuple):
+class Memo:
     """What was expected of a request when it was sent."""
 
-    groups: Groups
-    lengths: Groups
-    delay: Delay
-    work: Work | None  # None if it was not sent
-    is_compared: bool  # whether it is part of the comparison with `least_loaded`
+    __slots__ = ("delay", "groups", "is_compared", "lengths", "work")
+
+    def __init__(self, groups: Groups, lengths: Groups, delay: Delay, work: Work | None, *, is_compared: bool) -> None:
+        self.groups, self.lengths, self.delay = groups, lengths, delay
+        self.work = work  # None if it was not sent
+        self.is_compared = is_compared  # whether it is part of the comparison with `least_loaded`
 
 
 class Known:
@@ -48,7 +48,7 @@ class Known:
         self.lengths = Means(LENGTH, statistics, _MOST_LENGTH)
         self.kinds, self.shares = Kinds(), Shares()
         self.replicas: dict[str, Replica] = {}
-        self._of_arm: Counter[str] = Counter()  # replicas by arm
+        self._of_arm: dict[str, int] = {}  # replicas by arm
         self.prefixes = PrefixMemory()
         self.detector: Detector[Drafted] = Detector()
         self.shadow_bias = ShadowBias()
@@ -71,8 +71,9 @@ class Known:
         stretch, coming_per_s = coming(request.qps / len(candidates), self._mean_prefill_s)
         holders = self.prefixes.holders(request)
         ask = Ask(tokens, context, holders, self.attention, stretch, coming_per_s, crowd_of(candidates))
-        calibration, workload, temperature = self.calibration, request.workload, request.temperature
+        calibration, text = self.calibration, text_of(request.workload, request.temperature, context)
         found, replicas, means = self.detector.found, self.replicas, self.per_step
+        of_arm: dict[str, tuple[tuple[float, ...], float]] = {}
         delays = []
         for candidate in candidates:
             replica = replicas.get(candidate.name) or self.replica(candidate)
@@ -84,22 +85,26 @@ class Known:
             by_k: tuple[float, ...] = _PLAIN
             excess = 0.0
             if replica.k:
-                by_k = expected_by_k(calibration, replica.method, replica.k, workload, temperature, context)
-                excess = means.mean(replica.arm, groups) + self.apart(replica)
+                known = of_arm.get(replica.arm)
+                if known is None:
+                    known = expected_of(calibration, replica.method, replica.k, text), means.mean(replica.arm, groups)
+                    of_arm[replica.arm] = known
+                by_k, excess = known
+                excess += self.apart(replica)
             effect = self.detector.effect(replica.name, now_s) if replica.name in found else (1.0, 1.0)
             delays.append(Delay(replica, request, ask, by_k, excess, effect, requests, now_s))
         return delays
 
     def apart(self, replica: Replica) -> float:
         """Return by how much a replica's log(tokens per step) is above that of others of its method and k."""
-        return self.per_step.mean(replica.own, _ALL) if self._of_arm[replica.arm] > 1 else 0.0
+        return self.per_step.mean(replica.own, _ALL) if self._of_arm.get(replica.arm, 0) > 1 else 0.0
 
     def learn_drafts(self, replica: Replica, one: Drafted, now_s: float) -> None:
         """Learn the tokens per step of an answer: those of its arm, and by how much its replica is apart."""
         means, weight, own = self.per_step, one.weight * one.share, one.weight
         rest = one.excess - means.mean(replica.arm, one.groups)
         means.add(replica.arm, one.groups, one.excess - self.apart(replica), weight, own, now_s)
-        if self._of_arm[replica.arm] > 1:
+        if self._of_arm.get(replica.arm, 0) > 1:
             means.add(replica.own, _ALL, rest, _APART * weight, _APART * own, now_s)
 
     def tokens(self, request: RequestFeatures, lengths: Groups) -> float:
@@ -158,7 +163,7 @@ class Known:
         if replica is None:
             replica = self.replicas[candidate.name] = Replica(candidate, self.calibration, self.prefixes.add_backend())
             replica.learn(self._usual, 0.0)
-            self._of_arm[replica.arm] += 1
+            self._of_arm[replica.arm] = self._of_arm.get(replica.arm, 0) + 1
         return replica
 
 

@@ -33,7 +33,7 @@ class Lessons:
             replica.end(work, now_s, is_beyond=is_beyond and replica.reach.harms_others)
         if outcome.status != _OK or outcome.output_tokens < 1:
             return
-        groups, lengths = known.kinds.both(request) if memo is None else memo[:2]
+        groups, lengths = known.kinds.both(request) if memo is None else (memo.groups, memo.lengths)
         share = known.shares.weight(request.client)
         self._learn_length(outcome, lengths, share, now_s)
         if outcome.shadow:

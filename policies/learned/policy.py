@@ -82,7 +82,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         now_s, (groups, lengths) = self.clock(), self.known.kinds.both(request)
         chosen = [one for one in candidates if one.name == decision.backend]
         delays = self.known.delays(request, chosen, groups, lengths, now_s, self.meter.oldest_s())
-        memo = Memo(groups, lengths, delays[0], self.known.send(request, delays[0], delays, now_s), False)
+        memo = Memo(groups, lengths, delays[0], self.known.send(request, delays[0], delays, now_s), is_compared=False)
         reason, propensity, considered = decision.reason, decision.propensity, decision.considered
         return Decision(decision.backend, decision.policy, reason, propensity, considered, memo)
 
@@ -106,7 +106,8 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
             considered = CandidateScores(candidates, [one.own_s for one in delays], odds, costs)
         if is_sent:
             work = known.send(request, delay, delays, now_s)
-        memo, cached = Memo(groups, lengths, delay, work, len(candidates) > 1), int(delay.cached_tokens)
+        memo = Memo(groups, lengths, delay, work, is_compared=len(candidates) > 1)
+        cached = int(delay.cached_tokens)
         return Decision(name, self.name, reason, propensity, considered, memo, cached, delay.replica.prefixes.goes_by)
 
     def observe(self, outcome: Outcome) -> None:

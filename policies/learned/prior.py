@@ -91,15 +91,24 @@ def adaptive_schedule(calibration: str, method: Method, drafts: DraftSchedule) -
     return DraftSchedule(drafts.k, tuple(best), adaptive=True)
 
 
-def expected_by_k(
-    calibration: str, method: Method, k: int, workload: str, temperature: float, context_tokens: float = 0.0
-) -> tuple[float, ...]:
-    """Return the logarithm of the mean tokens per step at each k from 0 to `k`, at a mean context.
+Text = tuple[Kind, int, int]
+"""Kind of a text, its temperature in twentieths, and the bin of its mean context."""
+
+
+def text_of(workload: str, temperature: float, context_tokens: float) -> Text:
+    """Return what acceptance depends on; there are few of these, whatever clients send.
 
     The workload is one of `Kind`; any other counts as chat.
     """
     kind = Kind(workload) if workload in _KINDS else Kind.CHAT
-    return _expected_by_k(calibration, method, k, kind, temperature, context_bin(context_tokens))
+    return kind, round(_PER_DEGREE * min(temperature, _HOTTEST)), context_bin(context_tokens)
+
+
+def expected_by_k(
+    calibration: str, method: Method, k: int, workload: str, temperature: float, context_tokens: float = 0.0
+) -> tuple[float, ...]:
+    """Return the logarithm of the mean tokens per step at each k from 0 to `k`, at a mean context."""
+    return expected_of(calibration, method, k, text_of(workload, temperature, context_tokens))
 
 
 def context_bin(tokens: float) -> int:
@@ -117,10 +126,11 @@ def known_to_tokens(calibration: str, method: Method) -> float:
     return float(context.known_to_tokens) if context is not None else _MEASURED_TOKENS
 
 
-@cache  # not by workload, of which clients may name any number
-def _expected_by_k(
-    calibration: str, method: Method, k: int, kind: Kind, temperature: float, context: int
-) -> tuple[float, ...]:
+@cache
+def expected_of(calibration: str, method: Method, k: int, text: Text) -> tuple[float, ...]:
+    """Return the same for a text."""
+    kind, twentieths, context = text
+    temperature = twentieths / _PER_DEGREE
     if k == 0 or method is Method.BASELINE:
         return (0.0,)
     known = load_calibration(calibration)
@@ -161,6 +171,8 @@ def _calibrated(calibration: str, method: Method) -> Method:
 
 
 _KINDS: Final = frozenset(Kind)
+_PER_DEGREE: Final = 20.0
+_HOTTEST: Final = 2.0
 _BINS_PER_E: Final = 2.0 / math.log(2.0)
 _SHORTEST: Final = 16
 _SHORTEST_TOKENS: Final = 256.0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 
+from policies.learned.prior import text_of
 from policies.learned.table import PER_STEP, Kinds, Means, Shares
 from policies.statistics import Statistics
 from tests.policies.learned.pool import request
@@ -130,3 +132,10 @@ def test_a_single_client_has_all_weight() -> None:
     assert {shares.weight("a") for _ in range(5000)} == {1.0}
     weights = [shares.weight("b" if number % 2 else "a") for number in range(4000)]
     assert math.isclose(weights[-1], 1.0)
+
+
+def test_what_is_expected_of_texts_is_kept_for_few_of_them_whatever_clients_send() -> None:
+    rng = Random(1)
+    texts = {text_of(f"w{rng.random()}", 10.0 ** rng.uniform(-300, 300), rng.uniform(0, 1e9)) for _ in range(10_000)}
+    assert len(texts) < 41 * 30
+    assert text_of("code", 0.7, 600.0) == text_of("code", 0.71, 610.0)
