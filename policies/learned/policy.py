@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Final
 
 from backends.backend import Candidate, EngineChange
 from policies.drafter_limits import sparing
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.guarded.guardrail import Guardrail
+from policies.learned.choose import Chooser
 from policies.learned.cost import Delay, Sum, weighed
 from policies.learned.detector import Detector
-from policies.learned.known import Drafted, Known, Memo
+from policies.learned.known import Drafted, Known
 from policies.learned.learn import Lessons
 from policies.learned.prior import known_to_tokens
 from policies.learned.replica import STEPS
 from policies.learned.settings import LearnedSettings
 from policies.learned.table import ANSWERS, LENGTH, PER_STEP
-from policies.load import MIN_WEIGHT, LoadMeter, draw, lowest_propensities
-from policies.policy import Assessment, CandidateScores, Decision, Outcome, Policy, register
+from policies.load import LoadMeter
+from policies.policy import Assessment, Decision, Outcome, Policy, register
 from policies.roles import Explainer, Heir, Informed, Learner, Maintained, Price, Work, assess, preview
 from policies.statistics import Statistics
 from policies.trouble.troubles import TROUBLE, Troubles
@@ -55,8 +54,14 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         self.explain_candidates = False
         self.pinned: Policy | None = None
         """Policy that decides instead, while this one continues to learn."""
-        self._lessons = Lessons(self.known, self.guardrail, detects=settings.outlier_ejection)
+        self._assemble()
         self._fitted = 0, 0
+
+    def _assemble(self) -> None:
+        """Build what chooses and what learns; needed again whenever a part is replaced."""
+        known, guardrail, settings = self.known, self.guardrail, self.settings
+        self._chooser = Chooser(self.name, known, self.sum, guardrail, self.troubles, self.meter)
+        self._lessons = Lessons(known, guardrail, detects=settings.outlier_ejection)
 
     @property
     def detector(self) -> Detector[Drafted]:  # type: ignore[override]
@@ -68,47 +73,21 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         if self.pinned is not None:
             spared = self.troubles.sparing(request, sparing(request, candidates))
             return self.follow(self.pinned.choose(request, spared), request, candidates)
-        return self._decide(request, candidates, self.rng, is_sent=True)
+        return self._chooser.choose(
+            request, candidates, self.clock(), self.rng, is_sent=True, explains=self.explain_candidates
+        )
 
     def preview(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Return the decision that `choose` would make now."""
         if self.pinned is not None:
             spared = self.troubles.sparing(request, sparing(request, candidates), is_sent=False)
             return preview(self.pinned, request, spared)
-        return self._decide(request, candidates, copy.copy(self.rng), is_sent=False)
+        rng, explains = copy.copy(self.rng), self.explain_candidates
+        return self._chooser.choose(request, candidates, self.clock(), rng, is_sent=False, explains=explains)
 
     def follow(self, decision: Decision, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Return another policy's decision in a form from whose outcome this policy learns."""
-        now_s, (groups, lengths) = self.clock(), self.known.kinds.both(request)
-        chosen = [one for one in candidates if one.name == decision.backend]
-        delays = self.known.delays(request, chosen, groups, lengths, now_s, self.meter.oldest_s())
-        memo = Memo(groups, lengths, delays[0], self.known.send(request, delays[0], delays, now_s), is_compared=False)
-        reason, propensity, considered = decision.reason, decision.propensity, decision.considered
-        return Decision(decision.backend, decision.policy, reason, propensity, considered, memo)
-
-    def _decide(
-        self, request: RequestFeatures, candidates: Sequence[Candidate], rng: Random, *, is_sent: bool
-    ) -> Decision:
-        now_s, known = self.clock(), self.known
-        groups, lengths = known.kinds.both(request)
-        delays = known.delays(request, candidates, groups, lengths, now_s, self.meter.oldest_s())
-        costs = self.sum.of(request, delays, is_sent=is_sent)
-        if self.troubles.found:
-            self.troubles.price(request, candidates, costs, is_sent=is_sent)
-        chosen, reason, propensity, odds = costs.index(min(costs)), "least_delay", 1.0, None
-        if self.guardrail.by_control(now_s):
-            odds = _least_loaded(request, candidates, delays)
-            chosen, reason = draw(odds, rng), "frozen" if self.guardrail.frozen else "control"
-            propensity = odds[chosen]
-        delay, name, considered, work = delays[chosen], candidates[chosen].name, None, None
-        if self.explain_candidates:
-            odds = odds or [float(index == chosen) for index in range(len(candidates))]
-            considered = CandidateScores(candidates, [one.own_s for one in delays], odds, costs)
-        if is_sent:
-            work = known.send(request, delay, delays, now_s)
-        memo = Memo(groups, lengths, delay, work, is_compared=len(candidates) > 1)
-        cached = int(delay.cached_tokens)
-        return Decision(name, self.name, reason, propensity, considered, memo, cached, delay.replica.prefixes.goes_by)
+        return self._chooser.follow(decision, request, candidates, self.clock())
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished request."""
@@ -135,7 +114,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
                 self.known = previous.known
             if previous.settings.guardrail == self.settings.guardrail:
                 self.guardrail = previous.guardrail
-        self._lessons = Lessons(self.known, self.guardrail, detects=self.settings.outlier_ejection)
+        self._assemble()
 
     def forget(self, backend: str) -> None:
         """Drop what is kept of a backend that has left; the statistics stay, and age."""
@@ -185,8 +164,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         if self.pinned is not None:
             return assess(self.pinned, request, candidates)
         delays = self._delays(request, candidates)
-        costs = self.sum.of(request, delays, is_sent=False)
-        self.troubles.price(request, candidates, costs, is_sent=False)
+        costs = self._chooser.costs(request, candidates, delays)
         return [
             Assessment(candidate.name, cost, self._note(candidate, delay))
             for candidate, delay, cost in zip(candidates, delays, costs, strict=True)
@@ -200,8 +178,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         return Price(prompt_s, rest_s / tokens, tokens, one.prefill_s)
 
     def _delays(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Delay]:
-        groups, lengths = self.known.kinds.both(request)
-        return self.known.delays(request, candidates, groups, lengths, self.clock(), self.meter.oldest_s())
+        return self._chooser.delays(request, candidates, self.clock())
 
     def _note(self, candidate: Candidate, delay: Delay) -> str:
         note = (
@@ -215,22 +192,3 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         if delay.context_tokens > known:
             note += f"; its acceptance is published for up to {known:,.0f} tokens of context"
         return "; ".join([note, *map(str, self.known.detector.found.get(candidate.name, ()))])
-
-
-def _least_loaded(request: RequestFeatures, candidates: Sequence[Candidate], delays: Sequence[Delay]) -> list[float]:
-    """Return the propensities of `least_loaded`, among those without thousands of tokens more to compute than others.
-
-    A conversation of 100,000 tokens that is sent where it is not cached slows the whole pool, for no comparison.
-    """
-    spared = sparing(request, candidates)
-    new = [request.prompt_tokens - one.cached_tokens for one in delays]
-    most = min(tokens for one, tokens in zip(candidates, new, strict=True) if one in spared) + _LONG_PROMPT
-    return lowest_propensities(
-        [
-            (delay.requests + 1) / (one.weight or MIN_WEIGHT) if one in spared and tokens < most else math.inf
-            for one, delay, tokens in zip(candidates, delays, new, strict=True)
-        ]
-    )
-
-
-_LONG_PROMPT: Final = 2048

@@ -1,0 +1,112 @@
+"""What each request goes through: the delay on each replica, the one sum, and the replica where that is least."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from random import Random
+from typing import Final
+
+from backends.backend import Candidate
+from policies.decision import CandidateScores, Decision
+from policies.drafter_limits import sparing
+from policies.features.request import RequestFeatures
+from policies.guarded.guardrail import Guardrail
+from policies.learned.cost import Delay, Sum
+from policies.learned.known import Known, Memo
+from policies.load import MIN_WEIGHT, LoadMeter, draw, lowest_propensities
+from policies.trouble.troubles import Troubles
+
+
+class Chooser:
+    """Chooses by what is known; in the blocks of time that the guardrail takes, as `least_loaded` does."""
+
+    def __init__(
+        self, name: str, known: Known, total: Sum, guardrail: Guardrail, troubles: Troubles, meter: LoadMeter
+    ) -> None:
+        self._name, self._known, self._sum = name, known, total
+        self._guardrail, self._troubles, self._meter = guardrail, troubles, meter
+
+    def delays(self, request: RequestFeatures, candidates: Sequence[Candidate], now_s: float) -> list[Delay]:
+        """Return what a request takes on each candidate."""
+        groups, lengths = self._known.kinds.both(request)
+        return self._known.delays(request, candidates, groups, lengths, now_s, self._meter.oldest_s())
+
+    def costs(self, request: RequestFeatures, candidates: Sequence[Candidate], delays: Sequence[Delay]) -> list[float]:
+        """Return the sum for each candidate, in seconds; changes nothing."""
+        costs = self._sum.of(request, delays, is_sent=False)
+        self._troubles.price(request, candidates, costs, is_sent=False)
+        return costs
+
+    def choose(
+        self,
+        request: RequestFeatures,
+        candidates: Sequence[Candidate],
+        now_s: float,
+        rng: Random,
+        *,
+        is_sent: bool,
+        explains: bool,
+    ) -> Decision:
+        """Choose the candidate of the least sum, and count the request there if it is sent."""
+        known = self._known
+        groups, lengths = known.kinds.both(request)
+        delays = known.delays(request, candidates, groups, lengths, now_s, self._meter.oldest_s())
+        costs = self._sum.of(request, delays, is_sent=is_sent)
+        if self._troubles.found:
+            self._troubles.price(request, candidates, costs, is_sent=is_sent)
+        chosen, reason, propensity = costs.index(min(costs)), "least_delay", 1.0
+        odds: list[float] | None = None
+        if self._guardrail.by_control(now_s):
+            odds = _least_loaded(request, candidates, delays)
+            chosen, reason = draw(odds, rng), "frozen" if self._guardrail.frozen else "control"
+            propensity = odds[chosen]
+        delay, considered, work = delays[chosen], None, None
+        if explains:
+            odds = odds or [float(index == chosen) for index in range(len(candidates))]
+            considered = CandidateScores(candidates, [one.own_s for one in delays], odds, costs)
+        if is_sent:
+            work = known.send(request, delay, delays, now_s)
+        memo = Memo(groups, lengths, delay, work, is_compared=len(candidates) > 1)
+        prefixes = delay.replica.prefixes
+        return Decision(
+            candidates[chosen].name,
+            self._name,
+            reason,
+            propensity,
+            considered,
+            memo,
+            int(delay.cached_tokens),
+            prefixes.goes_by,
+        )
+
+    def follow(
+        self, decision: Decision, request: RequestFeatures, candidates: Sequence[Candidate], now_s: float
+    ) -> Decision:
+        """Return another policy's decision with a memo from whose outcome this one learns."""
+        groups, lengths = self._known.kinds.both(request)
+        chosen = [one for one in candidates if one.name == decision.backend]
+        delays = self._known.delays(request, chosen, groups, lengths, now_s, self._meter.oldest_s())
+        work = self._known.send(request, delays[0], delays, now_s)
+        memo = Memo(groups, lengths, delays[0], work, is_compared=False)
+        reason, propensity, considered = decision.reason, decision.propensity, decision.considered
+        return Decision(decision.backend, decision.policy, reason, propensity, considered, memo)
+
+
+def _least_loaded(request: RequestFeatures, candidates: Sequence[Candidate], delays: Sequence[Delay]) -> list[float]:
+    """Return the propensities of `least_loaded`, among those without thousands of tokens more to compute than others.
+
+    A conversation of 100,000 tokens that is sent where it is not cached slows the whole pool, for no comparison.
+    """
+    spared = sparing(request, candidates)
+    new = [request.prompt_tokens - one.cached_tokens for one in delays]
+    most = min(tokens for one, tokens in zip(candidates, new, strict=True) if one in spared) + _LONG_PROMPT
+    return lowest_propensities(
+        [
+            (delay.requests + 1) / (one.weight or MIN_WEIGHT) if one in spared and tokens < most else math.inf
+            for one, delay, tokens in zip(candidates, delays, new, strict=True)
+        ]
+    )
+
+
+_LONG_PROMPT: Final = 2048
