@@ -45,11 +45,11 @@ class Kinds:
 
     def of(self, request: RequestFeatures) -> Groups:
         """Return the groups of a request."""
-        bins = _NAMES[bisect_right(TEMPERATURES, request.temperature)][bisect_right(OVERLAPS, request.overlap)]
+        bins = _NAMES[_bin(TEMPERATURES, request.temperature)][_bin(OVERLAPS, request.overlap)]
         mode = "" if request.thinking is None else "thinking" if request.thinking else "plain"
         if request.restricted:
             mode += " restricted"
-        workload = f"{bisect_right(PROMPTS, request.prompt_tokens)}/{mode}/{request.workload}"
+        workload = "/".join((_NUMBERS[bisect_right(PROMPTS, request.prompt_tokens)], mode, request.workload))
         largest, middle = (bins,), (bins, workload)
         template = request.template if self._templates.get(request.template) else ""
         if request.client:
@@ -66,7 +66,8 @@ class Kinds:
         """Return the groups by which the length of a request's answer is known: its prompt matters, not its bins."""
         limit = request.max_tokens
         largest = (request.workload,)
-        middle = (request.workload, f"{groups[2][1]}/{'' if limit is None else limit.bit_length()}")
+        bits = "" if limit is None else _NUMBERS[min(64, limit.bit_length())]
+        middle = (request.workload, f"{groups[2][1]}/{bits}")
         return ((), largest, middle, *[(*middle, *group[2:]) for group in groups[3:]])
 
     def see(self, template: str) -> None:
@@ -76,6 +77,13 @@ class Kinds:
             if len(self._templates) >= _MOST_TEMPLATES:
                 del self._templates[next(iter(self._templates))]
             self._templates[template] = known
+
+
+def _bin(bounds: tuple[float, ...], value: float) -> int:
+    number = 0
+    for bound in bounds:
+        number += value >= bound
+    return number
 
 
 def client_id(client: str) -> str:
@@ -218,6 +226,7 @@ _NAMES: Final = tuple(
     for temperature in range(len(TEMPERATURES) + 1)
 )
 _NAMED: Final = re.compile(f"({WORKLOAD_NAME.pattern})?").fullmatch
+_NUMBERS: Final = tuple(map(str, range(65)))
 _EMPTY: Final = ("", "", "", "")
 _MIDDLES: Final = {name: middle for names, middle in zip(_NAMES, (0.0, 0.3, 0.7, 1.0), strict=True) for name in names}
 _PROMPTS: Final = {str(number): tokens for number, tokens in enumerate((48.0, *[1.4 * bound for bound in PROMPTS]))}
