@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -58,6 +60,20 @@ def test_compiled_modules_have_no_final_tuple_of_floats_alone() -> None:
                 if values and all(isinstance(one, ast.Constant) and isinstance(one.value, float) for one in values):
                     found.append(f"{name}: {ast.unparse(node.target)}")
     assert found == []
+
+
+def test_serving_imports_neither_scikit_learn_nor_scipy() -> None:
+    program = """
+import sys
+import gateway.cli.app
+from gateway.rooms import rooms
+import gateway.service.app, gateway.service.server, gateway.service.workers
+from policies.policy import policies
+[*rooms()], policies()
+print(sorted({"sklearn", "scipy"} & set(sys.modules)))
+"""
+    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "[]"
 
 
 def test_folders_stay_small() -> None:
