@@ -19,7 +19,7 @@ from random import Random
 
 import numpy as np
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.drafting.script import Script, plain_steps
 from backends.simulator.engine.fleet import Fleet, Replica
 from backends.speculation import Method

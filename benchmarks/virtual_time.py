@@ -70,7 +70,7 @@ def run_virtual(
 
     Examples
     --------
-    >>> from backends.calibration.calibration import load_calibration
+    >>> from backends.calibration.load import load_calibration
     >>> from backends.drafting.script import plain_steps
     >>> from backends.simulator.engine.fleet import Replica
     >>> from backends.speculation import Method

@@ -35,7 +35,7 @@ def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context
 
     Examples
     --------
-    >>> from backends.calibration.calibration import load_calibration
+    >>> from backends.calibration.load import load_calibration
     >>> config = {"num_speculative_tokens": 3}
     >>> parameters = EngineParameters.of(load_calibration("llama-3.1-8b-h100"), Method.EAGLE3, config)
     >>> (1e3 * decode_step_s(parameters, np.array([1.0, 64.0]), 3, 600.0)).round(2).tolist()

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from enum import StrEnum
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from backends.calibration.base_engines import base_engines
-from backends.calibration.files import context_shift, full_name, paths_from, read_calibration
+from backends.calibration.files import context_shift
 from backends.calibration.gpus import Precision
 from backends.drafter_limit import DrafterLimit
 from backends.speculation import Method
-from backends.validation import CheckedModel, issues_of
+from backends.validation import CheckedModel
 
 Seconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0, lt=1)]
 _CONFIG: Final = ConfigDict(allow_inf_nan=False)
-_SHOWN_ISSUES: Final = 5
 
 
 class Kind(StrEnum):
@@ -299,40 +295,3 @@ class Calibration(CheckedModel):
         if tokens <= 0:
             raise ValueError(f"calibration {self.name!r}: no memory is left for the KV cache with {method!s}")
         return tokens
-
-
-def load_calibration(name: str) -> Calibration:
-    """Load a calibration of the package by its name, or of a YAML file by its path; a process reads each once.
-
-    `NAME@GPU` and `NAME@GPU:PRECISION` are scaled by the data sheets: `backends.calibration.scaling`.
-    """
-    return _loaded(full_name(name))
-
-
-@cache
-def _loaded(name: str, via: tuple[str, ...] = ()) -> Calibration:
-    if name in via:
-        raise ValueError(f"{name}: methods_from leads back to it")
-    from backends.calibration.scaling import base_calibration, scaled  # which imports this
-
-    if name in base_engines():
-        return base_calibration(name)
-    source, at, machine = name.rpartition("@")
-    if at and not name.endswith((".yaml", ".yml")):
-        gpu, _, precision = machine.partition(":")
-        calibration = _loaded(source, via)
-        return scaled(calibration, gpu, precision or calibration.precision).model_copy(update={"name": name})
-    read = read_calibration(name)
-    problems, document = read.issues, read.data
-    try:
-        if isinstance(document, dict):
-            document["name"] = name
-            if isinstance(other := document.get("methods_from"), str) and isinstance(document.get("methods"), dict):
-                with paths_from(Path(name).parent):
-                    document["methods"] = dict(_loaded(full_name(other), (*via, name)).methods) | document["methods"]
-        if not problems:
-            return Calibration.model_validate(document)
-    except ValidationError as error:
-        problems = [(read.position(issue), issue) for issue in issues_of(error, Calibration)]
-    reasons = "; ".join(f"line {position.line}: {issue}" for position, issue in problems[:_SHOWN_ISSUES])
-    raise ValueError(f"{name}: not a calibration: {reasons}")

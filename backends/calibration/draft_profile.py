@@ -47,7 +47,7 @@ def draft_profile(
 
     Examples
     --------
-    >>> from backends.calibration.calibration import load_calibration
+    >>> from backends.calibration.load import load_calibration
     >>> calibration = load_calibration("llama-3.1-8b-h100")
     >>> profile = draft_profile(calibration, Method.EAGLE3, {"num_speculative_tokens": 3}, kind="code")
     >>> len(profile.accepted), profile.drafted

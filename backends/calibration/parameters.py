@@ -28,7 +28,7 @@ class EngineParameters:
 
     Examples
     --------
-    >>> from backends.calibration.calibration import load_calibration
+    >>> from backends.calibration.load import load_calibration
     >>> calibration = load_calibration("llama-3.1-8b-h100")
     >>> parameters = EngineParameters.of(calibration, Method.NGRAM, {"num_speculative_tokens": 5})
     >>> parameters.k

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from backends.calibration.base_engines import GRAPH_TOKENS, base_engines, base_models
-from backends.calibration.calibration import Calibration, MethodCalibration, StepTime, load_calibration
+from backends.calibration.calibration import Calibration, MethodCalibration, StepTime
 from backends.calibration.gpus import Gpu, Precision, gpus
 from backends.speculation import MODELLESS, Method
 
@@ -26,7 +26,7 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
 
     Examples
     --------
-    >>> from backends.calibration.calibration import load_calibration
+    >>> from backends.calibration.load import load_calibration
     >>> fast = scaled(load_calibration("llama-3.1-8b-h100"), "B200", "fp8")
     >>> fast.hardware, fast.precision.value, fast.memory.weights_gib
     ('1x B200', 'fp8', 7.48)
@@ -78,11 +78,11 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
     )
 
 
-def base_calibration(name: str) -> Calibration:
-    """Return the calibration of a base engine."""
+def base_calibration(name: str, like: Calibration) -> Calibration:
+    """Return the calibration of a base engine, whose methods are as in that of another machine."""
     engine = base_engines()[name]
     model, weights, gpu = base_models()[engine.model], Precision(engine.precision), gpus()[engine.gpu.lower()]
-    like = scaled(load_calibration(model.like), engine.gpu, weights)
+    like = scaled(like, engine.gpu, weights)
     step = StepTime(
         **{field: value for field, value in engine._asdict().items() if field.endswith("_s")},
         expert_share=model.expert_share,

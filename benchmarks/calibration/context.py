@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.speculation import Method
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from backends.calibration.batch_schedule import decode_step_s
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method
 

@@ -19,8 +19,9 @@ from statistics import median
 import numpy as np
 
 from backends.calibration.base_engines import base_engines
-from backends.calibration.calibration import Calibration, load_calibration
+from backends.calibration.calibration import Calibration
 from backends.calibration.draft_profile import rates_to
+from backends.calibration.load import load_calibration
 from backends.calibration.scaling import scaled
 from backends.drafting.script import Script, plain_steps
 from backends.simulator.engine.fleet import Fleet, Replica

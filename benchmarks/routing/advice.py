@@ -19,8 +19,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from backends.calibration.calibration import load_calibration
 from backends.calibration.draft_profile import DraftProfile
+from backends.calibration.load import load_calibration
 from backends.simulator.engine.fleet import Completion, Fleet, Replica
 from backends.speculation import Method
 from benchmarks.virtual_time import Arrival, run_fleet

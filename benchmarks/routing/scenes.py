@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.backend import Candidate
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.drafter_limit import DrafterLimit
 from backends.simulator.engine.replica import Replica
 from backends.speculation import Method

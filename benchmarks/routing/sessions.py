@@ -32,7 +32,7 @@ from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
 from backends.backend import Candidate
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from benchmarks.routing.gateways import Gateways
 from benchmarks.routing.ground import POOLS, REPORTED, TUNING, bare

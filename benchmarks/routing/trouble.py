@@ -15,7 +15,7 @@ from random import Random
 from statistics import fmean, median
 from typing import NamedTuple
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.simulator.engine.fleet import Fleet, Replica
 from backends.speculation import Method
 from lab.simulation.simulate import outcome_of

@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from backends.calibration.batch_schedule import SCHEDULE_KEY
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, WORKLOADS, Ground, OnGround, bare, throughput
 from benchmarks.routing.runs import of_runs

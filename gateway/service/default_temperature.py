@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 
 from backends.backend import State
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.pool import Pool
 from gateway.config.settings import ModelSettings
 

@@ -13,7 +13,7 @@ import orjson
 
 from backends import background
 from backends.backend import Backend
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.draft_schedule import draft_tokens
 from backends.drafter_limit import DrafterLimit, beyond_of
 from backends.files.draft_config import longest_drafted

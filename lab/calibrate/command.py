@@ -10,7 +10,8 @@ import numpy as np
 import yaml
 from rich.table import Table
 
-from backends.calibration.calibration import Calibration, Kind, load_calibration
+from backends.calibration.calibration import Calibration, Kind
+from backends.calibration.load import load_calibration
 from backends.validation import UsageError
 from lab.calibrate.loops import played, read_loops
 from lab.calibrate.options import CalibrateOptions

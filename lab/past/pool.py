@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from backends.calibration.calibration import Calibration, Kind, load_calibration
+from backends.calibration.calibration import Calibration, Kind
 from backends.calibration.files import calibration_names
+from backends.calibration.load import load_calibration
 from backends.draft_schedule import draft_tokens
 from backends.speculation import Method, serve_config
 from backends.validation import UsageError

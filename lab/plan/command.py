@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backends.calibration.calibration import Calibration, load_calibration
+from backends.calibration.calibration import Calibration
 from backends.calibration.files import calibration_names
+from backends.calibration.load import load_calibration
 from backends.speculation import Method, serve_config
 from backends.validation import UsageError
 from gateway.config.settings import ModelSettings

@@ -28,7 +28,7 @@ def fit(calibration: Calibration, method: Method, max_model_len: int = 1) -> Fit
 
     Examples
     --------
-    >>> from backends.calibration.calibration import load_calibration
+    >>> from backends.calibration.load import load_calibration
     >>> fit(load_calibration("llama-3.1-8b-h100"), Method.EAGLE3).reason
     '15.75 GiB of weights (0.79 of the draft); 52.9 GiB for 420,144 tokens of context on 1x H100 80GB'
     """

@@ -8,8 +8,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from backends.calibration.calibration import Kind, load_calibration
+from backends.calibration.calibration import Kind
 from backends.calibration.draft_profile import DraftProfile, draft_profile
+from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import DraftSchedule
 from backends.speculation import MODELLESS, Method

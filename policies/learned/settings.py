@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field, field_validator
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.validation import CheckedModel
 from policies.learned.prior import DEFAULT_CALIBRATION
 from policies.learned.shadow_drafting import ShadowSettings

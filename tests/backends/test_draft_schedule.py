@@ -1,7 +1,7 @@
 import pytest
 
 from backends.backend import Backend
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.draft_schedule import DraftSchedule, draft_schedule, k_by_batch
 from backends.simulator.engine.replica import Replica
 from backends.speculation import Method

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.launch.vllm_command import vllm_serve_argv
 from backends.speculation import Method
 from gateway.config.load import load_pool

@@ -9,7 +9,7 @@ import helm_python as helm
 import pytest
 import yaml
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from lab.plan.mixes import kinds
 from lab.plan.output import helm_values, pool_file

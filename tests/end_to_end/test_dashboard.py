@@ -10,7 +10,7 @@ import openai
 import orjson
 import pytest
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from tests.end_to_end.conftest import MODEL
 from tests.support.command import Command
 from tests.support.waiting import eventually, eventually_async

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.simulator.engine.fleet import Completion, Fleet, Replica
 from backends.speculation import Method
 from benchmarks.virtual_time import Arrival, Timeline, run_fleet

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method, SpeculativeConfig, method_issues
 from lab.plan.drafts import best_schedule

@@ -23,7 +23,7 @@ class Proposer:
 
     Examples
     --------
-    >>> from backends.calibration.calibration import load_calibration
+    >>> from backends.calibration.load import load_calibration
     >>> config = {"num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
     >>> proposer = Proposer(Method.NGRAM, config, load_calibration("llama-3.1-8b-h100"))
     >>> proposer.script([1, 2, 3, 4, 5], [2, 3, 4, 5], temperature=0.0, kind="chat").emitted

@@ -41,7 +41,7 @@ class Fleet:
 
     Examples
     --------
-    >>> from backends.calibration.calibration import load_calibration
+    >>> from backends.calibration.load import load_calibration
     >>> from backends.speculation import Method
     >>> calibration = load_calibration("llama-3.1-8b-h100")
     >>> fleet = Fleet([Replica("a", calibration, Method.BASELINE), Replica("b", calibration, Method.BASELINE)])

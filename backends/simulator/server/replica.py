@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from backends import background
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.drafting.script import Script
 from backends.simulator.engine.replica import Replica as EngineReplica
 from backends.simulator.server.chat import ChatStream, chat_body

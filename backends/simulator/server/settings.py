@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafter_limit import DrafterLimit
 from backends.drafting.script import BLOCK_TOKENS

@@ -101,7 +101,7 @@ class ServeSettings(Settings):
 
 
 def _known_calibration(name: str) -> str:
-    from backends.calibration.calibration import load_calibration
+    from backends.calibration.load import load_calibration
 
     return load_calibration(name).name
 

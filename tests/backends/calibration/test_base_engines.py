@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from backends.calibration.base_engines import base_engines
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.drafting.script import Script, plain_steps
 from backends.simulator.engine.fleet import Fleet, Replica
 from backends.speculation import Method

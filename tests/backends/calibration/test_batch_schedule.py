@@ -13,8 +13,8 @@ from backends.calibration.batch_schedule import (
     goodput,
     ranges_of,
 )
-from backends.calibration.calibration import load_calibration
 from backends.calibration.files import calibration_names
+from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafting.script import Script
 from backends.simulator.engine.fleet import Fleet, Replica

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from backends.calibration.calibration import Kind, load_calibration
+from backends.calibration.calibration import Kind
 from backends.calibration.files import calibration_names, paths_from
+from backends.calibration.load import load_calibration
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.simulator.drafting.proposers import Proposer
 from backends.simulator.engine.fleet import Fleet, Replica

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from backends.calibration.batch_schedule import decode_step_s
-from backends.calibration.calibration import Calibration, Drafting, load_calibration
+from backends.calibration.calibration import Calibration, Drafting
 from backends.calibration.draft_profile import rates_to
 from backends.calibration.files import calibration_names
+from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.calibration.scaling import gpus, scaled
 from backends.speculation import Method

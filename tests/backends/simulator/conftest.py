@@ -11,7 +11,7 @@ from typing import IO, Any, cast
 
 import pytest
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.simulator.engine.fleet import Replica, load_rules
 from backends.speculation import Method
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from backends.calibration.calibration import Kind, load_calibration
+from backends.calibration.calibration import Kind
+from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from gateway.cli.app import app
 from gateway.config.load import load_pool

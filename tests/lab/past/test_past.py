@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from backends.backend import Candidate
 from backends.calibration.batch_schedule import decode_step_s
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method
 from gateway.cli.app import app

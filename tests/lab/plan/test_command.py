@@ -9,7 +9,7 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from gateway.cli.app import app
 from gateway.config.load import load_pool
 from lab.trace.record import TraceRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.simulation.request import ReplayRequest, replay_request

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from backends.backend import Backend
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from gateway.fleet.demand import HOUR_MINUTES, Minute
 from gateway.fleet.model import ModelFleet

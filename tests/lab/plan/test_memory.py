@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from backends.calibration.calibration import Calibration, load_calibration
+from backends.calibration.calibration import Calibration
+from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from lab.plan.memory import fit
 

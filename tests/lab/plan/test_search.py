@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.calibration.calibration import load_calibration
 from backends.calibration.files import calibration_names
+from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from lab.plan.judge import choose, judged, play
 from lab.plan.mixes import DRAFTS, Kind, Mix, gpus_of, kind_of, kinds, mixes, neighbours, title

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from backends.validation import UsageError
 from lab.plan.mixes import kinds, with_schedules

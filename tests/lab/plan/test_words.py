@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from lab.plan.mixes import Mix, kinds
 from lab.plan.result import JudgedMix, Objective, Plan
 from lab.plan.words import to_change, verdict

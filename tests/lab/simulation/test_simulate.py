@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafter_limit import Beyond, DrafterLimit
 from backends.drafting.ngram import lookup_bounds, ngram_replay

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.drafting.ngram import UNLIMITED, ngram_replay
 from backends.drafting.script import Script, Steps, block_hashes, plain_steps
 from backends.simulator.drafting.proposers import Proposer

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.calibration.calibration import Acceptance, Calibration, Kind, load_calibration
+from backends.calibration.calibration import Acceptance, Calibration, Kind
+from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafting.script import Script
 from backends.simulator.engine import draws, verification

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.backend import EngineLoad
-from backends.calibration.calibration import load_calibration
 from backends.calibration.files import calibration_names
+from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import k_by_batch
 from backends.drafting.script import Script, block_hashes, plain_steps

@@ -13,13 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.calibration.calibration import (
-    Calibration,
-    ContextShift,
-    Kind,
-    Progress,
-    load_calibration,
-)
+from backends.calibration.calibration import Calibration, ContextShift, Kind, Progress
+from backends.calibration.load import load_calibration
 from backends.calibration.lookup_shares import lookup_shares
 from backends.calibration.parameters import EngineParameters
 from backends.drafting.script import Script, plain_steps
@@ -210,7 +205,7 @@ def test_a_trace_on_a_fleet_equals_one_trace_per_replica() -> None:
 @pytest.mark.slow
 def test_processes_load_the_compiled_rules_one_at_a_time() -> None:
     program = """
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.simulator.engine.fleet import Replica, load_rules
 from backends.speculation import Method
 replica = Replica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.calibration.batch_schedule import decode_step_s
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.calibration.parameters import ASYNCHRONOUS, EngineParameters
 from backends.drafter_limit import Beyond, DrafterLimit
 from backends.drafting.script import Script, plain_steps

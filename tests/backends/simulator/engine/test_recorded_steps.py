@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.calibration.calibration import load_calibration
+from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import k_by_batch
 from backends.drafting.script import Script, block_hashes

@@ -8,7 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from backends.calibration.calibration import Drafting, Kind, StepTime, load_calibration
+from backends.calibration.calibration import Drafting, Kind, StepTime
+from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafting.script import Script
 from backends.simulator.engine.replica import Replica
