@@ -25,11 +25,12 @@ from benchmarks.overhead.inside import _ANSWER, _ANSWER_HEAD, _HEAD, BackendTran
 from benchmarks.overhead.load import chat_body
 from benchmarks.overhead.process import rss_mb
 from gateway.config.load import load_pool
+from gateway.gateway import Gateway
 from gateway.http.connection import ServerConnection
 from gateway.http.server import HttpServer, ServerLimits
 from gateway.relay.frontend import HttpFrontend
 from gateway.routing.keys import digest
-from gateway.service.assembly import Gateway, assemble
+from gateway.service.assembly import assemble
 from gateway.service.replicas import plan
 
 POOL = """\

@@ -66,7 +66,7 @@ def test_serving_imports_neither_scikit_learn_nor_scipy() -> None:
     program = """
 import sys
 import gateway.cli.app
-from gateway.rooms import rooms
+from gateway.gateway import rooms
 import gateway.service.app, gateway.service.server, gateway.service.workers
 from policies.policy import policies
 [*rooms()], policies()

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from backends.speculation import Method
 from benchmarks.fleet.traffic import Traffic
 from gateway.fleet.demand import Minute
+from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
 from lab.simulation.sessions import LOOKAHEAD_S, Agenda, Order
-from lab.simulation.simulate import ReplicaSpec, _Simulation, slo_kept
+from lab.simulation.simulate import _Simulation, slo_kept
 from policies.build import build
 from policies.learned.policy import Learned
 from policies.learned.settings import LearnedSettings

@@ -20,7 +20,8 @@ import numpy as np
 from backends.speculation import Method
 from benchmarks.routing.ground import Ground, OnGround, bare, once
 from lab.parallel import all_cores
-from lab.simulation.simulate import ReplicaSpec, replay
+from lab.simulation.replica_spec import ReplicaSpec
+from lab.simulation.simulate import replay
 
 CALIBRATION: Final = "llama-3.1-8b-l40s"
 RATES: Final = (1.0, 4.0, 8.0, 16.0, 24.0, 32.0)

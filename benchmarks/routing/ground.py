@@ -18,8 +18,9 @@ from backends.backend import Backend
 from backends.draft_schedule import draft_tokens
 from backends.speculation import Method
 from benchmarks.routing.learning import Learning, learning_of
+from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest, replay_request
-from lab.simulation.simulate import ReplicaSpec, replay
+from lab.simulation.simulate import replay
 from lab.trace.edits import draw
 from lab.trace.record import TraceRecord
 from policies.learned.policy import Learned

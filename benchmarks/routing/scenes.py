@@ -20,8 +20,8 @@ from backends.drafter_limit import DrafterLimit
 from backends.simulator.engine.replica import Replica
 from backends.speculation import Method
 from benchmarks.routing.ground import COUNTED, POOLS, REPORTED, TUNING, WARMUP, drawn, once, pool_of, read, throughput
+from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
-from lab.simulation.simulate import ReplicaSpec
 from lab.simulation.table import RequestTable, request_table
 from lab.trace.read import read_trace
 from policies.decision import Decision

@@ -39,7 +39,8 @@ from benchmarks.routing.ground import POOLS, REPORTED, TUNING, bare
 from benchmarks.routing.runs import of_runs
 from lab.parallel import all_cores
 from lab.replay.pace import arrivals
-from lab.simulation.simulate import ReplicaSpec, replay
+from lab.simulation.replica_spec import ReplicaSpec
+from lab.simulation.simulate import replay
 from lab.simulation.table import RequestTable, request_table
 from lab.trace.edits import draw
 from lab.trace.read import read_trace

@@ -29,8 +29,9 @@ from benchmarks.routing.runs import of_runs
 from benchmarks.routing.scenes import thinned
 from lab.parallel import all_cores
 from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
+from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
-from lab.simulation.simulate import ReplicaSpec, replay
+from lab.simulation.simulate import replay
 
 POOL_OF: Final = {"8B": "b/n/s/e", "70B": "70B"}
 LOOKUP_S: Final = 0.04e-3, 3.0e-3

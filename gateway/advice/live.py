@@ -20,11 +20,11 @@ from gateway.advice.evidence import BackendEvidence, Contradiction, ModelEvidenc
 from gateway.advice.finding import Finding
 from gateway.advice.gather import add_learned, positions_of
 from gateway.advice.losing_method import of_speculation
-from gateway.rooms import Room
+from gateway.gateway import Room
 from policies.build import learned_of
 
 if TYPE_CHECKING:
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 KEPT_S: Final = 15.0
 

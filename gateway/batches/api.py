@@ -23,7 +23,7 @@ from gateway.routing.large_bodies import check_cost
 
 if TYPE_CHECKING:
     from gateway.config.settings.batches import BatchesSettings
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 _MOST_FORM_BYTES: Final = 1 << 16
 """Of a form, besides the file in it."""

@@ -17,7 +17,7 @@ from gateway.batches.line_request import LineRequest
 from gateway.batches.lines import Line
 
 if TYPE_CHECKING:
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 WAIT_S: Final = 0.05
 _DOUBLES_S: Final = 0.25

@@ -19,13 +19,13 @@ from gateway.batches.places import WAIT_S, ModelPlaces
 from gateway.batches.records import Marker
 from gateway.batches.run import BatchRun, settings_of
 from gateway.batches.storage import Document, Storage
-from gateway.rooms import Room
+from gateway.gateway import Room
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from gateway.config.settings import PoolSettings
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 _POLL_S, _IDLE_S, _END_S = 2.0, 0.5, 5.0
 _KEY_COMES_S: Final = 10.0

@@ -24,7 +24,7 @@ from gateway.routing.keys import Client
 
 if TYPE_CHECKING:
     from gateway.config.settings.keys import KeySettings
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 _LOST: Final = "lost"
 """What a run ends with that another one goes on with."""

@@ -59,7 +59,7 @@ def _checked(path: Path, *, engines: bool, probe: bool) -> tuple[list[str], list
     """Return what is to be said of a pool file without errors, and in what its engines differ from it."""
     settings = read_pool(path)
 
-    from gateway.rooms import rooms
+    from gateway.gateway import rooms
     from gateway.service.banner import limit_lines, pool_lines
     from gateway.service.replicas import configured
     from gateway.service.stores import describe

@@ -33,12 +33,12 @@ from gateway.dashboard.recent import (
 from gateway.dashboard.static_files import PageFiles
 from gateway.dashboard.views import backend_view, model_view, point_of
 from gateway.dialects.errors import GatewayError
+from gateway.gateway import Room, join
 from gateway.http.paths import ADMIN_DOCS
 from gateway.relay.observers import Follower
-from gateway.rooms import Room, join
 
 if TYPE_CHECKING:
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 FORMAT = 2
 """Changes with the meaning of a field; new fields do not change it."""

@@ -24,7 +24,7 @@ from policies.learned.belief import present_step_s
 from policies.learned.policy import Learned
 
 if TYPE_CHECKING:
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 
 def backend_view(served: Model, watch: Watch, measured: Measured, requests_per_s: float) -> Document:

@@ -19,13 +19,13 @@ from backends import background
 from gateway.dialects.errors import GatewayError
 from gateway.fleet.demand import Minute
 from gateway.fleet.model import ModelFleet
-from gateway.rooms import Room
+from gateway.gateway import Room
 from gateway.telemetry.series import forget_series
 from policies.build import learned_of
 
 if TYPE_CHECKING:
     from gateway.advice.finding import Finding
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 _MINUTE_S: Final = 60.0
 _SATURATION: Final = {

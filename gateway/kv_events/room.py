@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backends import background
 from backends.background import Seldom
+from gateway.gateway import Room
 from gateway.relay.observers import EndedExchange, Follower, Observer
-from gateway.rooms import Room
 from gateway.routing.router import RoutedRequest, Sent
 from gateway.telemetry.series import Count, Family
 
 if TYPE_CHECKING:
     from gateway.config.settings import PoolSettings
+    from gateway.gateway import Gateway
     from gateway.kv_events.cache import EngineCache
-    from gateway.service.assembly import Gateway
 
 log = logging.getLogger(__name__)
 

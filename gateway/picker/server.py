@@ -25,7 +25,7 @@ from gateway.picker.stream import Picking
 from gateway.picker.tls import credentials
 
 if TYPE_CHECKING:
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
 
 if TYPE_CHECKING:
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 log = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from gateway.gateway import Room
 from gateway.recorder.recorder import Recorder, recorder_issue
 from gateway.relay.observers import Follower
-from gateway.rooms import Room
 
 if TYPE_CHECKING:
     from gateway.config.settings import PoolSettings
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 
 class RecorderRoom(Room):

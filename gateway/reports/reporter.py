@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from gateway.config.settings import TelemetrySettings
 from gateway.dialects.errors import GatewayError
+from gateway.gateway import Room
 from gateway.relay.context import Inbound, Refused
 from gateway.relay.observers import Times
 from gateway.reports.access_log import AccessLog
 from gateway.reports.outlet import Outlet
 from gateway.reports.trail import TraceParent, Trail, read_traceparent
-from gateway.rooms import Room
 
 if TYPE_CHECKING:
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 _SPANS_DELAY_S = 1.0
 _LOG_DELAY_S = 0.1

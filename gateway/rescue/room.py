@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gateway.gateway import Room
 from gateway.rescue.rescue import rescue_for
-from gateway.rooms import Room
 
 if TYPE_CHECKING:
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 
 class RescueRoom(Room):

@@ -15,12 +15,12 @@ from pydantic import BaseModel
 
 from backends.backend import Backend, State
 from gateway.dialects.errors import GatewayError
+from gateway.gateway import Gateway
 from gateway.reload.reloader import ReloadError
 from gateway.routing.access import RequestHeaders, read_head
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.router import RoutedRequest
 from gateway.service.admin_policy import add_policy_routes
-from gateway.service.assembly import Gateway
 from policies.features.request import RequestFeatures
 from policies.policy import Assessment, Decision
 from policies.roles import assess, preview

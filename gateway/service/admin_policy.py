@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict
 
 from gateway.dialects.errors import GatewayError
-from gateway.service.assembly import Gateway
+from gateway.gateway import Gateway
 from gateway.service.policy_versions import PolicyVersions
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 from backends.backend import Backend
 from backends.health import HealthRules
@@ -16,11 +14,11 @@ from backends.http.client import UpstreamClient
 from backends.http.wire import WriteBatch
 from backends.pool import Pool
 from gateway.config.settings import KeySettings, ModelSettings, PoolSettings, SloSettings
+from gateway.gateway import Gateway, join, rooms
 from gateway.http.cors import Cors
 from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
 from gateway.relay.queue import ModelQueue, QueueBounds
-from gateway.rooms import Room, join, rooms
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream
@@ -29,50 +27,13 @@ from gateway.routing.series import RequestSeries
 from gateway.service.default_temperature import assumed_temperature, must_ask
 from gateway.service.peer_exchange import PeerExchange
 from gateway.service.peers import Peers
-from gateway.service.policy_versions import PolicyVersions, policy_versions_of
+from gateway.service.policy_versions import policy_versions_of
 from gateway.service.stores import PEERS, open_live, open_store, read_launched
 from gateway.state.sync import State
 from gateway.telemetry.registry import Registry
 from policies.build import build
 from policies.roles import Heir
 from policies.statistics import Statistics
-
-
-class Reload(Protocol):
-    """Reads the pool file again and applies it."""
-
-    async def __call__(self, *, dry_run: bool) -> list[str]:
-        """Return what has changed, or would change, one line for each key; raise `ReloadError` if it is not applied."""
-
-
-@dataclass(slots=True)
-class Gateway:
-    """The parts of one gateway process."""
-
-    settings: PoolSettings
-    models: dict[str, Model]  # models by name, in the order of the pool file
-    pool: Pool
-    relay: RelayContext
-    metrics: Registry
-    admin_access: Access | None  # who may ask for what at the admin address; None if it is the address of the clients
-    state: State  # state that outlives the process and is shared with others
-    peers: Peers  # the other processes that serve the pool, as known to this one
-    peer_exchange: PeerExchange  # exchanges reports with them
-    policy_versions: dict[str, PolicyVersions]  # rules and pins of each model with a learned policy
-    is_started: bool = False  # whether its periodic tasks run
-    # Of what was taken out of use: each frees what that held, and returns whether the requests of then have ended.
-    leaving: list[Callable[[], bool]] = field(default_factory=list)
-    # Returns the processes of the replicas that the gateway started: `pid`, `restarts`, ... by `model/backend`.
-    launched: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
-    rooms: list[Room] = field(default_factory=list)  # what joins it
-    # Called after each change of the other attributes.
-    on_change: list[Callable[[], None]] = field(default_factory=list)
-    # Reads the pool file again, or tells what that would change; None if this process was not started with one.
-    reload: Reload | None = None
-
-    def is_ready(self) -> bool:
-        """Return whether each model has a replica that is up."""
-        return all(self.pool.up(name) for name in self.models)
 
 
 def assemble(

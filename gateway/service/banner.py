@@ -10,7 +10,7 @@ from backends.backend import Backend
 from backends.draft_schedule import draft_tokens
 from backends.speculation import MODELLESS, Method, serve_config
 from gateway.config.settings import BackendSettings, DiscoverSettings, ModelSettings, PoolSettings
-from gateway.rooms import rooms
+from gateway.gateway import rooms
 
 
 def pool_lines(settings: PoolSettings) -> Iterator[str]:

@@ -16,19 +16,11 @@ from backends.backend import Backend, EngineChange
 from backends.http.authorities import trusted
 from backends.pool import Joining
 from gateway.config.settings import PoolSettings
+from gateway.gateway import Gateway, join
 from gateway.relay.exchange import Exchange
 from gateway.relay.queue import UNBOUNDED
-from gateway.rooms import join
 from gateway.routing.model import Model, Upstream
-from gateway.service.assembly import (
-    Gateway,
-    assemble,
-    explain_for,
-    health_rules,
-    learners_of,
-    max_in_flight,
-    queue_bounds,
-)
+from gateway.service.assembly import assemble, explain_for, health_rules, learners_of, max_in_flight, queue_bounds
 from gateway.service.policy_versions import PolicyVersions
 
 _FIRST_PROBE_S = 1.0

@@ -23,6 +23,7 @@ from backends.http.address import host_and_port
 from backends.launch.supervisor import Launcher, LaunchError
 from gateway.config.settings import PoolSettings
 from gateway.discovery.discovery import Discovery
+from gateway.gateway import Gateway
 from gateway.listening.listener import ListenError, is_listening, open_sockets
 from gateway.listening.systemd import ServiceManager
 from gateway.relay.first_start import LONGEST_S
@@ -30,7 +31,7 @@ from gateway.reload.reloader import Reloader, ReloadError
 from gateway.reload.series import BesideSeries
 from gateway.reload.watch import watch
 from gateway.routing.keys import digest
-from gateway.service.assembly import Gateway, assemble
+from gateway.service.assembly import assemble
 from gateway.service.banner import pool_lines, start_lines, try_line
 from gateway.service.change import prepare
 from gateway.service.replicas import SIMULATOR, Replicas, plan

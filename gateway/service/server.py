@@ -18,13 +18,13 @@ from starlette.types import ASGIApp
 from backends import background
 from backends.background import Seldom
 from gateway.config.settings.server import ServerSettings
+from gateway.gateway import Gateway
 from gateway.http.reply import Connection
 from gateway.http.server import HttpServer, ServerLimits
 from gateway.listening.certificate import Certificate
 from gateway.listening.listener import Listener
 from gateway.relay.frontend import HttpFrontend
 from gateway.service.app import OwnPaths, create_app
-from gateway.service.assembly import Gateway
 
 log = logging.getLogger(__name__)
 

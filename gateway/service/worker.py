@@ -17,9 +17,10 @@ from typing import Any
 from backends import background
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
+from gateway.gateway import Gateway
 from gateway.listening.listener import listen
 from gateway.reload.reloader import Outcome, ReloadError
-from gateway.service.assembly import Gateway, assemble
+from gateway.service.assembly import assemble
 from gateway.service.change import prepare
 from gateway.service.server import MakeCompanion, Server
 from gateway.telemetry.log_format import configure_logging

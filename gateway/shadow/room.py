@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from backends import background
+from gateway.gateway import Room
 from gateway.relay.observers import Follower
-from gateway.rooms import Room
 from gateway.routing.model import Model
 from gateway.shadow.replay import ShadowDrafting
 from policies.learned.shadow_drafting import shadow_arms
 
 if TYPE_CHECKING:
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 
 class ShadowRoom(Room):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from gateway.gateway import Room
 from gateway.relay.observers import EndedExchange, Follower, Observer
-from gateway.rooms import Room
 from gateway.routing.access import NO_ROUTING_HEADERS
 from gateway.routing.router import RoutedRequest
 from gateway.telemetry.series import Count, Distribution, Family
@@ -14,7 +14,7 @@ from policies.build import learned_of
 from policies.learned.policy import Learned
 
 if TYPE_CHECKING:
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 NO_SLO: Final = None, None
 _FAILED: Final = frozenset({"engine_error", "unanswered", "interrupted"})

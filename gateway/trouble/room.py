@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backends import background
 from backends.backend import Backend
+from gateway.gateway import Room
 from gateway.relay.exchange import STALL_GAPS, STALL_S
 from gateway.relay.observers import EndedExchange, Follower, Observer
-from gateway.rooms import Room
 from gateway.routing.model import Model
 from gateway.routing.router import RoutedRequest
 from gateway.trouble.answer import is_engines_own, problem_of
@@ -22,7 +22,7 @@ from policies.policy import Decision
 from policies.trouble.troubles import Finding
 
 if TYPE_CHECKING:
-    from gateway.service.assembly import Gateway
+    from gateway.gateway import Gateway
 
 log = logging.getLogger(__name__)
 

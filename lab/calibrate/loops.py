@@ -15,8 +15,9 @@ from backends.validation import UsageError
 from lab.bench.command import SCHEMA
 from lab.bench.run import EACH
 from lab.past.served import Served
+from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import replay_request
-from lab.simulation.simulate import Replayed, ReplicaSpec, replay
+from lab.simulation.simulate import Replayed, replay
 from lab.trace.record import TraceRecord
 
 _MOST_BYTES = 256 << 20

@@ -21,7 +21,7 @@ from gateway.service.replicas import limit_of
 from lab.past.fit import fitted
 from lab.past.served import Served
 from lab.simulation.outcomes import Outcomes
-from lab.simulation.simulate import ReplicaSpec
+from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.table import RequestTable
 from policies.learned.prior import DEFAULT_CALIBRATION, expected_by_k
 

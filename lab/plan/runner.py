@@ -10,7 +10,8 @@ from typing import NamedTuple
 from backends.drafting.script import BLOCK_TOKENS
 from lab.plan.mixes import Kind, Mix
 from lab.plan.traffic import Windows
-from lab.simulation.simulate import Replayed, ReplicaSpec, replay
+from lab.simulation.replica_spec import ReplicaSpec
+from lab.simulation.simulate import Replayed, replay
 from policies.build import build
 from policies.policy import PolicySettings
 from policies.roles import Learner

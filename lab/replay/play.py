@@ -9,7 +9,8 @@ from gateway.config.settings import ModelSettings
 from lab.options.policy import named_reference, with_seed
 from lab.parallel import Result, Task, all_cores
 from lab.replay.comparison import Key, intervals, ratios, reference_of
-from lab.simulation.simulate import Replayed, ReplicaSpec, replay
+from lab.simulation.replica_spec import ReplicaSpec
+from lab.simulation.simulate import Replayed, replay
 from lab.simulation.table import RequestTable
 from lab.statistics import Interval, replications_of
 from policies.build import build

@@ -9,6 +9,7 @@ import numpy as np
 
 from backends.simulator.engine.state import DRAWN, EXCLUDED
 from backends.speculation import Method
+from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
 from policies.learned.depth import Depth, between
 from policies.learned.prior import expected_step
@@ -16,7 +17,6 @@ from policies.learned.shadow_drafting import steps_of
 
 if TYPE_CHECKING:  # importing it compiles code
     from backends.simulator.engine.fleet import Fleet
-    from lab.simulation.simulate import ReplicaSpec
 
 
 class Oracle:

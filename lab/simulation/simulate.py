@@ -8,17 +8,17 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
-from backends.drafter_limit import DrafterLimit
 from backends.drafting.suffix import SuffixCache
 from backends.speculation import Method
 from lab.simulation.oracle import Oracle
+from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest, under_load
 from lab.simulation.sessions import LOOKAHEAD_S, Agenda, Order
 from lab.statistics import Floats
@@ -41,26 +41,6 @@ MAINTENANCE_SHARE, MAX_MAINTENANCE_REQUESTS = 0.02, 1000
 """Minimum growth of the finished requests between fits, and the number of requests that always suffices."""
 
 _QPS_WINDOW_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaSpec:
-    """One simulated replica of the pool.
-
-    Examples
-    --------
-    >>> ReplicaSpec("head", Method.EAGLE3, {"num_speculative_tokens": 3}, "llama-3.1-8b-h100").weight
-    1.0
-    """
-
-    name: str
-    method: Method
-    config: Mapping[str, Any]  # speculative config without the method
-    calibration: str  # its name
-    weight: float = 1.0
-    max_model_len: int | None = None  # None for that of the calibration
-    kv_blocks: int | None = None  # the same
-    drafter_limit: DrafterLimit | None = None  # the same
 
 
 @dataclass(frozen=True, slots=True)

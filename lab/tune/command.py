@@ -20,8 +20,9 @@ from lab.replay.command import requests_of, served_model
 from lab.replay.figures import figures_of, figures_tables
 from lab.replay.play import MIN_PARALLEL_REQUESTS
 from lab.report.terminal import report, write_json
+from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
-from lab.simulation.simulate import Replayed, ReplicaSpec, replay, slo_kept
+from lab.simulation.simulate import Replayed, replay, slo_kept
 from lab.simulation.table import RequestTable
 from lab.statistics import of_replications, replications_of
 from lab.tune.options import Goal, TuneOptions

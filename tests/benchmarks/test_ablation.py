@@ -9,8 +9,9 @@ import pytest
 from backends.drafter_limit import DrafterLimit
 from backends.speculation import Method
 from benchmarks.routing.ablation.parts import PARTS, without
+from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest, replay_request
-from lab.simulation.simulate import Replayed, ReplicaSpec, replay
+from lab.simulation.simulate import Replayed, replay
 from lab.trace.record import TraceRecord
 
 LIKE = "llama-3.1-8b-h100"

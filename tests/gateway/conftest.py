@@ -15,9 +15,10 @@ from backends.backend import Backend, State
 from backends.drafter_limit import DrafterLimit
 from backends.speculation import Method
 from gateway.config.settings import PoolSettings
+from gateway.gateway import Gateway
 from gateway.listening.listener import listen
 from gateway.routing.keys import digest
-from gateway.service.assembly import Gateway, assemble
+from gateway.service.assembly import assemble
 from gateway.service.server import Server
 from tests.support.upstream import Behaviour, Upstream, well
 from tests.support.waiting import TIMEOUT_S, eventually

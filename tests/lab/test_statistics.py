@@ -11,7 +11,8 @@ from scipy.stats import binom
 
 from backends.speculation import Method
 from lab.replay.comparison import ratio
-from lab.simulation.simulate import Replayed, ReplicaSpec, replay
+from lab.simulation.replica_spec import ReplicaSpec
+from lab.simulation.simulate import Replayed, replay
 from lab.simulation.table import RequestTable, request_table
 from lab.statistics import REPLICATIONS, Interval, of_replications, of_units, summary
 from lab.trace.record import TraceRecord

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from backends.launch.ports import free_port
 from gateway.config.settings import PoolSettings
+from gateway.gateway import join
 from gateway.kv_events import room
 from gateway.kv_events.room import KvEventsRoom
-from gateway.rooms import join
 from tests.gateway.conftest import ADMIN_KEY, Running, Start
 from tests.gateway.kv_events.test_cache import message, removed, stored
 from tests.support.upstream import Wire

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.rooms import rooms
+from gateway.gateway import rooms
 from tests.gateway.conftest import MODEL, start_gateway
 from tests.support.installed_module import installed
 
 ROOM = """
 from gateway.relay.observers import Observer
-from gateway.rooms import Room
+from gateway.gateway import Room
 
 
 class Chunks(Observer):

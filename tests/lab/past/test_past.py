@@ -21,8 +21,9 @@ from gateway.cli.app import app
 from gateway.config.load import load_pool
 from lab.past.check import past_of
 from lab.past.pool import simulated_pool
+from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import replay_request
-from lab.simulation.simulate import ReplicaSpec, replay
+from lab.simulation.simulate import replay
 from lab.simulation.table import request_table
 from lab.trace.record import Speculation, TraceRecord
 from lab.trace.write import write_trace

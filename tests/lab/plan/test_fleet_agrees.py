@@ -15,8 +15,9 @@ from lab.plan.mixes import Mix, kinds, mixes
 from lab.plan.result import Objective
 from lab.plan.runner import MixRunner, Task
 from lab.plan.traffic import one_after_another
+from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest, replay_request
-from lab.simulation.simulate import Replayed, ReplicaSpec, replay
+from lab.simulation.simulate import Replayed, replay
 from lab.trace.record import TraceRecord
 from policies.build import build
 from policies.learned.policy import Learned

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from backends.speculation import Method
+from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest, replay_request
-from lab.simulation.simulate import Replayed, ReplicaSpec, replay
+from lab.simulation.simulate import Replayed, replay
 from lab.simulation.table import request_table
 from lab.trace.read import read_trace
 from lab.trace.record import TraceRecord

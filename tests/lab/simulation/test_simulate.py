@@ -14,8 +14,9 @@ from backends.calibration.parameters import EngineParameters
 from backends.drafter_limit import Beyond, DrafterLimit
 from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.speculation import Method
+from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest, features_of, replay_request
-from lab.simulation.simulate import Replayed, ReplicaSpec, replay
+from lab.simulation.simulate import Replayed, replay
 from lab.trace.record import TraceRecord
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.policy import Learned

@@ -1,4 +1,4 @@
-"""Rooms: what joins a gateway process, and may be missing from it.
+"""A gateway process, and the rooms that join it, each of which may be missing.
 
 A room observes exchanges, answers paths of the gateway's own, or works beside the requests. A package adds its own by
 an entry point of the group `speculation_gateway.rooms`, which names a subclass of `Room`.
@@ -6,21 +6,30 @@ an entry point of the group `speculation_gateway.rooms`, which names a subclass 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from backends import background
+from backends.pool import Pool
+from gateway.config.settings import PoolSettings
+from gateway.relay.context import RelayContext
 from gateway.relay.observers import Follower
+from gateway.routing.access import Access
+from gateway.routing.model import Model
+from gateway.service.peer_exchange import PeerExchange
+from gateway.service.peers import Peers
+from gateway.service.policy_versions import PolicyVersions
+from gateway.state.sync import State
+from gateway.telemetry.registry import Registry
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from gateway.advice.finding import Finding
-    from gateway.config.settings import PoolSettings
-    from gateway.service.assembly import Gateway
 
 _OWN = (
     "gateway.rescue.room:RescueRoom",
@@ -36,6 +45,43 @@ _OWN = (
     "gateway.dashboard.dashboard:Dashboard",
 )
 _GROUP = "speculation_gateway.rooms"
+
+
+class Reload(Protocol):
+    """Reads the pool file again and applies it."""
+
+    async def __call__(self, *, dry_run: bool) -> list[str]:
+        """Return what has changed, or would change, one line for each key; raise `ReloadError` if it is not applied."""
+
+
+@dataclass(slots=True)
+class Gateway:
+    """The parts of one gateway process."""
+
+    settings: PoolSettings
+    models: dict[str, Model]  # models by name, in the order of the pool file
+    pool: Pool
+    relay: RelayContext
+    metrics: Registry
+    admin_access: Access | None  # who may ask for what at the admin address; None if it is the address of the clients
+    state: State  # state that outlives the process and is shared with others
+    peers: Peers  # the other processes that serve the pool, as known to this one
+    peer_exchange: PeerExchange  # exchanges reports with them
+    policy_versions: dict[str, PolicyVersions]  # rules and pins of each model with a learned policy
+    is_started: bool = False  # whether its periodic tasks run
+    # Of what was taken out of use: each frees what that held, and returns whether the requests of then have ended.
+    leaving: list[Callable[[], bool]] = field(default_factory=list)
+    # Returns the processes of the replicas that the gateway started: `pid`, `restarts`, ... by `model/backend`.
+    launched: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
+    rooms: list[Room] = field(default_factory=list)  # what joins it
+    # Called after each change of the other attributes.
+    on_change: list[Callable[[], None]] = field(default_factory=list)
+    # Reads the pool file again, or tells what that would change; None if this process was not started with one.
+    reload: Reload | None = None
+
+    def is_ready(self) -> bool:
+        """Return whether each model has a replica that is up."""
+        return all(self.pool.up(name) for name in self.models)
 
 
 class Room:
