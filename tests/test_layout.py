@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -74,6 +74,51 @@ print(sorted({"sklearn", "scipy"} & set(sys.modules)))
 """
     found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "[]"
+
+
+def files_in_circles() -> list[list[str]]:
+    """Return the modules that import each other, imports for types alone counted; see Tarjan's algorithm."""
+    names = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for each in PACKAGES for path in modules(each)
+    }
+    arrows = {name: imported_modules(path, names) - {name} for name, path in names.items()}
+    order, low, path, circles = dict[str, int](), dict[str, int](), list[str](), list[list[str]]()
+
+    def visit(name: str) -> None:
+        order[name] = low[name] = len(order)
+        path.append(name)
+        for other in arrows[name]:
+            if other not in order:
+                visit(other)
+            if other in path:
+                low[name] = min(low[name], low[other])
+        if low[name] == order[name]:
+            circle = path[path.index(name) :]
+            del path[path.index(name) :]
+            if len(circle) > 1:
+                circles.append(sorted(circle))
+
+    for name in names:
+        if name not in order:
+            visit(name)
+    return circles
+
+
+def imported_modules(path: Path, names: Collection[str]) -> set[str]:
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {member for member in members if member in names} or {str(node.module)} & set(names)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name in names}
+    return found
+
+
+def test_files_do_not_import_each_other_in_circles() -> None:
+    """But those of one exchange, which are written together."""
+    exchange = ("accounting", "attempt", "context", "delivery", "exchange", "first_start", "queue")
+    assert files_in_circles() == [[f"gateway.relay.{name}" for name in exchange]]
 
 
 def test_folders_stay_small() -> None:
