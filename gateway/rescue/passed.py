@@ -12,6 +12,7 @@ MAX_CHARS: Final = 1 << 20
 """Length of the longest text that is kept; a longer stream is not rescued."""
 
 _UNREAD_BYTES: Final = 1 << 16  # events are kept unread up to this size, so that most streams are never parsed
+_MOST_UNREAD_BYTES: Final = 1 << 22  # what comes faster than it is parsed, which no engine does, is not rescued
 _IDS: Final = re.compile(rb'(token_ids":\s*)\[[\d,\s]*\]')
 _NO_IDS: Final = b'token_ids":null'
 _HAS_IDS: Final = b'token_ids":'
@@ -43,8 +44,7 @@ class PassedStream:
         self.has_usage = False  # whether the usage has been passed on
         self._is_whole = True
         self.prompt = b""  # the ids of the prompt, unread: there may be 100,000; empty if the engine tells none
-        self._unread: list[bytes] = []
-        self._unread_bytes = 0
+        self._unread = bytearray()
         self._texts: list[str] = []
         self._chars = 0
 
@@ -56,10 +56,11 @@ class PassedStream:
             begin, end = found.end() - 1, data.find(b"]", found.end()) + 1
             self.prompt, data = data[begin:end], data[:begin] + b"null" + data[end:]
         if self._is_whole:
-            self._unread.append(data)
-            self._unread_bytes += len(data)
-            if self._unread_bytes > _UNREAD_BYTES:
-                self.read()
+            self._unread += data
+            if len(self._unread) > _UNREAD_BYTES:  # one piece for each read: others wait meanwhile
+                self._read_piece()
+                if len(self._unread) > _MOST_UNREAD_BYTES:
+                    self._give_up()
         at = data.find(_LIST)
         end = data.find(b"]", at) + 1
         if at >= 0 and data.find(_HAS_IDS, end) < 0:  # one list, as in most reads
@@ -88,7 +89,13 @@ class PassedStream:
 
     def read(self) -> None:
         """Parse the events that were kept unread."""
-        unread, self._unread, self._unread_bytes = b"".join(self._unread), [], 0
+        while self._unread:
+            self._read_piece()
+
+    def _read_piece(self) -> None:
+        end = self._unread.rfind(b"\n", 0, _UNREAD_BYTES) + 1 or len(self._unread)
+        unread = bytes(self._unread[:end])
+        del self._unread[:end]
         lines = [line[5:] for line in unread.split(b"\n") if line.startswith(b"data:") and b"[DONE]" not in line[:13]]
         try:
             for document in orjson.loads(b"[%b]" % b",".join(lines)):  # one call is a third faster
@@ -110,6 +117,7 @@ class PassedStream:
 
     def _give_up(self) -> None:
         self._is_whole = False
+        self._unread.clear()
         self._texts.clear()
         self.ids = array("I")
 

@@ -221,3 +221,14 @@ def test_a_chat_without_a_limit_has_the_rest_of_the_context_and_a_completion_16_
     completion = rescuable(Endpoint.COMPLETIONS, b'{"prompt": [1], "stream": true}', {"prompt": [1], "stream": True})
     assert completion is not None
     assert json.loads(completion.continuation([1], [2]))["max_tokens"] == 15
+
+
+@pytest.mark.parametrize(("reads", "is_exact"), [(3, True), (40, False)])
+def test_what_comes_faster_than_it_is_parsed_is_parsed_in_pieces_up_to_a_bound(reads: int, is_exact: bool) -> None:
+    passed = PassedStream()
+    event = b'data: {"id":"x","prompt_token_ids":[1],"choices":[{"index":0,"text":"a","token_ids":[7]}]}\n\n'
+    for _ in range(reads):
+        passed.take(event * 3000)
+    assert len(passed.ids) < (reads * 3000 if is_exact else 1)
+    assert passed.is_exact is is_exact
+    assert len(passed.ids) == (reads * 3000 if is_exact else 0)
