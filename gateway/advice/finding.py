@@ -26,8 +26,11 @@ class Gain:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the interval excludes nought and the gain is worth a restart."""
-        return self.low > 0.0 and self.share >= LEAST_GAIN
+        """Whether the gain is worth a restart at the lower end of the interval too.
+
+        Of several settings the best is named, whose gain luck has made larger: an end just above nought says nothing.
+        """
+        return self.low >= LEAST_GAIN
 
 
 def gain_of(draws: npt.NDArray[np.float64], of: str) -> Gain:
