@@ -226,6 +226,7 @@ class Calibration(CheckedModel):
 
     Examples
     --------
+    >>> from backends.calibration.load import load_calibration
     >>> calibration = load_calibration("llama-3.1-8b-h100")
     >>> calibration.acceptance(Method.EAGLE3, "code").by_position[:2]
     (0.771, 0.74)

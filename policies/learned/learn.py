@@ -131,10 +131,10 @@ class Lessons:
         lesson = Drafted(groups, excess, weight, share) if is_lesson else None
         expected, shadow = None, outcome.shadow.get(replica.arm)
         if accuses and not request.restricted and outcome.output_tokens >= _EVIDENT and weight > 0.0:
-            if shadow is not None and known.shadow_bias.knows(replica.arm):
-                expected = known.shadow_bias.corrected(replica.arm, shadow)
-            else:
+            if not replica.has_shadow:
                 expected = replica.per_step_at(by_k, mean, place)
+            elif shadow is not None and known.shadow_bias.knows(replica.arm):  # honest texts may repeat nothing
+                expected = known.shadow_bias.corrected(replica.arm, shadow)
         counters = (0, 0) if replica.has_shadow else replica.drafts
         for one in known.detector.observe_drafts(
             replica.name,
