@@ -9,7 +9,7 @@ from backends.speculation import Method
 from policies.decision import Outcome
 from policies.features.request import TYPICAL_TOKENS, RequestFeatures
 from policies.guarded.guardrail import Guardrail, kind_of, work_of
-from policies.learned.cost import Delay
+from policies.learned.cost import Delay, weighed
 from policies.learned.known import Drafted, Known, Memo
 from policies.learned.prefix_memory import ESTIMATE
 from policies.learned.prior import expected_by_k
@@ -64,7 +64,7 @@ class Lessons:
             self._learn_steps(outcome, replica, steps, met, source, now_s)
         if memo.is_compared and not outcome.was_paused:
             self._guardrail.observe(now_s, outcome.e2e_s, work_of(outcome), kind_of(request))
-        self._learn_cache(outcome, memo.delay, replica, now_s)
+        self._learn_prompt(outcome, memo.delay, replica, now_s)
 
     def learn_shadow(self, outcome: Outcome, share: float, now_s: float) -> None:
         """Learn what other replicas would have had on a text; for its own that only corrects the replay."""
@@ -167,13 +167,20 @@ class Lessons:
         if replica.observed >= _KNOWN and not outcome.is_estimated and self._detects:
             self._known.detector.observe_speed(replica.name, step_s / expected_s, source, now_s)
 
-    def _learn_cache(self, outcome: Outcome, delay: Delay, replica: Replica, now_s: float) -> None:
-        """Learn what an engine had cached of a prompt."""
-        cached, request, prefixes = outcome.cached_tokens, outcome.request, replica.prefixes
+    def _learn_prompt(self, outcome: Outcome, delay: Delay, replica: Replica, now_s: float) -> None:
+        """Learn the time of a prompt that hardly waited, and what its engine had cached."""
+        cached, request = outcome.cached_tokens, outcome.request
+        joined_s = (replica.joins if delay.requests else 1.5) * delay.step_s
+        waited_s = delay.ttft_s - joined_s - delay.prefill_s
+        if outcome.ttft_s is not None and waited_s <= _MOST_WAIT * delay.prefill_s:
+            work = delay.prompt_work
+            if cached is not None:
+                work = weighed(outcome.prompt_tokens - cached, cached, self._known.attention)
+            replica.learn_prompt(outcome.ttft_s - joined_s - waited_s, work)
         if cached is not None:
-            prefixes.learn(delay.cached_tokens, cached)
-        if prefixes.goes_by is not ESTIMATE:  # what it evicts depends on the end of the use
-            prefixes.remember(request.prefix, request.prefix_tokens, now_s, is_asked=False)
+            replica.prefixes.learn(delay.cached_tokens, cached)
+        if replica.prefixes.goes_by is not ESTIMATE:  # what it evicts depends on the end of the use
+            replica.prefixes.remember(request.prefix, request.prefix_tokens, now_s, is_asked=False)
 
 
 def _memo(outcome: Outcome) -> Memo | None:
@@ -202,6 +209,8 @@ _FAR: Final = math.log(8.0)
 _FAR_BEYOND: Final = 1.5
 _ESTIMATE: Final = 0.25
 """Weight of an answer whose length is an estimate."""
+_MOST_WAIT: Final = 0.2
+"""Expected wait for other prompts, relative to the time of a prompt, up to which its time is learned from."""
 _RUNAWAY: Final = 4.0
 _WELL: Final = 0.4
 """By how much such an answer may be drafted better than expected, as a logarithm, and still teach."""

@@ -139,7 +139,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         if (replica := self.known.replicas.get(backend)) is not None and lengths:
             now_s, cached = self.clock(), replica.prefixes.known_tokens(prefixes, lengths)
             work = weighed(lengths[-1] - cached, cached, self.known.attention)
-            replica.hear(replica.cost(replica.requests).per_prompt_token_s * work, now_s)
+            replica.hear(replica.prompt_token_s(replica.cost(replica.requests)) * work, now_s)
             replica.prefixes.remember(prefixes, lengths, now_s)
 
     def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:

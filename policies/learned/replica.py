@@ -75,6 +75,8 @@ class Replica:
         self.waiting = self.others = 0
         self.drafts = 0, 0
         self.learn((1.0, 1.0, 1.0, 1.0), 0.0)
+        self._prompt_log = self._prompts = 0.0
+        self._prompt_s = 0.0, 0.0  # those fitted, and what they are with the prompts
         self.sent = self.requests = 0
         self.steps = self.context_tokens = self.prefill_s = self.undrafted = 0.0
         self._beyond: dict[int, Work] = {}  # of requests that may get beyond the limit, by its id
@@ -92,6 +94,28 @@ class Replica:
     def cost(self, batch: float) -> StepCost:
         """Return the cost of a step of a batch."""
         return self.costs[0] if self.depth is None else _mixed(self.costs, self.depth.place(batch))
+
+    def prompt_token_s(self, cost: StepCost) -> float:
+        """Return the seconds per prompt token: those fitted to step times count as one prompt."""
+        if not self._prompts:
+            return cost.per_prompt_token_s
+        if cost.per_prompt_token_s != self._prompt_s[0]:
+            fitted = math.log(max(1e-9, cost.per_prompt_token_s))
+            mean = math.exp((fitted + self._prompts * self._prompt_log) / (1.0 + self._prompts))
+            self._prompt_s = cost.per_prompt_token_s, mean
+        return self._prompt_s[1]
+
+    def learn_prompt(self, seconds: float, work: float) -> None:
+        """Learn from the time that a long prompt took; errors beyond a factor of three count as that."""
+        expected_s = work * self.priors[-1].per_prompt_token_s
+        if work < _LONG_PROMPT or not _LEAST_RATIO * expected_s <= seconds <= _MOST_RATIO * expected_s:
+            return
+        error = math.log(seconds / work) - self._prompt_log
+        if self._prompts:
+            error = min(max(error, -_MOST_ERROR), _MOST_ERROR)
+        self._prompts = min(_MOST_PROMPTS, self._prompts + 1.0)
+        self._prompt_log += error / self._prompts
+        self._prompt_s = 0.0, 0.0
 
     def observation(self, step_s: float, load: Load, place: Place | None) -> tuple[Sums | None, float]:
         """Return what a mean step under a load adds to the sums, None if no engine has it, and what it was to take."""
@@ -320,4 +344,8 @@ _RIDGE: Final = 0.09
 _OUTLIER: Final = 3.0
 _LEAST_RATIO, _MOST_RATIO = 0.01, 1000.0
 _LEAST_LOG, _MOST_LOG = math.log(_LEAST_RATIO), math.log(_MOST_RATIO)
+_LONG_PROMPT: Final = 2048.0
+"""Prompt tokens from which on the time to the first token is mostly that of computing them."""
+_MOST_PROMPTS: Final = 50.0
+_MOST_ERROR: Final = math.log(3.0)
 _LEAST_DRAFTED: Final = 0.1

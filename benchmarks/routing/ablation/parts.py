@@ -125,6 +125,7 @@ PARTS: dict[str, Part] = {
     "table of tokens per step": _known(lambda known: _set(known.per_step, "mean", _as(0.0))),
     "table of lengths": _known(lambda known: _set(known.lengths, "mean", _as(0.0))),
     "line of each replica": _replicas(_one_line),
+    "time of prompts": _replicas(lambda replica, _: _set(replica, "learn_prompt", _as(0.0))),
     "prefix memory": _known(lambda known: _set(known.prefixes, "holders", lambda _: [])),
     "what is evicted": _replicas(lambda replica, _: _set(replica.prefixes, "recomputed", _as(0.0))),
     "replicas of one method apart": _known(lambda known: _set(known, "apart", _as(0.0))),
