@@ -64,7 +64,7 @@ BOUNDS: Final = {
     ("relay/answers.py", "take"): "1 MiB of an engine",
     ("rescue/continued.py", "_parsed"): CHECKED,
     ("rescue/passed.py", "is_exact"): "numbers of tokens of an event of which 1 MiB is held",
-    ("rescue/passed.py", "read"): EVENTS,
+    ("rescue/passed.py", "_read_piece"): EVENTS,
     ("rescue/rescue.py", "_continue"): "8 MiB of an engine",
     ("routing/router.py", "_parse"): "check_cost, if above 32 KiB",
     ("service/admin.py", "_explain"): OWN,
