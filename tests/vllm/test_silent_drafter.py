@@ -19,7 +19,7 @@ from tests.support.waiting import eventually_blocking
 from tests.vllm.conftest import START_S, Served
 from tests.vllm.requests import to
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 POOL = ""
 MODELS = ROOT / ".cache/tiny-models"
@@ -89,7 +89,7 @@ def ask(served: Served, number: int, temperature: float = 0.0, backend: str | No
 
 def test_a_head_that_a_restart_has_broken_is_avoided(served: Served, weights: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
-        before = list(threads.map(lambda number: ask(served, number, backend=[VICTIM, STEADY][number % 2]), range(40)))
+        before = list(threads.map(lambda number: ask(served, number, backend=[VICTIM, STEADY][number % 2]), range(80)))
     process = served.backends()[VICTIM]["pid"]
     randomise(weights)
     os.killpg(os.getpgid(process), signal.SIGKILL)
@@ -105,7 +105,7 @@ def test_a_head_that_a_restart_has_broken_is_avoided(served: Served, weights: Pa
         broken += [per_step for backend, per_step in answers if backend == VICTIM]
     silence = served.backends()[VICTIM]["drafter_silent"]
     assert silence["cause"] == "since_restart"
-    line = f"{VICTIM} counts as slow: its drafter is silent since restart"
+    line = f"{VICTIM} does otherwise than it did: its drafter is silent since restart"
     assert served.log_path.read_text().count(line) == 1
     candidates = served.explain(messages=[{"role": "user", "content": "Hi"}], temperature=0)["candidates"]
     notes = {each["backend"]: each["note"] for each in candidates}
