@@ -91,6 +91,7 @@ class Guarded(Policy, Learner, Explainer, Maintained, Heir, Informed):
         if isinstance(policy, Learner):
             self.shadow, self.troubles = policy.shadow, policy.troubles
         self._parts: tuple[Policy, ...] = (policy,) if self.watching is None else (policy, self.watching)
+        self._informed = [part for part in self._parts if isinstance(part, Informed)]
 
     @property
     def statistics(self) -> Statistics | None:  # type: ignore[override]
@@ -112,31 +113,28 @@ class Guarded(Policy, Learner, Explainer, Maintained, Heir, Informed):
 
     def forget(self, backend: str) -> None:
         """Drop what the parts keep of a backend that has left."""
-        for part in self._informed():
+        for part in self._informed:
             part.forget(backend)
 
     def engine_changed(self, backend: str, change: EngineChange) -> None:
         """Judge a backend anew."""
-        for part in self._informed():
+        for part in self._informed:
             part.engine_changed(backend, change)
 
     def correct(self, backend: str, factor: float) -> None:
         """Multiply the tokens per step of a backend's answers by what its engine counts over what they show."""
-        for part in self._informed():
+        for part in self._informed:
             part.correct(backend, factor)
 
     def sent_elsewhere(self, backend: str, prefixes: Sequence[int], lengths: Sequence[int]) -> None:
         """Remember that a backend has a prompt which another gateway has sent."""
-        for part in self._informed():
+        for part in self._informed:
             part.sent_elsewhere(backend, prefixes, lengths)
 
     def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
         """Forget what was not used for so many seconds."""
-        for part in self._informed():
+        for part in self._informed:
             part.evicted(backend, unused_s, is_full)
-
-    def _informed(self) -> list[Informed]:
-        return [part for part in self._parts if isinstance(part, Informed)]
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose a candidate that does not rest: by the policy, or by `least_loaded` for the guardrail."""

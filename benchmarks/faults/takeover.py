@@ -115,7 +115,7 @@ class _Gateways:
 async def takeover(
     times: int, rate_per_s: float, *, passes: bool = False, workers: int = 1, seed: int = 1
 ) -> Takeovers:
-    """Let gateways take over from one another while streams go on, and count what their clients see."""
+    """Hand open streams from one gateway to the next, and count what their clients see."""
     found = Takeovers()
     with tempfile.TemporaryDirectory(prefix="takeover-") as name:
         folder = Path(name)

@@ -53,7 +53,7 @@ class Gateways(Policy, Learner, Maintained):
         return lambda *pause: [one(*pause) for one in works if one is not None]
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-        """Have one of them choose."""
+        """Choose by one of them."""
         replicas = cast("Sequence[Replica]", candidates)
         present = self._present(replicas) if self._restart_every else replicas
         member = self._rng.choice(self._members)
@@ -65,7 +65,7 @@ class Gateways(Policy, Learner, Maintained):
         return decision
 
     def observe(self, outcome: Outcome) -> None:
-        """Have the one learn that has chosen."""
+        """Pass an outcome to the one that has chosen."""
         decision, member, _ = self._sent_by.pop(id(outcome.decision))
         if isinstance(member, Learner):
             member.observe(outcome)

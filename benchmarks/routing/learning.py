@@ -18,7 +18,7 @@ def learning_of(policy: Learned) -> Learning:
 
 
 def teach(policy: Learned, learning: Learning, now_s: float = 0.0) -> None:
-    """Have a policy begin with what another one has learned, as if other gateways had observed it at `now_s`."""
+    """Load what another policy has learned into a policy, as if other gateways had observed it at `now_s`."""
     policy.set_clock(lambda: now_s)
     for name, table in policy.statistics.tables.items():
         policy.statistics.set_others_of(name, int(now_s // table.epoch_s), learning[name])

@@ -59,7 +59,7 @@ def backend_view(served: Model, watch: Watch, measured: Measured, requests_per_s
         # What the policy's fit expects at the present load, while no prompt is computed.
         "fitted_step_s": None if replica is None else present_step_s(replica, requests),
         # How many times slower than its fit the policy takes it for, as its last requests were; 1 if they were not.
-        "slowdown": None if learned is None else _slowdown(learned, backend.name),
+        "slowdown": None if learned is None else learned.detector.effect(backend.name, learned.clock())[0],
         "requests_per_s": measured.requests_per_s,
         "output_tokens_per_s": measured.output_tokens_per_s,
         "share": measured.requests_per_s / requests_per_s if requests_per_s else None,
@@ -68,11 +68,6 @@ def backend_view(served: Model, watch: Watch, measured: Measured, requests_per_s
         "tpot": measured.tpot,
         "point": point_of(watch, measured),
     }
-
-
-def _slowdown(learned: Learned, backend: str) -> float:
-    detector = learned.detector
-    return detector.effect(backend, learned.clock())[0] if backend in detector.found else 1.0
 
 
 def point_of(watch: Watch, measured: Measured) -> list[float | None]:

@@ -11,7 +11,7 @@ from backends.simulator.engine.state import DRAWN, EXCLUDED
 from backends.speculation import Method
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
-from policies.learned.depth import Depth, between
+from policies.learned.depth import between, depth_of
 from policies.learned.prior import expected_step
 from policies.learned.shadow_drafting import steps_of
 
@@ -29,8 +29,7 @@ class Oracle:
         self._fleet = fleet  # an idle fleet of the replicas of `pool`, whose ids begin at 0
         self._pool = pool
         self._speculating = [number for number, one in enumerate(pool) if one.method is not Method.BASELINE]
-        schedules = [replica.draft_schedule for replica in fleet.replicas]
-        self._depths = [Depth(each) if len({*each.by_batch[1:]}) > 1 else None for each in schedules]
+        self._depths = [depth_of(replica.draft_schedule) for replica in fleet.replicas]
         self._k = [replica.num_speculative_tokens for replica in fleet.replicas]
         self._costs = np.array(
             [expected_step(one.calibration, one.method, k) for one, k in zip(pool, self._k, strict=True)]

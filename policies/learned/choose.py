@@ -14,6 +14,7 @@ from policies.features.request import RequestFeatures
 from policies.guarded.guardrail import Guardrail
 from policies.learned.cost import Delay, Sum
 from policies.learned.known import Known, Memo
+from policies.learned.table import Groups
 from policies.load import MIN_WEIGHT, LoadMeter, draw, lowest_propensities
 from policies.trouble.troubles import Troubles
 
@@ -27,10 +28,12 @@ class Chooser:
         self._name, self._known, self._sum = name, known, total
         self._guardrail, self._troubles, self._meter = guardrail, troubles, meter
 
-    def delays(self, request: RequestFeatures, candidates: Sequence[Candidate], now_s: float) -> list[Delay]:
-        """Return what a request takes on each candidate."""
+    def delays(
+        self, request: RequestFeatures, candidates: Sequence[Candidate], now_s: float
+    ) -> tuple[Groups, Groups, list[Delay]]:
+        """Return the groups of a request, and what it takes on each candidate."""
         groups, lengths = self._known.kinds.both(request)
-        return self._known.delays(request, candidates, groups, lengths, now_s, self._meter.oldest_s())
+        return groups, lengths, self._known.delays(request, candidates, groups, lengths, now_s, self._meter.oldest_s())
 
     def costs(self, request: RequestFeatures, candidates: Sequence[Candidate], delays: Sequence[Delay]) -> list[float]:
         """Return the sum for each candidate, in seconds; changes nothing."""
@@ -50,8 +53,7 @@ class Chooser:
     ) -> Decision:
         """Choose the candidate of the least sum, and count the request there if it is sent."""
         known = self._known
-        groups, lengths = known.kinds.both(request)
-        delays = known.delays(request, candidates, groups, lengths, now_s, self._meter.oldest_s())
+        groups, lengths, delays = self.delays(request, candidates, now_s)
         costs = self._sum.of(request, delays, is_sent=is_sent)
         if self._troubles.found:
             self._troubles.price(request, candidates, costs, is_sent=is_sent)
@@ -84,9 +86,8 @@ class Chooser:
         self, decision: Decision, request: RequestFeatures, candidates: Sequence[Candidate], now_s: float
     ) -> Decision:
         """Return another policy's decision with a memo from whose outcome this one learns."""
-        groups, lengths = self._known.kinds.both(request)
         chosen = [one for one in candidates if one.name == decision.backend]
-        delays = self._known.delays(request, chosen, groups, lengths, now_s, self._meter.oldest_s())
+        groups, lengths, delays = self.delays(request, chosen, now_s)
         work = self._known.send(request, delays[0], delays, now_s)
         memo = Memo(groups, lengths, delays[0], work, is_compared=False)
         reason, propensity, considered = decision.reason, decision.propensity, decision.considered

@@ -57,6 +57,11 @@ class Depth:
         return lower, position - lower
 
 
+def depth_of(schedule: DraftSchedule) -> Depth | None:
+    """Return the depth of a backend; None if its k does not depend on the batch."""
+    return Depth(schedule) if len({*schedule.by_batch[1:]}) > 1 else None
+
+
 def between(values: Sequence[float], place: Place) -> float:
     """Return the value at a place, given those of all levels."""
     lower, share = place

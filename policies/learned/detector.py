@@ -163,7 +163,9 @@ class Detector(Generic[T]):
         return self._sources.see(request)
 
     def effect(self, name: str, now_s: float) -> Found:
-        """Return what was found of a replica; call it for those in `found`."""
+        """Return what was found of a replica."""
+        if name not in self.found:
+            return 1.0, 1.0
         watch = self._watches[name]
         slow = 1.0
         if watch.slow is not None:

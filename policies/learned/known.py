@@ -72,7 +72,7 @@ class Known:
         holders = self.prefixes.holders(request)
         ask = Ask(tokens, context, holders, self.attention, stretch, coming_per_s, crowd_of(candidates))
         calibration, text = self.calibration, text_of(request.workload, request.temperature, context)
-        found, replicas, means = self.detector.found, self.replicas, self.per_step
+        detector, replicas, means = self.detector, self.replicas, self.per_step
         of_arm: dict[str, tuple[tuple[float, ...], float]] = {}
         delays = []
         for candidate in candidates:
@@ -91,7 +91,7 @@ class Known:
                     of_arm[replica.arm] = known
                 by_k, excess = known
                 excess += self.apart(replica)
-            effect = self.detector.effect(replica.name, now_s) if replica.name in found else (1.0, 1.0)
+            effect = detector.effect(replica.name, now_s)
             delays.append(Delay(replica, request, ask, by_k, excess, effect, requests, now_s))
         return delays
 

@@ -11,7 +11,7 @@ from backends.backend import Candidate, EngineLoad
 from backends.calibration.parameters import ASYNCHRONOUS
 from backends.draft_schedule import effective_k
 from policies.arm import arm_of
-from policies.learned.depth import Depth, Place, between
+from policies.learned.depth import Place, between, depth_of
 from policies.learned.prefix_memory import BackendPrefixes
 from policies.learned.prior import StepCost, adaptive_schedule, expected_step
 from policies.learned.shadow_drafting import SHADOWED
@@ -63,7 +63,7 @@ class Replica:
         schedule = candidate.draft_schedule
         if schedule.adaptive:
             schedule = adaptive_schedule(calibration, method, schedule)
-        self.depth = Depth(schedule) if len({*schedule.by_batch[1:]}) > 1 else None
+        self.depth = depth_of(schedule)
         levels: list[tuple[int, int | None]] = [(k, None)]
         if self.depth is not None:
             levels = [(k, level) if schedule.adaptive else (level, None) for level in self.depth.levels]

@@ -86,7 +86,7 @@ def _replicas(change: Callable[[Replica, Known], object]) -> Part:
 
 
 def _one_line(replica: Replica, known: Known) -> None:
-    """Give a replica the factor of the pool; one factor on all step times would change no choice."""
+    """Use the pool's factors for a replica; scaling all step times alike would change no choice."""
     learn = replica.learn
     replica.learn = lambda factors, observed: learn(known._usual, observed)  # type: ignore[method-assign]
 
