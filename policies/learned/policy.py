@@ -95,7 +95,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
 
     def observe_shadow(self, outcome: Outcome) -> None:
         """Learn from shadow drafting on a request that was observed when it finished."""
-        self._lessons.learn_shadow(outcome, 1.0, self.clock())
+        self._lessons.learn_shadow(outcome, self.known.shares.of(outcome.request.client), self.clock())
 
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Replace the clock, which returns seconds."""
@@ -178,7 +178,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         return Price(prompt_s, rest_s / tokens, tokens, one.prefill_s)
 
     def _delays(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Delay]:
-        return self._chooser.delays(request, candidates, self.clock())
+        return self._chooser.delays(request, candidates, self.clock())[2]
 
     def _note(self, candidate: Candidate, delay: Delay) -> str:
         note = (

@@ -100,12 +100,16 @@ class Shares:
 
     def weight(self, client: str) -> float:
         """Count an answer of a client, and return its weight."""
-        own = self._counts[client] = self._counts.get(client, 0.0) + 1.0
+        self._counts[client] = self._counts.get(client, 0.0) + 1.0
         self._total += 1.0
         if self._total > _RECENT:
             self._counts = {one: count / 2 for one, count in self._counts.items() if count >= 1.0}
             self._total = sum(self._counts.values())
-        others = len(self._counts) - 1
+        return self.of(client)
+
+    def of(self, client: str) -> float:
+        """Return the weight of an answer of a client that was counted before."""
+        own, others = self._counts.get(client, 1.0), len(self._counts) - 1
         return min(1.0, _MOST_SHARE * (self._total - own + 1.0) / (others * own)) if others > 0 else 1.0
 
 
@@ -116,7 +120,6 @@ class Means:
         self.table, self.statistics = table, statistics
         self._most = most  # bound on the means that other gateways tell
         self.arms: dict[str, dict[Key, tuple[float, float]]] = {}  # count and sum by group
-        self._added = 0
         self._version: tuple[int, int] = 0, 0
 
     def mean(self, arm: str, groups: Groups) -> float:
@@ -139,7 +142,6 @@ class Means:
         finest = groups[-1]
         key = (arm, *finest, *_EMPTY[len(finest) :])
         self.statistics.add_at(now_s, self.table, key, (weight, weight * log, own, own * log))
-        self._added += 1
         _add(self.arms.setdefault(arm, {}), groups, (weight, weight * log, own, own * log))
 
     def is_due(self, now_s: float) -> bool:

@@ -12,12 +12,13 @@ from backends.backend import Backend, EngineChange, EngineLoad
 from backends.speculation import Method
 from policies.build import predicted_s
 from policies.checks import check_policy
+from policies.decision import Decision
 from policies.learned.policy import Learned
 from policies.learned.settings import LearnedSettings
 from policies.learned.table import PER_STEP
 from policies.learned.thresholds import NothingLearnedError, in_words, kinds_of, rules_of
 from policies.rules.policy import Thresholds
-from tests.policies.learned.pool import STEP_S, Pool, request
+from tests.policies.learned.pool import STEP_S, Pool, answer, request
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -101,6 +102,18 @@ def test_shadow_drafting_teaches_what_other_replicas_would_have_had() -> None:
     per_step = {one.replica.name: one.per_step for one in pool.policy._delays(request("code"), pool.backends)}
     assert per_step["ngram"] > 3.0
     assert per_step["suffix"] > 3.3
+
+
+def test_a_client_moves_no_more_by_replays_that_come_later() -> None:
+    pool = Pool()
+    for number in range(200):
+        asked = request(client="many" if number % 10 else f"few {number // 10 % 4}")
+        decision = pool.policy.follow(Decision("baseline", "x", "y"), asked, pool.backends[:1])
+        outcome = answer(asked, decision, Method.BASELINE)
+        pool.policy.observe(outcome)
+        pool.policy.observe_shadow(replace(outcome, shadow={"suffix:24": 3.0}))
+    known = pool.policy.known
+    assert known.per_step.count("suffix:24", ()) == pytest.approx(known.lengths.count("", ()), rel=0.01)
 
 
 def test_replays_are_corrected_by_what_the_engine_shows() -> None:
