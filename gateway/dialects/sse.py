@@ -107,18 +107,25 @@ class EventStream:
 
     def _read_ending(self, data: bytes) -> bytes:
         """Return the events up to where the engine gives up the stream, if it does, and withhold the others."""
-        if self._of_the_end and not any(mark in data for mark in self._of_the_end):
+        if self._of_the_end and not self._says_of_the_end(data):
             return data
         if not self.events and self._goes_on and _GOES_ON_SPACED in data:
             self._goes_on = _GOES_ON_SPACED
         at = 0
         for event in events_of(data):
-            goes_on = not self._has_choices and (_GOES_ON in event or _GOES_ON_SPACED in event)
+            # Each event by what is in itself: how many come in one read is chance.
+            if self._of_the_end:
+                goes_on = not self._says_of_the_end(event)
+            else:
+                goes_on = not self._has_choices and (_GOES_ON in event or _GOES_ON_SPACED in event)
             if not goes_on and not self.ending.take(event):
                 self.withheld = data[at:]
                 return data[:at]
             at += len(event)
         return data
+
+    def _says_of_the_end(self, data: bytes) -> bool:
+        return any(mark in data for mark in self._of_the_end)
 
     def pass_withheld(self) -> bytes:
         """Return what is withheld, for the client: an error, which ends the stream."""

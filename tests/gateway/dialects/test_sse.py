@@ -89,3 +89,11 @@ def test_event_streams_are_recognized_by_their_beginning() -> None:
         assert is_event_stream(stream)
     for other in (b"<html>\n\n", b"hello\n\n"):
         assert not is_event_stream(other)
+
+
+def test_an_event_is_read_or_not_by_what_is_in_itself() -> None:
+    """However many events come in one read."""
+    events = [b"data: [DONE]\n\n", b'event: error\ndata: {"error": {"code": 500}}\n\n']
+    one, cut_up = EventStream(Endpoint.MESSAGES), EventStream(Endpoint.MESSAGES)
+    assert one.feed(b"".join(events)) == b"".join(map(cut_up.feed, events)) == events[0]
+    assert one.withheld == cut_up.withheld == events[1]
