@@ -21,6 +21,9 @@ MOST_SHARE: Final = 0.6
 """Share of it that one client can give while others are answered; of a single client, one template."""
 ALONE: Final = 300
 """Answers in a row of one client after which it counts as the only one."""
+_RECENT: Final = 64
+_ALMOST_ALL: Final = 0.9
+"""Share of so many recent answers of one client from which a template counts as its only one."""
 SLOW: Final = 2.0
 """Factor on the time of a step of the fault that the test looks for; it finds from twice on."""
 FEW: Final = 0.4
@@ -67,22 +70,30 @@ class Finding:
 
 
 class Sources:
-    """Who was answered of late: whether one client, and one template, is the only one."""
+    """Who was answered of late: whether there is one client only, and of it hardly more than one template."""
 
     def __init__(self) -> None:
-        self._last = ["", ""]
-        self._runs = [ALONE, ALONE]
+        self._client, self._in_a_row = "", ALONE
+        self._recent: deque[str] = deque()  # templates
+        self._counts: dict[str, int] = {}  # of them
 
     def see(self, request: RequestFeatures) -> str | None:
         """Count an answer; return whose evidence it is, None if there is nobody else."""
-        for index, name in enumerate((request.client, request.template)):
-            if name != self._last[index]:
-                self._runs[index] = 0 if self._last[index] else self._runs[index]
-                self._last[index] = name
-            self._runs[index] += 1
-        if self._runs[0] <= ALONE:
+        if request.client != self._client:
+            self._in_a_row = 0 if self._client else self._in_a_row
+            self._client = request.client
+        self._in_a_row += 1
+        recent, counts, template = self._recent, self._counts, request.template
+        recent.append(template)
+        counts[template] = counts.get(template, 0) + 1
+        if len(recent) > _RECENT:
+            oldest = recent.popleft()
+            counts[oldest] -= 1
+            if not counts[oldest]:
+                del counts[oldest]
+        if self._in_a_row <= ALONE:
             return request.client
-        return request.template if self._runs[1] <= ALONE else None
+        return template if counts[template] < _ALMOST_ALL * len(recent) else None
 
 
 class _Test(Generic[T]):

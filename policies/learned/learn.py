@@ -42,7 +42,9 @@ class Lessons:
             return
         answered = replica.name, *without_client(groups[-1])
         known.statistics.add_at(now_s, ANSWERS, answered, (1.0, outcome.output_tokens / request.n))
-        reach, source = replica.reach, known.detector.see(request)
+        reach, source = replica.reach, request.template
+        if outcome.output_tokens >= _EVIDENT:  # a probe's answer makes nobody one of several
+            source = known.detector.see(request)
         is_drafted = not is_beyond and replica.was_drafted(now_s - outcome.e2e_s)
         teaches = is_drafted or not reach.is_known  # what has no known cause is learned, but accuses nobody
         accuses = is_drafted and not (replica.others and reach.is_known and reach.harms_others) and self._detects
