@@ -19,6 +19,8 @@ EVIDENCE: Final = 11.5
 """Log-likelihood ratio of an alarm: a healthy replica gets there at most once in e^11.5, some 100,000, answers."""
 MOST_SHARE: Final = 0.6
 """Share of it that one client can give while others are answered; of a single client, one template."""
+EVIDENT_TOKENS: Final = 16
+"""Tokens of an answer below which its drafts are no evidence."""
 ALONE: Final = 300
 """Answers in a row of one client after which it counts as the only one."""
 _RECENT: Final = 64
@@ -77,13 +79,20 @@ class Sources:
         self._recent: deque[str] = deque()  # templates
         self._counts: dict[str, int] = {}  # of them
 
-    def see(self, request: RequestFeatures) -> str | None:
+    def see(self, request: RequestFeatures, tokens: int) -> str | None:
         """Count an answer; return whose evidence it is, None if there is nobody else."""
-        if request.client != self._client:
+        if tokens >= EVIDENT_TOKENS:  # a probe's makes nobody one of several
+            self._count(request.client, request.template)
+        if self._in_a_row <= ALONE or (self._recent and request.client != self._client):
+            return request.client
+        return request.template if self._counts.get(request.template, 0) < _ALMOST_ALL * len(self._recent) else None
+
+    def _count(self, client: str, template: str) -> None:
+        if client != self._client:
             self._in_a_row = 0 if self._client else self._in_a_row
-            self._client = request.client
+            self._client = client
         self._in_a_row += 1
-        recent, counts, template = self._recent, self._counts, request.template
+        recent, counts = self._recent, self._counts
         recent.append(template)
         counts[template] = counts.get(template, 0) + 1
         if len(recent) > _RECENT:
@@ -91,9 +100,6 @@ class Sources:
             counts[oldest] -= 1
             if not counts[oldest]:
                 del counts[oldest]
-        if self._in_a_row <= ALONE:
-            return request.client
-        return template if counts[template] < _ALMOST_ALL * len(recent) else None
 
 
 class _Test(Generic[T]):
@@ -169,9 +175,9 @@ class Detector(Generic[T]):
         self._sources = Sources()
         self._few: dict[tuple[str, str, str], tuple[float, float]] = {}  # answers with few drafts, and all, by kind
 
-    def see(self, request: RequestFeatures) -> str | None:
-        """Count an answer, and return whose evidence it is."""
-        return self._sources.see(request)
+    def see(self, request: RequestFeatures, tokens: int) -> str | None:
+        """Count an answer of so many tokens, and return whose evidence it is."""
+        return self._sources.see(request, tokens)
 
     def effect(self, name: str, now_s: float) -> Found:
         """Return what was found of a replica."""

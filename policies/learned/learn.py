@@ -10,6 +10,7 @@ from policies.decision import Outcome
 from policies.features.request import TYPICAL_TOKENS, RequestFeatures
 from policies.guarded.guardrail import Guardrail, kind_of, work_of
 from policies.learned.cost import Delay, weighed
+from policies.learned.detector import EVIDENT_TOKENS
 from policies.learned.known import Drafted, Known, Memo
 from policies.learned.prefix_memory import ESTIMATE
 from policies.learned.prior import expected_by_k
@@ -42,9 +43,7 @@ class Lessons:
             return
         answered = replica.name, *without_client(groups[-1])
         known.statistics.add_at(now_s, ANSWERS, answered, (1.0, outcome.output_tokens / request.n))
-        reach, source = replica.reach, request.template
-        if outcome.output_tokens >= _EVIDENT:  # a probe's answer makes nobody one of several
-            source = known.detector.see(request)
+        reach, source = replica.reach, known.detector.see(request, outcome.output_tokens)
         is_drafted = not is_beyond and replica.was_drafted(now_s - outcome.e2e_s)
         teaches = is_drafted or not reach.is_known  # what has no known cause is learned, but accuses nobody
         accuses = is_drafted and not (replica.others and reach.is_known and reach.harms_others) and self._detects
@@ -132,7 +131,7 @@ class Lessons:
         is_lesson = weight > 0.0 and not is_runaway
         lesson = Drafted(groups, excess, weight, share) if is_lesson else None
         expected, shadow = None, outcome.shadow.get(replica.arm)
-        if accuses and not request.restricted and outcome.output_tokens >= _EVIDENT and weight > 0.0:
+        if accuses and not request.restricted and outcome.output_tokens >= EVIDENT_TOKENS and weight > 0.0:
             if not replica.has_shadow:
                 expected = replica.per_step_at(by_k, mean, place)
             elif shadow is not None and known.shadow_bias.knows(replica.arm):  # honest texts may repeat nothing
@@ -204,7 +203,7 @@ _OK: Final = 200
 _NEW: Final = 0.05
 _KNOWN: Final = 20.0
 """Answers below which a large deviation from what is expected may be the expectation's fault."""
-_MIN_TOKENS, _EVIDENT = 8, 16
+_MIN_TOKENS: Final = 8
 _MIN_STEPS: Final = 4.0
 _SHORTEST: Final = 8.0
 _FAR: Final = math.log(8.0)

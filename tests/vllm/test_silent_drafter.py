@@ -101,8 +101,10 @@ def test_a_head_that_a_restart_has_broken_is_avoided(served: Served, weights: Pa
     while not served.backends()[VICTIM]["drafter_silent"]:
         assert len(broken) < FOUND_WITHIN, broken
         with ThreadPoolExecutor(2) as threads:
-            pinned = [VICTIM, None] * 2  # the policy may prefer the other one, which has the prompts cached
-            answers = list(threads.map(lambda number: ask(served, number, backend=pinned[number]), range(4)))
+            # Two are pinned: the policy may prefer the other one, which has the prompts cached.
+            answers = list(
+                threads.map(lambda number: ask(served, number, backend=VICTIM if number < 2 else None), range(4))
+            )
         broken += [per_step for backend, per_step in answers if backend == VICTIM]
     silence = served.backends()[VICTIM]["drafter_silent"]
     assert silence["cause"] == "since_restart"

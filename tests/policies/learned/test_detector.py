@@ -27,7 +27,7 @@ def observe(
     detector: Detector[int], share: float, client: str = "", lesson: int | None = None, drafts: tuple[int, int] = (0, 0)
 ) -> list[int]:
     """Add an answer with a share of the accepted drafts that were expected; return what may be learned."""
-    source = detector.see(request(client=client, template=client))
+    source = detector.see(request(client=client, template=client), 48)
     observed = 1.0 + share * 1.4
     return [*detector.observe_drafts("e", KIND, 2.4, observed, source, drafts, lesson, 0.0)]
 
@@ -36,7 +36,7 @@ def observe(
 def test_slower_steps_are_found_within_five_answers(ratio: float) -> None:
     detector: Detector[int] = Detector()
     for number in range(5):
-        detector.observe_speed("e", ratio, detector.see(request()), float(number))
+        detector.observe_speed("e", ratio, detector.see(request(), 48), float(number))
     assert detector.effect("e", 4.0)[0] == pytest.approx(ratio, rel=0.05)
     assert f"{ratio:.1f} times as long" in detector.reasons["e"]
     assert 1.0 < detector.effect("e", 40.0)[0] < 1.0 + (ratio - 1.0) / 4, "it is tried again"
@@ -101,12 +101,22 @@ def test_one_client_accuses_nobody_while_others_are_answered() -> None:
     detector = healthy()
     for number in range(400):
         if number % 10 == 0:
-            detector.see(request(client="other"))
+            detector.see(request(client="other"), 48)
         observe(detector, 0.0, "liar")
     assert not detector.found
     for _ in range(4):
         observe(detector, 0.0, "other")
     assert "e" in detector.silent
+
+
+@pytest.mark.parametrize("client", ["other", "liar"])
+def test_short_answers_with_ever_other_templates_are_still_of_one_client(client: str) -> None:
+    detector = healthy()
+    observe(detector, 1.0, client)
+    for number in range(200):
+        source = detector.see(request(client="liar", template=str(number)), 8)
+        detector.observe_speed("e", 3.0, source, float(number))
+    assert bool(detector.found) is (client == "liar")
 
 
 def test_a_single_client_can_show_a_fault() -> None:
