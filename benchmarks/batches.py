@@ -1,10 +1,10 @@
 """Measure what a batch costs interactive requests, and what it makes of the rest: `python -m benchmarks.batches`.
 
-In virtual time, with a simulated replica and the gateway's own rule (`gateway.batches.places`), asked each 50 ms as
-there. Requests (Poisson) come for half of each cycle, so that the replica is alone in the other half; a batch of 50,000
-lines, with prompts and answers as long as theirs, lies beside and lasts longer than the time that is measured. Prints
-the P99 of the requests without and with the batch, and the tokens of lines that ended per second in which no request
-was in flight, over those of a replica that runs nothing else and has all its places taken.
+In virtual time, with a simulated replica and the gateway's own rule (`gateway.rooms.batches.places`), asked each 50 ms
+as there. Requests (Poisson) come for half of each cycle, so that the replica is alone in the other half; a batch of
+50,000 lines, with prompts and answers as long as theirs, lies beside and lasts longer than the time that is measured.
+Prints the P99 of the requests without and with the batch, and the tokens of lines that ended per second in which no
+request was in flight, over those of a replica that runs nothing else and has all its places taken.
 
 `--waste` prints instead how often lines of about 2 s run until they are answered, beside a request of some 20 ms each
 so many seconds, and how many are answered a second; once at regular times, once at random ones (Poisson).
@@ -23,8 +23,8 @@ from backends.calibration.load import load_calibration
 from backends.drafting.script import Script, plain_steps
 from backends.simulator.engine.fleet import Fleet, Replica
 from backends.speculation import Method
-from gateway.batches.lines import Line
-from gateway.batches.places import WAIT_S, Places
+from gateway.rooms.batches.lines import Line
+from gateway.rooms.batches.places import WAIT_S, Places
 
 _FULL_S = 120.0
 """Seconds after which a replica that runs nothing else has all its places taken."""

@@ -29,20 +29,20 @@ from gateway.telemetry.registry import Registry
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from gateway.advice.finding import Finding
+    from gateway.rooms.advice.finding import Finding
 
 _OWN = (
-    "gateway.rescue.room:RescueRoom",
-    "gateway.shadow.room:ShadowRoom",
-    "gateway.trouble.room:TroubleRoom",
-    "gateway.recorder.room:RecorderRoom",
-    "gateway.reports.reporter:ReportsRoom",
-    "gateway.advice.live:AdviceRoom",
-    "gateway.batches.room:BatchesRoom",
-    "gateway.kv_events.room:KvEventsRoom",
-    "gateway.fleet.room:FleetRoom",
-    "gateway.slo_classes.room:SloRoom",
-    "gateway.dashboard.dashboard:Dashboard",
+    "gateway.rooms.rescue.room:RescueRoom",
+    "gateway.rooms.shadow.room:ShadowRoom",
+    "gateway.rooms.trouble.room:TroubleRoom",
+    "gateway.rooms.recorder.room:RecorderRoom",
+    "gateway.rooms.reports.reporter:ReportsRoom",
+    "gateway.rooms.advice.live:AdviceRoom",
+    "gateway.rooms.batches.room:BatchesRoom",
+    "gateway.rooms.kv_events.room:KvEventsRoom",
+    "gateway.rooms.fleet.room:FleetRoom",
+    "gateway.rooms.slo_classes.room:SloRoom",
+    "gateway.rooms.dashboard.dashboard:Dashboard",
 )
 _GROUP = "speculation_gateway.rooms"
 

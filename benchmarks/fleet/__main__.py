@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.fleet.days import METHODS, MOST, Days, Scaler, play
 from benchmarks.fleet.traffic import TRAFFIC
-from gateway.fleet.model import ModelFleet
+from gateway.rooms.fleet.model import ModelFleet
 
 
 def fixed(**counts: int) -> Scaler:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from backends.speculation import Method
 from benchmarks.fleet.traffic import Traffic
-from gateway.fleet.demand import Minute
+from gateway.rooms.fleet.demand import Minute
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
 from lab.simulation.sessions import LOOKAHEAD_S, Agenda, Order

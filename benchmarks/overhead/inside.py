@@ -35,11 +35,11 @@ from gateway.config.load import load_pool
 from gateway.config.settings import TelemetrySettings
 from gateway.http.connection import ServerConnection
 from gateway.http.server import HttpServer, ServerLimits
-from gateway.recorder.recorder import Recorder
-from gateway.recorder.room import RecorderRoom
 from gateway.relay.frontend import HttpFrontend
-from gateway.reports.outlet import Outlet
-from gateway.reports.reporter import ReportsRoom
+from gateway.rooms.recorder.recorder import Recorder
+from gateway.rooms.recorder.room import RecorderRoom
+from gateway.rooms.reports.outlet import Outlet
+from gateway.rooms.reports.reporter import ReportsRoom
 from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
 from gateway.service.replicas import plan

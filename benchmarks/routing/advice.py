@@ -24,10 +24,10 @@ from backends.calibration.load import load_calibration
 from backends.simulator.engine.fleet import Completion, Fleet, Replica
 from backends.speculation import Method
 from benchmarks.virtual_time import Arrival, run_fleet
-from gateway.advice.advise import advise
-from gateway.advice.evidence import BackendEvidence, ModelEvidence
-from gateway.advice.finding import Finding
-from gateway.advice.gather import add_learned, positions_of
+from gateway.rooms.advice.advise import advise
+from gateway.rooms.advice.evidence import BackendEvidence, ModelEvidence
+from gateway.rooms.advice.finding import Finding
+from gateway.rooms.advice.gather import add_learned, positions_of
 from lab.simulation.simulate import outcome_of
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.policy import Learned

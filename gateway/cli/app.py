@@ -28,8 +28,8 @@ from gateway.cli.serve import serve_pool
 _DEFAULT_CONFIG = Path("config/pool.yaml")
 _COMMANDS = "speculation_gateway.commands"
 _OF_ROOMS = (
-    EntryPoint("advise", "gateway.advice.command:advise", _COMMANDS),
-    EntryPoint("status", "gateway.dashboard.command:status", _COMMANDS),
+    EntryPoint("advise", "gateway.rooms.advice.command:advise", _COMMANDS),
+    EntryPoint("status", "gateway.rooms.dashboard.command:status", _COMMANDS),
 )
 _GROUPS = {
     "Serve": ("demo", "init", "check", "schema", "picker"),

@@ -48,7 +48,7 @@ def serve_pool(config: Path, server: Mapping[str, Any], picker: Mapping[str, Any
 
     if picker is None:
         background.end_process(serve(settings, config, load, run_dir))
-    from gateway.picker.server import PickerServer
+    from gateway.rooms.picker.server import PickerServer
 
     background.end_process(serve(settings, config, load, run_dir, PickerServer))
 

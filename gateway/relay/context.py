@@ -106,7 +106,7 @@ class Timeouts:
 
 
 class Rescuer(Protocol):
-    """What has other backends go on with the stream of one request whose backend fails: `gateway.rescue`."""
+    """What has other backends go on with the stream of one request whose backend fails: `gateway.rooms.rescue`."""
 
     left: list[str]  # the backends that failed in the middle of the stream
     is_waiting: bool  # whether the backend that is to go on has not sent anything yet
@@ -139,7 +139,7 @@ class Rescuer(Protocol):
 
 
 class Reporting(Protocol):
-    """What reports requests outside: `gateway.reports`."""
+    """What reports requests outside: `gateway.rooms.reports`."""
 
     def follow(self, inbound: Inbound, request_id: bytes) -> Sequence[Observer]:
         """Return who observes a request that was routed; nobody if it is not of interest."""

@@ -14,7 +14,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 def page(title: str, heading: str, facts: Sequence[str], body: Iterable[str]) -> str:
     """Return the page."""
-    tokens = resources.files("gateway") / "dashboard" / "static" / "tokens.css"
+    tokens = resources.files("gateway") / "rooms" / "dashboard" / "static" / "tokens.css"
     style = tokens.read_text("utf-8") + (resources.files("lab.report") / "page.css").read_text("utf-8")
     head = "".join(f"<p>{escape(fact)}</p>" for fact in facts)
     return (

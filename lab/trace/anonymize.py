@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from gateway.recorder.hashes import HASH_BITS, TextHasher
-from gateway.recorder.schema import Hashing
+from gateway.rooms.recorder.hashes import HASH_BITS, TextHasher
+from gateway.rooms.recorder.schema import Hashing
 from lab.trace.record import TraceRecord
 from policies.features.prompt import read_prompt
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from gateway.recorder.packed import HASH_BITS, pack, unpack
-from gateway.recorder.schema import VERSION, Hashing
+from gateway.rooms.recorder.packed import HASH_BITS, pack, unpack
+from gateway.rooms.recorder.schema import VERSION, Hashing
 from lab.trace.record import Speculation, TraceCandidate, TraceRecord
 from lab.trace.values import (
     describe_type,

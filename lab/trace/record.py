@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gateway.recorder.schema import Hashing
+from gateway.rooms.recorder.schema import Hashing
 
 BLOCK_TOKENS = 512
 """Tokens per block of `TraceRecord.prefix_blocks`, as in Mooncake's traces."""

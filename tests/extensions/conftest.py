@@ -44,8 +44,8 @@ def tail(folder: Path) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def units(folder: Path) -> ModuleType:
-    """Return `gateway.recorder._units`."""
-    return _module(folder, "gateway.recorder._units")
+    """Return `gateway.rooms.recorder._units`."""
+    return _module(folder, "gateway.rooms.recorder._units")
 
 
 def _module(folder: Path, name: str) -> ModuleType:

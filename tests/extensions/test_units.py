@@ -1,4 +1,4 @@
-"""`gateway/recorder/_units.c` cuts and packs texts as the Python implementation does."""
+"""`gateway/rooms/recorder/_units.c` cuts and packs texts as the Python implementation does."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.recorder.hashes import TextHasher
-from gateway.recorder.packed import pack, unpack
-from gateway.recorder.units import KINDS, cut
+from gateway.rooms.recorder.hashes import TextHasher
+from gateway.rooms.recorder.packed import pack, unpack
+from gateway.rooms.recorder.units import KINDS, cut
 
 pytestmark = pytest.mark.slow
 
@@ -186,7 +186,7 @@ def test_a_hasher_uses_the_extension_if_it_is_available(units: ModuleType, monke
     hasher = TextHasher(b"salt")
     hasher._compiled = None
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "gateway.recorder._units", units)
+        patch.setitem(sys.modules, "gateway.rooms.recorder._units", units)
         compiled = TextHasher(b"salt")
     assert compiled.is_quick
     for _ in range(2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-from gateway.picker import ext_proc_pb2 as ext_proc
+from gateway.rooms.picker import ext_proc_pb2 as ext_proc
 
 DESTINATION = "x-gateway-destination-endpoint"
 LB = "envoy.lb"

@@ -12,7 +12,7 @@ from typing import Self
 
 import grpc
 
-from gateway.picker import ext_proc_pb2 as ext_proc
+from gateway.rooms.picker import ext_proc_pb2 as ext_proc
 
 from .answer import LB, Answer
 

@@ -20,9 +20,9 @@ from backends.pool import Pool
 from backends.speculation import Method
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.usage import read_usage
-from gateway.recorder.document import RecordBuilder, RequestNotes
-from gateway.recorder.hashes import TextHasher
 from gateway.relay.observers import EndedExchange, Times
+from gateway.rooms.recorder.document import RecordBuilder, RequestNotes
+from gateway.rooms.recorder.hashes import TextHasher
 from gateway.routing.access import read_head
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.model import Model, Upstream

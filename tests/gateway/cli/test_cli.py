@@ -140,7 +140,11 @@ def test_commands_print_by_the_one_function_that_cleans_what_others_say() -> Non
         for path in (ROOT / "gateway").rglob("*.py")
         if (count := len(re.findall(r"typer\.echo\(|(?<![\w.])print\(", path.read_text().replace(">>> print(", ""))))
     }
-    assert printing == {"gateway/cli/output.py": 1, "gateway/dashboard/command.py": 1, "gateway/service/run.py": 3}
+    assert printing == {
+        "gateway/cli/output.py": 1,
+        "gateway/rooms/dashboard/command.py": 1,
+        "gateway/service/run.py": 3,
+    }
 
 
 def test_errors_of_a_file_as_json(wrong: Path) -> None:

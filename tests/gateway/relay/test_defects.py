@@ -9,9 +9,9 @@ import pytest
 
 from backends import background
 from backends.background import Work
-from gateway.recorder.document import RequestNotes
 from gateway.relay.context import Timeouts
 from gateway.relay.observers import Observer
+from gateway.rooms.recorder.document import RequestNotes
 from gateway.routing.router import RoutedRequest
 from tests.gateway.relay.test_attempts import DONE, EVENTS_HEAD, FIRST, SECOND, Relay
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from backends.backend import State
-from gateway.recorder.document import RequestNotes
 from gateway.relay.observers import EndedExchange, Observer
+from gateway.rooms.recorder.document import RequestNotes
 from gateway.routing.router import RoutedRequest
 from lab.trace.read import read_trace
 from policies.learned.policy import Learned

@@ -18,15 +18,15 @@ from tests.gateway.reload.test_change import change
 
 ROOT = Path(__file__).parents[3]
 SHOWN = {
-    ("gateway/batches/api.py", "add_batches"): 1,
-    ("gateway/batches/api.py", "answer"): 1,  # of the record of a batch, by which its key is found again
-    ("gateway/batches/run.py", "settings_of"): 1,  # names of the same pool file, as it is now
-    ("gateway/recorder/document.py", "_document"): 2,
+    ("gateway/rooms/batches/api.py", "add_batches"): 1,
+    ("gateway/rooms/batches/api.py", "answer"): 1,  # of the record of a batch, by which its key is found again
+    ("gateway/rooms/batches/run.py", "settings_of"): 1,  # names of the same pool file, as it is now
+    ("gateway/rooms/recorder/document.py", "_document"): 2,
     ("gateway/relay/accounting.py", "conclude"): 2,  # a label of a series; a log
     ("gateway/relay/exchange.py", "refuse"): 1,  # the access log
     ("gateway/relay/limits.py", "enter"): 2,  # errors
     ("gateway/relay/lookups.py", "place"): 1,  # an error
-    ("gateway/reports/trail.py", "on_end"): 1,
+    ("gateway/rooms/reports/trail.py", "on_end"): 1,
     ("gateway/routing/keys.py", "__init__"): 1,
     ("gateway/routing/keys.py", "check_admin"): 1,
     ("gateway/routing/router.py", "_requested"): 1,

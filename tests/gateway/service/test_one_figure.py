@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from backends.backend import State
 from backends.health import Ejected
 from gateway.cli.app import app
-from gateway.fleet import model, room
+from gateway.rooms.fleet import model, room
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.support.upstream import END, Wire, delta
 from tests.support.waiting import eventually_async

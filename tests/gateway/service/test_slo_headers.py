@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.recorder.document import RequestNotes
 from gateway.relay.observers import EndedExchange
+from gateway.rooms.recorder.document import RequestNotes
 from gateway.routing.access import NO_ROUTING_HEADERS, RoutingHeaders
 from gateway.routing.router import RoutedRequest
 from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway

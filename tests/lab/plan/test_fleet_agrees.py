@@ -8,8 +8,8 @@ import pytest
 from backends.backend import Backend
 from backends.calibration.load import load_calibration
 from backends.speculation import Method
-from gateway.fleet.demand import HOUR_MINUTES, Minute
-from gateway.fleet.model import ModelFleet
+from gateway.rooms.fleet.demand import HOUR_MINUTES, Minute
+from gateway.rooms.fleet.model import ModelFleet
 from lab.plan.judge import loss_of
 from lab.plan.mixes import Mix, kinds, mixes
 from lab.plan.result import Objective

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.recorder.schema import Hashing
+from gateway.rooms.recorder.schema import Hashing
 from lab.simulation.request import ReplayRequest, replay_request
 from lab.simulation.table import RequestTable, request_table
 from lab.trace.order import in_arrival_order

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.app import app
-from gateway.recorder.hashes import TextHasher
+from gateway.rooms.recorder.hashes import TextHasher
 from lab.trace.read import FORMATS, read_trace
 from lab.trace.record import TraceRecord
 from lab.trace.write import WRITTEN_FORMATS, write_trace

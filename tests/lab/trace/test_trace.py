@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import orjson
 import pytest
 
-from gateway.recorder.schema import Hashing
+from gateway.rooms.recorder.schema import Hashing
 from lab.trace.decode import OUTCOME_FIELDS, decode, encode
 from lab.trace.record import Speculation, TraceCandidate, TraceRecord
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.trouble.answer import problem_of
+from gateway.rooms.trouble.answer import problem_of
 from policies.features.request import Endpoint
 from tests.vllm.conftest import Served
 from tests.vllm.requests import to

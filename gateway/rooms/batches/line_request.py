@@ -1,0 +1,138 @@
+"""The request of a line, which goes the way of all requests, and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from backends.backend import Backend
+from gateway.dialects.errors import GatewayError
+from gateway.relay.admission import admit
+from gateway.relay.context import Inbound, RelayContext
+from gateway.relay.exchange import Exchange
+from gateway.relay.observers import EndedExchange, Observer
+from gateway.rooms.batches.lines import MOST_VALUES
+from gateway.rooms.batches.storage import Document
+from gateway.routing.access import read_head
+from gateway.routing.keys import Client
+from gateway.routing.large_bodies import check_cost
+from policies.policy import Decision
+
+_LAST: Final = 1_000_001
+"""A priority behind those that keys may have."""
+_WEIGHT: Final = 0.001
+"""Lines take no share of a model from others, whose delay weighs five times where it is chosen between replicas."""
+_MOST_ANSWER_BYTES: Final = 32 << 20
+_NOT_THEIRS: Final[dict[str, Any]] = {
+    "slo_class": "",
+    **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "max_in_flight", "slo_ttft_s", "slo_tpot_s")),
+}
+
+
+def client_of_lines(key: Client) -> Client:
+    """Return the client of a key's lines, which has no share beside others; its limits are those of `enter_line`."""
+    return replace(key, name=f"{key.name} batch", id=f"{key.id} batch", priority=_LAST, weight=_WEIGHT, **_NOT_THEIRS)
+
+
+class Answer(NamedTuple):
+    """The answer to a line; its status is 0 if it did not end."""
+
+    status: int
+    body: bytes = b""
+    request_id: str = ""
+    backend: str = ""  # that has answered; empty if the gateway has
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether there was no place for the line."""
+        return self.status in {408, 429, 503}
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it would be the same another time, and elsewhere: an engine's 401 and 404 may be its own."""
+        is_own = self.backend and self.status in {401, 404}
+        return 0 < self.status < 500 and not self.is_refusal and not is_own
+
+    def document(self) -> Document:
+        """Return it as it is written: JSON stays as it was, and is not parsed where that would take long."""
+        body: object = orjson.Fragment(self.body.replace(b"\n", b" ").replace(b"\r", b" "))
+        try:
+            for _ in check_cost(self.body, MOST_VALUES):
+                pass
+            orjson.loads(self.body)
+        except (GatewayError, orjson.JSONDecodeError) as error:
+            is_json = isinstance(error, GatewayError) and self.body[:1] + self.body.rstrip()[-1:] == b"{}"
+            body = body if is_json else self.body.decode("utf-8", "replace")
+        return {"status_code": self.status, "request_id": self.request_id, "body": body}
+
+
+class LineRequest(Observer):
+    """A request of the gateway's own, and the reply to it."""
+
+    def __init__(
+        self, relay: RelayContext, client: Client, path: str, body: bytes, on_send: Callable[[str], bool]
+    ) -> None:
+        self._answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        self._status, self._parts, self._left_bytes = 0, list[bytes](), _MOST_ANSWER_BYTES
+        self._on_send = on_send  # called with each backend that it is sent to; returns whether another may get it
+        headers = read_head("POST", client, path, path.encode(), [(b"content-type", b"application/json")])
+        self._exchange = Exchange(relay, Inbound(headers, body), self)
+        self._exchange.delivery.observers.append(self)
+        self.tokens = 0  # that it is charged
+
+    async def answer(self, closed: tuple[str, ...]) -> Answer | None:
+        """Send the request, not to backends that are closed to it, and return its answer; None if it is given up."""
+        self._exchange.closed = closed
+        admit(self._exchange)
+        return await self._answer
+
+    def give_up(self) -> bool:
+        """End it without an answer; return False if it has ended already."""
+        if self._answer.done():
+            return False
+        self._answer.set_result(None)
+        self._exchange.client_gone()
+        return True
+
+    # Called by the exchange
+
+    def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
+        """Note where it is sent."""
+        if not self._on_send(decision.backend):
+            self._exchange.closed = tuple(each.name for each in self._exchange.relay.pool.of(candidates[0].model))
+
+    def on_end(self, ended: EndedExchange) -> None:
+        """Note what it is charged."""
+        self.tokens = ended.tokens
+
+    def head(self, status: int, lines: bytes) -> None:
+        """Begin the answer."""
+        self._status = status
+
+    def data(self, chunk: bytes) -> None:
+        """Keep bytes of the body, unless they are too many."""
+        self._left_bytes -= len(chunk)
+        self._parts.append(chunk)
+        if self._left_bytes < 0 and not self._answer.done():
+            text = f"The answer has more than {_MOST_ANSWER_BYTES >> 20} MiB."
+            self.whole(413, b"", GatewayError(413, text, code="answer_too_large").body())
+            asyncio.get_running_loop().call_soon(self._exchange.client_gone)  # not while it passes this on
+
+    def end(self) -> None:
+        """End the answer."""
+        self.whole(self._status, b"", b"".join(self._parts))
+
+    def whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Take a complete answer."""
+        if not self._answer.done():
+            attempt, delivery = self._exchange.attempt, self._exchange.delivery
+            backend = "" if attempt is None or not delivery.has_begun else attempt.upstream.backend.name
+            self._answer.set_result(Answer(status, body, delivery.request_id.decode("latin-1"), backend))
+
+    def abort(self) -> None:
+        """Mark the answer as incomplete."""
+        self.whole(0, b"", b"")

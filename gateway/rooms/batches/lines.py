@@ -1,0 +1,198 @@
+"""The lines of a batch: what must hold for each before any runs, and what is written of its answer.
+
+The body of a line goes to the engine as it stands in the file, so it is cut out there, not parsed and written anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from gateway.dialects.errors import GatewayError
+from gateway.rooms.batches.storage import Document
+from gateway.routing.large_bodies import check_cost
+
+MOST_LINE_BYTES: Final = 8 << 20
+MOST_VALUES: Final = 300_000
+"""Of a line, as `check_cost` counts them; less than of a request, since a file has many. To parse them takes 30 ms."""
+_MOST_PROBLEMS: Final = 100
+_MISSING: Final = "missing_required_parameter"
+_BEGINNING_BYTES: Final = 1 << 13
+"""Of a line that cannot be parsed, in which its custom_id is looked for."""
+_LARGE_BYTES: Final = 1 << 15
+_NAME: Final = re.compile(r'[\s{,]*("(?:[^"\\]|\\.)*")\s*:\s*')
+_CUSTOM_ID: Final = re.compile(rb'"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")')
+_VALUES: Final = json.JSONDecoder(parse_int=str, parse_float=str)
+
+
+@dataclass(eq=False, slots=True)
+class Line:
+    """A line that has no answer yet."""
+
+    number: int
+    custom_id: str
+    body: bytes = b""
+    error: GatewayError | None = None  # why it cannot be sent
+    runs: int = 0  # at engines, but for those that were refused or given up
+    given_up: int = 0  # times that it made room for requests
+    refused: int = 0  # times that an engine had no place for it
+    backend: str = ""  # where it was sent last
+
+    @property
+    def must_end(self) -> bool:
+        """Whether it is not given up again."""
+        return self.given_up > 1
+
+
+class Checked(NamedTuple):
+    """What was found in the lines of a file."""
+
+    total: int
+    model: str  # that all of them ask for
+    problems: list[Document]  # in OpenAI's form; the first hundred
+
+
+def problem(code: str, message: str, line: int | None = None, param: str | None = None) -> Document:
+    """Return what is wrong with a batch, or with a line of it."""
+    return {"code": code, "message": message, "param": param, "line": line}
+
+
+def in_turns(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield lines; after a large one, as much time goes to other threads, which have requests to answer."""
+    for line in lines:
+        began_s = time.thread_time()
+        yield line
+        if len(line) > _LARGE_BYTES:
+            time.sleep(max(0.0, time.thread_time() - began_s))  # the thread may be another one now
+
+
+def read_line(number: int, raw: bytes) -> Line:
+    """Return a line, with an error if it can only be answered with that.
+
+    Examples
+    --------
+    >>> line = read_line(0, b'{"custom_id": "a", "body": {"seed": 12345678901234567890123456, "priority": -99}}')
+    >>> line.custom_id, line.body, line.error
+    ('a', b'{"seed": 12345678901234567890123456, "priority": 0}', None)
+    """
+    try:
+        fields, text = _parsed(raw), raw.decode()
+        body = text[_spans(text)["body"]]
+        priority = fields["body"].get("priority", 0)
+        if not (isinstance(priority, int | float) and priority >= 0):  # lines come behind requests
+            span = _spans(body)["priority"]
+            body = f"{body[: span.start]}0{body[span.stop :]}"
+        return Line(number, fields["custom_id"], body.encode())
+    except GatewayError as known:
+        error = known
+    except Exception as unknown:  # noqa: BLE001 -- whatever a line holds, it stops no other
+        error = GatewayError(400, f"This line cannot be read: {unknown}", code="invalid_json_line")
+    return Line(number, _custom_id(raw), error=error)
+
+
+def _parsed(raw: bytes) -> Any:
+    """Return what a line holds, unless it is too long, costs too much to parse, or is no JSON."""
+    if len(raw) > MOST_LINE_BYTES:
+        raise GatewayError(413, f"A line has at most {MOST_LINE_BYTES >> 20} MiB.", code="line_too_large")
+    try:
+        for _ in check_cost(raw, MOST_VALUES):
+            pass
+        return orjson.loads(raw)
+    except GatewayError as error:
+        raise GatewayError(413, "This line has too many JSON values.", code=error.code) from None
+    except orjson.JSONDecodeError as error:
+        raise GatewayError(400, f"This line is no JSON: {error}", code="invalid_json_line") from None
+
+
+def _custom_id(raw: bytes) -> str:
+    """Return the custom_id of a line that cannot be parsed; empty if none is found."""
+    found = _CUSTOM_ID.search(raw[:_BEGINNING_BYTES])
+    try:
+        return "" if found is None else str(orjson.loads(found[1]))
+    except orjson.JSONDecodeError:
+        return ""
+
+
+def _spans(document: str) -> dict[str, slice]:
+    """Return where the value of each field of an object stands; of fields of one name the last, as parsers do."""
+    spans, at = dict[str, slice](), 0
+    while (name := _NAME.match(document, at)) is not None:
+        _, at = _VALUES.raw_decode(document, name.end())
+        spans[orjson.loads(name[1])] = slice(name.end(), at)
+    return spans
+
+
+def check(lines: Iterable[bytes], endpoint: str, most_lines: int) -> Checked:
+    """Check all lines of a file; empty ones count as none.
+
+    A line that has a custom_id but whose body is no JSON, or that is too large, has its error among the answers.
+
+    Examples
+    --------
+    >>> line = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"m","prompt":"Hi"}}'
+    >>> check([line], "/v1/completions", 9)
+    Checked(total=1, model='m', problems=[])
+    >>> [(each["code"], each["line"]) for each in check([line, line, b"{"], "/v1/completions", 9).problems]
+    [('duplicate_custom_id', 2), ('invalid_json_line', 3)]
+    """
+    total, model, problems, ids = 0, "", list[Document](), set[int]()
+    for number, raw in enumerate(in_turns(lines), 1):
+        if not raw.strip():
+            continue
+        total += 1
+        if total > most_lines:
+            problems.append(problem("too_many_tasks", f"The file has more than {most_lines} lines.", number))
+            break
+        custom_id, found = "", None
+        try:
+            fields = _parsed(raw)
+            found = _problem(fields, endpoint, model)
+            if found is None:
+                custom_id, model = fields["custom_id"], fields["body"]["model"]
+        except GatewayError as error:
+            custom_id = _custom_id(raw)
+            if not custom_id:
+                found = problem(error.code or "", error.message)
+        if found is None and hash(custom_id) in ids:
+            found = problem("duplicate_custom_id", "A line before has the same custom_id.", param="custom_id")
+        ids.add(hash(custom_id))
+        if found is not None:
+            problems.append(found | {"line": number})
+            if len(problems) == _MOST_PROBLEMS:
+                break
+    if not total:
+        problems.append(problem("empty_file", "The file has no lines."))
+    return Checked(total, model, problems)
+
+
+def _problem(document: object, endpoint: str, model: str) -> Document | None:
+    """Return what is wrong with a line that is JSON."""
+    if not isinstance(document, dict):
+        return problem("invalid_json_line", "A line is a JSON object with custom_id, method, url and body.")
+    custom_id, body = document.get("custom_id"), document.get("body")
+    fields = body if isinstance(body, dict) else {}
+    asked = fields.get("model")
+    rules = (
+        (isinstance(custom_id, str) and custom_id, _MISSING, "A line needs a text as custom_id.", "custom_id"),
+        (document.get("method") == "POST", "invalid_method", "The method of a line is POST.", "method"),
+        (document.get("url") == endpoint, "invalid_url", f"The url is that of the batch, {endpoint}.", "url"),
+        (isinstance(body, dict), _MISSING, "The body of a line is a JSON object.", "body"),
+        (isinstance(asked, str) and asked, _MISSING, "The body of a line names a model.", "body.model"),
+        (asked == model or not model, "mismatched_model", "All lines ask for the same model.", "body.model"),
+        (not fields.get("stream"), "invalid_request", "A line cannot ask for a stream.", "body.stream"),
+    )
+    return next((problem(code, text, param=param) for is_met, code, text, param in rules if not is_met), None)
+
+
+def written(custom_id: str, response: Document | None, code: str = "", message: str = "") -> bytes:
+    """Return what is written of a line: its response, or why there is none."""
+    error = None if response is not None else {"code": code, "message": message}
+    document = {"id": f"batch_req_{os.urandom(16).hex()}", "custom_id": custom_id, "response": response, "error": error}
+    return orjson.dumps(document)

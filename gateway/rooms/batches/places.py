@@ -1,0 +1,158 @@
+"""How many lines run on each replica of a model: as many as leave the requests of others alone, and likely end.
+
+One line has the kept place: it is not given up when a request comes. The others are, so those that were answered must
+have paid for all of them, and the replica must be likely to stay alone for as long as a line takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict, deque
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
+
+from gateway.rooms.batches.line_request import LineRequest
+from gateway.rooms.batches.lines import Line
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+
+WAIT_S: Final = 0.05
+_DOUBLES_S: Final = 0.25
+_EARNS, _FIRST, _MOST_SAVED = 0.09, 3.0, 2.0
+"""Lines that may be given up: for each that is answered, at first, and at most, over the most lines of a replica."""
+_RISKED: Final = 0.5
+"""Of what is saved: after all of that was lost at once, half is left to go on with."""
+_REMEMBERED: Final = 8
+_LONG: Final = 0.5
+"""Of the time that a line takes: pauses that are shorter are neither used nor remembered."""
+_SPREAD: Final = 1.5
+"""What a line may take, over what lines take in the mean."""
+
+
+class Places:
+    """The places of lines on one replica; all times are those of one clock.
+
+    Examples
+    --------
+    >>> places, line = Places(128, now_s=0.0), Line(0, "a")
+    >>> places.look(0.0, is_shared=False, has_come=False)
+    []
+    >>> for now_s in (0.0, 0.5, 1.0, 1.5):
+    ...     while places.may_begin(now_s, line):
+    ...         places.lines[Line(0, "a")] = None
+    ...     places.answered(0.1)
+    >>> len(places.lines)
+    2
+    >>> len(places.look(2.0, is_shared=True, has_come=True))
+    1
+    """
+
+    def __init__(self, most: int, now_s: float) -> None:
+        self._most = most
+        self._since_s = now_s  # since when there has been no request of others
+        self._is_shared = True
+        self._saved = _FIRST
+        self._takes_s = 0.0  # a line, in the mean; 0 until one was answered
+        self._pauses = deque[float](maxlen=_REMEMBERED)  # how long the last ones were without requests of others
+        self.lines: dict[Line, None] = {}  # in flight, the oldest first
+        self.waiting = 0  # requests that wait in the engine
+
+    def look(self, now_s: float, *, is_shared: bool, has_come: bool) -> list[Line]:
+        """Note whether there are requests of others, or some have come and gone; return the lines to be given up."""
+        if is_shared or has_come:
+            alone_s = now_s - self._since_s
+            if (has_come or not self._is_shared) and alone_s > _LONG * self._takes_s:
+                self._pauses.append(alone_s)
+            self._since_s = now_s
+        self._is_shared = is_shared
+        kept = next((line for line in self.lines if line.must_end), next(iter(self.lines), None))
+        return [line for line in self.lines if line is not kept] if is_shared else []
+
+    def may_begin(self, now_s: float, line: Line, unsent: int = 0) -> bool:
+        """Return whether a line may be sent to the replica, besides some that are yet to be sent to one."""
+        count, alone_s, ends_s = len(self.lines) + unsent, now_s - self._since_s, _SPREAD * self._takes_s
+        if self.waiting or (line.must_end and any(each.must_end for each in self.lines)):
+            return False
+        if not count:
+            return True
+        if (
+            self._is_shared
+            or count > _RISKED * self._saved
+            or count >= min(self._most, 2.0 ** min(30.0, alone_s / _DOUBLES_S))
+        ):
+            return False
+        is_long = alone_s > _LONG * self._takes_s > 0.0
+        return is_long and not any(alone_s < pause_s < alone_s + ends_s for pause_s in self._pauses)
+
+    def answered(self, took_s: float) -> None:
+        """Count a line that was answered, and what it took."""
+        self._takes_s += (took_s - self._takes_s) / (8.0 if self._takes_s else 1.0)
+        self._saved = min(_MOST_SAVED * self._most, self._saved + _EARNS)
+
+    def gave_up(self, line: Line) -> None:
+        """Count a line that was given up."""
+        line.given_up += 1
+        self._saved -= 1.0
+
+
+class ModelPlaces:
+    """The places of the lines of one model in this process."""
+
+    def __init__(self, gateway: Gateway, model: str, most_per_backend: int) -> None:
+        self._gateway = gateway
+        self._model = model
+        self._shown = gateway.metrics.gauge("gateway_batch_lines_in_flight")
+        self.at = defaultdict[str, Places](lambda: Places(most_per_backend, time.monotonic()))  # by backend
+        self._others: dict[str, int] = {}  # by backend: how many requests of others were sent to it
+        self._sent = defaultdict[str, int](int)  # by backend: how many lines
+        self._changed = asyncio.Event()
+        self.requests: dict[Line, LineRequest | None] = {}  # of all lines that have a place
+
+    async def wait(self) -> None:
+        """Wait until there may be a place."""
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_S):
+                await self._changed.wait()
+
+    def closed_to(self, line: Line, closed: Collection[str]) -> tuple[str, ...] | None:
+        """Return the backends that have no place for a line, besides some that are closed; None if all are such."""
+        queue, now_s = self._gateway.relay.queues.get(self._model), time.monotonic()
+        if queue is not None and queue.waiting:
+            return None
+        unsent = len(self.requests.keys() - {line}) - sum(len(places.lines) for places in self.at.values())
+        names = [each.name for each in self._gateway.pool.up(self._model)]
+        full = [name for name in names if name in closed or not self.at[name].may_begin(now_s, line, unsent)]
+        return tuple(full) if len(full) < len(names) else None
+
+    def sent(self, line: Line, backend: str) -> None:
+        """Note that a line is sent to a backend, perhaps after another one."""
+        for places in self.at.values():
+            places.lines.pop(line, None)
+        self.at[backend].lines[line] = None
+        self._sent[backend] += 1
+
+    def leave(self, line: Line) -> None:
+        """Release the place of a line."""
+        self.requests.pop(line, None)
+        for places in self.at.values():
+            places.lines.pop(line, None)
+        self._changed.set()
+
+    def look(self) -> None:
+        """See where there are requests of others, and give up the lines that they have no room for."""
+        for backend in self._gateway.pool.up(self._model):
+            name, places = backend.name, self.at[backend.name]
+            others, lines = backend.sent - self._sent[name], len(places.lines)
+            is_shared = backend.in_flight > lines or backend.load.others > lines / 4  # a report is old
+            has_come = others != self._others.get(name, others)
+            self._others[name], places.waiting = others, backend.load.waiting
+            for line in places.look(time.monotonic(), is_shared=is_shared, has_come=has_come):
+                request = self.requests.get(line)
+                if request is not None and request.give_up():
+                    places.gave_up(line)
+        self._shown.labels(self._model).set(len(self.requests))
+        self._changed.set()

@@ -1,0 +1,147 @@
+"""Batches as a room of the gateway, which runs them: of each key one at a time.
+
+Of the gateways with one folder, the one that holds its lock does so; when it ends, another goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import TYPE_CHECKING, Final
+
+from backends import background
+from gateway.gateway import Room
+from gateway.rooms.batches import api
+from gateway.rooms.batches.lines import problem
+from gateway.rooms.batches.places import WAIT_S, ModelPlaces
+from gateway.rooms.batches.records import Marker
+from gateway.rooms.batches.run import BatchRun, settings_of
+from gateway.rooms.batches.storage import Document, Storage
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from gateway.config.settings import PoolSettings
+    from gateway.gateway import Gateway
+
+_POLL_S, _IDLE_S, _END_S = 2.0, 0.5, 5.0
+_KEY_COMES_S: Final = 10.0
+"""Seconds that the key of a new batch may be unknown here: gateways are reloaded one after another."""
+
+
+class BatchesRoom(Room):
+    """Keeps files and batches, and runs those that are open."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        self._settings = gateway.settings.batches
+        self._runs: dict[Marker, BatchRun] = {}
+        self._tasks: dict[Marker, asyncio.Task[None]] = {}
+        self._work: list[asyncio.Task[None]] = []
+        self._has_news = asyncio.Event()
+        self._checking = asyncio.Lock()
+
+    @staticmethod
+    def problem(settings: PoolSettings) -> str:
+        """Return what is not allowed."""
+        batches, body_mib = settings.batches, settings.server.max_body_mib
+        if batches is not None and batches.max_file_mib > body_mib:
+            return f"batches.max_file_mib is {batches.max_file_mib:g}, but server.max_body_mib {body_mib:g}: raise that"
+        return ""
+
+    @staticmethod
+    def client_paths(settings: PoolSettings) -> Mapping[str, int]:
+        """Return the paths of files and batches."""
+        return {} if settings.batches is None else api.most_bytes(settings.batches)
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add the paths of files and batches."""
+        if self._settings is not None:
+            aside = self.gateway.metrics.counter("gateway_batch_objects_set_aside")
+            self._storage = Storage(self._settings.folder, self._settings.max_total_mib * 2**20)
+            self._storage.on_aside = lambda kind: aside.labels(kind).inc()
+            most = self._settings.max_in_flight
+            self._places_of = cache(lambda model: ModelPlaces(self.gateway, model, most))
+            api.add_batches(app, self.gateway, self._settings, self._storage, self._has_news.set)
+
+    def start(self) -> None:
+        """Start looking for batches to run, and at the requests of others, beside which they run."""
+        if self._settings is not None:
+            self._work = [background.keep_running("batches", work) for work in (self._run, self._watch)]
+
+    async def stop(self) -> None:
+        """End what runs, so that others can go on with it."""
+        for run in self._runs.values():
+            run.end()
+        if self._work:
+            self._work[0].cancel()
+            await asyncio.wait([self._work[0], *self._tasks.values()], timeout=_END_S)
+            for task in (*self._work, *self._tasks.values()):
+                task.cancel()
+            self._storage.release()
+
+    async def _watch(self) -> None:
+        while True:
+            for model in self.gateway.models:
+                self._places_of(model).look()
+            await asyncio.sleep(WAIT_S if self._runs else _IDLE_S)
+
+    async def _run(self) -> None:
+        while True:
+            self._has_news.clear()
+            if await asyncio.to_thread(self._storage.hold):
+                await self._look()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    await self._has_news.wait()
+
+    async def _look(self) -> None:
+        """Begin and end what is to begin and to end."""
+        names, markers = await asyncio.to_thread(self._storage.names, "open"), dict[Marker, bool]()
+        for name in names:
+            if (marker := Marker.read(name.removesuffix(".cancel"))) is None:
+                self._storage.set_aside(f"open/{name}", "its name is not that of a batch")
+            elif not name.endswith(".cancel"):
+                markers[marker] = f"{name}.cancel" in names
+        for marker in self._tasks.keys() - markers.keys():
+            if self._tasks[marker].done():
+                del self._tasks[marker], self._runs[marker]
+        for marker, is_cancelled in markers.items():
+            with background.guarded("batches", of=marker.batch_id):
+                await self._begin_or_end(marker, is_cancelled=is_cancelled)
+
+    async def _begin_or_end(self, marker: Marker, *, is_cancelled: bool) -> None:
+        now_s, end = time.time(), "cancelled" if is_cancelled else ""
+        key, problems = self.gateway.relay.access.keyring.with_id(marker.owner), list[Document]()
+        settings = None if key is None else settings_of(self.gateway, key)
+        if now_s > marker.created_s + api.WINDOW_S:
+            end = "expired"
+        elif key is None and now_s < marker.created_s + _KEY_COMES_S:
+            return
+        elif key is None:
+            end, problems = "failed", [problem("invalid_api_key", "The key that this batch belongs to is gone.")]
+        elif settings is not None and not settings.batches:
+            end, problems = "failed", [problem("batches_not_allowed", f"Key {key.name!r} may not use batches.")]
+        is_busy = any(each.owner == marker.owner and not task.done() for each, task in self._tasks.items())
+        if marker not in self._tasks and (end or not is_busy):
+            work = partial(self._run_one, marker)
+            self._tasks[marker] = background.keep_running("batches", work, of=marker.batch_id)
+            await asyncio.sleep(0)  # until it has begun
+        run = self._runs.get(marker)
+        if end and run is not None:
+            run.end(end, problems)
+        elif run is not None:
+            await run.save()
+
+    async def _run_one(self, marker: Marker) -> None:
+        """Run a batch; if that fails, it is begun again, after pauses that grow."""
+        assert self._settings is not None
+        run = self._runs[marker] = BatchRun(self.gateway, self._storage, marker, self._places_of)
+        try:
+            await run.run(self._checking, self._settings.max_lines)
+        finally:
+            run.end()  # if it failed, what is in flight is left to the next one
+            self._has_news.set()

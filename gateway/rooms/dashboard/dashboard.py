@@ -1,0 +1,218 @@
+"""The dashboard of a gateway process: a page at `/dashboard`, and the live data that it asks for each second."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
+
+from backends import background
+from backends.backend import Backend
+from gateway import __version__
+from gateway.dialects.errors import GatewayError
+from gateway.gateway import Room, join
+from gateway.http.paths import ADMIN_DOCS
+from gateway.relay.observers import Follower
+from gateway.rooms.dashboard.beliefs import Beliefs
+from gateway.rooms.dashboard.decisions import SampledDecisions
+from gateway.rooms.dashboard.recent import (
+    POINT_S,
+    RATE_WINDOW_S,
+    WINDOW_S,
+    Document,
+    KeptObjectives,
+    Past,
+    Recent,
+    Totals,
+    loads_of,
+    totals_of,
+)
+from gateway.rooms.dashboard.static_files import PageFiles
+from gateway.rooms.dashboard.views import backend_view, model_view, point_of
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+
+FORMAT = 2
+"""Changes with the meaning of a field; new fields do not change it."""
+
+SNAPSHOT_S = 1.0
+WATCHED_S = 5.0
+"""Seconds after the last question for a snapshot until which decisions are sampled."""
+
+
+class Dashboard(Room):
+    """The live data of a gateway process.
+
+    Every few seconds it reads counters, so that a page that is opened has a past. The rest is made at most once a
+    second for all open pages together, and not at all without one.
+    """
+
+    page: ClassVar[str] = "/dashboard"
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        self._started_s = time.time()
+        self._past = Past()
+        self._kept = KeptObjectives()
+        self._loads: dict[str, float] = {}
+        self._recent: dict[tuple[str, str], tuple[Backend, Recent]] = {}
+        self._decisions: dict[str, SampledDecisions] = {}
+        self._beliefs: dict[str, Beliefs] = {}
+        self._reading: asyncio.Task[None] | None = None
+        self._next_read_s = -math.inf
+        self._points_at_s = 0.0
+        self._is_watched = False
+        self._asked_s = -math.inf
+        self._made_s = -math.inf
+        self._snapshot = b""
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add the pages, which hold no data, and what the dashboard asks for below `/admin/dashboard`."""
+        files = PageFiles()
+        app.mount("/dashboard/static", files)
+
+        @app.get(self.page, include_in_schema=False)
+        async def page(request: Request) -> Response:
+            """Return the page."""
+            return await files.get_response("index.html", request.scope)
+
+        @app.get("/", include_in_schema=False)
+        async def home() -> Response:
+            """Lead a browser to the page, also behind a proxy that serves the gateway below a path."""
+            return RedirectResponse("dashboard")
+
+        @app.get(ADMIN_DOCS, include_in_schema=False)
+        async def docs(request: Request) -> Response:
+            """Return the page that shows the OpenAPI document of `/admin`."""
+            self._check()
+            return await files.get_response("docs.html", request.scope)
+
+        @app.get("/admin/dashboard/history", tags=["dashboard"])
+        async def history() -> Response:
+            """Return the last half hour of all backends, a point each few seconds."""
+            self._check()
+            return _json(orjson.dumps({"format": FORMAT} | self._past.document(), option=orjson.OPT_SERIALIZE_NUMPY))
+
+        @app.get("/admin/dashboard/snapshot", tags=["dashboard"])
+        async def snapshot() -> Response:
+            """Return what is shown at present; for some seconds after, decisions are sampled."""
+            self._check()
+            return _json(self._present())
+
+    def follow(self) -> Mapping[str, Follower]:
+        """Return what samples decisions, while a page is open."""
+        if not self._is_watched:
+            return {}
+        recorder, known = self.gateway.settings.recorder, self._decisions
+        # Who lets texts be recorded lets the page name a template by them, but not for those without a key.
+        names = recorder is not None and recorder.text == "full" and not self.gateway.settings.dashboard.public
+        self._decisions = {
+            name: known.get(name) or SampledDecisions(explains=recorder is not None) for name in self.gateway.models
+        }
+        for sampled in self._decisions.values():
+            sampled.templates = (sampled.templates or {}) if names else None
+        return self._decisions
+
+    async def stop(self) -> None:
+        """End the task that reads counters."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    def tick(self) -> None:
+        """Read counters every few seconds, and notice that nobody watches any more."""
+        now_s = time.monotonic()
+        if self._is_watched and now_s - self._asked_s > WATCHED_S:
+            self._watch(is_watched=False)
+        is_reading = self._reading is not None and not self._reading.done()
+        if self.gateway.settings.dashboard.enabled and now_s >= self._next_read_s and not is_reading:
+            self._next_read_s = now_s + POINT_S
+            self._reading = background.start("dashboard", self._read())
+
+    async def _read(self) -> None:
+        samples = await asyncio.to_thread(lambda: list(self.gateway.metrics.samples()))
+        self._kept.add(samples)
+        self._loads = loads_of(samples)
+        self._add_points(await asyncio.to_thread(totals_of, samples))
+        if self._is_watched:
+            models = self.gateway.models
+            self._beliefs = {name: self._beliefs.get(name) or Beliefs() for name in models}
+            for name, beliefs in list(self._beliefs.items()):
+                with background.guarded("dashboard", of=name):
+                    await beliefs.update(models[name].policy, self.gateway.pool.of(name))
+
+    def _add_points(self, totals: Mapping[tuple[str, str], Totals]) -> None:
+        points = {}
+        backends = {(backend.model, backend.name): backend for backend in self.gateway.pool}
+        self._recent = {key: (backend, self._recent_of(backend)) for key, backend in backends.items()}
+        for key, (backend, recent) in self._recent.items():
+            counted = totals.get(key) or Totals()
+            recent.add(counted)
+            points[key] = point_of(self.gateway.pool.watch(backend), recent.measured)
+        self._points_at_s = time.time()
+        self._past.add(self._points_at_s, points)
+
+    def _recent_of(self, backend: Backend) -> Recent:
+        """Return the readings of a backend; another one of the same name begins anew."""
+        known = self._recent.get((backend.model, backend.name))
+        return known[1] if known is not None and known[0] is backend else Recent()
+
+    def _check(self) -> None:
+        if not self.gateway.settings.dashboard.enabled:
+            raise GatewayError(404, "The dashboard is off: set dashboard.enabled in the pool file.", code="not_found")
+
+    def _watch(self, *, is_watched: bool) -> None:
+        self._is_watched = is_watched
+        join(self.gateway)
+
+    def _present(self) -> bytes:
+        """Return a snapshot that is at most a second old."""
+        self._asked_s = time.monotonic()
+        if not self._is_watched:
+            self._watch(is_watched=True)
+        if self._asked_s - self._made_s >= SNAPSHOT_S:
+            self._made_s = self._asked_s
+            self._snapshot = orjson.dumps(self._document())
+        return self._snapshot
+
+    def _document(self) -> Document:
+        process: dict[str, Any] = {
+            "version": __version__,
+            "started_s": self._started_s,
+            "pid": os.getpid(),
+            # With several, decisions, gains, slowdowns and queues are those of the process that answers; what is
+            # counted is of all of them.
+            "workers": self.gateway.settings.server.workers,
+            "window_s": WINDOW_S,  # of quantiles
+            "rate_window_s": RATE_WINDOW_S,  # of rates, shares and acceptance
+        }
+        return {
+            "format": FORMAT,
+            "at_s": time.time(),
+            "points_at_s": self._points_at_s,  # time of the newest points
+            "process": process,
+            "models": [self._model(name) for name in self.gateway.models],
+        }
+
+    def _model(self, name: str) -> Document:
+        model, belief = self.gateway.models[name], self._beliefs.get(name)
+        measured = [(backend, self._recent_of(backend).measured) for backend in self.gateway.pool.of(name)]
+        total = sum(each.requests_per_s for _, each in measured)
+        backends = [backend_view(model, self.gateway.pool.watch(backend), each, total) for backend, each in measured]
+        document = model_view(
+            self.gateway, name, backends, None if belief is None else belief.json, self._decisions.get(name)
+        )
+        # classes: requests with a latency objective in `window_s`; load: None if unknown
+        return document | {"classes": self._kept.of(name), "load": self._loads.get(name)}
+
+
+def _json(document: bytes) -> Response:
+    return Response(document, media_type="application/json", headers={"cache-control": "no-store"})

@@ -1,0 +1,203 @@
+"""How many replicas of which method carry a traffic within its targets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.rooms.fleet.demand import Rates
+from policies.learned.belief import SPREAD, Group
+from policies.learned.prior import StepCost
+from policies.learned.replica import Replica
+
+Floats = npt.NDArray[np.float64]
+
+_QUANTILE: Final = 2.1
+"""Standard deviations of what is left to chance."""
+_TAIL: Final = 3.0
+"""Times the mean wait that a first token may have to wait."""
+_MOST_REQUESTS: Final = 256.0
+"""Requests in the batch of a replica."""
+_IMPOSSIBLE: Final = 1e6
+_FEWEST: Final = 1e-6
+"""Requests per second of a traffic that has ended."""
+_ROUNDS: Final = 64
+_LEAST_LEFT: Final = 1e-3
+"""Share of its time that a replica is taken to have left on the way to a spread that it carries."""
+_MOST_REPLICAS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Seconds that 99% of the requests are to keep; None for any."""
+
+    ttft_s: float | None
+    tpot_s: float | None
+
+    def __str__(self) -> str:
+        """Return them in words."""
+        ttft = f"{self.ttft_s:g} s to the first token" if self.ttft_s is not None else ""
+        tpot = f"{1e3 * self.tpot_s:g} ms for each further one" if self.tpot_s is not None else ""
+        return " and ".join(filter(None, (ttft, tpot)))
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """What the policy believes of the replicas of one method."""
+
+    cost: StepCost
+    spread: float  # standard deviation of log(tokens per step) between similar requests
+    per_step: Mapping[tuple[str, str, str], float]  # tokens per step by group of requests
+    kv_tokens: int  # 0 if unknown
+
+    def seconds(
+        self, group: tuple[str, str, str], mean: Rates, targets: Targets, cached: float = 0.0
+    ) -> tuple[float, float]:
+        """Return the share of a replica that one request per second takes, and the seconds that its answer takes.
+
+        Parameters
+        ----------
+        group
+            The group of the request; one that is not known is like the others.
+        mean
+            Tokens of a request, per request.
+        cached
+            Share of the prompt tokens that prefix caches have.
+        """
+        base_s, (steps, request_s, prefill_s) = self.cost.base_s, self.takes(group, mean, cached)
+        per_step, context = max(1.0, mean.output_tokens) / steps, mean.prompt_tokens + mean.output_tokens / 2
+        most = _MOST_REQUESTS if not self.kv_tokens else min(_MOST_REQUESTS, self.kv_tokens / context)
+        step_s = base_s + 2.0 * most * request_s  # half of it for prompts
+        if targets.tpot_s is not None:
+            fewest = max(1.0, per_step * math.exp(-_QUANTILE * self.spread))  # a step emits a token at least
+            step_s = min(step_s, targets.tpot_s * fewest)
+        rate = (step_s - base_s) / (step_s * (steps * request_s + prefill_s))
+        rate = min(rate, most / (steps * step_s))
+        if targets.ttft_s is not None and prefill_s > 0.0:
+            left_s = max(1e-9, targets.ttft_s - 2.0 * step_s)
+            rate = min(rate, (1.0 - _TAIL * prefill_s / left_s) / prefill_s)
+        return (1.0 / rate if rate > 1.0 / _IMPOSSIBLE else _IMPOSSIBLE), steps * step_s
+
+    def takes(self, group: tuple[str, str, str], mean: Rates, cached: float) -> tuple[float, float, float]:
+        """Return the steps of a request, the seconds that it adds to each of them, and those of its prompt."""
+        per_step = self.per_step.get(group) or 1.0 / float(np.mean([1.0 / each for each in self.per_step.values()]))
+        output = max(1.0, mean.output_tokens)
+        context_s = (mean.prompt_tokens + output / 2) * self.cost.per_context_token_s
+        prefill_s = mean.prompt_tokens * (1.0 - cached) * self.cost.per_prompt_token_s
+        return output / per_step, self.cost.per_request_s + context_s, prefill_s
+
+
+def carrier(replica: Replica, groups: Sequence[Group], batch: float, kv_tokens: int) -> Carrier:
+    """Return what the policy believes of a backend, which stands for all of its method."""
+    per_step = {
+        (group.workload, group.template, group.temperature): belief.tokens_per_step
+        for group in groups
+        for belief in group.backends
+        if belief.backend == replica.name
+    }
+    return Carrier(replica.cost(batch), SPREAD, per_step, kv_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a traffic takes of each method."""
+
+    methods: tuple[str, ...]
+    costs: Floats  # share of a replica that the requests of each group take; of shape (groups, methods)
+    headroom: float  # by how much more may be in flight at a time, by chance
+    rates: Floats  # requests per second of each group
+    base_s: Floats  # seconds of an empty step of each method
+    takes: Floats  # what a request takes, see `Carrier.takes`; of shape (3, groups, methods)
+
+    def saturation(self, counts: Mapping[str, int]) -> float:
+        """Return the load of the busiest replica where requests are spread as well as can be; above 1 is too much.
+
+        It is what a linear programme has as its dual: prices of the methods, at which no request goes to a cheaper one.
+        """
+        usable = np.array([counts.get(each, 0) for each in self.methods], float)
+        if not usable.any():
+            return math.inf
+        costs = self.costs[:, usable > 0] / usable[usable > 0]
+        rows, best = np.arange(len(costs)), 0.0
+        prices = 1.0 / costs.mean(0)
+        for at in range(_ROUNDS):
+            prices = prices / prices.sum()
+            priced = costs * prices
+            to = priced.argmin(1)
+            best = max(best, float(priced[rows, to].sum()))
+            loads = np.bincount(to, costs[rows, to], minlength=len(prices))
+            prices = prices * np.exp(loads / max(float(loads.max()), 1e-12) / (2.0 + at))
+        return best * self.headroom
+
+    def finish_s(self, counts: Mapping[str, int]) -> float:
+        """Return the mean seconds to finish where requests are spread as well as can be; infinite if too many come.
+
+        The requests of a replica share its steps: what they add leaves a part of the time to the empty step. The spread
+        is that with the fewest requests in flight, found by Frank and Wolfe's algorithm: each goes where its own time
+        and the delay that it causes are least in sum.
+        """
+        usable = np.array([counts.get(each, 0) for each in self.methods], float)
+        at = usable > 0
+        usable, base_s, (steps, request_s, prefill_s) = usable[at], self.base_s[at], self.takes[:, :, at]
+        work_s, sent = steps * request_s + prefill_s, np.zeros(steps.shape)  # sent: requests per second of each replica
+
+        def step_s() -> Floats:
+            return np.asarray(base_s / np.maximum(_LEAST_LEFT, 1.0 - (sent * work_s).sum(0)))
+
+        for number in range(_ROUNDS):
+            each_s = step_s()
+            price = steps * each_s + prefill_s + (sent * steps).sum(0) * each_s**2 / base_s * work_s
+            best = np.zeros(steps.shape)
+            best[np.arange(len(best)), price.argmin(1)] = 1.0
+            sent += 2.0 / (number + 2.0) * (self.rates[:, None] * best / usable - sent)
+        if (sent * work_s).sum(0).max() >= 1.0:
+            return math.inf
+        return float((sent * usable * (steps * step_s() + prefill_s)).sum() / self.rates.sum())
+
+    def needed(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Return how many replicas suffice, by adding what helps most and removing what delays requests least."""
+        found = {each: counts.get(each, 0) for each in self.methods}
+
+        def others(by: int) -> list[dict[str, int]]:
+            return [{**found, each: found[each] + by} for each in self.methods if found[each] + by >= 0]
+
+        while self.saturation(found) > 1.0 and sum(found.values()) < _MOST_REPLICAS:
+            found = min(others(1), key=self.saturation)
+        while enough := [each for each in others(-1) if self.saturation(each) <= 1.0]:
+            found = min(enough, key=self.finish_s)
+        return found
+
+
+def load_of(
+    rates: Rates,
+    groups: Sequence[Group],
+    carriers: Mapping[str, Carrier],
+    targets: Targets,
+    cached: float,
+    factor: float,
+) -> Load:
+    """Return what a traffic takes of each method, for requests of the groups in the shares that were seen of late.
+
+    All of it is multiplied by a factor, which makes up for what is not in the formulas.
+    """
+    total = sum(group.requests for group in groups)
+    requests = max(rates.requests, _FEWEST)
+    mean = Rates(1.0, rates.prompt_tokens / requests, rates.output_tokens / requests)
+    of_groups = requests * np.array([group.requests for group in groups]) / total
+    keys = [(group.workload, group.template, group.temperature) for group in groups]
+    taken = np.array([[each.seconds(key, mean, targets, cached) for each in carriers.values()] for key in keys])
+    takes = np.array([[each.takes(key, mean, cached) for each in carriers.values()] for key in keys])
+    in_flight = float(of_groups @ taken[:, :, 1].min(1))
+    return Load(
+        tuple(carriers),
+        factor * of_groups[:, None] * taken[:, :, 0],
+        1.0 + _QUANTILE / math.sqrt(max(in_flight, 1.0)),
+        of_groups,
+        np.array([each.cost.base_s for each in carriers.values()]),
+        takes.transpose(2, 0, 1),
+    )

@@ -1,0 +1,132 @@
+"""The traffic of a model, the replicas that keep its targets, and what these cost in time."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from backends.backend import Candidate
+from gateway.rooms.fleet.capacity import Carrier, Targets, carrier, load_of
+from gateway.rooms.fleet.correction import Correction
+from gateway.rooms.fleet.demand import (
+    DAY_MINUTES,
+    HOUR_MINUTES,
+    SHORT_MINUTES,
+    START_UP_MINUTES,
+    Minute,
+    finish_s,
+    forecast,
+    present,
+    usual,
+)
+from policies.learned.belief import Group, belief_of
+from policies.learned.policy import Learned
+
+
+class World(NamedTuple):
+    """What a traffic is carried by, see `load_of`."""
+
+    groups: Sequence[Group]
+    carriers: Mapping[str, Carrier]
+    targets: Targets
+    cached: float
+    factor: float
+
+
+class Change(NamedTuple):
+    """Other replicas for a traffic."""
+
+    counts: Mapping[str, int]  # by method
+    # seconds, then_s: mean to finish, as measured on the present replicas, and as expected on the others.
+    seconds: float
+    then_s: float
+
+
+NOTHING = Change({}, math.nan, math.nan)
+
+
+class ModelFleet:
+    """The traffic of a model, and the replicas that it needs."""
+
+    def __init__(self, day_minutes: int = DAY_MINUTES, ahead_minutes: int = START_UP_MINUTES) -> None:
+        self.day_minutes = day_minutes
+        self.ahead_minutes = ahead_minutes  # until a replica is up
+        self.minutes: deque[Minute] = deque(maxlen=day_minutes + HOUR_MINUTES)
+        self.correction = Correction()
+        self._totals: Minute | None = None
+        self._carriers: dict[str, Carrier] = {}  # also of methods that are no longer up
+        self._past: deque[Mapping[str, int]] = deque(maxlen=day_minutes)  # those needed
+        self.forget("its requests are not counted yet")
+
+    def forget(self, missing: str) -> None:
+        """Know nothing of the replicas that it needs."""
+        self.missing = missing  # why it is not known what it needs; empty where it is
+        self.targets = Targets(None, None)
+        self.saturation = math.nan
+        self.up: Counter[str] = Counter()
+        self.needed = NOTHING  # for the traffic to expect; its times are those of the last hour
+        # For an operator, who does not come back at noon: those, and of the present ones what was needed within a day.
+        self.advised = NOTHING
+        self._past.clear()
+
+    def count(self, totals: Minute) -> None:
+        """Add a minute, by what was counted since the start."""
+        if self._totals is not None:
+            pairs = zip(totals, self._totals, strict=True)
+            self.minutes.append(Minute(*(max(0.0, now - before) for now, before in pairs)))
+        self._totals = totals
+
+    def update(self, learned: Learned, up: Sequence[tuple[str, Candidate]], cached: float) -> None:
+        """Work out what keeps the targets, by formulas on what was learned.
+
+        Parameters
+        ----------
+        up
+            The backends that are up, each with the name of its method.
+        cached
+            Share of the prompt tokens that prefix caches had.
+        """
+        targets, minutes = Targets(*learned.settings.slo.seconds), list(self.minutes)
+        if targets == Targets(None, None):
+            self.forget(
+                "set `slo` of its policy (`ttft_ms`, `tpot_ms`): without targets any number of replicas would do"
+            )
+            return
+        batch = max(1.0, sum(each.in_flight + each.load.others for _, each in up) / max(1, len(up)))
+        groups = belief_of(learned, [each for _, each in up], batch).groups
+        for method, each in up:
+            if (replica := learned.known.replicas.get(each.name)) is not None:
+                found = carrier(replica, groups, batch, each.load.kv_tokens)
+                if found.per_step:
+                    self._carriers[method] = found
+        if not groups or not self._carriers or len(minutes) < SHORT_MINUTES:
+            return
+        self.correction.update(minutes[-1].judged, minutes[-1].missed, self.saturation)
+        self.targets, self.up = targets, Counter(method for method, _ in up)
+        world = World(groups, self._carriers, targets, cached, self.correction.factor)
+        self.saturation = load_of(present(minutes), *world).saturation(self.up)
+        hour = max(SHORT_MINUTES, min(HOUR_MINUTES, self.day_minutes // 24))
+        if (busy := sum(each.requests > 0 for each in minutes)) < hour:
+            self.missing = f"it is known after an hour of traffic, of which there were {busy} minutes"
+            return
+        self.missing = ""
+        needed = load_of(forecast(minutes, self.day_minutes, self.ahead_minutes), *world).needed(self.up)
+        self._past.append(needed)
+        kept = {each: max(count, min(self.up[each], self._most(each))) for each, count in needed.items()}
+        self.needed = self._change(needed, minutes[-hour:], world)
+        self.advised = self._change(kept, minutes, world)
+
+    def _most(self, method: str) -> int:
+        return max(each.get(method, 0) for each in self._past)
+
+    def _change(self, counts: Mapping[str, int], minutes: Sequence[Minute], world: World) -> Change:
+        seconds = finish_s(minutes)
+        if math.isnan(seconds):
+            return Change(counts, seconds, seconds)
+        load = load_of(usual(minutes), *world)
+        present_s = load.finish_s(self.up)
+        return Change(
+            counts, seconds, seconds * load.finish_s(counts) / present_s if present_s < math.inf else math.nan
+        )

@@ -1,0 +1,180 @@
+"""Fleet as a room of the gateway: it says how many replicas of which method keep a model's targets.
+
+Nothing is said of a model without targets: without them, the fewest replicas would always do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from fastapi import FastAPI
+from prometheus_client import Gauge
+
+from backends import background
+from gateway.dialects.errors import GatewayError
+from gateway.gateway import Room
+from gateway.rooms.fleet.demand import Minute
+from gateway.rooms.fleet.model import ModelFleet
+from gateway.telemetry.series import forget_series
+from policies.build import learned_of
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+    from gateway.rooms.advice.finding import Finding
+
+_MINUTE_S: Final = 60.0
+_SATURATION: Final = {
+    "help": "Present traffic over what the replicas that are up carry within the model's `slo`; above 1 is too much",
+    "labels": ["model"],
+}
+_NEEDED: Final = {
+    "help": "Replicas that the traffic to expect needs to keep the model's `slo`, by method; after an hour of traffic",
+    "labels": ["model", "method"],
+}
+_SECONDS: Final = {
+    "help": "Mean seconds to finish of the last hour's requests, as measured on the replicas that were `up`, and as "
+    "expected on those `needed`",
+    "labels": ["model", "replicas"],
+}
+_COLUMNS: Final = {
+    ("gateway_requests_total", None): ("requests",),
+    ("gateway_prompt_tokens_total", None): ("prompt_tokens",),
+    ("gateway_output_tokens_total", None): ("output_tokens",),
+    ("gateway_slo_requests_total", "kept"): ("judged",),
+    ("gateway_slo_requests_total", "missed"): ("judged", "missed"),
+    ("gateway_e2e_seconds_count", None): ("finished",),
+    ("gateway_e2e_seconds_sum", None): ("finish_s",),
+}
+"""What counts for a minute, by series and, for those of requests that are judged by the model's targets, by outcome."""
+
+
+class FleetRoom(Room):
+    """Works out once a minute what is needed, from what all workers count."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        gauge = gateway.metrics.gauge
+        self._saturation = gauge("gateway_pool_saturation", _SATURATION)
+        self._needed = gauge("gateway_replicas_needed", _NEEDED)
+        self._seconds = gauge("gateway_fleet_request_seconds", _SECONDS)
+        self.fleets: dict[str, ModelFleet] = {}
+        self._next_s = math.inf  # until it is started
+        self._working: asyncio.Task[None] | None = None
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add `/admin/fleet`, which KEDA's scaler `metrics-api` can read."""
+
+        @app.get("/admin/fleet", tags=["admin"])
+        async def fleet(model: str, method: str = "") -> dict[str, Any]:
+            """Return the replicas that a model needs, of all methods or of one, and what they cost in time."""
+            if model not in self.gateway.models:
+                raise GatewayError(404, f"There is no model {model}.", code="not_found")
+            found = self.fleets.get(model) or ModelFleet()
+            if found.missing:
+                raise GatewayError(404, f"It is not known what {model} needs: {found.missing}.", code="not_found")
+            counts, seconds, then_s = found.needed
+            if method and method not in counts:
+                known = ", ".join(counts)
+                raise GatewayError(404, f"No {method} of {model} has been up; there are: {known}.", code="not_found")
+            return {
+                "needed": counts[method] if method else sum(counts.values()),
+                "methods": counts,
+                "saturation": _known(found.saturation),
+                # Mean seconds to finish of the last hour's requests, as measured, and as expected on those needed.
+                "seconds": {"up": _known(seconds), "needed": _known(then_s)},
+                "advice": self.findings(model),
+            }
+
+    def findings(self, model: str) -> Sequence[Finding]:
+        """Return what an operator should add or may take away, and what it costs; nothing where that is not known."""
+        from gateway.rooms.advice.finding import Finding  # of the room that asks for it
+
+        fleet = self.fleets.get(model)
+        if fleet is None:
+            return ()
+        counts, seconds, then_s = fleet.advised
+        changes = [
+            f"{abs(more)} {method} {'more' if more > 0 else 'less'}"
+            for method, count in sorted(counts.items())
+            if (more := count - fleet.up[method])
+        ]
+        is_known = math.isfinite(then_s)
+        if not changes or not (is_known or all(count >= fleet.up[method] for method, count in counts.items())):
+            return ()
+        total, hours = sum(counts.values()), len(fleet.minutes) / 60
+        title = f"{total} replica{'' if total == 1 else 's'} keep {fleet.targets}: {', '.join(changes)}"
+        worth = f"requests take {then_s:.2f} s in the mean in place of {seconds:.2f} s ({then_s / seconds - 1:+.0%})"
+        worth = worth if is_known else "the present replicas are too few for the traffic"
+        evidence = f"formulas on the step times learned, for the traffic of {hours:.1f} h; `gateway plan` simulates it"
+        how = "# Begin those to add first; `gateway drain` those to take away, and stop them once they are idle."
+        return (Finding("fleet", model, "", title, None, evidence, how, worth),)
+
+    def start(self) -> None:
+        """Begin to count."""
+        self._next_s = 0.0
+
+    def tick(self) -> None:
+        """Begin a new minute."""
+        if time.monotonic() >= self._next_s and (self._working is None or self._working.done()):
+            self._next_s = time.monotonic() + _MINUTE_S
+            self._working = background.start("policies", self._work(), of="fleet")
+
+    async def stop(self) -> None:
+        """End it."""
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.gather(self._working, return_exceptions=True)
+
+    async def _work(self) -> None:
+        totals = await asyncio.to_thread(self._counted)
+        self.fleets = {name: self.fleets.get(name) or ModelFleet() for name in self.gateway.models}
+        for name, fleet in self.fleets.items():
+            with background.guarded("policies", of=f"the fleet of {name}"):
+                await self._count(name, fleet, totals.get(name, {}))
+
+    async def _count(self, name: str, fleet: ModelFleet, totals: Mapping[str, float]) -> None:
+        """Add the last minute of a model, and work out what it needs."""
+        engines = [one for each in self.gateway.pool.of(name) if (one := self.gateway.pool.engine(each)) is not None]
+        tokens = float(sum(each.generation_tokens for each in engines))
+        fleet.count(Minute(**totals, engine_tokens=tokens))
+        learned = learned_of(self.gateway.models[name].policy)
+        if learned is None:
+            fleet.forget("its policy learns no step times; `policy: {name: learned, slo: ...}` does")
+        else:
+            queries = sum(each.prefix_queries for each in engines)
+            cached = sum(each.prefix_hits for each in engines) / queries if queries else 0.0
+            up = [(each.said.method.value, each) for each in self.gateway.pool.up(name)]
+            await asyncio.to_thread(fleet.update, learned, up, cached)
+        self._show(name, fleet)
+
+    def _show(self, name: str, fleet: ModelFleet) -> None:
+        """Set the series; those of what is no longer known become NaN, as the files of workers cannot lose them."""
+        shown: dict[Gauge, dict[tuple[str, ...], float]] = {
+            self._saturation: {(name,): fleet.saturation},
+            self._needed: {(name, method): count for method, count in fleet.needed.counts.items()},
+            self._seconds: {(name, "up"): fleet.needed.seconds, (name, "needed"): fleet.needed.then_s},
+        }
+        for gauge, values in shown.items():
+            gone = dict.fromkeys(forget_series(gauge, {"model": name}), math.nan)
+            for labels, value in (gone | values).items():
+                if labels in gone or not math.isnan(value):
+                    gauge.labels(*labels).set(value)
+
+    def _counted(self) -> dict[str, dict[str, float]]:
+        totals: dict[str, dict[str, float]] = {}
+        for sample in self.gateway.metrics.samples():
+            labels = sample.labels
+            outcome = labels.get("outcome") if labels.get("slo_class") == "default" else None
+            for column in _COLUMNS.get((sample.name, outcome), ()):
+                counted = totals.setdefault(labels["model"], defaultdict(float))
+                counted[column] += sample.value
+        return totals
+
+
+def _known(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None

@@ -1,0 +1,338 @@
+"""One stream of ext_proc, which is one HTTP request: what the proxy says of it, and what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING, Final, Protocol
+
+import httpx
+
+from backends import background
+from gateway.dialects.errors import GatewayError, gateway_failed, too_large
+from gateway.http.headers import Header, headers_of, lines_of
+from gateway.http.paths import canonical_path, is_for_clients
+from gateway.relay.admission import admit
+from gateway.relay.context import Inbound, send_error
+from gateway.rooms.picker import messages
+from gateway.rooms.picker.destinations import Destinations
+from gateway.rooms.picker.exchange import PickedExchange
+from gateway.rooms.picker.ext_proc_pb2 import HttpBody, ProcessingMode, ProcessingRequest
+from gateway.rooms.picker.unfinished import Unfinished
+from gateway.routing.access import RequestHeaders
+from gateway.routing.model import Upstream
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+
+log = logging.getLogger(__name__)
+
+_FULL_DUPLEX: Final = ProcessingMode.FULL_DUPLEX_STREAMED
+_NONE: Final = ProcessingMode.NONE
+_KEYS: Final = frozenset({b"authorization", b"x-api-key"})
+_STATES: Final = frozenset({"/health", "/readyz"})
+_MARK: Final = b"x-gateway-"
+
+
+class ProtocolError(Exception):
+    """The proxy has sent something that the protocol does not allow."""
+
+
+class Wire(Protocol):
+    """The way back to the proxy."""
+
+    def send(self, message: bytes) -> None:
+        """Send a `ProcessingResponse`, serialised, after those before."""
+
+    def end(self) -> None:
+        """End the stream well, once all messages have been sent."""
+
+
+class Picking:
+    """What the streams of a process share."""
+
+    def __init__(self, gateway: Gateway, destinations: Destinations, own: httpx.AsyncClient) -> None:
+        self.gateway = gateway
+        self.destinations = destinations
+        self.own = own  # answers the gateway's own paths
+        # The streams of requests that have been sent on, by the names of the requests.
+        self.streams: dict[str, Stream] = {}
+        self.unfinished = Unfinished(lambda: gateway.settings.server)  # the requests that are not complete yet
+        self._prefix = os.urandom(6).hex()
+        self._names = 0
+
+    def new_name(self) -> str:
+        """Return a name for a request, which no other process gives."""
+        self._names += 1
+        return f"{self._prefix}{self._names:x}"
+
+
+class Stream:
+    """A request on its way through the proxy."""
+
+    def __init__(self, picking: Picking, wire: Wire) -> None:
+        self._picking = picking
+        self._relay = picking.gateway.relay
+        self._wire = wire
+        self._answering: asyncio.Task[None] | None = None
+        self._method = ""
+        self._target = b""
+        self._headers: list[Header] = []
+        self._request_headers: RequestHeaders | None = None
+        self._subset: frozenset[str] | None = None
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+        self._has_body = False
+        self._has_trailers = False
+        self.held_bytes = 0  # as `gateway.rooms.picker.unfinished.Upload`
+        self.began_s = self.read_s = 0.0
+        self._inbound: Inbound | None = None
+        self.exchange: PickedExchange | None = None  # the exchange; None until the request is complete
+        self._passes_answer = True  # whether the body of the answer comes this way
+        self._is_read = False
+        self._most_bytes = picking.gateway.settings.server.max_body_bytes
+        self._name = picking.new_name()
+        self.has_ended = False  # whether the proxy has been told to answer the client itself: nothing more can be said
+        self.is_observed = False  # whether another stream tells of the answer, and of its end
+
+    def handle(self, message: ProcessingRequest) -> None:
+        """Handle one message of the proxy."""
+        kind = message.WhichOneof("request")
+        if kind == "response_body":
+            self._on_response_body(message.response_body)
+        elif kind == "request_body":
+            self._on_request_body(message.request_body)
+        elif kind == "request_headers":
+            self._on_request_headers(message)
+        elif kind == "response_headers":
+            self._on_response_headers(message)
+        elif kind == "request_trailers":
+            self._has_trailers = True
+            self._on_request_end()
+        elif kind == "response_trailers":
+            self._on_response_trailers()
+        else:
+            raise ProtocolError("a message without headers, body or trailers")
+
+    def close(self) -> None:
+        """Handle the end of the stream: that of the request, or because it was cancelled."""
+        self._release_body()
+        if self._answering is not None:
+            self._answering.cancel()
+        self._picking.streams.pop(self._name, None)
+        if self.exchange is not None and not self.is_observed:
+            self.exchange.on_close()
+
+    # The request
+
+    def _on_request_headers(self, message: ProcessingRequest) -> None:
+        if self._method:
+            raise ProtocolError("headers of a second request: expected a stream for each")
+        received = messages.headers_of(message.request_headers.headers)
+        pseudo = {name: value for name, value in received if name.startswith(b":")}
+        self._headers = [header for header in received if not header[0].startswith(b":")]
+        self._method, self._target = pseudo.get(b":method", b"").decode("latin-1"), pseudo.get(b":path", b"")
+        if not (self._method and self._target):
+            raise ProtocolError("request headers without :method and :path")
+        self._subset = messages.subset_of(message.metadata_context)
+        is_last = message.request_headers.end_of_stream
+        access, by_name = self._relay.access, dict(self._headers)
+        try:
+            if message.HasField("protocol_config"):  # by older proxies it is not told
+                modes = message.protocol_config
+                if not is_last:
+                    _check_mode("request_body_mode", modes.request_body_mode, _FULL_DUPLEX)
+                _check_mode("response_body_mode", modes.response_body_mode, _FULL_DUPLEX, _NONE)
+                self._passes_answer = modes.response_body_mode == _FULL_DUPLEX
+            _check_for_clients(canonical_path(self._target))
+            self._request_headers = access.admit(self._method, self._target, self._headers)
+            if self._request_headers is None:
+                self._answering = background.start("own paths", self._answer_itself())
+                return
+            length = by_name.get(b"content-length", b"")
+            if length.isdigit():
+                _check_size(int(length), self._most_bytes)
+        except GatewayError as error:
+            self.refuse(error)
+            return
+        if is_last:
+            self._on_request_end()
+            return
+        self._picking.unfinished.begin(self)
+
+    async def _answer_itself(self) -> None:
+        """Answer one of the gateway's own paths."""
+        try:
+            target = self._target.decode("latin-1")
+            answer = await self._picking.own.request(self._method, target, headers=self._headers)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the proxy has to be told something
+            background.note("own paths", error)
+            send_error(self, gateway_failed(), canonical_path(self._target), self._relay.new_request_id())
+            return
+        lines = lines_of(header for header in answer.headers.raw if header[0] != b"content-length")
+        self.whole(answer.status_code, lines, answer.content)
+
+    def _on_request_body(self, piece: HttpBody) -> None:
+        if self.has_ended or self._answering is not None or self._inbound is not None:
+            return  # Envoy may send the last piece twice: https://github.com/envoyproxy/envoy/issues/46237
+        if self._request_headers is None:
+            raise ProtocolError("a piece of a request's body before its headers")
+        self._has_body = True
+        body = piece.body  # each access copies it
+        if body:  # the last piece has nothing
+            self._parts.append(body)
+        self._size_bytes += len(body)
+        try:
+            _check_size(self._size_bytes, self._most_bytes)
+        except GatewayError as error:
+            self.refuse(error)
+            return
+        self._picking.unfinished.hold(self, len(body))
+        if self.has_ended:
+            return  # it held the most
+        if piece.end_of_stream:
+            self._on_request_end()
+
+    def _on_request_end(self) -> None:
+        """Have a backend chosen, now or when one is free."""
+        if self.has_ended or self._answering is not None:
+            return
+        headers, picking = self._request_headers, self._picking
+        if headers is None or self._inbound is not None:
+            raise ProtocolError("the end of a request before its headers, or a second one")
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._release_body()
+        self._inbound = Inbound(headers, body)
+        settings = picking.gateway.settings.picker
+        assert settings is not None
+        exchange = self.exchange = PickedExchange(
+            self._relay, self._inbound, self, picking.destinations, self._subset, settings
+        )
+        admit(exchange)
+
+    def _release_body(self) -> None:
+        self._picking.unfinished.release(self)
+        self._parts.clear()
+
+    def refuse(self, error: GatewayError) -> None:
+        """Answer a request that was not admitted."""
+        self._release_body()
+        self._relay.refuse(self, self._relay.access, error, self._method, self._target, self._headers)
+
+    # What the exchange says: see `gateway.rooms.picker.exchange.Proxy`
+
+    def forward(self, upstream: Upstream, destinations: str) -> None:
+        """Have the proxy send the request to the first of some destinations."""
+        inbound = self._inbound
+        assert inbound is not None
+        names = {name for name, _ in self._headers}
+        headers: list[Header] = []
+        removed = {name for name in names if name.startswith(_MARK)} - {messages.DESTINATION.encode()}
+        if upstream.backend.api_key is not None:
+            headers.append((b"authorization", f"Bearer {upstream.backend.api_key}".encode()))
+            removed |= names & {b"x-api-key"}
+        elif not self._relay.access.keyring.is_open:
+            removed |= names & _KEYS
+        headers.append((b"x-request-id", inbound.engine_id))
+        if inbound.target != self._target:
+            headers.append((b":path", inbound.target))
+        if len(inbound.body) != self._size_bytes and b"content-length" in names:
+            headers.append((b"content-length", b"%d" % len(inbound.body)))
+        if inbound.lines is not inbound.request_headers.lines:  # the gateway takes part in the trace
+            headers += [header for header in headers_of(inbound.lines) if header[0] == b"traceparent"]
+        self._picking.streams[self._name] = self
+        self._wire.send(messages.forward(destinations, self._name, headers, sorted(map(bytes.decode, removed))))
+        if self._has_body:
+            for piece in messages.request_body(inbound.body, is_last=not self._has_trailers):
+                self._wire.send(piece)
+        if self._has_trailers:
+            self._wire.send(messages.REQUEST_TRAILERS)
+
+    def head(self, status: int, lines: bytes) -> None:
+        """Pass on nothing: the proxy does."""
+
+    def data(self, chunk: bytes) -> None:
+        """Pass on nothing: the proxy does."""
+
+    def end(self) -> None:
+        """Pass on nothing: the proxy does."""
+
+    def whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Have the proxy answer with an error."""
+        if not self.has_ended:
+            self.has_ended = True
+            self._wire.send(messages.immediate(status, headers_of(lines), body))
+            self._wire.end()
+
+    def leave(self) -> None:
+        """End the stream without an error, so that the proxy can finish the answer after this process has stopped."""
+        self.has_ended = True
+        self._wire.end()
+
+    def abort(self) -> None:
+        """Have the proxy cut off the answer."""
+        self.whole(502, b"", b"")
+
+    # The answer
+
+    def _on_response_headers(self, message: ProcessingRequest) -> None:
+        exchange = self.exchange
+        if exchange is None or exchange.attempt is None:  # the proxy's own answer
+            self._wire.send(messages.response_headers([]))
+            return
+        is_last = message.response_headers.end_of_stream
+        self._is_read = is_last or (self._passes_answer and exchange.needs_answer())
+        self.on_answer_begun(message, is_read=self._is_read)
+        if not self.has_ended:
+            self._wire.send(messages.response_headers(headers_of(exchange.lines_for_client())))
+        if is_last:
+            exchange.on_end()
+
+    def on_answer_begun(self, message: ProcessingRequest, *, is_read: bool) -> None:
+        """Handle the headers of the answer; again if its body is handled in another stream."""
+        assert self.exchange is not None
+        if served := messages.text_of(message.metadata_context, messages.SERVED):
+            self.exchange.served_by(served)
+        received = messages.headers_of(message.response_headers.headers)
+        status = next((int(value) for name, value in received if name == b":status" and value.isdigit()), 0)
+        self.exchange.on_head(
+            status, [header for header in received if not header[0].startswith(b":")], is_read=is_read
+        )
+
+    def _on_response_body(self, piece: HttpBody) -> None:
+        """Pass on a piece of the answer first, and then look at it."""
+        body, is_last = piece.body, piece.end_of_stream
+        self._wire.send(messages.response_body(body, is_last=is_last))
+        if self.exchange is None or self.has_ended:
+            return
+        if self._is_read and body:
+            self.exchange.on_data(body)
+        if is_last:
+            self.exchange.on_end()
+
+    def _on_response_trailers(self) -> None:
+        self._wire.send(messages.RESPONSE_TRAILERS)
+        if self.exchange is not None:
+            self.exchange.on_end()
+
+
+def _check_for_clients(path: str) -> None:
+    """Raise 404 for the gateway's own paths that are for operators; these are at its own address."""
+    if not (is_for_clients(path) or path in _STATES):
+        raise GatewayError(404, "There is nothing at this path of this address.", code="not_found")
+
+
+def _check_size(size_bytes: int, most_bytes: int) -> None:
+    """Raise 413 for a body above the bound."""
+    if size_bytes > most_bytes:
+        raise too_large(most_bytes)
+
+
+def _check_mode(setting: str, mode: int, *allowed: int) -> None:
+    """Raise 500 if bodies come in a way that the picker has no answer to."""
+    if mode not in allowed:
+        name, needed = ProcessingMode.BodySendMode.Name, " or ".join(map(ProcessingMode.BodySendMode.Name, allowed))
+        log.error("the proxy's %s is %s: set %s in its ext_proc filter", setting, name(mode), needed)
+        message = f"The proxy's {setting} is {name(mode)}; the picker needs {needed}."
+        raise GatewayError(500, message, code="proxy_misconfigured")

@@ -1,0 +1,59 @@
+"""The access log: a line for each request that has ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from backends import background
+from gateway.rooms.reports.trail import Trail
+
+log = logging.getLogger("gateway.access")
+
+
+class AccessLog:
+    """Writes a line for each request to the log."""
+
+    signal = "access_log"
+
+    def __init__(self) -> None:
+        log.setLevel(logging.INFO)  # in every worker; but for the first they log errors only
+
+    def write(self, trails: Sequence[Trail]) -> bool:
+        """Write the lines of requests."""
+        for trail in trails:
+            with background.guarded("observers", of="the access log"):
+                log.info("%s %s %d", trail.method, trail.path, trail.status, extra={"fields": fields_of(trail)})
+        return True
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def fields_of(trail: Trail) -> dict[str, Any]:
+    """Return what the log says of a request; nothing of its texts."""
+    times, outcome = trail.times, trail.outcome
+    fields: dict[str, Any] = {
+        "request_id": trail.request_id.decode("latin-1"),
+        "trace_id": f"{trail.trace_id:032x}" if trail.trace_id else "",
+        "key": trail.client,
+        "model": trail.model,
+        "outcome": trail.label,
+        "error": trail.error,
+        "e2e_s": round(times.ended_s - times.arrived_s, 6),
+        "waited_s": round(times.waited_s, 6),
+        "retried_from": trail.retried_from,
+        "rescued_from": trail.rescued_from,
+    }
+    if trail.legs:
+        leg = trail.legs[-1]
+        fields |= {"backend": leg.decision.backend, "method": leg.method}
+        fields |= {"policy": leg.decision.policy, "reason": leg.decision.reason}
+    if outcome is not None:
+        fields |= {"prompt_tokens": outcome.prompt_tokens, "output_tokens": outcome.output_tokens}
+        fields["estimated"] = True if outcome.is_estimated else None
+        fields["ttft_s"] = None if outcome.ttft_s is None else round(outcome.ttft_s + times.waited_s, 6)
+        fields["tpot_s"] = None if outcome.tpot_s is None else round(outcome.tpot_s, 6)
+        fields["tokens_per_step"] = None if outcome.tokens_per_step is None else round(outcome.tokens_per_step, 3)
+    return {name: value for name, value in fields.items() if value not in {None, ""} and (value or name != "waited_s")}

@@ -1,0 +1,150 @@
+"""The rest of a stream, from another backend, as events of the stream that has begun."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.sse import EventStream
+from gateway.rooms.rescue.passed import PassedStream
+from gateway.rooms.rescue.request import RescuableRequest
+from policies.features.request import Endpoint
+
+DONE: Final = b"data: [DONE]\n\n"
+_SPECIAL: Final = re.compile(r"(<[^<>\s]{1,40}>|\[[A-Z_]{1,20}\])")  # the form of the names of special tokens
+
+
+class InexactSeamError(Exception):
+    """The text that the client has is not that of the tokens so far."""
+
+
+def ends_within_character(text: str, decoded: str) -> bool:
+    r"""Return whether the text of the tokens so far ends in a part of a character, which the client does not have.
+
+    Otherwise it must be what the client has. An engine withholds such a part, and leaves out special tokens.
+
+    Examples
+    --------
+    >>> ends_within_character("one", "one<|im_end|>"), ends_within_character("f", "f\ufffd")
+    (False, True)
+    """
+    if text.startswith(" ") and not decoded.startswith(" "):
+        decoded = " " + decoded  # some tokenizers leave out a space at the beginning of a text
+    at, more = 0, ""
+    for piece in _SPECIAL.split(decoded):
+        rest = text[at:]
+        if rest.startswith(piece):
+            at += len(piece)
+        elif piece.startswith(rest) and not (_SPECIAL.fullmatch(piece) and not rest):
+            at, more = len(text), more + piece[len(rest) :]
+        elif not _SPECIAL.fullmatch(piece):
+            raise InexactSeamError
+    if more.endswith("\ufffd"):
+        return True
+    if at < len(text) or more:
+        raise InexactSeamError
+    return False
+
+
+class ContinuedStream:
+    """Makes the events of another backend those of the stream that has begun."""
+
+    def __init__(self, request: RescuableRequest, passed: PassedStream) -> None:
+        self._request = request
+        self._passed = passed  # what the client has; grows with what it gets
+        self._tokens_before = len(passed.ids)
+        self._events = EventStream(request.endpoint)
+        self.is_done = False  # whether the stream is complete
+        self.has_error = False  # whether the backend has ended it with an error
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the events for the client; stops at the end of the stream, and where its engine gives it up."""
+        out: list[bytes] = []
+        for line in self._events.feed(data).split(b"\n"):
+            if self.is_done or self.has_error or not line.startswith(b"data:"):
+                continue
+            value = line[5:].strip()
+            if value == b"[DONE]":
+                out.append(DONE)
+                self.is_done = True
+                continue
+            document = _parsed(value)
+            if document is None or not isinstance(document.get("choices"), list):
+                self.has_error = True
+                continue
+            out.extend(self._events_for(document))
+        self.has_error = self.has_error or self._events.withheld != b""
+        return b"".join(out)
+
+    def close(self, finish_reason: str) -> bytes:
+        """Return the events that end a stream without a backend."""
+        out: list[bytes] = []
+        if not self._passed.finish_reason:
+            out.append(self._chunk("", finish_reason, None))
+        out += self._end()
+        return b"".join(out)
+
+    def _events_for(self, document: dict[str, Any]) -> Iterator[bytes]:
+        passed = self._passed
+        if not document["choices"]:
+            if (usage := document.get("usage")) is not None and not passed.has_usage:
+                yield self._usage_event(self._tokens_before + int(usage.get("completion_tokens") or 0), document)
+            return
+        choice = document["choices"][0]
+        if not passed.prompt_ids and (ids := document.get("prompt_token_ids") or choice.get("prompt_token_ids")):
+            passed.prompt_ids.extend(ids)
+        passed.ids.extend(choice.get("token_ids") or [])
+        text = choice["text"] if "text" in choice else (choice["delta"].get("content") or "")
+        reason = choice.get("finish_reason") or ""
+        if text or reason:
+            yield self._chunk(text, reason, choice.get("stop_reason"))
+
+    def _chunk(self, text: str, finish_reason: str, stop_reason: object) -> bytes:
+        passed = self._passed
+        passed.add(text)
+        passed.finish_reason = finish_reason
+        choice: dict[str, Any] = {"index": 0}
+        if self._request.endpoint is Endpoint.CHAT:
+            choice |= {"delta": {"content": text}, "logprobs": None, "finish_reason": finish_reason or None}
+            if finish_reason:
+                choice["stop_reason"] = stop_reason
+        else:
+            choice |= {"text": text, "logprobs": None, "finish_reason": finish_reason or None}
+            choice |= {"stop_reason": stop_reason, "prompt_token_ids": None}
+        choice["token_ids"] = None
+        document = {**passed.head, "choices": [choice]}
+        return b"data: %b\n\n" % orjson.dumps(document)
+
+    def _end(self) -> Iterator[bytes]:
+        self.is_done = True
+        if self._request.with_usage and not self._passed.has_usage:
+            yield self._usage_event(len(self._passed.ids), {})
+        yield DONE
+
+    def _usage_event(self, completion_tokens: int, source: dict[str, Any]) -> bytes:
+        """Return the event with the usage of the whole answer.
+
+        The backend's `metrics` (times, acceptance) are left out: they are those of the rest alone.
+        """
+        self._passed.has_usage = True
+        prompt_tokens = len(self._passed.prompt_ids)
+        usage = {
+            "prompt_tokens": prompt_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "completion_tokens": completion_tokens,
+        }
+        document = {**self._passed.head, "choices": [], "usage": usage}
+        if "system_fingerprint" in source:
+            document["system_fingerprint"] = source["system_fingerprint"]
+        return b"data: %b\n\n" % orjson.dumps(document)
+
+
+def _parsed(value: bytes) -> dict[str, Any] | None:
+    try:
+        document = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return None
+    return document if isinstance(document, dict) else None

@@ -1,0 +1,242 @@
+"""The rescue of one stream: the calls to another backend that goes on with it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+import orjson
+
+from backends.backend import Backend
+from backends.http.receiver import HeaderList, UpstreamError
+from gateway.dialects.sse import EventStream
+from gateway.dialects.usage import Usage
+from gateway.http.headers import media_type
+from gateway.relay.attempt import Attempt
+from gateway.relay.exchange import Exchange
+from gateway.relay.failures import Outlook, backend_failed
+from gateway.relay.observers import EndedExchange
+from gateway.rooms.rescue.continued import ContinuedStream, InexactSeamError, ends_within_character
+from gateway.rooms.rescue.passed import PassedStream
+from gateway.rooms.rescue.request import COMPLETIONS_TARGET, RescuableRequest, rescuable
+from gateway.routing.model import Upstream
+
+log = logging.getLogger(__name__)
+
+MAX_RESCUES: Final = 2
+"""Rescues of a request: one that brings down whatever serves it must not go through the whole pool."""
+
+_DECODE_TARGET: Final = b"/detokenize"
+_MAX_DECODED_BYTES: Final = 1 << 23
+_MAX_DROPPED: Final = 3  # tokens of an incomplete character, which has up to four bytes
+_OUTCOMES: Final = {"ok": "complete", "cancelled": "cancelled"}
+
+
+class Rescue:
+    """What goes on with the stream of one exchange elsewhere; a `Rescuer`, and the receiver of the calls for that.
+
+    First the backend that is to go on decodes the tokens so far: their text must be the one that the client has. Then
+    it continues them.
+    """
+
+    def __init__(self, exchange: Exchange, request: RescuableRequest | None) -> None:
+        self.left: list[str] = []
+        self.is_waiting = False
+        self._exchange = exchange
+        self._request = request  # None if no other backend could go on with it
+        self._passed: PassedStream | None = None  # what the client has; None before the first event
+        self._events: EventStream | None = None
+        self._left_tokens = 0  # tokens of the answer when the first backend failed
+        self._left_at: Upstream | None = None  # the backend that failed last
+        self._left_message = ""
+        self._continued: ContinuedStream | None = None
+        self._status = 0
+        self._decoded: list[bytes] = []
+        self._decoded_bytes = 0
+        self._dropped = 0
+
+    # Called by the exchange and its attempt
+
+    @property
+    def body(self) -> bytes | None:
+        """The body that is sent in place of the request's; None if no other backend could go on with it."""
+        return None if self._request is None else self._request.body
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the engine has told the ids of tokens."""
+        return self._passed is not None and self._passed.prompt != b""
+
+    def watch(self, events: EventStream) -> None:
+        """Follow the events of a stream that begins."""
+        if self._request is not None:
+            self._events = events
+            self._passed = events.watcher = PassedStream()
+
+    def outlook(self) -> Outlook:
+        """Return what can be done for the rest of the stream."""
+        if self._passed is None or not self._passed.is_exact:
+            return Outlook.NONE
+        if self._passed.finish_reason:
+            return Outlook.END
+        return Outlook.ELSEWHERE if len(self.left) < MAX_RESCUES else Outlook.NONE
+
+    def go_on(self, candidates: list[Backend], message: str) -> None:
+        """Have one of the candidates go on with the stream; `message` is what the present backend did."""
+        exchange, (request, passed) = self._exchange, self._parts()
+        upstream = self._attempt().upstream
+        name = upstream.backend.name
+        if not self.left:
+            self._left_tokens = len(passed.ids)
+        self.left.append(name)
+        self._left_at, self._left_message = upstream, message
+        self._attempt().cancel()
+        if self._events is not None:
+            self._events.restart()
+        attempt = exchange.choose(candidates, reason="rescue")
+        self._continued, self.is_waiting, self._dropped = None, True, 0
+        model, to = upstream.backend.model, attempt.decision.backend
+        fields = {"request_id": exchange.delivery.request_id.decode("latin-1"), "model": model, "backend": to}
+        text = "a stream of %s goes on at %s, %d tokens long: %s %s"
+        log.info(text, model, to, len(passed.ids), name, message, extra={"fields": fields})
+        if passed.ids:
+            self._decode()
+        else:  # as the request was: nothing has been generated
+            self._continued = ContinuedStream(request, passed)
+            self._send(exchange.inbound.target, request.body)
+
+    def close(self) -> None:
+        """Write the end that is missing of a stream whose whole text has been passed on."""
+        request, passed = self._parts()
+        attempt = self._attempt()
+        attempt.cancel()
+        if self._events is not None:
+            self._events.restart()
+        attempt.on_data(ContinuedStream(request, passed).close(passed.finish_reason))
+        attempt.on_end()
+
+    def note_lost(self) -> None:
+        """Count a stream that is lost with its backend, unless another one has gone on with it."""
+        if not self.left:
+            self._count(self._attempt().upstream, "impossible")
+
+    def note(self, ended: EndedExchange) -> None:
+        """Record at the end of the exchange where its stream began, and count what came of it."""
+        if not self.left or self._passed is None:
+            return
+        ended.rescued_from, ended.rescued_at = self.left[0], self._left_tokens
+        if ended.usage is None:
+            ended.usage = Usage(prompt_tokens=len(self._passed.prompt_ids), output_tokens=len(self._passed.ids))
+        self._count(ended.routed.model.upstreams[self.left[0]], _OUTCOMES.get(ended.label, "failed"))
+
+    def _count(self, upstream: Upstream, outcome: str) -> None:
+        self._exchange.relay.metrics.rescues.labels(*upstream.metrics.labels, outcome).inc()
+
+    # Called by the upstream client
+
+    def on_head(self, status: int, headers: HeaderList) -> None:
+        """Keep the status, and refuse what is no stream of events."""
+        self._status = status
+        if self._continued is None:
+            return
+        kind = media_type(dict(headers).get(b"content-type", b""))
+        if status != 200 or kind != b"text/event-stream":
+            self.on_error(UpstreamError("refused", f"answered {status} to a request for the rest of an answer"))
+
+    def on_data(self, data: bytes) -> None:
+        """Pass events on, or keep a decoded text."""
+        continued, attempt = self._continued, self._attempt()
+        if continued is None:
+            self._decoded.append(data)
+            self._decoded_bytes += len(data)
+            if self._decoded_bytes > _MAX_DECODED_BYTES:
+                self._give_up()
+            return
+        self.is_waiting = False
+        if events := continued.feed(data):
+            attempt.on_data(events)
+        if continued.has_error:
+            self.on_error(UpstreamError("broken", "ended the rest of an answer with an error"))
+
+    def on_end(self) -> None:
+        """Go on with the decoded text, or end the stream."""
+        if self._continued is None:
+            self._continue()
+        elif self._continued.is_done:
+            self._attempt().on_end()
+        else:
+            self.on_error(UpstreamError("broken", "ended the rest of an answer before it was complete"))
+
+    def on_error(self, error: UpstreamError) -> None:
+        """Handle a failure of the backend that is to go on as one of any other."""
+        self._attempt().on_error(error)
+
+    # The two calls
+
+    def _decode(self) -> None:
+        request, passed = self._parts()
+        self._decoded, self._decoded_bytes = [], 0
+        ids = passed.ids[: len(passed.ids) - self._dropped].tolist()
+        self._send(_DECODE_TARGET, orjson.dumps({"model": request.model, "tokens": ids}))
+
+    def _continue(self) -> None:
+        """Continue the tokens so far, if their text is the one that the client has."""
+        request, passed = self._parts()
+        try:
+            decoded = orjson.loads(b"".join(self._decoded))["prompt"] if self._status == 200 else None
+            if not isinstance(decoded, str):
+                raise InexactSeamError  # noqa: TRY301
+            is_cut = ends_within_character(passed.text, decoded)
+        except (orjson.JSONDecodeError, KeyError, TypeError, InexactSeamError):
+            self._give_up()
+            return
+        if is_cut:
+            self._dropped += 1
+            if self._dropped > min(_MAX_DROPPED, len(passed.ids) - 1):
+                self._give_up()
+            else:
+                self._decode()
+            return
+        passed.drop_ids(self._dropped)
+        continued = self._continued = ContinuedStream(request, passed)
+        remaining = request.remaining_tokens(len(passed.ids))
+        if remaining is not None and remaining <= 0:
+            attempt = self._attempt()
+            attempt.on_data(continued.close("length"))
+            attempt.cancel()
+            attempt.on_end()
+            return
+        self._send(COMPLETIONS_TARGET, request.continuation(passed.prompt_ids.tolist(), passed.ids.tolist()))
+
+    def _send(self, target: bytes, body: bytes) -> None:
+        attempt = self._attempt()
+        attempt.last_read_s = time.perf_counter()
+        attempt.call = attempt.send(target, body, self)
+
+    def _give_up(self) -> None:
+        """End the stream with the error of the backend that failed, since another one cannot go on exactly."""
+        attempt, upstream = self._attempt(), self._left_at
+        assert upstream is not None
+        attempt.cancel()
+        attempt.upstream = upstream
+        name, message = upstream.backend.name, self._left_message
+        self._exchange.end_with_error(backend_failed(name, "broken", message, has_begun=True, may_repeat=True))
+
+    def _attempt(self) -> Attempt:
+        assert self._exchange.attempt is not None
+        return self._exchange.attempt
+
+    def _parts(self) -> tuple[RescuableRequest, PassedStream]:
+        assert self._request is not None
+        assert self._passed is not None
+        return self._request, self._passed
+
+
+def rescue_for(exchange: Exchange) -> Rescue:
+    """Return what goes on with the stream of an exchange that has been routed."""
+    routed, inbound = exchange.routed, exchange.inbound
+    request = None
+    if routed is not None and routed.document is not None and not routed.headers.backend:
+        request = rescuable(exchange.delivery.endpoint, inbound.body, routed.document)
+    return Rescue(exchange, request)

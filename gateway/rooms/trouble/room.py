@@ -1,0 +1,217 @@
+"""Trouble as a room of the gateway: it counts what goes wrong with requests that ask for something rare."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from backends import background
+from backends.backend import Backend
+from gateway.gateway import Room
+from gateway.relay.exchange import STALL_GAPS, STALL_S
+from gateway.relay.observers import EndedExchange, Follower, Observer
+from gateway.rooms.trouble.answer import is_engines_own, problem_of
+from gateway.routing.model import Model
+from gateway.routing.router import RoutedRequest
+from policies.features.request import RequestFeatures
+from policies.features.shape import wants_json
+from policies.policy import Decision
+from policies.trouble.troubles import Finding
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+
+log = logging.getLogger(__name__)
+
+_PERIOD_S: Final = 0.5
+_MOST_BYTES: Final = 1 << 18
+"""Of an answer, to see whether it can be used; of a longer one that is not known."""
+_MOST_UNREAD_BYTES: Final = 1 << 22
+"""Of answers that are read in half a second; what comes beside them counts as good, so that less is found meanwhile."""
+_FAILURES: Final = frozenset({"status", "error", "garbage"})
+"""Kinds of failed attempts that may be owed to the request; a connection that breaks is not."""
+
+
+class TroubleRoom(Room):
+    """Counts what goes wrong, and says what is found."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        self._share = gateway.metrics.gauge("gateway_trouble_share")
+        self._shown: dict[str, dict[tuple[tuple[str, str, str], str], Finding]] = {}  # by model, then name and client
+        self._unread = _Unread()
+        self._looking: asyncio.Task[None] | None = None
+
+    def follow(self) -> Mapping[str, Follower]:
+        """Follow the requests of all models."""
+        return {name: _ModelFollower(model, self._unread) for name, model in self.gateway.models.items()}
+
+    def tick(self) -> None:
+        """Log what was found or has ended since the last tick, and update the series."""
+        for model_name, model in self.gateway.models.items():
+            before = self._shown.get(model_name, {})
+            found = {(each.name, each.client): each for each in model.troubles.found}
+            for name in before.keys() - found.keys():
+                self._share.labels(model_name, *before[name].name).set(0.0)
+                log.info("%s: no longer: %s", model_name, before[name])
+            for name, each in found.items():
+                self._share.labels(model_name, *each.name).set(each.share)
+                if name not in before:
+                    log.warning("%s: %s; such requests go elsewhere where that is faster", model_name, each)
+            self._shown[model_name] = found
+
+    def start(self) -> None:
+        """Start reading answers, and looking for what goes wrong."""
+        self._looking = background.keep_running("policies", self._look)
+
+    async def stop(self) -> None:
+        """End it."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    async def _look(self) -> None:
+        while True:
+            answers = self._unread.take()
+            problems = await asyncio.to_thread(_problems, answers)
+            for answer, problem in zip(answers, problems, strict=True):
+                answer.watch.observe("unusable" if problem else "", answer.lost_s)
+            for model in [*self.gateway.models.values()]:
+                await asyncio.to_thread(model.troubles.refresh)
+            await asyncio.sleep(_PERIOD_S)
+
+
+class _Ended(NamedTuple):
+    """An answer that has ended and is yet to be read."""
+
+    watch: _Watch
+    features: RequestFeatures
+    parts: list[bytes]
+    is_stream: bool
+    lost_s: float
+
+    def problem(self) -> str:
+        """Return what is wrong with it; empty if it can be used."""
+        features, answer = self.features, b"".join(self.parts)
+        return problem_of(features.endpoint, features.shape, answer, stream=self.is_stream)
+
+
+class _Unread:
+    """Answers that are yet to be read, which takes milliseconds each: not on the event loop."""
+
+    def __init__(self) -> None:
+        self._answers: list[_Ended] = []
+        self._bytes = 0
+
+    def add(self, answer: _Ended) -> bool:
+        """Add an answer; return whether there was room for it."""
+        size_bytes = self._bytes + sum(map(len, answer.parts))
+        if size_bytes > _MOST_UNREAD_BYTES:
+            return False
+        self._answers.append(answer)
+        self._bytes = size_bytes
+        return True
+
+    def take(self) -> list[_Ended]:
+        """Return the answers, and forget them."""
+        answers, self._answers, self._bytes = self._answers, [], 0
+        return answers
+
+
+def _problems(answers: Sequence[_Ended]) -> list[str]:
+    return [each.problem() for each in answers]
+
+
+class _ModelFollower:
+    """Follows the requests of a model that ask for something rare, but for those that choose their backend."""
+
+    def __init__(self, model: Model, unread: _Unread) -> None:
+        self._model = model
+        self._unread = unread
+
+    def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
+        """Return an observer of a request that has a shape."""
+        if routed.headers.backend or routed.headers.method or not (shape := routed.shape):
+            return None
+        is_read = wants_json(shape) and is_engines_own(routed.features, routed.document or {})
+        return _Watch(self._model, routed, is_read, self._unread)
+
+
+class _Watch(Observer):
+    """Sees whether one request fails, stalls, or gets an answer that cannot be used."""
+
+    needs_answer = False
+
+    def __init__(self, model: Model, routed: RoutedRequest, is_read: bool, unread: _Unread) -> None:
+        self._model = model
+        self._unread = unread
+        self._routed = routed
+        self._is_read = is_read  # whether the answer is kept, to be read at its end
+        self._parts: list[bytes] = []
+        self._bytes = 0
+        self._backend: Backend | None = None
+        self._sent_s = 0.0
+        self._first_s = self._last_s = 0.0  # of the chunks of a stream
+        self._chunks = 0
+        self._stalled_s = 0.0
+
+    def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
+        """Begin with an attempt."""
+        now_s = time.perf_counter()
+        if decision.reason == "rescue":  # the stream goes on elsewhere
+            pause_s = now_s - self._last_s
+            is_stalled = bool(self._first_s) and pause_s > STALL_S
+            self.observe("stalled" if is_stalled else "failed", pause_s if is_stalled else now_s - self._sent_s)
+        self._backend, self._sent_s = self._model.upstreams[decision.backend].backend, now_s
+        self._first_s, self._chunks = 0.0, 0
+
+    def on_retry(self, kind: str) -> None:
+        """Count an attempt that has failed."""
+        self.observe("failed" if kind in _FAILURES else None, time.perf_counter() - self._sent_s)
+
+    def on_chunk(self, data: bytes, now_s: float) -> None:
+        """See how long the stream has paused."""
+        if self._first_s:
+            pause_s = now_s - self._last_s
+            if pause_s > STALL_S and pause_s * self._chunks > STALL_GAPS * (self._last_s - self._first_s):
+                self._stalled_s += pause_s
+        else:
+            self._first_s = now_s
+        self._last_s = now_s
+        self._chunks += 1
+        if self._is_read:
+            self._keep(data)
+
+    def on_answer(self, body: bytes, document: object) -> None:
+        """Keep an answer in one piece."""
+        if self._is_read:
+            self._keep(body)
+
+    def on_end(self, ended: EndedExchange) -> None:
+        """Count the request."""
+        lost_s = ended.times.ended_s - self._sent_s
+        stalled_s = 0.0 if ended.was_paused else self._stalled_s
+        if ended.label == "engine_error":
+            self.observe("failed" if ended.status >= 500 or ended.stream is not None else None, lost_s)
+        elif stalled_s:
+            self.observe("stalled", stalled_s)
+        elif ended.label == "ok" and ended.status == 200:
+            answer = _Ended(self, self._routed.features, self._parts, ended.stream is not None, lost_s)
+            if not self._parts or ended.rescued_from or not self._unread.add(answer):
+                self.observe("", lost_s)
+
+    def _keep(self, data: bytes) -> None:
+        self._bytes += len(data)
+        if self._bytes <= _MOST_BYTES:
+            self._parts.append(data)
+        else:
+            self._is_read = False
+            self._parts.clear()
+
+    def observe(self, problem: str | None, lost_s: float) -> None:
+        """Count how an attempt has ended; what says nothing about the request (None) is not."""
+        if problem is not None and self._backend is not None:
+            age_s = time.perf_counter() - self._sent_s
+            self._model.troubles.observe(self._routed.features, self._backend, problem, lost_s, age_s)

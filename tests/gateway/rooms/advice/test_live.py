@@ -1,0 +1,40 @@
+"""`GET /admin/advice` and `gateway advise` on a running gateway."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.app import app
+from gateway.rooms.advice import live
+from gateway.rooms.advice.finding import Finding, Gain
+from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
+
+
+async def test_advice_by_route_and_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Finding(
+        "memory", MODEL, "b", "its KV cache is too small", Gain(0.2, 0.1, 0.3, "time"), "30 minutes", "vllm serve"
+    )
+    monkeypatch.setattr(live, "advise", lambda model: [found] if len(model.backends) == 2 else [])
+    async with start_gateway(policy={"name": "learned", "seed": 0}) as running:
+        assert (await running.client.get("/admin/advice")).status_code == 401
+        answer = await running.client.get("/admin/advice", headers={"authorization": f"Bearer {ADMIN_KEY}"})
+        advised = answer.json()["models"][MODEL]
+        assert advised["learns"]
+        assert [(each["rule"], each["backend"]) for each in advised["findings"]] == [("memory", "b")]
+
+        line = ["advise", "--url", running.url, "--admin-key", ADMIN_KEY]
+        result = await asyncio.to_thread(CliRunner().invoke, app, line)
+        assert result.exit_code == 0, result.output
+        assert "m: 1 change." in result.stdout
+        assert "1. b: its KV cache is too small" in result.stdout
+        assert "20% of the time (95%: 10% to 30%)" in result.stdout
+
+
+async def test_a_policy_that_does_not_learn_says_so() -> None:
+    async with start_gateway() as running:
+        line = ["advise", "--url", running.url, "--admin-key", ADMIN_KEY]
+        result = await asyncio.to_thread(CliRunner().invoke, app, line)
+        assert "learns no step times" in result.stdout

@@ -1,0 +1,404 @@
+"""The batch API by OpenAI's own client, in front of scripted engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import tracemalloc
+from collections import Counter
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+import openai
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from gateway.config.settings.batches import BatchesSettings
+from gateway.config.settings.keys import KeySettings
+from gateway.relay.shares import FairShares
+from gateway.rooms.batches import api
+from gateway.rooms.batches.line_request import client_of_lines
+from gateway.rooms.batches.lines import MOST_LINE_BYTES, check
+from gateway.rooms.batches.notes import Notes
+from gateway.rooms.batches.storage import Storage
+from gateway.routing.keys import Client
+from gateway.routing.model import Traffic
+from policies.roles import Price
+from tests.gateway.conftest import MODEL, start_gateway
+from tests.gateway.rooms.batches.support import CHAT, batches, begin, client_of, ended, jsonl, line, lines_of
+from tests.support.command import Command, gateway_command, until
+from tests.support.upstream import Wire, answer, upstreams_in_thread, well
+from tests.support.waiting import eventually, eventually_async
+
+
+async def test_a_batch_from_its_upload_to_its_output(tmp_path: Path) -> None:
+    names = [f"line {number}" for number in range(30)]
+    async with batches(tmp_path) as running, client_of(running) as client:
+        batch = await begin(client, jsonl(*map(line, names)))
+        assert (batch.status, batch.endpoint, batch.metadata) == ("validating", CHAT, {"a": "b"})
+        batch = await ended(client, batch.id)
+        assert batch.request_counts.model_dump() == {"total": 30, "completed": 30, "failed": 0}
+        assert batch.error_file_id is None
+        assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
+        assert batch.expires_at == batch.created_at + 86400
+        output = await lines_of(client, batch.output_file_id)
+        assert sorted(each["custom_id"] for each in output) == sorted(names)
+        assert {each["response"]["status_code"] for each in output} == {200}
+        assert {each["response"]["body"]["choices"][0]["message"]["content"] for each in output} <= {"from a", "from b"}
+        assert len({each["id"] for each in output}) == len({each["response"]["request_id"] for each in output}) == 30
+        assert sum(len(upstream.seen) for upstream in running.upstreams.values()) == 30
+
+        files = await client.files.list()
+        assert {file.id for file in files.data} == {batch.input_file_id, batch.output_file_id}
+        assert [each.id async for each in await client.batches.list()] == [batch.id]
+        file = await client.files.retrieve(batch.output_file_id)
+        assert (file.purpose, file.bytes) == ("batch_output", len((await client.files.content(file.id)).content))
+        assert (await client.files.delete(file.id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await client.files.retrieve(file.id)
+        page = (await running.client.get("/metrics")).text
+        assert f'gateway_batch_lines_total{{model="{MODEL}",outcome="completed"}} 30.0' in page
+
+
+async def test_what_is_wrong_with_its_lines_is_said_before_any_runs(tmp_path: Path) -> None:
+    wrong = [
+        line("a"),
+        line("a"),
+        line("b", url="/v1/completions"),
+        line("c") | {"body": [1]},
+        line("d", model="other"),
+        line("e", stream=True),
+        line("f") | {"method": "GET"},
+        {"url": CHAT},
+        line("g", model=7),
+    ]
+    async with batches(tmp_path) as running, client_of(running) as client:
+        batch = await begin(client, jsonl(*wrong) + b"{\n[]\n\n")
+        batch = await ended(client, batch.id, "failed")
+        assert [(each.line, each.code, each.param) for each in batch.errors.data] == [
+            (2, "duplicate_custom_id", "custom_id"),
+            (3, "invalid_url", "url"),
+            (4, "missing_required_parameter", "body"),
+            (5, "mismatched_model", "body.model"),
+            (6, "invalid_request", "body.stream"),
+            (7, "invalid_method", "method"),
+            (8, "missing_required_parameter", "custom_id"),
+            (9, "missing_required_parameter", "body.model"),
+            (10, "invalid_json_line", None),
+            (11, "invalid_json_line", None),
+        ]
+        batch = await begin(client, jsonl(line("a", model="nobody")))
+        (error,) = (await ended(client, batch.id, "failed")).errors.data
+        assert (error.line, error.code) == (1, "model_not_found")
+        assert batch.output_file_id is None
+        assert not any(upstream.seen for upstream in running.upstreams.values())
+
+
+async def test_answers_that_are_errors_have_a_file_of_their_own(tmp_path: Path) -> None:
+    busy = {"left": 3}
+
+    async def behave(wire: Wire) -> None:
+        text = wire.seen.json["input"]
+        if text == "wrong":
+            await wire.json({"error": {"message": "no", "type": "BadRequestError", "code": 400}}, 400)
+        elif text == "broken":
+            await wire.json({"error": {"message": "oh", "type": "InternalServerError", "code": 500}}, 500)
+        elif text == "later" and busy["left"]:
+            busy["left"] -= 1
+            await wire.json({"error": {"message": "wait", "type": "x", "code": 429}}, 429)
+        else:
+            await wire.json({"object": "list", "data": [{}], "usage": {"prompt_tokens": 3, "total_tokens": 3}})
+
+    texts = ["well", "wrong", "broken", "later"]
+    lines = [line(text, "/v1/embeddings") | {"body": {"model": MODEL, "input": text}} for text in texts]
+    async with batches(tmp_path, behaviour=behave) as running, client_of(running) as client:
+        batch = await ended(client, (await begin(client, jsonl(*lines), "/v1/embeddings")).id)
+        assert batch.request_counts.model_dump() == {"total": 4, "completed": 2, "failed": 2}
+        assert {each["custom_id"] for each in await lines_of(client, batch.output_file_id)} == {"well", "later"}
+        errors = {each["custom_id"]: each["response"] for each in await lines_of(client, batch.error_file_id)}
+        assert {name: each["status_code"] for name, each in errors.items()} == {"wrong": 400, "broken": 500}
+        assert errors["wrong"]["body"]["error"]["message"] == "no"
+
+
+async def holds(wire: Wire) -> None:
+    """Answer what is to be answered, and hold the rest."""
+    if "held" in wire.seen.body.decode():
+        await wire.until_closed()
+    else:
+        await well(wire)
+
+
+async def test_cancel(tmp_path: Path) -> None:
+    lines = jsonl(line("first"), line("held 1"), line("held 2"))
+    async with batches(tmp_path, behaviour=holds) as running, client_of(running) as client:
+        batch, waiting = await begin(client, lines), await begin(client, lines)
+        await eventually(lambda: sum("held" in str(each.body) for up in running.upstreams.values() for each in up.seen))
+        assert (await client.batches.cancel(waiting.id)).status == "cancelling"
+        assert (await ended(client, waiting.id, "cancelled")).output_file_id is None  # which waited for the other
+        assert (await client.batches.cancel(batch.id)).cancelling_at is not None
+        batch = await ended(client, batch.id, "cancelled")
+        assert batch.cancelling_at <= batch.cancelled_at
+        assert [each["custom_id"] for each in await lines_of(client, batch.output_file_id)] == ["first"]
+        assert batch.error_file_id is None
+        await eventually(lambda: not any(backend.in_flight for backend in running.gateway.pool))
+        with pytest.raises(openai.ConflictError, match="it is cancelled"):
+            await client.batches.cancel(batch.id)
+
+
+async def test_lines_make_room_for_a_request_and_run_again(tmp_path: Path) -> None:
+    released = asyncio.Event()
+
+    async def behave(wire: Wire) -> None:
+        if b"line 0" not in wire.seen.body:  # which tells how long lines take
+            await released.wait()
+        with contextlib.suppress(ConnectionError):  # of those that were given up
+            await well(wire)
+
+    names = [f"line {number}" for number in range(8)]
+    async with batches(tmp_path, methods={"a": "baseline"}, behaviour=behave) as running, client_of(running) as client:
+        backend = running.backend("a")
+        batch = await begin(client, jsonl(*map(line, names)))
+        await eventually(lambda: backend.in_flight == 2)
+        asked = asyncio.create_task(running.chat("mine"))
+
+        async def one_is_given_up() -> bool:
+            page = (await running.client.get("/metrics")).text
+            found = re.findall(r'gateway_requests_total\{.*outcome="cancelled"\} (.*)', page)
+            return sum(map(float, found)) == 1.0
+
+        await eventually_async(one_is_given_up)
+        released.set()
+        assert (await asked).status_code == 200
+        output = await lines_of(client, (await ended(client, batch.id)).output_file_id)
+        assert sorted(each["custom_id"] for each in output) == names
+
+
+async def test_a_replica_with_requests_of_others_has_one_line(tmp_path: Path) -> None:
+    released = asyncio.Event()
+
+    async def behave(wire: Wire) -> None:
+        if "mine" in wire.seen.body.decode():
+            await released.wait()
+        await asyncio.sleep(0.2)  # longer than it takes until a line that has no place is given up
+        await well(wire)
+
+    names = [f"line {number}" for number in range(30)]
+    async with batches(tmp_path, behaviour=behave) as running, client_of(running) as client:
+        asked = asyncio.create_task(running.chat("mine"))
+        await eventually(lambda: any(backend.in_flight for backend in running.gateway.pool))
+        batch = await begin(client, jsonl(*map(line, names)))
+        assert (await ended(client, batch.id)).request_counts.completed == 30
+        released.set()
+        assert (await asked).status_code == 200
+        page = (await running.client.get("/metrics")).text
+        given_up = re.findall(r'gateway_requests_total\{.*outcome="cancelled"\} (.*)', page)
+        assert [*map(float, given_up)] == [0, 0]
+
+
+async def test_what_has_not_run_in_time_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "WINDOW_S", 2)
+    lines = jsonl(line("first"), *(line(f"held {number}") for number in range(3)))
+    async with batches(tmp_path, behaviour=holds) as running, client_of(running) as client:
+        batch = await ended(client, (await begin(client, lines)).id, "expired")
+        assert batch.expired_at >= batch.expires_at == batch.created_at + 2
+        assert batch.request_counts.model_dump() == {"total": 4, "completed": 1, "failed": 3}
+        assert [each["custom_id"] for each in await lines_of(client, batch.output_file_id)] == ["first"]
+        errors = await lines_of(client, batch.error_file_id)
+        assert [each["custom_id"] for each in errors] == ["held 0", "held 1", "held 2"]
+        assert {each["error"]["code"] for each in errors} == {"batch_expired"}
+
+
+async def test_another_key_sees_nothing(tmp_path: Path) -> None:
+    keys = [KeySettings(name=name, key=f"key-{name}") for name in ("ours", "theirs")]
+    async with batches(tmp_path, keys=keys) as running:
+        async with client_of(running, "key-ours") as ours, client_of(running, "key-theirs") as theirs:
+            batch = await ended(ours, (await begin(ours, jsonl(line("a")))).id)
+            for attempt in (
+                theirs.files.retrieve(batch.input_file_id),
+                theirs.files.content(batch.output_file_id),
+                theirs.files.delete(batch.input_file_id),
+                theirs.batches.retrieve(batch.id),
+                theirs.batches.cancel(batch.id),
+                theirs.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"),
+            ):
+                with pytest.raises(openai.NotFoundError):
+                    await attempt
+            assert (await theirs.files.list()).data == (await theirs.batches.list()).data == []
+            assert len(await lines_of(ours, batch.output_file_id)) == 1
+        async with client_of(running) as stranger:
+            with pytest.raises(openai.AuthenticationError):
+                await stranger.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+        page = (await running.client.get("/metrics")).text
+        assert 'gateway_key_tokens_total{key="ours batch"} 10.0' in page
+
+
+async def test_bounds(tmp_path: Path) -> None:
+    bounds = {"max_file_mib": 0.001, "max_lines": 2, "max_files_per_key": 3, "max_batches_per_key": 1}
+    async with batches(tmp_path, batches=bounds, behaviour=holds) as running, client_of(running) as client:
+        with pytest.raises(openai.APIStatusError, match=r"at most 0\.001 MiB") as raised:
+            await client.files.create(file=("in.jsonl", b"x" * 2000), purpose="batch")
+        assert raised.value.status_code == 413
+        with pytest.raises(openai.BadRequestError, match="purpose"):
+            await client.files.create(file=("in.jsonl", b"x"), purpose="assistants")
+        too_long = await begin(client, jsonl(*map(line, "abc")))
+        (error,) = (await ended(client, too_long.id, "failed")).errors.data
+        assert (error.code, error.line) == ("too_many_tasks", 3)
+        await begin(client, jsonl(line("held")))
+        with pytest.raises(openai.RateLimitError, match="1 batches that have not ended"):
+            await begin(client, jsonl(line("more")))
+        with pytest.raises(openai.RateLimitError, match="has 3 files"):
+            await client.files.create(file=("in.jsonl", b"x"), purpose="batch")
+        for fields in ({"completion_window": "1h"}, {"endpoint": "/v1/audio/speech"}, {"metadata": [1]}, {}):
+            body = {"input_file_id": "../x", "endpoint": CHAT, "completion_window": "24h"} | fields
+            assert (await running.client.post("/v1/batches", json=body)).status_code == (400 if fields else 404)
+        for body in (b"", b"[", b"[]"):
+            assert (await running.client.post("/v1/batches", content=body)).status_code == 400
+        assert (await running.client.post("/v1/files", content=b"--x")).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("url", "told"), [("file:///x", "write folder: /x"), ("/x", "write folder: /x"), ("s3://x", "no longer supported")]
+)
+def test_what_was_a_url_is_told_to_be_a_folder(url: str, told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        BatchesSettings.model_validate({"url": url})
+
+
+async def test_without_the_section_there_are_no_batches() -> None:
+    async with start_gateway() as running:
+        assert (await running.client.get("/v1/files")).json()["error"]["code"] == "path_closed"
+
+
+def tear_last_line(folder: Path) -> None:
+    """Leave half a line at the end of the answers, as a machine that fails may do."""
+    part = next(folder.glob("*/batches/*/answers/*"))
+    with part.open("ab") as file:
+        file.write(b'12 + 0123abcd {"id":"batch_req_1","custom_id":"held","resp')
+
+
+async def test_of_two_gateways_one_runs_a_batch_and_the_other_goes_on_with_it(tmp_path: Path) -> None:
+    released = asyncio.Event()
+
+    async def behave(wire: Wire) -> None:
+        if wire.seen.json["messages"][0]["content"] == "held" and not released.is_set():
+            await wire.until_closed()
+        else:
+            await well(wire)
+
+    names = [*map(str, range(12)), "held", *map(str, range(12, 20))]
+    async with AsyncExitStack() as stack, AsyncExitStack() as others:
+        first = await stack.enter_async_context(batches(tmp_path, behaviour=behave))  # it takes the lease
+        other = await stack.enter_async_context(client_of(first))
+        await eventually((tmp_path / "lock").exists)
+        second = await others.enter_async_context(batches(tmp_path, behaviour=behave))
+        client = await others.enter_async_context(client_of(second))
+        batch = await begin(client, jsonl(*map(line, names)))
+
+        def seen() -> list[str]:
+            ups = [*first.upstreams.values(), *second.upstreams.values()]
+            return [each.json["messages"][0]["content"] for up in ups for each in up.seen]
+
+        async def is_all_but_one_answered() -> bool:
+            counts = (await other.batches.retrieve(batch.id)).request_counts
+            return counts is not None and counts.completed == 20
+
+        await eventually_async(is_all_but_one_answered)
+        assert sorted(seen()) == sorted(names)
+        assert not any(upstream.seen for upstream in second.upstreams.values())
+        await stack.aclose()
+        tear_last_line(tmp_path)
+        released.set()
+        batch = await ended(client, batch.id)
+        output = await lines_of(client, batch.output_file_id)
+        assert sorted(each["custom_id"] for each in output) == sorted(names)
+        assert sorted(seen()) == sorted([*names, "held"])
+        assert Storage(tmp_path).names("open") == []
+
+
+def test_lines_have_no_share() -> None:
+    """They weigh what they cost others, and keep none of their places."""
+    asks, lines = Client("asks", id="asks"), client_of_lines(Client("asks", id="asks"))
+    traffic, shares = Traffic(), FairShares()
+    for client, count in ((asks, 20), (lines, 2)):
+        for _ in range(count):
+            traffic.begin(client)
+    assert traffic.overuse(asks) == pytest.approx(1.0, rel=0.11)
+    assert traffic.overuse(lines) == 5.0
+    of_lines, of_asks = shares.party("lines", lines.weight), shares.party("asks")
+    for _ in range(30):
+        of_lines.charge(Price(0.1, 0.01, 10.0, 0.1))
+    for _ in range(61):
+        of_asks.charge(Price(0.1, 0.01, 10.0, 0.1))
+    assert of_asks.has_room(62.0)
+    assert of_asks.backends_for(Price(0.5, 0.01, 10.0, 0.5), 4, 16.0) == 4
+
+
+def test_a_line_at_a_time_is_held(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    lines = (jsonl(line(str(number), user="x" * 50_000)) for number in range(1000))
+    assert storage.write("in.jsonl", lines) > 50_000_000
+    tracemalloc.start()
+    try:
+        assert check(storage.lines("in.jsonl", MOST_LINE_BYTES), CHAT, 5000) == (1000, MODEL, [])
+        assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
+def test_each_line_is_answered_once_though_gateways_are_killed(tmp_path: Path) -> None:
+    """Of two gateways with one folder, that which runs the batch is killed in its middle, three times."""
+
+    async def behave(wire: Wire) -> None:
+        await asyncio.sleep(0.1)
+        await wire.json(answer("a"))
+
+    names = [f"line {number}" for number in range(600)]
+    with upstreams_in_thread(["a"], MODEL, behave) as (upstream,), ExitStack() as stack:
+        pool, folder = tmp_path / "pool.yaml", tmp_path / "batches"
+        backend = {"method": "baseline", "url": upstream.url}
+        models = {MODEL: {"policy": "least_loaded", "default_temperature": 1, "backends": {"a": backend}}}
+        pool.write_text(yaml.safe_dump({"models": models, "batches": {"folder": str(folder)}}))
+
+        def started(number: int) -> Command:
+            (own := tmp_path / f"gateway-{number}").mkdir()
+            gateway = stack.enter_context(gateway_command(pool, own))
+            until(lambda: gateway.get("/readyz").status_code == 200)
+            return gateway
+
+        def answered() -> set[str]:
+            """Return the lines whose answers are kept."""
+            paths = [str(path.relative_to(folder)) for path in folder.glob("*/batches/*/answers")]
+            answers = [each for path in paths for _, each in Notes(Storage(folder), path).answers()]
+            return {json.loads(each)["custom_id"] for each in answers}
+
+        def holder() -> int:
+            """Return the process that has the lock."""
+            inode = str((folder / "lock").stat().st_ino)
+            locks = [each.split() for each in Path("/proc/locks").read_text().splitlines()]
+            return next((int(each[4]) for each in locks if each[1] == "FLOCK" and each[5].endswith(f":{inode}")), 0)
+
+        gateways = {each.process.pid: each for each in map(started, range(4))}
+        with openai.OpenAI(base_url=f"{gateways[holder()].url}/v1", api_key="none") as client:
+            file = client.files.create(file=("in.jsonl", jsonl(*map(line, names))), purpose="batch")
+            batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        for kills in range(1, 4):
+            until(lambda least=20 * kills: len(answered()) >= least and holder() in gateways)
+            gateway = gateways.pop(holder())
+            gateway.process.kill()
+            gateway.process.wait()
+            assert len(answered()) < len(names)
+        (last,) = gateways.values()
+        with openai.OpenAI(base_url=f"{last.url}/v1", api_key="none") as client:
+            until(lambda: client.batches.retrieve(batch.id).status == "completed")
+            batch = client.batches.retrieve(batch.id)
+            output = client.files.content(batch.output_file_id or "").text.splitlines()
+        assert sorted(json.loads(each)["custom_id"] for each in output) == sorted(names)
+        runs = Counter(each.json["messages"][0]["content"] for each in [*upstream.seen])
+        assert runs.keys() == {*names}
+        assert max(runs.values()) <= 3
+        assert runs.total() > len(names)
+        assert not [*folder.rglob("*~*")]

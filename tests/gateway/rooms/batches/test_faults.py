@@ -1,0 +1,346 @@
+"""What one key, one line, one object or one engine does to batches, and that it does nothing to others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections import Counter
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.config.settings import PoolSettings
+from gateway.config.settings.keys import KeySettings
+from gateway.rooms.batches.storage import Storage
+from gateway.routing.keys import digest
+from gateway.service.change import prepare
+from gateway.service.replicas import plan
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running
+from tests.gateway.rooms.batches.support import CHAT, batches, begin, client_of, ended, jsonl, line, lines_of
+from tests.support.upstream import Wire, answer, well
+from tests.support.waiting import eventually_async, stays
+
+
+def keys_of(*names: str, **more: Any) -> list[KeySettings]:
+    """Return keys whose names are those of their places, as in a list without names."""
+    return [KeySettings(name=f"key-{number}", key=f"sk-{name}", **more) for number, name in enumerate(names, 1)]
+
+
+async def reload(running: Running, keys: list[KeySettings]) -> None:
+    raw = running.gateway.settings.model_dump()
+    for model in raw["models"].values():
+        model["policy"] = {"name": model["policy"]["name"]}
+    settings = PoolSettings.model_validate(raw | {"keys": [key.model_dump() for key in keys]})
+    (await prepare(running.gateway, settings, plan(settings, Path()).backends, digest(ADMIN_KEY))).commit()
+
+
+def leftovers(folder: Path) -> list[Path]:
+    return [*folder.rglob("*~*")]
+
+
+def raw_line(name: str, body: bytes) -> bytes:
+    return b'{"custom_id":"%b","method":"POST","url":"%b","body":%b}\n' % (name.encode(), CHAT.encode(), body)
+
+
+def with_field(name: str, value: bytes) -> bytes:
+    return raw_line(name, b'{"model":"m","messages":[{"role":"user","content":"%b"}],"x":%b}' % (name.encode(), value))
+
+
+def seen_of(running: Running) -> Counter[str]:
+    """Return how often each line was sent."""
+    bodies = [each.body.decode("utf-8", "replace") for up in running.upstreams.values() for each in up.seen]
+    return Counter(body.partition('"content":')[2].split('"')[1] for body in bodies)
+
+
+async def answers_of(client: openai.AsyncOpenAI, batch: Any) -> dict[str, dict[str, Any]]:
+    """Return what is written of each line, which is one answer."""
+    files = [each for each in (batch.output_file_id, batch.error_file_id) if each]
+    answers = [each for file_id in files for each in await lines_of(client, file_id)]
+    assert len({each["custom_id"] for each in answers}) == len(answers)
+    return {each["custom_id"]: each for each in answers}
+
+
+async def test_after_any_order_of_reloads_a_key_sees_its_own_only(tmp_path: Path) -> None:
+    """The names are those of places, so that each reload gives the name of one key to another."""
+    names = ("a", "b", "c")
+    async with batches(tmp_path, keys=keys_of(*names)) as running:
+        owned: dict[str, set[str]] = {}
+        clients = {name: client_of(running, f"sk-{name}") for name in names}
+        for name, client in clients.items():
+            batch = await ended(client, (await begin(client, jsonl(line(name)))).id)
+            owned[name] = {batch.id, batch.input_file_id, batch.output_file_id}
+        orders = [order for count in (3, 2, 1) for order in permutations(names, count)]
+        for order in orders:
+            await reload(running, keys_of(*order))
+            for name in order:
+                client = clients[name]
+                seen = {each.id for each in (await client.files.list()).data}
+                seen |= {each.id for each in (await client.batches.list()).data}
+                assert seen == owned[name], order
+                for foreign in sorted(set.union(*[owned[each] for each in names if each != name])):
+                    get = client.batches.retrieve if foreign.startswith("batch") else client.files.retrieve
+                    with pytest.raises(openai.NotFoundError):
+                        await get(foreign)
+        for client in clients.values():
+            await client.close()
+
+
+async def test_a_batch_whose_key_is_gone_fails_and_never_runs_as_another(tmp_path: Path) -> None:
+    async def holds(wire: Wire) -> None:
+        await wire.until_closed()
+
+    async with batches(tmp_path, keys=keys_of("a"), behaviour=holds) as running, client_of(running, "sk-a") as client:
+        batch = await begin(client, jsonl(line("held"), line("next")))
+        await running.until(lambda: seen_of(running).total())
+        await reload(running, keys_of("b"))
+        async with client_of(running, "sk-b") as other:
+            assert (await other.batches.list()).data == []
+            with pytest.raises(openai.NotFoundError):
+                await other.batches.cancel(batch.id)
+            await running.until(lambda: not Storage(tmp_path).names("open"))
+        before = seen_of(running)
+        await reload(running, keys_of("b", "a"))
+        (error,) = (await ended(client, batch.id, "failed")).errors.data
+        assert (error.code, seen_of(running)) == ("invalid_api_key", before)
+
+
+async def test_bodies_are_bounded_before_they_are_read(tmp_path: Path) -> None:
+    async with batches(tmp_path) as running:
+        nested = b'{"x":[' + b"[]," * 10_000_000 + b"[]]}"
+        for path, most in (("/v1/batches", 1 << 16), ("/v1/files", 40 << 20)):
+            head = {"content-length": str(most + 1)} if path == "/v1/batches" else {"content-length": str(most)}
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+            lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+            writer.write(f"POST {path} HTTP/1.1\r\nhost: a\r\n{lines}\r\nx".encode())  # a byte of the body
+            assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+            writer.close()
+
+        async def chunks() -> Any:
+            for at in range(0, len(nested), 1 << 20):
+                yield nested[at : at + (1 << 20)]
+
+        response = await running.client.post("/v1/batches", content=chunks())  # of a length that is not announced
+        assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+        deep = b'{"metadata":' + b'{"a":' * 900 + b"1" + b"}" * 901
+        fields = {"endpoint": CHAT, "completion_window": "24h", "input_file_id": [[[]]]}
+        for body in (deep, b"[" * 1030, json.dumps(fields).encode(), b'{"a":"\\ud800"}'):
+            assert (await running.client.post("/v1/batches", content=body)).status_code in {400, 404, 413}
+
+
+async def test_an_error_of_a_line_is_that_lines(tmp_path: Path) -> None:
+    poison = {
+        **{
+            f"deep-{depth}": with_field(f"deep-{depth}", b"[" * depth + b"]" * depth)
+            for depth in (255, 1000, 1024, 3000)
+        },
+        "surrogate": with_field("surrogate", b'"\\ud800"'),
+        "nan": with_field("nan", b"NaN"),
+        "infinite": with_field("infinite", b"1e999"),
+        "nul": with_field("nul", b'"\x00"'),
+        "seed": with_field("seed", b"12345678901234567890123456"),
+        "long": with_field("long", b'"%b"' % (b"y" * (5 << 20))),
+        "too-long": with_field("too-long", b'"%b"' % (b"y" * (9 << 20))),
+        "values": with_field("values", b"[" + b"[]," * 2_000_000 + b"[]]"),
+    }
+    refused = {"deep-1000", "deep-1024", "deep-3000", "surrogate", "nan", "infinite", "nul", "too-long", "values"}
+
+    async def behave(wire: Wire) -> None:
+        if b'"broken"' in wire.seen.body:
+            await wire.json({"error": {"message": "oh", "code": 500}}, 500)
+        elif b'"deep-answer"' in wire.seen.body:
+            nested = json.dumps(answer("a")).encode()[:-1] + b',"x":' + b"[" * 900 + b"]" * 900 + b"}"
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            await wire.send(head % len(nested) + nested)
+        else:
+            await wire.json(answer("a"))  # whatever it may be
+
+    good = [line(f"good-{number}") for number in range(5)] + [line("broken"), line("deep-answer")]
+    content = jsonl(*good[:3]) + b"".join(poison.values()) + jsonl(*good[3:])
+    async with batches(tmp_path, behaviour=behave) as running, client_of(running) as client:
+        batch = await ended(client, (await begin(client, content)).id)
+        answers = await answers_of(client, batch)
+        assert answers.keys() == poison.keys() | {each["custom_id"] for each in good}
+        failed = {
+            name for name, each in answers.items() if (each["response"] or {"status_code": 0})["status_code"] != 200
+        }
+        assert failed == refused | {"broken"}
+        counts = seen_of(running)
+        assert counts.keys() == answers.keys() - refused
+        assert max(counts.values()) <= 3
+        bodies = [each.body for up in running.upstreams.values() for each in up.seen]
+        assert sum(b'"x":12345678901234567890123456' in body for body in bodies) == 1
+
+
+@pytest.mark.parametrize("status", [408, 429, 503])
+async def test_a_line_that_is_always_refused_holds_up_nobody(tmp_path: Path, status: int) -> None:
+    async def behave(wire: Wire) -> None:
+        if b"refused" in wire.seen.body:
+            await wire.json({"error": {"message": "wait", "code": status}}, status)
+        else:
+            await asyncio.sleep(0.05)
+            await well(wire)
+
+    async with batches(tmp_path, keys=keys_of("a", "b"), methods={"a": "baseline"}, behaviour=behave) as running:
+        async with client_of(running, "sk-a") as poison, client_of(running, "sk-b") as other:
+            names = [f"{number}" for number in range(400)]
+            batch = await begin(poison, jsonl(line("refused"), *map(line, names)))
+            began_s = time.monotonic()
+            await ended(other, (await begin(other, jsonl(*map(line, names[:20])))).id)
+            assert time.monotonic() - began_s < 30.0
+
+            async def all_others_are() -> bool:
+                counts = (await poison.batches.retrieve(batch.id)).request_counts
+                return counts is not None and counts.completed == 400
+
+            await eventually_async(all_others_are)
+            assert seen_of(running)["refused"] <= 5  # its pauses grow
+            await poison.batches.cancel(batch.id)
+            assert len(await answers_of(poison, await ended(poison, batch.id, "cancelled"))) == 400
+
+
+@pytest.mark.parametrize("status", [401, 404, 500])
+async def test_what_is_one_engines_fault_is_no_answer_to_a_line(tmp_path: Path, status: int) -> None:
+    async def behave(wire: Wire) -> None:
+        await asyncio.sleep(0.02)
+        if wire.upstream.name == "a":
+            error = {"message": "The model `m` does not exist.", "param": "model", "code": status}
+            await wire.json({"error": error}, status)
+        else:
+            await well(wire)
+
+    methods = {"a": "baseline", "b": "baseline"}
+    async with batches(tmp_path, methods=methods, behaviour=behave) as running, client_of(running) as client:
+        batch = await ended(client, (await begin(client, jsonl(*map(line, map(str, range(60)))))).id)
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (60, 0)
+        assert max(seen_of(running).values()) <= 3
+
+
+async def test_what_cannot_be_read_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with batches(tmp_path) as running, client_of(running) as client:
+        first = await ended(client, (await begin(client, jsonl(line("first")))).id)
+        owner = tmp_path / "anonymous"
+        gone = f"batch_{'0' * 32}"
+        broken = f"file-{'1' * 32}"
+        for path in (
+            tmp_path / "open" / "stray",
+            tmp_path / "open" / f"{owner.name}.{gone}.{broken}",
+            owner / "files" / "stray.json",
+            owner / "files" / f"{broken}.json",
+            owner / "batches" / "stray",
+            owner / "batches" / gone / "batch.json",
+        ):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"{" if path.name == "batch.json" else b"")
+        (tmp_path / "open" / "folder").mkdir()
+        os.mkfifo(owner / "files" / f"file-{'2' * 32}.json")
+        batch = await begin(client, jsonl(line("second"), line("third")))
+        answers = owner / "batches" / batch.id / "answers"
+        answers.mkdir(parents=True, exist_ok=True)
+        (answers / "stray").write_bytes(b"\xff" * (1 << 21))
+        (answers / "folder").mkdir()
+        assert (await ended(client, batch.id)).request_counts.completed == 2
+        assert [each.id for each in (await client.batches.list()).data] == [batch.id, first.id]
+        assert len((await client.files.list()).data) == 4
+        page = (await running.client.get("/metrics")).text
+        assert 'gateway_batch_objects_set_aside_total{kind="open"} 2.0' in page
+    assert sum("open/stray cannot be read" in each.message for each in caplog.records) == 1
+
+
+async def test_a_full_place_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    async with batches(tmp_path, batches={"max_total_mib": 1.0}) as running, client_of(running) as client:
+        file = await client.files.create(file=("in.jsonl", b"x" * 900_000), purpose="batch")
+        batch = await begin(client, jsonl(line("before")))
+        await ended(client, batch.id)
+        with pytest.raises(openai.InternalServerError) as raised:
+            await client.files.create(file=("in.jsonl", b"x" * 200_000), purpose="batch")
+        assert (raised.value.status_code, raised.value.code) == (507, "insufficient_storage")
+        assert len((await client.files.list()).data) == 3
+        await client.files.delete(file.id)
+        await client.files.create(file=("in.jsonl", b"x" * 200_000), purpose="batch")
+    assert not leftovers(tmp_path)
+
+
+async def test_a_run_waits_while_its_place_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails is tried again; no line runs twice for it."""
+    append, is_full = Storage.append, {"now": False}
+
+    def fails(self: Storage, path: str, data: bytes) -> None:
+        if is_full["now"]:
+            raise OSError(28, "No space left on device")
+        append(self, path, data)
+
+    monkeypatch.setattr(Storage, "append", fails)
+    released = asyncio.Event()
+
+    async def behave(wire: Wire) -> None:
+        await released.wait()
+        await well(wire)
+
+    async with batches(tmp_path, behaviour=behave) as running, client_of(running) as client:
+        batch = await begin(client, jsonl(*map(line, "abcd")))
+        await running.until(lambda: seen_of(running).total())
+        is_full["now"] = True
+        released.set()
+        await stays(lambda: seen_of(running).total() <= 2, 1.0)
+        is_full["now"] = False
+        assert (await ended(client, batch.id)).request_counts.completed == 4
+        assert seen_of(running) == Counter("abcd")
+
+
+async def test_lines_keep_the_limits_of_their_key(tmp_path: Path) -> None:
+    """Each line costs 10 tokens; the key may have 50 a minute, of which lines leave half."""
+    keys = [*keys_of("a", tokens_per_minute=50), KeySettings(name="b", key="sk-b", batch_tokens_per_day=40)]
+    async with batches(tmp_path, keys=keys) as running:
+        async with client_of(running, "sk-a") as client, client_of(running, "sk-b") as daily:
+            slow = await begin(client, jsonl(*[line(f"a{number}") for number in range(50)]))
+            other = await begin(daily, jsonl(*[line(f"b{number}") for number in range(50)]))
+            await running.until(lambda: seen_of(running).total() >= 7)
+            await stays(lambda: seen_of(running).total() <= 9, 3.0)
+            assert sum(name.startswith("b") for name in seen_of(running)) == 4
+            assert (await client.chat.completions.create(model=MODEL, messages=[])).choices
+            for each, batch in ((client, slow), (daily, other)):
+                await each.batches.cancel(batch.id)
+                await ended(each, batch.id, "cancelled")
+
+
+async def test_a_key_may_be_kept_from_batches(tmp_path: Path) -> None:
+    async with batches(tmp_path, keys=keys_of("a", batches=False)) as running, client_of(running, "sk-a") as client:
+        with pytest.raises(openai.PermissionDeniedError, match="may not use files and batches"):
+            await client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+        assert (await running.client.get("/v1/batches", headers={"x-api-key": "sk-a"})).status_code == 403
+
+
+@pytest.mark.parametrize("sent", [b"-99", b'"-99"'])
+async def test_no_line_comes_before_requests(tmp_path: Path, sent: bytes) -> None:
+    body = b'{"model":"m","messages":[],"pri\\u006frity": %b,"seed":12345678901234567890123456}' % sent
+    async with batches(tmp_path) as running, client_of(running) as client:
+        await ended(client, (await begin(client, raw_line("a", body))).id)
+        (seen,) = [each for up in running.upstreams.values() for each in up.seen]
+        assert seen.body == body.replace(sent, b"0")
+
+
+async def test_lines_are_begun_that_can_end(tmp_path: Path) -> None:
+    """Lines of a second beside a request of 20 ms twice a second: each runs about once."""
+
+    async def behave(wire: Wire) -> None:
+        is_line = b"line" in wire.seen.body
+        await asyncio.sleep(1.0 if is_line else 0.02)
+        await well(wire)
+
+    async with batches(tmp_path, methods={"a": "baseline"}, behaviour=behave) as running, client_of(running) as client:
+        batch = await begin(client, jsonl(*[line(f"line {number}") for number in range(200)]))
+
+        async def answered() -> bool:
+            await running.chat("mine")
+            return (await client.batches.retrieve(batch.id)).request_counts.completed >= 10
+
+        await eventually_async(answered)
+        started = sum(count for name, count in seen_of(running).items() if name.startswith("line"))
+        assert started <= 1.1 * (await client.batches.retrieve(batch.id)).request_counts.completed + 1
+        await client.batches.cancel(batch.id)
+        await ended(client, batch.id, "cancelled")

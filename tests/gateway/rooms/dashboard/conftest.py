@@ -1,0 +1,29 @@
+"""Asking for the data of the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.rooms.dashboard import dashboard
+from tests.gateway.conftest import ADMIN_KEY, Running
+
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+HISTORY, SNAPSHOT = "/admin/dashboard/history", "/admin/dashboard/snapshot"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have snapshots and points made without long pauses."""
+    monkeypatch.setattr(dashboard, "SNAPSHOT_S", 0.0)
+    monkeypatch.setattr(dashboard, "POINT_S", 0.1)
+
+
+async def asked(running: Running, path: str) -> Any:
+    response = await running.client.get(path, headers=ADMIN)
+    return response.raise_for_status().json()
+
+
+async def snapshot(running: Running) -> Any:
+    return await asked(running, SNAPSHOT)

@@ -1,0 +1,139 @@
+"""Who may see the dashboard and its data, and how browsers are told to treat the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.dialects.errors import GatewayError
+from tests.gateway.conftest import Running, Start
+from tests.gateway.rooms.dashboard.conftest import ADMIN, HISTORY, SNAPSHOT
+
+KEYS = [
+    {"name": "team", "key": "sk-team"},
+    {"name": "viewer", "key": "sk-viewer", "admin": "read"},
+    {"name": "operator", "key": "sk-operator", "admin": "write"},
+]
+READS = (SNAPSHOT, HISTORY)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def statuses(running: Running, path: str) -> list[int]:
+    keys = ({}, bearer("sk-wrong"), bearer("sk-team"), bearer("sk-viewer"), bearer("sk-operator"), ADMIN)
+    return [(await running.client.get(path, headers=headers)).status_code for headers in keys]
+
+
+async def test_the_data_needs_a_key_that_may_read(gateway_of: Start) -> None:
+    async with gateway_of(keys=KEYS) as running:
+        for path in READS:
+            assert await statuses(running, path) == [401, 401, 403, 200, 200, 200]
+
+
+async def test_a_public_dashboard_is_read_without_a_key(gateway_of: Start) -> None:
+    async with gateway_of(keys=KEYS, dashboard={"public": True}) as running:
+        for path in READS:
+            assert await statuses(running, path) == [200] * 6
+        for path in ("/admin/pool", "/admin/config", "/admin/policy", "/admin/dashboardx", "/admin"):
+            assert (await running.client.get(path)).status_code == 401
+        for path in ("/admin/policy/unpin", SNAPSHOT):
+            assert (await running.client.post(path, json={})).status_code == 401
+        assert (await running.client.request("GET", SNAPSHOT, content=b"body")).status_code == 400
+
+
+async def test_a_disabled_dashboard_is_not_there(gateway_of: Start) -> None:
+    async with gateway_of(dashboard={"enabled": False, "public": True}) as running:
+        for path in ("/dashboard", "/dashboard/static/index.html", "/admin/docs", *READS):
+            assert (await running.client.get(path, headers=ADMIN)).status_code == 404
+
+
+async def test_it_is_at_the_admin_address_if_there_is_one(gateway_of: Start) -> None:
+    async with gateway_of(admin={"listen": "127.0.0.1:0"}, dashboard={"public": True}) as running:
+        for path in ("/dashboard", "/dashboard/static/index.html", "/admin/docs", *READS):
+            response = await running.client.get(path, headers=ADMIN)
+            assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+        admin = running.gateway.admin_access
+        assert admin is not None
+        for path in ("/dashboard", SNAPSHOT):
+            admin.check_own("GET", path, {})
+        with pytest.raises(GatewayError):
+            admin.check_own("POST", SNAPSHOT, {})
+
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "method", "headers", "expected"),
+    [
+        ({}, "GET", BROWSER, 307),
+        ({}, "GET", {"accept": "*/*"}, 404),
+        ({}, "POST", BROWSER, 404),
+        ({"keys": KEYS}, "GET", BROWSER, 307),
+        ({"keys": KEYS}, "GET", {"accept": "application/json"}, 401),
+        ({"dashboard": {"enabled": False}}, "GET", BROWSER, 404),
+        ({"admin": {"listen": "127.0.0.1:0"}}, "GET", BROWSER, 404),
+        ({"paths": ["/"]}, "GET", BROWSER, 200),
+        ({"paths": ["/*"]}, "GET", BROWSER, 200),
+    ],
+)
+async def test_the_root_leads_browsers_to_the_page_and_is_for_others_what_it_was(
+    gateway_of: Start, settings: dict[str, Any], method: str, headers: dict[str, str], expected: int
+) -> None:
+    async with gateway_of(**settings) as running:
+        response = await running.client.request(method, "/", headers=headers, follow_redirects=False)
+        assert response.status_code == expected
+        if expected == 307:
+            assert response.headers["location"] == "dashboard"  # relative: also behind a proxy that adds a path
+
+
+async def test_the_page_about_admin_needs_no_key_and_holds_no_data(gateway_of: Start) -> None:
+    async with gateway_of(keys=KEYS) as running:
+        assert await statuses(running, "/admin/docs") == [200] * 6
+        assert (await running.client.post("/admin/docs")).status_code == 401
+        shown = (await running.client.get("/admin/openapi.json", headers=ADMIN)).json()["paths"]
+        assert {"/admin/pool", "/admin/drain", "/admin/advice", "/v1/models"} <= shown.keys()
+
+
+async def test_the_page_may_load_nothing_from_elsewhere_and_nothing_inline(gateway_of: Start) -> None:
+    async with gateway_of() as running:
+        for path in ("/dashboard", "/dashboard/static/index.html", "/admin/docs"):
+            response = await running.client.get(path)
+            assert response.status_code == 200
+            assert response.headers["content-type"] == "text/html; charset=utf-8"
+            policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
+            same = ("script-src", "style-src", "connect-src", "img-src")
+            none = ("default-src", "frame-ancestors", "base-uri", "form-action")
+            assert policy == dict.fromkeys(same, "'self'") | dict.fromkeys(none, "'none'")
+            assert response.headers["x-content-type-options"] == "nosniff"
+            assert response.headers["referrer-policy"] == "no-referrer"
+            known = {"if-none-match": response.headers["etag"]}
+            again = await running.client.get(path, headers=known)
+            assert (again.status_code, again.content) == (304, b"")
+            assert again.headers["content-security-policy"] == response.headers["content-security-policy"]
+        assert (await running.client.post("/dashboard", json={})).status_code in {400, 405}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/dashboard/static/../dashboard.py",
+        "/dashboard/static/%2e%2e/dashboard.py",
+        "/dashboard/static/..%2fdashboard.py",
+        "/dashboard/static//etc/passwd",
+        "/dashboard/static/%2fetc%2fpasswd",
+        "/dashboard/static/nothing.js",
+        "/dashboard/static/",
+        "/dashboard/x",
+    ],
+)
+async def test_no_path_reaches_the_file_system(gateway_of: Start, path: str) -> None:
+    async with gateway_of({"a": "baseline"}, paths=["/*"]) as running:
+        response = await running.client.request("GET", running.url + path)
+        assert response.status_code in {400, 404}
+        assert b"import" not in response.content
+        assert b"root:" not in response.content
+        assert running.upstreams["a"].seen == []

@@ -1,0 +1,90 @@
+"""What the page is sent, and what is done only while somebody asks."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from gateway.rooms.dashboard import dashboard
+from tests.gateway.conftest import MODEL, Start
+from tests.gateway.rooms.dashboard.conftest import ADMIN, HISTORY, SNAPSHOT, asked, snapshot
+from tests.support.waiting import eventually_async
+
+
+def backends_of(found: Any) -> dict[str, Any]:
+    return {each["name"]: each for each in found["models"][0]["backends"]}
+
+
+@pytest.mark.slow
+async def test_the_past_and_the_present_are_those_of_the_counters(gateway_of: Start) -> None:
+    async with gateway_of() as running:
+
+        async def is_read() -> bool:
+            return bool((await snapshot(running))["points_at_s"])
+
+        await eventually_async(is_read)
+        for _ in range(4):
+            await running.chat(stream=True)
+
+        async def counted() -> bool:
+            found = backends_of(await snapshot(running))
+            return sum(each["ttft"]["count"] for each in found.values() if each["ttft"]) == 4
+
+        await eventually_async(counted)
+        found, past = await snapshot(running), await asked(running, HISTORY)
+        assert found["format"] == past["format"] == dashboard.FORMAT
+        assert found["points_at_s"] == past["at_s"][-1]
+        assert {each["backend"] for each in past["backends"]} == set(backends_of(found)) == {"a", "b"}
+        for each in past["backends"]:
+            assert len(each["values"]) == len(past["series"]) == len(backends_of(found)[each["backend"]]["point"])
+            assert {len(values) for values in each["values"]} == {len(past["at_s"])}
+        assert sum(each["requests_per_s"] for each in backends_of(found).values()) > 0
+        assert backends_of(found)["a"]["state"] == "up"
+
+
+async def test_a_snapshot_is_made_once_for_all_who_ask(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard, "SNAPSHOT_S", 60.0)
+    async with gateway_of() as running:
+        assert len({(await snapshot(running))["at_s"] for _ in range(3)}) == 1
+
+
+@pytest.mark.slow
+async def test_exchanges_are_followed_only_while_somebody_asks(
+    gateway_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard, "WATCHED_S", 0.2)
+    async with gateway_of() as running:
+        before = len(running.gateway.relay.followers[MODEL])
+        await snapshot(running)
+        assert len(running.gateway.relay.followers[MODEL]) == before + 1
+        await running.until(lambda: len(running.gateway.relay.followers[MODEL]) == before)
+
+
+async def test_it_tells_no_key_no_address_and_no_text(gateway_of: Start) -> None:
+    keys = [{"name": "zqxname", "key": "sk-zqxkey"}]
+    async with gateway_of(keys=keys) as running:
+        await snapshot(running)
+        await running.chat("zqxprompt", headers={"authorization": "Bearer sk-zqxkey"})
+        text = (await running.client.get(SNAPSHOT, headers=ADMIN)).text
+        assert MODEL in text
+        assert not re.search("zqx|127.0.0.1", text)
+
+
+@pytest.mark.slow
+async def test_a_failed_reading_does_not_end_the_next(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway_of() as running:
+        (room,) = [room for room in running.gateway.rooms if isinstance(room, dashboard.Dashboard)]
+        failures = iter([ZeroDivisionError])
+        read = running.gateway.metrics.samples
+
+        def samples() -> Any:
+            for error in failures:
+                raise error
+            return read()
+
+        monkeypatch.setattr(running.gateway.metrics, "samples", samples)
+        before = room._points_at_s
+        await running.until(lambda: room._points_at_s > before)
+        assert next(failures, None) is None

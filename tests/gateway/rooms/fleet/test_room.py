@@ -1,0 +1,148 @@
+"""What a running gateway says of the replicas that it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections import Counter
+
+import httpx
+import pytest
+
+from gateway.rooms.fleet import model, room
+from gateway.rooms.fleet.capacity import Targets
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start, start_gateway
+from tests.gateway.rooms.dashboard.conftest import snapshot
+from tests.support.upstream import END, Wire, delta
+
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+
+
+async def paced(wire: Wire) -> None:
+    """Stream an answer of a token every three milliseconds."""
+    await wire.begin_stream()
+    for _ in range(20):
+        await wire.chunk(delta("word "))
+        await asyncio.sleep(0.003)
+    usage = {"prompt_tokens": 50, "completion_tokens": 20, "total_tokens": 70}
+    await wire.chunk(b"data: " + json.dumps({"id": "x", "choices": [], "usage": usage}).encode() + b"\n\n")
+    await wire.chunk(END)
+    await wire.end_stream()
+
+
+def series(page: str, name: str) -> dict[str, float]:
+    lines = (line.rpartition(" ") for line in page.splitlines() if line.startswith(f"{name}{{"))
+    return {labels: float(value) for labels, _, value in lines}
+
+
+SERIES = ("gateway_pool_saturation", "gateway_replicas_needed", "gateway_fleet_request_seconds")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an hour of traffic in some seconds."""
+    monkeypatch.setattr(room, "_MINUTE_S", 0.2)
+    monkeypatch.setattr(model, "HOUR_MINUTES", 8)
+
+
+async def chats(running: Running) -> None:
+    await asyncio.gather(*(running.chat(f"hello {number}", temperature=0.0, stream=True) for number in range(10)))
+
+
+async def asked(running: Running, **parameters: str) -> httpx.Response:
+    return await running.client.get("/admin/fleet", params={"model": MODEL, **parameters}, headers=ADMIN)
+
+
+async def fleet_findings(running: Running) -> list[dict[str, str]]:
+    advised = (await running.client.get("/admin/advice", headers=ADMIN)).json()["models"][MODEL]
+    return [each for each in advised["findings"] if each["rule"] == "fleet"]
+
+
+@pytest.mark.parametrize(("tpot_ms", "is_enough"), [(1000.0, True), (0.01, False)])
+async def test_it_says_how_many_of_which_method_and_what_they_cost_in_time(
+    gateway_of: Start, tpot_ms: float, is_enough: bool
+) -> None:
+    policy = {"name": "learned", "seed": 0, "slo": {"tpot_ms": tpot_ms}}
+    async with gateway_of({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
+        assert (await running.client.get("/admin/fleet", params={"model": MODEL})).status_code == 401
+        assert (await asked(running, model="other")).status_code == 404
+        answer, too_early = await asked(running), set()
+        for _ in range(100):
+            await chats(running)
+            answer = await asked(running)
+            if answer.status_code == 404:
+                too_early.add(answer.json()["error"]["message"])
+                assert not await fleet_findings(running)
+            elif answer.json()["seconds"]["up"] is not None:
+                break
+        assert any("hour of traffic" in each for each in too_early)
+        said = answer.json()
+        (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
+        judged, missed = (sum(getattr(each, of) for each in found.fleets[MODEL].minutes) for of in ("judged", "missed"))
+        assert judged > 0
+        assert missed == (0 if is_enough else judged)
+        assert said["needed"] == sum(said["methods"].values())
+        assert (said["needed"] == 1) == (said["saturation"] <= 1.0) == is_enough
+        assert 0.05 < said["seconds"]["up"] < 2.0, "as paced"
+        assert (await asked(running, method="ngram")).json()["needed"] == said["methods"]["ngram"]
+        assert (await asked(running, method="ngarm")).status_code == 404, "not 0 of them"
+
+
+async def test_what_is_advised_has_its_cost_in_seconds_and_percent() -> None:
+    async with start_gateway() as running:
+        (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
+        fleet = found.fleets[MODEL] = model.ModelFleet()
+        assert found.findings(MODEL) == ()
+        fleet.targets, fleet.up = Targets(2.0, 0.03), Counter(baseline=1, ngram=2)
+        fleet.advised = model.Change({"baseline": 0, "ngram": 2, "eagle3": 0}, 1.5, 2.1)
+        (finding,) = found.findings(MODEL)
+        assert finding.title == (
+            "2 replicas keep 2 s to the first token and 30 ms for each further one: 1 baseline less"
+        )
+        assert finding.worth == "requests take 2.10 s in the mean in place of 1.50 s (+40%)"
+        fleet.advised = fleet.advised._replace(then_s=math.nan)
+        assert found.findings(MODEL) == (), "nothing is taken away without that"
+        fleet.advised = fleet.advised._replace(counts={"baseline": 1, "ngram": 3})
+        assert "1 ngram more" in found.findings(MODEL)[0].title
+        fleet.advised = fleet.advised._replace(counts={"baseline": 1, "ngram": 2})
+        assert found.findings(MODEL) == ()
+
+
+@pytest.mark.parametrize(
+    ("policy", "missing"),
+    [({"name": "learned", "seed": 0}, "set `slo`"), ({"name": "round_robin"}, "learns no step times")],
+)
+async def test_without_targets_nothing_is_said(gateway_of: Start, policy: dict[str, object], missing: str) -> None:
+    async with gateway_of({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
+        (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
+        for _ in range(8):
+            await chats(running)
+        await running.until(lambda: len(found.fleets[MODEL].minutes) > 10)
+        answer = await asked(running)
+        assert (answer.status_code, missing in answer.json()["error"]["message"]) == (404, True)
+        assert not await fleet_findings(running)
+        page = (await running.client.get("/metrics")).text
+        assert not any(series(page, name) for name in SERIES)
+        assert (await snapshot(running))["models"][0]["load"] is None
+
+
+async def test_targets_that_are_taken_away_leave_no_figure_behind() -> None:
+    async with start_gateway() as running:
+        (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
+        fleet = model.ModelFleet()
+        fleet.saturation, fleet.needed = 0.4, model.Change({"ngram": 2}, 1.0, 1.2)
+        found._show(MODEL, fleet)
+        page = (await running.client.get("/metrics")).text
+        assert [len(series(page, name)) for name in SERIES] == [1, 1, 2]
+        fleet.forget("no `slo`")
+        found._show(MODEL, fleet)
+        page = (await running.client.get("/metrics")).text
+        assert all(math.isnan(value) for name in SERIES for value in series(page, name).values())
+
+
+def test_what_the_day_needed_is_not_taken_away_by_night() -> None:
+    fleet = model.ModelFleet()
+    for needed in ({"head": 3, "tree": 0}, {"head": 0, "tree": 1}):
+        fleet._past.append(needed)
+    assert [fleet._most(method) for method in ("head", "tree", "plain")] == [3, 1, 0]

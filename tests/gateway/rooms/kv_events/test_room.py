@@ -1,0 +1,268 @@
+"""A gateway that hears what engines tell of their caches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+from pydantic import ValidationError
+
+from backends.launch.ports import free_port
+from gateway.config.settings import PoolSettings
+from gateway.gateway import join
+from gateway.rooms.kv_events import room
+from gateway.rooms.kv_events.room import KvEventsRoom
+from tests.gateway.conftest import ADMIN_KEY, Running, Start
+from tests.gateway.rooms.kv_events.test_cache import message, removed, stored
+from tests.support.upstream import Wire
+from tests.support.waiting import TIMEOUT_S
+
+TEXT = "A conversation that is long enough for a prefix cache. " * 40
+LEARNED = {"name": "learned", "guardrail": {"share": 0}}
+
+
+class Publisher:
+    """What an engine publishes."""
+
+    def __init__(self) -> None:
+        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
+        self._socket = zmq.Context.instance().socket(zmq.PUB)
+        self._socket.bind(self.endpoint)
+        self.number = 0
+
+    def tell(self, *events: Any) -> None:
+        self.send(message(self.number, *events))
+        self.number += 1
+
+    def send(self, frames: list[bytes]) -> None:
+        self._socket.send_multipart(frames)
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+@pytest.fixture
+def engine() -> Iterator[Publisher]:
+    publisher = Publisher()
+    yield publisher
+    publisher.close()
+
+
+async def answer(wire: Wire) -> None:
+    """Answer with 400 of 500 prompt tokens cached."""
+    usage = {"prompt_tokens": 500, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 400}}
+    await wire.json({"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}], "usage": usage})
+
+
+async def note(running: Running) -> str:
+    """Return what is expected of replica `a` for the text."""
+    body = {"model": "m", "messages": [{"role": "user", "content": TEXT}]}
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    document = (await running.client.post("/admin/explain", json=body, headers=headers)).json()
+    return str(document["candidates"][0]["note"])
+
+
+async def until_noted(running: Running, text: str) -> None:
+    """Wait for a note."""
+    known = ""
+    async with asyncio.timeout(TIMEOUT_S):
+        while text not in known:
+            known = await note(running)
+
+
+@pytest.mark.slow
+async def test_what_an_engine_tells_decides_what_is_expected_there(
+    gateway_of: Start, engine: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gateway.rooms.kv_events.room")
+    async with gateway_of({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
+        assert (await running.chat(TEXT)).status_code == 200
+        await until_noted(running, "tokens of the prompt cached, by estimate")
+        await until_heard(running, engine)
+        await running.chat(TEXT)
+        await until_noted(running, "tokens of the prompt cached, by events")
+        assert "m/a: what it has cached is expected by its events" in caplog.text
+        for _ in range(3):
+            await running.chat(TEXT)
+        page = (await running.client.get("/metrics")).text
+        assert 'gateway_kv_events_known{backend="a",model="m"} 1.0' in page
+        assert 'gateway_prefix_tokens_total{backend="a",model="m",outcome="found",source="events"} 1200.0' in page
+        assert 'outcome="missed",source="events"' in page, "some 550 are expected"
+        engine.tell(stored(5))
+        engine.tell({"type": "AllBlocksCleared"})
+        await running.until(lambda: _cache(running).evicted_s > 0)
+        while "cached" in await note(running):
+            pass
+        await running.chat(TEXT)
+        await until_noted(running, "tokens of the prompt cached, by events")
+        engine.tell("nonsense")
+        await until_noted(running, "tokens of the prompt cached, by estimate")
+        page = (await running.client.get("/metrics")).text
+        assert 'gateway_kv_events_problems_total{backend="a",kind="nonsense",model="m"} 1.0' in page
+        assert 'gateway_kv_events_known{backend="a",model="m"} 0.0' in page
+
+
+def _room(running: Running) -> KvEventsRoom:
+    (found,) = [each for each in running.gateway.rooms if isinstance(each, KvEventsRoom)]
+    return found
+
+
+def _cache(running: Running, name: str = "a") -> Any:
+    return _room(running)._engines["m", name].cache
+
+
+async def until_heard(running: Running, engine: Publisher, name: str = "a") -> None:
+    """Publish a block and its eviction until the gateway, which subscribes at some time, has received one."""
+
+    def hears() -> bool:
+        engine.tell(stored(engine.number))
+        engine.tell(removed(engine.number - 1))
+        return ("m", name) in _room(running)._engines and bool(_cache(running, name).is_known)
+
+    await running.until(lambda: name in running.upstreams and hears())
+    await running.until(lambda: _cache(running, name)._number == engine.number - 1)
+
+
+NESTED = [b"", bytes(8), b"\x92\xca\0\0\0\0" + b"\x91" * 100_000 + b"\xc0"]
+ATTACKS = {
+    "nesting": NESTED,
+    "a group that cannot be hashed": message(0, stored(1, group_idx=[7])),
+    "many hashes": message(0, stored(*range(30_000))),
+    "a long message": [b"", bytes(8), bytes(16 << 20)],
+    "many frames": [b""] * 200,
+}
+
+
+@pytest.mark.parametrize("frames", ATTACKS.values(), ids=ATTACKS.keys())
+async def test_what_one_engine_sends_delays_the_events_of_no_other(
+    frames: list[bytes], gateway_of: Start, engine: Publisher
+) -> None:
+    other = Publisher()
+    try:
+        endpoints = {"a": engine.endpoint, "b": other.endpoint}
+        async with gateway_of({"a": "baseline", "b": "baseline"}, LEARNED, kv_events=endpoints) as running:
+            await until_heard(running, engine, "a")
+            await until_heard(running, other, "b")
+            longest_s = 0.0
+            for _ in range(10):
+                for _ in range(20):
+                    engine.send(frames)
+                began_s = time.monotonic()
+                other.tell(stored(other.number))
+                await running.until(lambda: _cache(running, "b")._number == other.number - 1)
+                longest_s = max(longest_s, time.monotonic() - began_s)
+            assert _cache(running, "b").is_known
+            assert longest_s < 2.0, "they were late by up to 30 s"
+    finally:
+        other.close()
+
+
+async def test_engines_together_have_a_bounded_number_of_blocks(
+    gateway_of: Start, engine: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_MOST_BLOCKS", 100)
+    other = Publisher()
+    try:
+        endpoints = {"a": engine.endpoint, "b": other.endpoint}
+        async with gateway_of({"a": "baseline", "b": "baseline"}, LEARNED, kv_events=endpoints) as running:
+            await until_heard(running, engine, "a")
+            await until_heard(running, other, "b")
+            other.tell(stored(*range(1000, 1030)))
+            engine.tell(stored(*range(90)))
+            await running.until(lambda: not _cache(running, "a").is_known)
+            assert (len(_cache(running, "a")), len(_cache(running, "b"))) == (0, len(_cache(running, "b")))
+            assert _cache(running, "b").is_known, "the one with most of them is not followed"
+    finally:
+        other.close()
+
+
+async def test_an_engine_whose_events_are_no_longer_read_is_expected_by_what_was_sent_there(
+    gateway_of: Start, engine: Publisher
+) -> None:
+    async with gateway_of({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
+        await until_heard(running, engine)
+        await running.chat(TEXT)
+        _room(running).tick()
+        await until_noted(running, "by events")
+        backends = running.gateway.settings.models["m"].backends
+        backends["a"] = backends["a"].model_copy(update={"kv_events": None})  # type: ignore[index]
+        join(running.gateway)
+        assert "cached, by estimate" in await note(running)
+        await running.until(lambda: not _room(running)._engines)
+
+
+@pytest.mark.slow
+async def test_an_engine_that_tells_nothing_while_it_works_is_not_believed(
+    gateway_of: Start, engine: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_LATE_S", 0.5)
+    async with gateway_of({"a": "baseline"}, LEARNED, behaviour=answer, kv_events={"a": engine.endpoint}) as running:
+        await until_heard(running, engine)
+        await running.chat(TEXT)
+        await until_noted(running, "by events")
+        running.backend("a").in_flight += 1
+        await until_noted(running, "by estimate")
+        running.backend("a").in_flight -= 1
+        await until_noted(running, "by events")
+
+
+async def test_what_a_request_in_flight_uses_is_not_evicted(gateway_of: Start, engine: Publisher) -> None:
+    may_end = asyncio.Event()
+
+    async def hold(wire: Wire) -> None:
+        await may_end.wait()
+        await answer(wire)
+
+    async with gateway_of({"a": "baseline"}, LEARNED, behaviour=hold, kv_events={"a": engine.endpoint}) as running:
+        await until_heard(running, engine)
+        running.gateway.relay.router.sent = sent = deque()
+        join(running.gateway)
+        asked = asyncio.create_task(running.chat(TEXT))
+        await running.until(lambda: running.backend("a").in_flight == 1)
+        engine.tell(stored(engine.number))
+        engine.tell(removed(engine.number - 1))
+        await running.until(lambda: _cache(running)._number == engine.number - 1)
+        _room(running).tick()
+        assert "tokens of the prompt cached, by events" in await note(running)
+        assert len(sent) == 1
+        may_end.set()
+        assert (await asked).status_code == 200
+        await running.until(lambda: len(sent) == 2)
+        assert {backend.name for backend, _ in sent} == {"a"}, "other gateways are told when it ends, too"
+        engine.tell(stored(engine.number))
+        engine.tell(removed(engine.number - 1))
+        await running.until(lambda: _cache(running)._number == engine.number - 1)
+        _room(running).tick()
+        assert "cached" not in await note(running)
+
+
+@pytest.mark.parametrize(
+    ("kv_events", "ok"),
+    [
+        ("tcp://engine-0:5557", True),
+        ("ipc:///run/vllm/events", True),
+        ("tcp://*:5557", False),
+        ("http://engine-0:5557", False),
+        ("tcp://engine-0", False),
+    ],
+)
+def test_an_address_is_checked(kv_events: str, ok: bool) -> None:
+    pool = {"models": {"m": {"backends": {"a": {"url": "http://a:1", "method": "baseline", "kv_events": kv_events}}}}}
+    if ok:
+        assert KvEventsRoom.problem(PoolSettings.model_validate(pool)) == ""
+    else:
+        with pytest.raises(ValidationError, match=r"kv_events"):
+            PoolSettings.model_validate(pool)
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "find_spec", lambda _: None)
+    backend = {"url": "http://a:1", "method": "baseline", "kv_events": "tcp://a:5557"}
+    settings = PoolSettings.model_validate({"models": {"m": {"backends": {"a": backend}}}})
+    assert "pyzmq and msgspec" in KvEventsRoom.problem(settings)

@@ -1,0 +1,109 @@
+"""The service as a whole, over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.dialects.errors import GatewayError
+from gateway.relay.context import STOPPING
+from gateway.rooms.picker.ext_proc_pb2 import HttpBody, ProcessingMode, ProcessingRequest, ProcessingResponse
+from gateway.rooms.picker.server import SERVICE, PickerServer
+from tests.gateway.rooms.picker.played_proxy import BODY, CHAT, IDLE, JSON, PlayedProxy, http_headers, response_headers
+from tests.support.waiting import TIMEOUT_S, eventually, stays
+
+PROCESS = f"/{SERVICE}/Process"
+COMPLETE = [ProcessingRequest(request_body=HttpBody(body=BODY, end_of_stream=True))]
+
+
+@asynccontextmanager
+async def serving(pool: Mapping[str, Any]) -> AsyncIterator[tuple[PlayedProxy, PickerServer, grpc.aio.Channel]]:
+    """Serve a pool; yield the proxy that is played, the picker, and a channel to it."""
+    proxy = PlayedProxy(pool)
+    picker = PickerServer(proxy.gateway, None)  # type: ignore[arg-type] # nothing here is for the gateway itself
+    opened = socket.create_server(("127.0.0.1", 0))
+    port = opened.getsockname()[1]
+    await picker.start(opened)
+    try:
+        async with asyncio.timeout(TIMEOUT_S), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield proxy, picker, channel
+    finally:
+        await picker.stop(0.0)
+
+
+async def begun(channel: grpc.aio.Channel, *messages: ProcessingRequest) -> Any:
+    """Return a call that has begun with the headers of a request and some more messages."""
+    call: Any = channel.stream_stream(PROCESS)()
+    headers = ProcessingRequest(request_headers=http_headers([(":method", "POST"), (":path", CHAT)]))
+    headers.protocol_config.request_body_mode = ProcessingMode.FULL_DUPLEX_STREAMED
+    for message in (headers, *messages):
+        await call.write(message.SerializeToString())
+    return call
+
+
+async def read(call: Any) -> ProcessingResponse:
+    return ProcessingResponse.FromString(await call.read())
+
+
+@pytest.mark.slow
+async def test_an_upload_that_does_not_end_is_refused() -> None:
+    async with serving({"server": {"body_s": 0.2}}) as (_, _, channel):
+        call = await begun(channel, ProcessingRequest(request_body=HttpBody(body=b"{")))
+        assert (await read(call)).immediate_response.status.code == 408
+        assert await call.read() is grpc.aio.EOF
+
+
+async def test_what_is_known_later_is_sent_and_ends_the_call() -> None:
+    async with serving({}) as (proxy, _, channel):
+        call = await begun(channel, *COMPLETE)
+        assert (await read(call)).HasField("request_headers")
+        assert (await read(call)).HasField("request_body")
+        (exchange,) = proxy.gateway.relay.exchanges
+        exchange.end_with_error(GatewayError(504, "Too late.", code="late"))
+        assert (await read(call)).immediate_response.status.code == 504
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.OK
+        assert proxy.in_flight() == IDLE
+
+
+async def test_a_message_that_is_none_is_refused() -> None:
+    async with serving({}) as (proxy, _, channel):
+        for wrong in (b"\xff", ProcessingRequest().SerializeToString(), COMPLETE[0].SerializeToString()):
+            call: Any = channel.stream_stream(PROCESS)()
+            await call.write(wrong)
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await call.read()
+            assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert proxy.in_flight() == IDLE
+
+
+async def test_requests_whose_calls_are_reset_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving({}) as (proxy, _, channel):
+        for _ in range(20):
+            calls = [await begun(channel, *COMPLETE) for _ in range(20)]
+            await read(calls[0])
+            for call in calls:
+                call.cancel()
+        await eventually(lambda: proxy.in_flight() == IDLE)
+        assert (await read(await begun(channel, *COMPLETE))).HasField("request_headers")
+    assert not caplog.messages
+
+
+async def test_calls_end_well_when_the_picker_stops() -> None:
+    async with serving({}) as (proxy, picker, channel):
+        call = await begun(channel, *COMPLETE, response_headers(200, JSON, ""))
+        for _ in range(3):
+            await read(call)
+        stopped = asyncio.create_task(picker.stop(TIMEOUT_S))
+        await stays(lambda: not stopped.done(), for_s=0.05)
+        for exchange in list(proxy.gateway.relay.exchanges):
+            exchange.end_with_error(GatewayError(503, "The gateway is being stopped.", code=STOPPING))
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.OK
+        await stopped

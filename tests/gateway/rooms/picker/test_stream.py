@@ -1,0 +1,293 @@
+"""A request on its way through a proxy: where it is sent, what it carries, and how its answer is accounted for."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from gateway.dialects.errors import GatewayError
+from gateway.relay.context import STOPPING
+from gateway.rooms.picker.ext_proc_pb2 import ProcessingRequest
+from tests.gateway.rooms.picker.played_proxy import (
+    ANSWER,
+    BODY,
+    EVENTS,
+    FULL_DUPLEX,
+    IDLE,
+    NONE,
+    STREAMED,
+    PlayedProxy,
+)
+from tests.support.waiting import eventually
+
+EVENT = b'data: {"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+LEARNED = {"policy": {"name": "learned"}}
+
+# The request
+
+
+async def test_the_chosen_replica_comes_first_and_then_the_least_loaded() -> None:
+    proxy = PlayedProxy()
+    proxy.backends["b"].in_flight = 5
+    stream = proxy.picked()
+    assert stream.destinations == "10.0.0.1:8000,10.0.0.3:8000,10.0.0.2:8000"
+    assert proxy.backends["a"].in_flight == 1
+    assert proxy.count("gateway_decisions_total", policy="static") == 1
+
+
+async def test_fallbacks_can_be_left_out() -> None:
+    assert PlayedProxy({"picker": {"fallbacks": 0}}).picked().destinations == "10.0.0.1:8000"
+
+
+async def test_a_large_body_waits_for_its_turn_and_is_bounded_in_values() -> None:
+    proxy = PlayedProxy({"server": {"max_body_values": 50_000}})
+    refused = proxy.picked(body=b'{"model": "m", "prompt": [%b1]}' % (b"1," * 60_000), path="/v1/completions")
+    await eventually(lambda: refused.wire.has_ended)
+    assert refused.error == (413, "too_many_values")
+    left = proxy.picked(body=json.dumps({"model": "m", "prompt": "x" * 10**6}).encode(), path="/v1/completions")
+    limits = left.handler._relay.limits
+    assert limits.in_flight == 1
+    left.handler.close()
+    assert limits.in_flight == 0
+    sent = proxy.picked(body=json.dumps({"model": "m", "prompt": "x" * 10**6}).encode(), path="/v1/completions")
+    await eventually(lambda: sent.bodies)
+    assert left.bodies == []
+
+
+async def test_keys_and_their_limits_hold_and_the_key_is_not_for_the_engine() -> None:
+    proxy = PlayedProxy({"keys": [{"name": "team", "key": "sk", "requests_per_minute": 1}]})
+    denied = proxy.stream()
+    denied.request()
+    assert denied.error[0] == 401
+    key = ("authorization", "Bearer sk")
+    assert proxy.picked(headers=[key]).removed_headers == ["authorization"]
+    assert proxy.picked(headers=[key]).error == (429, "rate_limit_exceeded")
+
+
+async def test_an_engine_gets_its_own_key() -> None:
+    backends = {"a": {"method": "baseline", "url": "http://10.0.0.1:8000", "api_key": "engine"}}
+    stream = PlayedProxy(model={"backends": backends}).picked(headers=[("x-api-key", "sk")])
+    assert (stream.set_headers["authorization"], stream.removed_headers) == ("Bearer engine", ["x-api-key"])
+
+
+async def test_headers_that_are_for_the_gateway_do_not_reach_the_engine() -> None:
+    headers = [("x-gateway-workload", "code"), ("x-gateway-destination-endpoint", "10.9.9.9:1"), ("x-request-id", "r")]
+    stream = PlayedProxy().picked(headers=headers)
+    assert stream.removed_headers == ["x-gateway-workload"]
+    assert stream.destinations.startswith("10.0.0.1:8000"), "what the client named is overwritten"
+    assert stream.set_headers["x-request-id"].endswith("-r"), "so that nobody takes the id of another's request"
+
+
+async def test_what_was_judged_is_what_the_engine_gets() -> None:
+    stream = PlayedProxy().picked(path="/v1/chat/%63ompletions/?x=1")
+    assert stream.set_headers[":path"] == "/v1/chat/completions?x=1"
+
+
+@pytest.mark.parametrize("path", ["/admin/pool", "/metrics", "/dashboard", "/dashboard/main.js"])
+async def test_the_gateways_own_paths_are_not_served_through_the_proxy(path: str) -> None:
+    stream = PlayedProxy().stream()
+    stream.request(path=path, method="GET", is_last=True)
+    assert stream.error == (404, "not_found")
+
+
+async def test_a_path_of_the_gateway_that_cannot_be_answered_leaves_no_proxy_waiting() -> None:
+    stream = PlayedProxy().stream()  # whose client for the gateway's own paths has nobody to ask
+    stream.request(path="/v1/models", method="GET", is_last=True)
+    await eventually(lambda: stream.wire.has_ended)
+    (answer,) = stream.wire.sent
+    assert answer.immediate_response.status.code == 500
+    assert json.loads(answer.immediate_response.body)["error"]["code"] == "gateway_failed"
+
+
+async def test_a_body_above_the_bound_is_refused_before_and_while_it_comes() -> None:
+    proxy = PlayedProxy({"server": {"max_body_mib": 0.001}})
+    announced = proxy.stream()
+    announced.request([("content-length", "2000")])
+    assert announced.error == (413, "body_too_large")
+    sent = proxy.stream()
+    sent.request()
+    sent.handler.handle(ProcessingRequest(request_body={"body": b"x" * 2000}))
+    assert sent.error == (413, "body_too_large")
+    sent.handler.close()
+    assert proxy.in_flight() == IDLE
+
+
+async def test_of_unfinished_requests_above_the_bound_the_largest_pay() -> None:
+    proxy = PlayedProxy({"server": {"max_body_mib": 0.001, "max_unfinished_mib": 0.004}})
+    stalled = [proxy.stream() for _ in range(5)]
+    for number, stream in enumerate(stalled):
+        stream.request()
+        stream.handler.handle(ProcessingRequest(request_body={"body": b"x" * (800 + number)}))
+    assert proxy.in_flight()["unfinished"] == 5 * 800 + 10
+    sent = proxy.picked(body=BODY + b" " * 200)
+    assert sent.destinations, "whoever comes next is served"
+    assert [stream.wire.has_ended for stream in stalled] == [False, False, False, False, True]
+    assert stalled[4].error == (429, "overloaded")
+    stalled[4].handler.handle(ProcessingRequest(request_body={"body": b"x" * 800}))
+    assert proxy.in_flight()["unfinished"] == 4 * 800 + 6
+    for stream in (*stalled, sent):
+        stream.handler.close()
+    assert proxy.in_flight() == IDLE
+
+
+@pytest.mark.parametrize("drips", [False, True])
+async def test_a_body_that_stalls_or_takes_too_long_is_refused(drips: bool) -> None:
+    proxy = PlayedProxy({"server": {"body_s": 300}})
+    stream, now_s = proxy.stream(), time.monotonic()
+    stream.request()
+    stream.handler.handle(ProcessingRequest(request_body={"body": b"{"}))
+    proxy.picking.unfinished.check(now_s + 59.0)
+    assert not stream.wire.has_ended
+    if drips:
+        stream.handler.read_s = now_s + 290.0
+        proxy.picking.unfinished.check(now_s + 299.0)
+        assert not stream.wire.has_ended
+    proxy.picking.unfinished.check(now_s + (302.0 if drips else 62.0))
+    assert stream.error == (408, "request_timeout")
+    stream.handler.close()
+    assert proxy.in_flight() == IDLE
+    answered = proxy.picked()
+    proxy.picking.unfinished.check(now_s + 1000.0)
+    assert answered.destinations
+    assert not answered.wire.has_ended
+
+
+@pytest.mark.parametrize("modes", [(STREAMED, NONE), (FULL_DUPLEX, STREAMED)])
+async def test_bodies_that_come_in_another_way_get_an_error_that_names_the_setting(modes: tuple[int, int]) -> None:
+    stream = PlayedProxy().stream(modes[1])
+    stream.request(request_mode=modes[0])
+    assert stream.error == (500, "proxy_misconfigured")
+    assert b"FULL_DUPLEX_STREAMED" in stream.wire.sent[-1].immediate_response.body
+
+
+async def test_a_request_waits_in_the_queue_and_leaves_it_with_its_stream() -> None:
+    proxy = PlayedProxy(model={"queue": {"max_in_flight_per_backend": 1, "max_waiting": 2}})
+    running = [proxy.picked(NONE, headers=[("x-gateway-backend", "a")]) for _ in range(3)]
+    assert [bool(stream.wire.sent) for stream in running] == [True, False, False]
+    dropped = proxy.picked(headers=[("x-gateway-backend", "a")])
+    assert dropped.error == (429, "queue_full")
+    assert "retry-after" in {each.header.key for each in dropped.wire.sent[-1].immediate_response.headers.set_headers}
+    running[1].handler.close()
+    running[0].head()
+    running[0].handler.close()
+    assert running[2].destinations == "10.0.0.1:8000"
+
+
+# The answer
+
+
+async def test_a_complete_answer_is_learned_from_and_passed_on() -> None:
+    proxy = PlayedProxy(model=LEARNED)
+    stream = proxy.picked()
+    stream.head()
+    headers = stream.wire.sent[-1].response_headers.response.header_mutation.set_headers
+    assert {"x-gateway-backend", "x-gateway-method", "x-gateway-policy", "x-gateway-reason", "x-request-id"} <= {
+        each.header.key for each in headers
+    }
+    stream.answer(ANSWER[:5], ANSWER[5:])
+    pieces = [message.response_body.response.body_mutation.streamed_response for message in stream.wire.sent[-3:]]
+    assert [(piece.body, piece.end_of_stream) for piece in pieces] == [
+        (ANSWER[:5], False),
+        (ANSWER[5:], False),
+        (b"", True),
+    ]
+    assert proxy.in_flight() == IDLE
+    assert proxy.count("gateway_output_tokens_total") == 3
+    assert proxy.count("gateway_requests_total", outcome="ok") == 1
+
+
+async def test_an_answer_that_nothing_needs_is_passed_on_unread() -> None:
+    proxy = PlayedProxy()
+    stream = proxy.picked()
+    stream.head()
+    stream.answer(ANSWER)
+    assert proxy.count("gateway_output_tokens_total") == 0
+    assert proxy.count("gateway_requests_total", outcome="ok") == 1
+    assert proxy.in_flight() == IDLE
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(200, "ok"), (400, "client_error"), (500, "engine_error")])
+async def test_an_answer_that_the_proxy_keeps_ends_with_its_stream(status: int, outcome: str) -> None:
+    proxy = PlayedProxy(model=LEARNED)
+    stream = proxy.picked(NONE)
+    stream.head(status)
+    assert sum(backend.in_flight for backend in proxy.backends.values()) == 1
+    stream.handler.close()
+    assert proxy.count("gateway_requests_total", outcome=outcome) == 1
+    assert proxy.in_flight() == IDLE
+
+
+async def test_the_silence_of_an_answer_that_the_proxy_keeps_is_not_the_backends() -> None:
+    proxy = PlayedProxy()
+    stream = proxy.picked(NONE)
+    stream.head(headers=EVENTS)
+    proxy.gateway.relay.exchanges.copy().pop().check_silence(time.perf_counter() + 500.0)
+    assert not stream.wire.has_ended
+
+
+@pytest.mark.parametrize("response_mode", [NONE, FULL_DUPLEX])
+async def test_a_stream_that_ends_before_the_answer_was_cancelled(response_mode: int) -> None:
+    proxy = PlayedProxy(model=LEARNED)
+    proxy.picked(response_mode).handler.close()
+    assert proxy.count("gateway_requests_total", outcome="cancelled") == 1
+    assert proxy.in_flight() == IDLE
+
+
+async def test_a_stream_that_ends_amid_the_answer_was_cancelled_unless_its_last_event_has_passed() -> None:
+    proxy = PlayedProxy(model=LEARNED)
+    for last in (b"", DONE):
+        stream = proxy.picked()
+        stream.head(headers=EVENTS)
+        stream.handler.handle(ProcessingRequest(response_body={"body": EVENT + last}))
+        stream.handler.close()
+    assert proxy.count("gateway_requests_total", outcome="cancelled") == 1
+    assert proxy.count("gateway_requests_total", outcome="ok") == 1
+
+
+async def test_a_fallback_that_answered_gets_the_request_and_the_first_one_the_blame() -> None:
+    proxy = PlayedProxy(model={"policy": {"name": "static", "backend": "a"}})
+    stream = proxy.picked(NONE)
+    stream.head(served="10.0.0.2:8000")
+    assert (proxy.backends["a"].in_flight, proxy.backends["b"].in_flight) == (0, 1)
+    headers = stream.wire.sent[-1].response_headers.response.header_mutation.set_headers
+    told = {each.header.key: each.header.raw_value for each in headers}
+    assert (told["x-gateway-backend"], told["x-gateway-retried-from"]) == (b"b", b"a")
+    stream.handler.close()
+    assert proxy.count("gateway_requests_total", backend="b", outcome="ok") == 1
+    assert proxy.in_flight() == IDLE
+
+
+@pytest.mark.parametrize("served", ["10.0.0.1:8000", "10.9.9.9:1", ""])
+async def test_the_chosen_one_or_an_unknown_one_changes_nothing(served: str) -> None:
+    proxy = PlayedProxy()
+    stream = proxy.picked(NONE)
+    stream.head(served=served)
+    stream.handler.close()
+    assert proxy.count("gateway_requests_total", backend="a", outcome="ok") == 1
+
+
+async def test_an_answer_goes_on_without_a_picker_that_stops_if_the_proxy_keeps_it() -> None:
+    proxy = PlayedProxy()
+    kept, early = proxy.picked(NONE), proxy.picked(NONE)
+    kept.head(headers=EVENTS)
+    stopping = GatewayError(503, "The gateway is stopping.", code=STOPPING)
+    for exchange in list(proxy.gateway.relay.exchanges):
+        exchange.end_with_error(stopping)
+    assert kept.wire.has_ended
+    assert not kept.wire.sent[-1].HasField("immediate_response")
+    assert early.error == (503, STOPPING)
+    assert proxy.in_flight() == IDLE
+
+
+async def test_responses_are_sent_to_the_replica_that_holds_what_they_refer_to() -> None:
+    proxy = PlayedProxy(model={"policy": {"name": "round_robin"}})
+    first = proxy.picked(path="/v1/responses", body=b'{"model": "m", "input": "x"}')
+    first.head()
+    first.answer(json.dumps({"id": "resp_1", "object": "response", "output": []}).encode())
+    home = first.destinations.split(",")[0]
+    body = b'{"model": "m", "input": "y", "previous_response_id": "resp_1"}'
+    for _ in range(3):
+        assert proxy.picked(path="/v1/responses", body=body).destinations == home

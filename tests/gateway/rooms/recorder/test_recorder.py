@@ -1,0 +1,570 @@
+"""The recorder: what it writes, and that requests do not wait for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from backends.backend import Backend, EngineLoad
+from backends.http.address import Address
+from backends.http.client import UpstreamClient
+from backends.speculation import Method
+from gateway.config.load import load_pool
+from gateway.config.settings import RecorderSettings
+from gateway.relay.observers import EndedExchange, Times
+from gateway.rooms.recorder.document import RecordBuilder, RequestNotes
+from gateway.rooms.recorder.files import TraceFiles
+from gateway.rooms.recorder.hashes import TextHasher
+from gateway.rooms.recorder.recorder import Recorder, recorder_issue
+from gateway.routing.keys import Client
+from gateway.routing.model import Model, Upstream
+from gateway.routing.router import RoutedRequest
+from gateway.routing.series import RequestSeries
+from gateway.telemetry.registry import Registry
+from lab.trace.lines import BrokenLine, open_unpacked
+from lab.trace.read import read_trace
+from lab.trace.record import TraceRecord
+from policies.features.prompt import Prompt
+from policies.features.request import Endpoint, RequestFeatures
+from policies.policy import CandidateScores, Decision, Outcome, policies
+from tests.gateway.conftest import MODEL, Start, start_gateway
+from tests.support.command import gateway_command, until
+from tests.support.registered_metrics import value_of
+from tests.support.upstream import Wire, delta
+
+
+def records(folder: Path) -> list[TraceRecord]:
+    return list(read_trace(folder, strict=True))
+
+
+def settings(folder: Path, **fields: Any) -> RecorderSettings:
+    return RecorderSettings.model_validate({"path": folder, **fields})
+
+
+ANY_DECISION = Decision("b", "random", "drawn", 0.5)
+GIVEN = "request_id client routed decision upstream retried_from status label times usage stream outcome unread_bytes"
+
+
+def changed(ended: EndedExchange, **changes: Any) -> EndedExchange:
+    """Return a copy with other values."""
+    copied = EndedExchange(*[getattr(ended, name) for name in GIVEN.split()])
+    for name, value in changes.items():
+        setattr(copied, name, value)
+    return copied
+
+
+@dataclass
+class Finished:
+    """A finished request, as the recorder gets it."""
+
+    notes: RequestNotes
+    ended: EndedExchange
+
+    def record(self, recorder: Recorder, **changes: Any) -> None:
+        recorder.add(self.notes, changed(self.ended, **changes))
+
+    def answer(self, text: str, size_bytes: int = 50, **fields: Any) -> None:
+        """Observe an answer in one piece."""
+        choice = {"message": {"content": text}, **fields}
+        ended: list[EndedExchange] = []
+        notes = RequestNotes(lambda _, end: ended.append(end), keeps_answer=True, max_bytes=1024)
+        notes.on_answer(b" " * size_bytes, {"choices": [choice]})
+        notes.on_end(self.ended)
+        assert ended == [self.ended]
+        self.notes.transcript = notes.transcript
+
+
+def routed_chat() -> RoutedRequest:
+    kind = policies()["thresholds"]
+    features = RequestFeatures("m", Endpoint.CHAT, stream=True, temperature=0.5, prompt_tokens=9, template="0badcafe")
+    return RoutedRequest(Model("m", kind(kind.Settings()), 1.0, {}), features)
+
+
+def finished(recorder: Recorder, number: int = 0, body: bytes = b"", **changes: Any) -> Finished:
+    """Return a request that was answered."""
+    routed = routed_chat()
+    backends = [Backend("b", "m", Method.NGRAM, ""), Backend("a", "m", Method.BASELINE, "")]
+    decision = Decision("b", "thresholds", "rule", 0.75, CandidateScores(backends, [1.25, None], [0.75, 0.25]))
+    backends[0].in_flight, backends[0].load = 3, EngineLoad(running=5, waiting=2, at_s=1.0)
+    notes = recorder.follow(routed, b"")
+    assert notes is not None
+    notes.body = body
+    notes.on_send(decision, backends)
+    notes.chunks.extend((10.0, 10.25, 10.75))
+    outcome = Outcome(
+        routed.features, decision, Method.NGRAM, 200, 1.0, 0.25, 2.0, 9, 4, 2.0, 6, 2, shadow={"suffix:24": 1.5}
+    )
+    series = RequestSeries(Registry()).of(backends[0])
+    upstream = Upstream(backends[0], UpstreamClient(Address.parse("http://127.0.0.1:1")), series)
+    ended = EndedExchange(
+        b"%d" % number,
+        Client("team"),
+        routed,
+        decision,
+        upstream,
+        "",
+        200,
+        "ok",
+        Times(9.0, 10.0, 10.75, 11.0),
+        None,
+        None,
+        outcome,
+    )
+    return Finished(notes, changed(ended, **changes))
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Any:
+    """Return a function that starts recorders, which stop after the test."""
+    running: list[Recorder] = []
+
+    def start(**fields: Any) -> Recorder:
+        recorder = Recorder(settings(tmp_path, **fields))
+        recorder.start()
+        running.append(recorder)
+        return recorder
+
+    yield start
+    for recorder in running:
+        recorder.stop()
+
+
+def test_a_record_has_all_fields_of_a_request(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+    recorder = started()
+    finished(recorder, 7).record(recorder)
+    recorder.stop()
+    (record,) = records(tmp_path)
+    assert (record.id, record.model, record.key, record.template) == ("7", "m", "team", "0badcafe")
+    assert (record.policy, record.reason, record.backend, record.method) == ("thresholds", "rule", "b", "ngram")
+    assert record.propensity == 0.75
+    assert [candidate[:3] for candidate in record.candidates] == [("b", 1.25, 0.75), ("a", None, 0.25)]
+    assert [candidate[3:] for candidate in record.candidates] == [(3, 5, 2), (0, None, None)]
+    assert (record.ttft_s, record.itl, record.e2e_s) == (1.0, [0.25, 0.5], 2.0)
+    assert record.spec is not None
+    assert (record.spec.drafted_tokens, record.spec.accepted_tokens, record.spec.tokens_per_step) == (6, 2, 2.0)
+    assert record.acceptance == {"ngram": 2.0, "suffix": 1.5}
+    assert (record.prompt_tokens, record.output_tokens, record.error) == (9, 4, "")
+
+
+def test_propensities_of_other_candidates_are_implied_where_possible(
+    tmp_path: Path, started: Callable[..., Recorder]
+) -> None:
+    recorder = started()
+    for propensity in (1.0, 0.75):
+        finished(recorder, decision=Decision("b", "round_robin", "next_in_turn", propensity)).record(recorder)
+    third = finished(recorder, decision=Decision("b", "random", "drawn", 0.5))
+    third.notes.on_send(ANY_DECISION, [*third.notes.candidates, Backend("c", "m", Method.SUFFIX, "")])
+    third.record(recorder)
+    recorder.stop()
+    certain, one_other, two_others = records(tmp_path)
+    assert [candidate.propensity for candidate in certain.candidates] == [1.0, 0.0]
+    assert [candidate.propensity for candidate in one_other.candidates] == [0.75, 0.25]
+    assert [candidate.propensity for candidate in two_others.candidates] == [0.5, None, None]
+
+
+def test_candidates_that_the_policy_excluded_have_propensity_0(
+    tmp_path: Path, started: Callable[..., Recorder]
+) -> None:
+    recorder = started()
+    request = finished(recorder)
+    considered = CandidateScores(request.notes.candidates[:1], [2.5], [0.9])
+    request.record(recorder, decision=Decision("b", "learned", "least_delay", 0.9, considered))
+    recorder.stop()
+    (record,) = records(tmp_path)
+    assert [candidate[1:3] for candidate in record.candidates] == [(2.5, 0.9), (None, 0.0)]
+
+
+def test_changes_between_requests_are_recorded(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+    recorder = started()
+    first, second, third = finished(recorder), finished(recorder), finished(recorder)
+    second.notes.candidates[0].load = EngineLoad(running=6, waiting=0, at_s=2.0)
+    second.notes.on_send(ANY_DECISION, second.notes.candidates)
+    third.notes.on_send(ANY_DECISION, third.notes.candidates[:1])
+    for request in (first, second, third, finished(recorder)):
+        request.record(recorder, decision=Decision("b", "random", "drawn", 0.5))
+    recorder.stop()
+    candidates = [
+        [(one.backend, one.running, one.waiting) for one in record.candidates] for record in records(tmp_path)
+    ]
+    usual = [("b", 5, 2), ("a", None, None)]
+    assert candidates == [usual, [("b", 6, 0), ("a", None, None)], [("b", 5, 2)], usual]
+
+
+def test_records_beyond_the_queue_are_dropped_and_counted(tmp_path: Path) -> None:
+    recorder = Recorder(settings(tmp_path, queue=3))
+    for number in range(5):
+        finished(recorder, number).record(recorder)
+    assert recorder.dropped == 2
+    recorder.start()
+    recorder.stop()
+    assert [record.id for record in records(tmp_path)] == ["0", "1", "2"]
+    registry = Registry()
+    recorder.count(registry)
+    recorder.count(registry)
+    counted = {
+        result: value_of(registry, "gateway_recorder_records_total", result=result)
+        for result in ("written", "dropped", "failed")
+    }
+    assert counted == {"written": 3, "dropped": 2, "failed": 0}
+
+
+def test_queued_texts_are_limited(tmp_path: Path) -> None:
+    recorder = Recorder(settings(tmp_path, text="full", queue_mib=1, max_text_kib=600))
+    for number in range(4):
+        finished(recorder, number, body=b"x" * 600_000).record(recorder)
+    assert recorder.dropped == 2
+
+
+def test_a_sample_of_the_requests_is_recorded(tmp_path: Path) -> None:
+    recorder = Recorder(settings(tmp_path, sample=0.25))
+    routed = routed_chat()
+    recorded = sum(recorder.follow(routed, b"") is not None for _ in range(4000))
+    assert 800 < recorded < 1200
+
+
+def test_a_record_that_cannot_be_built_does_not_affect_others(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+    recorder = started()
+    request = finished(recorder, 1)
+    considered = CandidateScores(request.notes.candidates[:1], [1.0], [])  # inconsistent, by a defect of the policy
+    request.record(recorder, decision=Decision("b", "learned", "least_delay", 1.0, considered))
+    finished(recorder, 2).record(recorder)
+    recorder.stop()
+    assert [record.id for record in records(tmp_path)] == ["2"]
+    assert (recorder.written, recorder.failed) == (1, 1)
+
+
+@pytest.mark.slow
+def test_write_errors_are_counted_and_writing_is_retried(
+    tmp_path: Path, started: Callable[..., Recorder], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "traces"
+    path.write_text("no folder")
+    recorder = started(path=path, flush_s=0.01)
+    finished(recorder, 1).record(recorder)
+    until(lambda: recorder.failed == 1)
+    finished(recorder, 2).record(recorder)
+    until(lambda: recorder.failed == 2)
+    assert [line.message for line in caplog.records if "recorder" in line.message] == [
+        f"recorder: records are lost: {path}: File exists "
+        "(logged once a minute; gateway_recorder_records_total counts them)"
+    ]
+    path.unlink()
+    finished(recorder, 3).record(recorder)
+    recorder.stop()
+    assert [record.id for record in records(path)] == ["3"]
+
+
+def test_a_disk_that_fills_during_a_write_leaves_only_complete_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = TraceFiles(settings(tmp_path))
+    files.write(b'{"prompt_tokens": 1}\n')
+    write = os.write
+
+    def full(descriptor: int, data: memoryview) -> int:
+        if len(data) > 10:
+            return write(descriptor, data[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.write(b'{"prompt_tokens": 2}\n' * 50)
+    monkeypatch.undo()
+    files.write(b'{"prompt_tokens": 3}\n')
+    files.close()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert [record.prompt_tokens for record in records(tmp_path)] == [1, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["removed", "renamed", "folder removed"])
+def test_a_file_that_is_no_longer_in_place_is_begun_anew(
+    how: str, tmp_path: Path, started: Callable[..., Recorder], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "traces"
+    recorder = started(path=folder, flush_s=0.01, compression="none")
+    finished(recorder, 1).record(recorder)
+    until(lambda: recorder.written == 1)
+    (file,) = folder.iterdir()
+    if how == "renamed":
+        file.rename(folder / "requests-rotated.jsonl")
+    else:
+        file.unlink()
+        if how == "folder removed":
+            folder.rmdir()
+    for number in (2, 3):
+        finished(recorder, number).record(recorder)
+        until(lambda: recorder.written + recorder.failed >= number)  # noqa: B023 -- called before the next round
+    recorder.stop()
+    assert (recorder.written, recorder.failed) == (3, 0)
+    assert {record.id for record in records(folder)} == {"2", "3"} | ({"1"} if how == "renamed" else set())
+    assert [line.message for line in caplog.records if "recorder" in line.message] == [
+        f"recorder: {file} was removed or renamed while it was written; a new file is begun"
+    ]
+
+
+def test_records_of_a_file_that_is_removed_during_a_write_are_lost(
+    tmp_path: Path, started: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = started(path=tmp_path, flush_s=0.01, compression="none")
+    write = os.write
+
+    def removed(descriptor: int, data: memoryview) -> int:
+        for path in tmp_path.glob("requests-*"):
+            path.unlink()
+        return write(descriptor, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", removed)
+        finished(recorder, 1).record(recorder)
+        until(lambda: recorder.written + recorder.failed == 1)
+    finished(recorder, 2).record(recorder)
+    recorder.stop()
+    assert (recorder.written, recorder.failed) == (1, 1)
+    assert [record.id for record in records(tmp_path)] == ["2"]
+
+
+def test_files_are_rotated_by_size_and_age(tmp_path: Path) -> None:
+    clock = [1000.0]
+    files = TraceFiles(settings(tmp_path, compression="none", rotate_mib=0.001, rotate_s=60), lambda: clock[0])
+    line = b'{"prompt_tokens": 1, "id": "%s"}\n' % (b"x" * 400)
+    for _ in range(6):  # three to a KiB
+        clock[0] += 1
+        files.write(line)
+    assert sorted(path.stat().st_size for path in tmp_path.iterdir()) == [len(line) * 3] * 2
+    clock[0] += 1
+    files.write(line)
+    files.maintenance()
+    clock[0] += 60
+    files.maintenance()
+    files.write(line)
+    files.close()
+    assert len(list(tmp_path.iterdir())) == 4
+    assert len(records(tmp_path)) == 8
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
+
+
+def test_old_files_are_removed_unless_they_are_being_written(tmp_path: Path) -> None:
+    line = b'{"prompt_tokens": 1}\n' * 100
+    clock = [1e9]
+    other = TraceFiles(settings(tmp_path, compression="none"), lambda: clock[0])
+    other.write(line)
+    clock[0] += 1
+    files = TraceFiles(settings(tmp_path, compression="none", rotate_mib=0.001, keep_mib=0.005), lambda: clock[0])
+    (tmp_path / "mine.jsonl").write_bytes(line)
+    for index in range(5):
+        clock[0] += 1
+        files.write(line)
+        newest = max(tmp_path.glob("requests-*"))
+        os.utime(newest, (1e9 + index, 1e9 + index))
+    files.write(line)
+    files.close()
+    kept = sorted(tmp_path.glob("requests-*"))
+    assert [path.name[9:24] for path in kept] == ["20010909T014640", "20010909T014646", "20010909T014646"]
+    assert (tmp_path / "mine.jsonl").exists()
+    other.close()
+    late = TraceFiles(settings(tmp_path, keep_s=1e-3), lambda: 4e9)
+    late.write(line)
+    late.close()
+    assert [path.name[9:13] for path in tmp_path.glob("requests-*")] == ["2096"]
+
+
+def test_workers_share_a_generated_salt(tmp_path: Path) -> None:
+    unsalted = settings(tmp_path, text="hashes")
+    salted, again = unsalted.salted(), unsalted.salted()
+    assert salted.hash_salt is not None
+    assert salted.hash_salt != again.hash_salt
+    assert salted.salted() is salted
+
+
+def test_a_folder_that_cannot_be_written_is_an_issue(tmp_path: Path) -> None:
+    assert recorder_issue(settings(tmp_path / "a" / "b")) == ""
+    assert list(tmp_path.iterdir()) == []
+    file = tmp_path / "file"
+    file.write_text("")
+    assert "cannot write to" in recorder_issue(settings(file))
+    assert "cannot write to" in recorder_issue(settings(file / "below"))
+    assert "cannot write to /proc" in recorder_issue(settings(Path("/proc/traces")))
+    assert recorder_issue(settings(tmp_path, text="hashes", tokenizer=tmp_path)).startswith("recorder.tokenizer")
+
+
+def test_records_built_on_the_event_loop_equal_those_of_the_thread(tmp_path: Path) -> None:
+    recorder = Recorder(settings(tmp_path, text="hashes"))
+    at_once = RecordBuilder("hashes", TextHasher(b"salt"), TextHasher(b"salt"))
+    later = RecordBuilder("hashes", TextHasher(b"salt"))
+    for prompt, is_short in (("two words", True), ("ä word\n" * 700, False)):
+        request = finished(recorder)
+        routed = RoutedRequest(
+            request.ended.routed.model, request.ended.routed.features, prompt=Prompt([prompt, "and more"])
+        )
+        request = Finished(request.notes, changed(request.ended, routed=routed))
+        del request.notes.chunks[:]
+        request.answer("two words, 12345")
+        begun = at_once.begin(request.notes, request.ended, 1.0)
+        assert (begun is not None) is is_short
+        line = begun or at_once.end(request.notes)
+        assert later.begin(request.notes, request.ended, 1.0) is None
+        assert later.end(request.notes) == line
+        assert json.loads(request.notes.head + b"\n").items() <= json.loads(line).items()
+        assert {"prompt_hashes", "output_hashes", "hashing"} <= json.loads(line).keys()
+
+
+# In a gateway
+
+
+async def test_requests_through_a_gateway_are_recorded_without_secrets(gateway_of: Start, tmp_path: Path) -> None:
+    keys = [{"name": "team", "key": "sk-secret-key"}]
+    async with gateway_of(recorder={"path": str(tmp_path / "t")}, keys=keys) as running:
+        headers = {"authorization": "Bearer sk-secret-key", "x-gateway-workload": "code", "x-request-id": "my-id"}
+        await running.chat("def f():\n    return 1\n" * 5, headers=headers, temperature=0.25, max_tokens=9)
+        await running.chat("again", headers=headers | {"x-request-id": "two"}, stream=True)
+        (await running.client.get("/v1/models", headers=headers)).raise_for_status()
+        await running.client.post("/tokenize", json={"model": MODEL, "prompt": "x"}, headers=headers)
+    plain, streamed, other = records(tmp_path / "t")
+    assert (other.endpoint, other.prompt_tokens) == ("other", 7)  # as the engine reports
+    assert (plain.id, plain.model, plain.endpoint, plain.key, plain.workload) == (
+        "my-id",
+        MODEL,
+        "chat",
+        "team",
+        "code",
+    )
+    assert (plain.temperature, plain.max_tokens, plain.stream, plain.output_tokens) == (0.25, 9, None, 3)
+    assert plain.policy == "round_robin"
+    assert {candidate.backend for candidate in plain.candidates} == {"a", "b"}
+    assert plain.template  # although this policy does not use it
+    assert plain.code_share == 1.0
+    assert plain.arrived_at is not None
+    assert streamed.arrived_at is not None
+    assert 0 < streamed.arrived_at - plain.arrived_at < 60
+    assert plain.e2e_s is not None
+    assert 0 < plain.e2e_s < 60
+    assert streamed.ttft_s is not None
+    assert (streamed.id, streamed.stream, plain.ttft_s) == ("two", True, None)
+    written = b""
+    for path in (tmp_path / "t").iterdir():
+        with open_unpacked(path) as file:
+            written += file.read()
+    assert written.count(b"\n") == 3
+    for secret in (b"sk-secret-key", b"def f()", b"again", b"from a", b"from b"):
+        assert secret not in written
+
+
+async def test_texts_are_recorded_up_to_the_limit(tmp_path: Path) -> None:
+    recorder = {"path": str(tmp_path), "text": "full", "max_text_kib": 4}
+    async with start_gateway({"a": "baseline"}, recorder=recorder) as running:
+        await running.chat("what is recorded?")
+        await running.chat("and streamed?", stream=True)
+        await running.chat("long " * 2000)
+        await running.chat("two", n=2)
+    plain, streamed, long, two = records(tmp_path)
+    assert (plain.messages, plain.output) == ([{"role": "user", "content": "what is recorded?"}], "from a")
+    assert (streamed.messages[0]["content"], streamed.output) == ("and streamed?", "from a!")
+    assert (long.messages, long.prompt_tokens) == ((), 7)
+    assert (two.messages, two.output) == ((), "")
+
+
+async def test_hashes_are_recorded_instead_of_texts(tmp_path: Path) -> None:
+    recorder = {"path": str(tmp_path), "text": "hashes", "hash_salt": "s", "max_text_kib": 20}
+    policy = {"name": "thresholds", "rules": [{"name": "all", "when": {}, "prefer": ["baseline"]}]}
+    prompts = [
+        "from a distance",
+        "a long way, " * 1500,
+        "too far, " * 3000,
+    ]  # the second is parsed again, the third is not recorded
+    async with start_gateway({"a": "baseline"}, recorder=recorder, policy=policy) as running:
+        for prompt in prompts:
+            await running.chat(prompt)
+            await running.chat(prompt, stream=True)
+    recorded = records(tmp_path)
+    assert {(record.messages, record.output) for record in recorded} == {((), "")}
+    hasher = TextHasher(b"s")
+    expected: list[Any] = [hasher.hash_text(prompt, output) for prompt in prompts for output in ("from a", "from a!")]
+    expected[4:] = [((), *hashes[1:]) for hashes in expected[4:]]
+    assert [(record.prompt_hashes, record.output_hashes, record.hashing) for record in recorded] == expected
+    assert recorded[0].prompt_hashes[:2] == recorded[0].output_hashes[:2]
+
+
+async def test_failures_are_recorded_with_their_kind(tmp_path: Path) -> None:
+    async def refuse(wire: Wire) -> None:
+        await wire.json({"error": {"message": "no", "code": 400}}, 400)
+
+    async def break_off(wire: Wire) -> None:
+        await wire.begin_stream()
+        await wire.chunk(delta("one"))
+        wire.reset()
+
+    async def fail(wire: Wire) -> None:
+        wire.reset()
+
+    async with start_gateway({"a": "baseline", "b": "ngram"}, recorder={"path": str(tmp_path)}) as running:
+        running.upstreams["a"].behaviour = running.upstreams["b"].behaviour = refuse
+        await running.chat("refused")
+        running.upstreams["a"].behaviour = running.upstreams["b"].behaviour = break_off
+        await running.chat("broken", stream=True)
+        await running.until_up()
+        running.upstreams["a"].behaviour = running.upstreams["b"].behaviour = fail
+        await running.chat("failed")
+    refused, broken, failed = records(tmp_path)
+    assert (refused.status, refused.error, refused.output_tokens) == (400, "client_error", 0)
+    assert (broken.error, broken.status) == ("interrupted", 502)
+    assert (failed.status, failed.error) == (502, "unanswered")
+    assert {failed.retried_from, failed.backend} == {"a", "b"}
+
+
+def pool_file(tmp_path: Path, **recorder: Any) -> Path:
+    simulate = {"calibration": "llama-3.1-8b-h100", "time_scale": 0.02}
+    backends = {"a": {"method": "baseline", "simulate": simulate}}
+    models = {"m": {"policy": {"name": "round_robin"}, "backends": backends}}
+    path = tmp_path / "pool.yaml"
+    path.write_text(yaml.safe_dump({"models": models, "recorder": {"path": str(tmp_path / "traces"), **recorder}}))
+    assert load_pool(path).recorder is not None
+    return path
+
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "Tell me something."}], "max_tokens": 12}
+
+
+@pytest.mark.slow
+def test_flushed_records_survive_a_killed_gateway(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    with gateway_command(pool_file(tmp_path, flush_s=0.05, text="full"), tmp_path, "--workers", "2") as running:
+        sent = [running.post("/v1/chat/completions", BODY).headers["x-request-id"] for _ in range(20)]
+
+        def flushed() -> bool:
+            return folder.exists() and len(recorded()) == len(sent)
+
+        def recorded() -> set[str]:
+            return {record.id for record in read_trace(folder)} if any(folder.iterdir()) else set()
+
+        until(flushed, what="the records")
+        os.killpg(running.process.pid, signal.SIGKILL)
+    assert recorded() == set(sent)
+    (last, *_) = sorted(folder.iterdir(), key=lambda path: path.stat().st_size, reverse=True)
+    whole = last.read_bytes()
+    last.write_bytes(whole[: len(whole) * 2 // 3])  # as after an interrupted write
+    broken: list[BrokenLine] = []
+    kept = {record.id for record in read_trace(folder, report=broken.append)}
+    assert 0 < len(kept) < len(sent)
+    assert kept < set(sent)
+
+
+@pytest.mark.slow
+def test_sigterm_writes_the_remaining_records(tmp_path: Path) -> None:
+    with gateway_command(pool_file(tmp_path, flush_s=3600), tmp_path) as running:
+        for _ in range(5):
+            running.post("/v1/chat/completions", BODY)
+        assert running.get("/metrics").text.count("gateway_recorder_records_total")
+        assert not (tmp_path / "traces").exists()
+        assert running.end() == 0
+    recorded = records(tmp_path / "traces")
+    assert len(recorded) == 5
+    assert all(json.dumps(BODY["messages"]) not in str(record) for record in recorded)

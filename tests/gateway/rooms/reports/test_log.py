@@ -1,0 +1,111 @@
+"""The log of a gateway process: as JSON, and the access log."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.settings import TelemetrySettings
+from gateway.relay.observers import Times
+from gateway.rooms.reports.access_log import AccessLog
+from gateway.rooms.reports.trail import Trail
+from gateway.telemetry.log_format import JsonLogFormat, LogFormat
+from tests.gateway.conftest import MODEL
+from tests.support.command import Command, gateway_command, until
+from tests.support.upstream import Wire, answer, upstreams_in_thread
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PROMPT = "zqxprompt"
+
+
+async def failing_once(wire: Wire) -> None:
+    """Fail every request at `a`."""
+    if wire.upstream.name == "a":
+        await wire.json({"error": {"message": PROMPT, "code": 503}}, 503)
+    else:
+        await wire.json(answer(wire.upstream.name))
+
+
+def lines_of(command: Command) -> list[dict[str, Any]]:
+    """Return the lines of the log, which are the objects; the command also prints a table and its address."""
+    return [json.loads(line) for line in command.printed().splitlines() if line.startswith("{")]
+
+
+@pytest.mark.slow
+def test_a_line_for_each_request_with_its_ids_and_none_of_its_text(tmp_path: Path) -> None:
+    with upstreams_in_thread("ab", MODEL, failing_once) as upstreams:
+        pool = tmp_path / "pool.yaml"
+        backends = ", ".join(f'{each.name}: {{method: baseline, url: "{each.url}"}}' for each in upstreams)
+        model = f"{{policy: {{name: round_robin}}, default_temperature: 1, backends: {{{backends}}}}}"
+        telemetry = "{log_format: json, access_log: 1}"
+        keys = "[{name: team, key: sk-zqxkey}]"
+        pool.write_text(f"models: {{{MODEL}: {model}}}\nstate: none\ntelemetry: {telemetry}\nkeys: {keys}\n")
+        with gateway_command(pool, tmp_path, "--workers", "2") as command:
+            until(lambda: command.get("/readyz").json().get("ready"))
+            body = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}]}
+            key = {"authorization": "Bearer sk-zqxkey"}
+            trace = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+            for number in range(4):
+                headers = key | trace | {"x-request-id": f'r"{number}'}
+                assert command.post("/v1/chat/completions?secret=zqx", body, headers=headers).status_code == 200
+            assert command.post("/v1/chat/completions", body | {"model": "zqxno"}, headers=key).status_code == 404
+            assert command.post("/v1/chat/completions", body).status_code == 401
+            until(lambda: len([line for line in lines_of(command) if line["logger"] == "gateway.access"]) == 6)
+            assert command.end() == 0
+            lines, printed = lines_of(command), command.printed()
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+    assert {line["logger"] for line in lines} > {"gateway.access"}
+    access = [line for line in lines if line["logger"] == "gateway.access"]
+    served = {line["request_id"]: line for line in access if line["message"].endswith(" 200")}
+    assert set(served) == {f'r"{number}' for number in range(4)}
+    retried = next(line for line in served.values() if "retried_from" in line)
+    expected = {"trace_id": TRACE, "model": MODEL, "backend": "b", "method": "baseline", "policy": "round_robin"}
+    expected |= {"key": "team", "outcome": "ok", "retried_from": "a", "message": "POST /v1/chat/completions 200"}
+    assert {name: retried.get(name) for name in expected} == expected
+    assert retried["prompt_tokens"] == 7
+    assert 0.0 < retried["e2e_s"] < 60.0
+    assert {line.get("error") for line in access} == {None, "model_not_found", "missing_api_key"}
+    assert "zqx" not in printed
+
+
+def test_fields_stand_behind_the_message_of_a_text_line() -> None:
+    record = logging.makeLogRecord({"name": "x", "levelname": "INFO", "msg": "done", "fields": {"id": "a\nb", "n": 1}})
+    assert LogFormat("%(levelname)s: %(message)s").format(record) == 'INFO: done id="a\\nb" n=1'
+    error = ValueError(PROMPT)
+    record.exc_info = type(error), error, error.__traceback__
+    document = json.loads(JsonLogFormat(worker=3).format(record))
+    assert (document["worker"], document["id"], document["n"]) == (3, "a\nb", 1)
+    assert "ValueError" in document["exception"]
+    assert PROMPT not in document["exception"]
+
+
+def test_an_address_says_what_is_wrong_with_it() -> None:
+    with pytest.raises(ValueError, match="such as http://collector:4318"):
+        TelemetrySettings.model_validate({"otlp": {"endpoint": "collector:4317"}})
+    with pytest.raises(ValueError, match="put it in `headers`"):
+        TelemetrySettings.model_validate({"otlp": {"endpoint": "https://u:p@collector"}})
+
+
+@pytest.mark.parametrize("text", ["\x1b]0;title\x07\r\x9b2J", "\u2028\x85\u202e", "\ud800"])
+def test_what_others_say_ends_no_line_and_steers_no_terminal(text: str) -> None:
+    record = logging.makeLogRecord({"msg": "said %s", "args": (f"{text}\n2026-01-01 CRITICAL forged",), "levelno": 20})
+    record.fields = {"name": text}
+    record.exc_info = (OSError, OSError(2, text), None)
+    first, second, *rest = LogFormat("%(message)s").format(record).split("\n")
+    assert second.startswith("    2026-01-01 CRITICAL forged name=")
+    assert all(line.isprintable() for line in (first, second, *rest))
+
+
+def test_a_request_that_cannot_be_reported_keeps_no_other_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway.access")
+    broken, good = (Trail(lambda _: None, each, "GET", "/", None, None) for each in (b"broken", b"good"))
+    broken.times = None  # type: ignore[assignment]
+    good.times = Times(1.0, ended_s=2.0)
+    assert AccessLog().write([broken, good])
+    assert [
+        getattr(each, "fields", {}).get("request_id") for each in caplog.records if each.name == "gateway.access"
+    ] == ["good"]

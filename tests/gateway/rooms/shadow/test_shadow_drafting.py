@@ -1,0 +1,304 @@
+"""Shadow drafting on the texts of finished requests."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from backends.speculation import Method
+from gateway.relay.observers import EndedExchange, Times
+from gateway.rooms.shadow import __main__ as shadow_process
+from gateway.rooms.shadow.replay import MOST_TEXT_BYTES, MOST_TEXTS, AnswerText, ShadowDrafting
+from gateway.rooms.shadow.room import ShadowRoom
+from gateway.routing.keys import Client
+from gateway.routing.model import Model
+from gateway.routing.router import RoutedRequest
+from policies.features.request import Endpoint, RequestFeatures
+from policies.learned.policy import Learned
+from policies.learned.shadow_drafting import ShadowArm, ShadowSettings, replayed
+from policies.policy import Outcome
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+from tests.support.upstream import END, Wire, delta
+from tests.support.waiting import TIMEOUT_S, eventually
+
+NGRAM = ShadowArm("ngram:3", Method.NGRAM, 3, {"prompt_lookup_min": 2, "prompt_lookup_max": 4})
+SUFFIX = ShadowArm("suffix:24", Method.SUFFIX, 24)
+TEXT = "the quick brown fox jumps over the lazy dog and then it sleeps. "
+
+
+async def _repeats_a_sentence(wire: Wire) -> None:
+    await wire.begin_stream()
+    for word in (TEXT * 4).split(" ")[:-1]:
+        await wire.chunk(delta(word + " "))
+    usage = b'{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 52, "total_tokens": 59}}'
+    await wire.chunk(b"data: " + usage + b"\n\n")
+    await wire.chunk(END)
+    await wire.end_stream()
+
+
+def _policy(running: Running) -> Learned:
+    policy = running.gateway.models[MODEL].policy
+    assert isinstance(policy, Learned)
+    return policy
+
+
+def _drafting(running: Running) -> dict[str, ShadowDrafting]:
+    (room,) = [room for room in running.gateway.rooms if isinstance(room, ShadowRoom)]
+    return room.drafting
+
+
+def _shadow(running: Running) -> ShadowDrafting:
+    return _drafting(running)[MODEL]
+
+
+def _observed(policy: Learned) -> dict[str, float]:
+    """Return how many answers taught the tokens per step of each method; those that drafted nothing are under ''."""
+    per_step = policy.known.per_step
+    return {arm: per_step.count(arm, ()) for arm in per_step.arms}
+
+
+async def _expected(running: Running) -> dict[str, float]:
+    """Return the tokens per step that are expected of each backend."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": TEXT}], "stream": True}
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    explained = (await running.client.post("/admin/explain", json=body, headers=headers)).json()
+    notes = {each["backend"]: each["note"] for each in explained["candidates"]}
+    return {name: float(note.partition(" per step")[0].rpartition(" ")[2]) for name, note in notes.items()}
+
+
+@pytest.mark.slow
+async def test_answers_of_one_method_are_replayed_with_the_others() -> None:
+    methods = {"a": "baseline", "b": "suffix", "c": "ngram"}
+    async with start_gateway(methods, {"name": "learned", "seed": 1, "shadow_drafting": {"cpu": 1}}) as running:
+        for upstream in running.upstreams.values():
+            upstream.behaviour = _repeats_a_sentence
+        to_a = {"x-gateway-backend": "a"}
+        answers = [await running.chat(TEXT, stream=True, headers=to_a) for _ in range(3)]
+        assert {answer.status_code for answer in answers} == {200}
+        policy = _policy(running)
+        await running.until(lambda: _observed(policy).get("suffix:24", 0.0) == 3.0)
+        # Each request counts once for each method that drafts.
+        assert _observed(policy) == {"": 3.0, "suffix:24": 3.0, "ngram:5": 3.0}
+        # The text is repetitive, so suffix drafting accepts more than in the calibration.
+        expected = await _expected(running)
+        assert expected["b"] > expected["c"] > 1.5
+        assert expected["a"] == 1.0
+        assert _shadow(running).replayed == 3
+    assert not _children()
+
+
+@pytest.mark.slow
+async def test_the_method_of_the_backend_is_not_counted_twice() -> None:
+    policy_settings = {"name": "learned", "seed": 1, "shadow_drafting": {"cpu": 1}}
+    async with start_gateway({"a": "baseline", "b": "suffix"}, policy_settings) as running:
+        document = {
+            "choices": [{"index": 0, "message": {"role": "assistant", "content": TEXT * 4}}],
+            "usage": {"prompt_tokens": 7, "completion_tokens": 52, "total_tokens": 59},
+            "metrics": {"speculative_decoding": {"num_draft_tokens": 60, "num_accepted_draft_tokens": 26}},
+        }
+
+        async def unstreamed(wire: Wire) -> None:
+            await wire.json(document)
+
+        running.upstreams["b"].behaviour = unstreamed
+        for _ in range(2):
+            assert (await running.chat(TEXT, headers={"x-gateway-backend": "b"})).status_code == 200
+        policy = _policy(running)
+        await running.until(lambda: _shadow(running).replayed == 2)
+        _shadow(running).deliver(running.gateway.models[MODEL].observe_shadow)
+        assert _observed(policy) == {"suffix:24": 2.0}
+        assert policy.known.shadow_bias.corrected("suffix:24", 4.0) < 4.0  # the engine accepted less than the replay
+
+
+@pytest.mark.parametrize(
+    ("methods", "policy"),
+    [
+        ({"a": "baseline", "b": "suffix"}, {"name": "least_loaded"}),
+        ({"a": "baseline", "b": "baseline"}, {"name": "learned"}),
+        ({"a": "baseline", "b": "suffix"}, {"name": "learned", "shadow_drafting": {"sample": 0}}),
+    ],
+)
+async def test_nothing_is_replayed_if_the_policy_does_not_use_it(
+    methods: dict[str, str], policy: dict[str, Any]
+) -> None:
+    async with start_gateway(methods, policy) as running:
+        assert _drafting(running) == {}
+        assert (await running.chat()).status_code == 200
+
+
+def _outcome(endpoint: Endpoint = Endpoint.CHAT) -> Outcome:
+    from policies.policy import Decision
+
+    features = RequestFeatures("m", endpoint, temperature=0.0)
+    return Outcome(features, Decision("a", "p", "r"), Method.BASELINE, 200, 0.1, 0.01, 1.0, 10, 52, None)
+
+
+class _Recording(Learned):
+    def __init__(self) -> None:
+        from policies.learned.settings import LearnedSettings
+
+        super().__init__(LearnedSettings())
+        self.outcomes: list[Outcome] = []
+
+    def observe_shadow(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+
+BODY = orjson.dumps({"messages": [{"role": "user", "content": TEXT}]})
+ANSWER = orjson.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": TEXT * 4}}]})
+
+
+def _begin(shadow: ShadowDrafting, body: bytes, endpoint: Endpoint = Endpoint.CHAT) -> AnswerText | None:
+    model = Model("m", _Recording(), 1.0, {})
+    return shadow.follow(RoutedRequest(model, _outcome(endpoint).request), body)
+
+
+def _end(text: AnswerText | None) -> None:
+    """Observe the end of a request that succeeded."""
+    assert text is not None
+    model, outcome = Model("m", _Recording(), 1.0, {}), _outcome()
+    routed = RoutedRequest(model, outcome.request)
+    text.on_end(
+        EndedExchange(b"", Client(""), routed, outcome.decision, None, "", 200, "ok", Times(0.0), outcome=outcome)
+    )
+
+
+def _add(shadow: ShadowDrafting, answer: bytes = ANSWER) -> None:
+    text = _begin(shadow, BODY)
+    assert text is not None
+    text.on_answer(answer, None)
+    _end(text)
+
+
+def test_texts_that_find_the_queue_full_are_dropped_and_counted() -> None:
+    policy = _Recording()
+    shadow = ShadowDrafting(policy, ShadowSettings(), [NGRAM])  # not started, so the queue is not emptied
+    early = _begin(shadow, b"{}")
+    for _ in range(MOST_TEXTS):
+        _add(shadow)
+    assert _begin(shadow, b"{}") is None, "no answer is collected while the queue is full"
+    assert early is not None
+    early.on_answer(b"{}", None)
+    _end(early)
+    assert (shadow.waiting, shadow.dropped) == (MOST_TEXTS, 2)
+    large, answer = ShadowDrafting(policy, ShadowSettings(), [NGRAM]), ANSWER.ljust(MOST_TEXT_BYTES - 300)
+    for _ in range(70):
+        _add(large, answer)
+    assert large.dropped > 0
+
+
+def test_long_texts_and_other_endpoints_are_not_replayed() -> None:
+    shadow = ShadowDrafting(_Recording(), ShadowSettings(), [NGRAM])
+    assert _begin(shadow, b"x" * (MOST_TEXT_BYTES + 1)) is None
+    assert _begin(shadow, b"{}", Endpoint.EMBEDDINGS) is None
+    text = _begin(shadow, b"{}")
+    assert text is not None
+    text.on_chunk(b"x" * (MOST_TEXT_BYTES // 2), 1.0)
+    text.on_chunk(b"x" * (MOST_TEXT_BYTES // 2 + 1), 2.0)
+    _end(text)
+    assert shadow.waiting == 0
+
+
+async def test_the_process_does_not_import_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gateway").mkdir()
+    (tmp_path / "gateway" / "__init__.py").write_text("raise SystemExit('wrong package')")
+    monkeypatch.chdir(tmp_path)
+    shadow = ShadowDrafting(_Recording(), ShadowSettings(cpu=1.0), [NGRAM])
+    shadow.start()
+    try:
+        _add(shadow)
+        await eventually(lambda: shadow.replayed + shadow.failed == 1)
+        assert shadow.replayed == 1
+    finally:
+        shadow.stop()
+
+
+@pytest.mark.slow
+async def test_replaying_continues_after_invalid_texts_and_a_killed_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.rooms.shadow.replay._RESTART_DELAY_S", 0.0)
+    policy = _Recording()
+    shadow = ShadowDrafting(policy, ShadowSettings(cpu=1.0), [NGRAM, SUFFIX])
+    shadow.start()
+    try:
+        _add(shadow, b'{"choices": 7}')
+        _add(shadow, b"\xff\x00 not JSON")
+        _add(shadow)
+        await eventually(lambda: shadow.replayed == 3)
+        process = shadow._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        _add(shadow)  # fails, because the process is dead
+        await eventually(lambda: shadow.failed == 1)
+        _add(shadow)  # starts a new process
+        await eventually(lambda: shadow.replayed == 4)
+        shadow.deliver(policy.observe_shadow)
+        assert [set(outcome.shadow) for outcome in policy.outcomes] == [{"ngram:3", "suffix:24"}] * 2
+        assert policy.outcomes[0].shadow == policy.outcomes[1].shadow
+    finally:
+        shadow.stop()
+    assert shadow._process is None
+
+
+def test_a_text_that_cannot_be_replayed_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    replays = iter([RecursionError(), MemoryError(), {"ngram:3": 2.0}])
+
+    def replay(*_: object) -> dict[str, float]:
+        if isinstance(found := next(replays), Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(shadow_process, "replayed_text", replay)
+    sink = io.BytesIO()
+    shadow_process.main(io.BytesIO(b"[]\n" + b'{"body":0,"answer":0}\n' * 3), sink)
+    assert ["error" in orjson.loads(line) for line in sink.getvalue().splitlines()] == [True, True, False]
+
+
+def test_token_ids_are_used_if_the_engine_sends_them() -> None:
+    prompt, output = list(range(100, 140)), [*range(100, 130), *range(100, 130)]
+    answer = orjson.dumps(
+        {"prompt_token_ids": prompt, "choices": [{"index": 0, "text": "not the ids", "token_ids": output}]}
+    )
+    body = orjson.dumps({"prompt": "not the ids either"})
+    head = {
+        "endpoint": "completions",
+        "streamed": False,
+        "body": len(body),
+        "answer": len(answer),
+    }
+    arms = [{"arm": "ngram:3", "method": "ngram", "k": 3, "config": dict(NGRAM.config)}]
+    result = subprocess.run(
+        [sys.executable, "-m", "gateway.rooms.shadow"],
+        input=orjson.dumps(arms) + b"\n" + orjson.dumps(head) + b"\n" + body + answer,
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=TIMEOUT_S,
+    )
+    assert orjson.loads(result.stdout)["tokens_per_step"] == replayed(prompt, output, [NGRAM])
+
+
+def _children() -> list[str]:
+    """Return the shadow-drafting processes started by this process."""
+    children = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    command = file.read()
+                with open(f"/proc/{name}/stat") as file:
+                    parent = int(file.read().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if b"gateway.rooms.shadow" in command and parent == os.getpid():
+                children.append(name)
+    return children
