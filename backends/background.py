@@ -16,37 +16,34 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NewType, NoReturn, TypeVar
 
 log = logging.getLogger(__name__)
 
-Work = Literal[
+CoreWork = Literal[
     "accounting",
     "announcement",
-    "batches",
     "connections",
-    "dashboard",
     "default temperature",
     "discovery",
     "engines",
-    "kv events",
     "lab",
     "observers",
     "open files",
     "own paths",
     "peers",
-    "picker",
     "policies",
     "pool file",
     "probes",
-    "recorder",
     "reloads",
     "requests",
-    "shadow drafting",
     "state",
     "tick",
     "workers",
 ]
+RoomWork = NewType("RoomWork", str)
+"""A kind of work that a room of the gateway declares."""
+Work = CoreWork | RoomWork
 """The kinds of work, which are label values."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0

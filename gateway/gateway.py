@@ -1,20 +1,23 @@
 """A gateway process, and the rooms that join it, each of which may be missing.
 
-A room observes exchanges, answers paths of the gateway's own, or works beside the requests. A package adds its own by
-an entry point of the group `speculation_gateway.rooms`, which names a subclass of `Room`.
+A room observes exchanges, answers paths of the gateway's own, or works beside the requests. Each folder of
+`gateway.rooms` has one, in its `room.py`; its commands are in `command.py` there. A package adds its own by an entry
+point of the group `speculation_gateway.rooms`, which names a subclass of `Room`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
 from backends import background
+from backends.background import RoomWork
 from backends.pool import Pool
+from gateway import rooms as packages
 from gateway.config.settings import PoolSettings
 from gateway.relay.context import RelayContext
 from gateway.relay.observers import Follower
@@ -28,22 +31,10 @@ from gateway.telemetry.registry import Registry
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from pydantic import BaseModel
 
     from gateway.rooms.advice.finding import Finding
 
-_OWN = (
-    "gateway.rooms.rescue.room:RescueRoom",
-    "gateway.rooms.shadow.room:ShadowRoom",
-    "gateway.rooms.trouble.room:TroubleRoom",
-    "gateway.rooms.recorder.room:RecorderRoom",
-    "gateway.rooms.reports.reporter:ReportsRoom",
-    "gateway.rooms.advice.live:AdviceRoom",
-    "gateway.rooms.batches.room:BatchesRoom",
-    "gateway.rooms.kv_events.room:KvEventsRoom",
-    "gateway.rooms.fleet.room:FleetRoom",
-    "gateway.rooms.slo_classes.room:SloRoom",
-    "gateway.rooms.dashboard.dashboard:Dashboard",
-)
 _GROUP = "speculation_gateway.rooms"
 
 
@@ -91,13 +82,25 @@ class Room:
     ----------
     gateway
         The gateway process; its attributes change with its settings.
+    order
+        Its place among the rooms of `gateway.rooms`: those with lower numbers observe first.
+    work
+        The kinds of its work beside the requests, whose failures are counted.
+    restart_keys
+        Beginnings of the keys of the pool file of which it takes note at a start only.
     keep_prompt_bytes
         Size of the largest body whose prompt is to be kept until the exchange has ended.
+    needs_scores
+        Whether decisions are to have the scores of all candidates.
     page
         Path of a page for browsers, which is told at the start; empty for none.
     """
 
+    order: ClassVar[int] = 0
+    work: ClassVar[tuple[RoomWork, ...]] = ()
+    restart_keys: ClassVar[tuple[str, ...]] = ()
     keep_prompt_bytes: int = 0
+    needs_scores: bool = False
     page: ClassVar[str] = ""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -107,6 +110,11 @@ class Room:
     def problem(settings: PoolSettings) -> str:
         """Return why the room cannot do what the settings say; empty if it can. Creates nothing."""
         return ""
+
+    @staticmethod
+    def drawn(settings: PoolSettings) -> Mapping[str, BaseModel]:
+        """Return sections of the settings with what is drawn at the start, for all workers and until the end."""
+        return {}
 
     @staticmethod
     def client_paths(settings: PoolSettings) -> Mapping[str, int]:
@@ -134,20 +142,24 @@ class Room:
         """Do what is due, and update the series; called every half second, and before the series are read."""
 
 
-def rooms() -> Iterator[type[Room]]:
-    """Yield the rooms that there are, in the order in which they observe an exchange."""
-    for name in _OWN:
-        module, _, room = name.partition(":")
-        if find_spec(module.rpartition(".")[0]) is not None:
-            yield getattr(import_module(module), room)
-    for entry in entry_points(group=_GROUP):
-        yield entry.load()
+def rooms() -> list[type[Room]]:
+    """Return the rooms that there are, in the order in which they observe an exchange; those of others come last."""
+    modules = [import_module(f"{packages.__name__}.{each.name}.room") for each in iter_modules(packages.__path__)]
+    own = [each for module in modules for each in vars(module).values() if _is_room_of(module.__name__, each)]
+    return [*sorted(own, key=lambda room: room.order), *(entry.load() for entry in entry_points(group=_GROUP))]
+
+
+def _is_room_of(module: str, member: object) -> TypeGuard[type[Room]]:
+    return isinstance(member, type) and issubclass(member, Room) and member.__module__ == module
 
 
 def join(gateway: Gateway) -> None:
     """Have the rooms follow the exchanges of the models that there are now."""
     relay = gateway.relay
     relay.followers = {name: [] for name in gateway.models}
+    for model in gateway.models.values():
+        if model.explainer is not None:
+            model.explainer.explain_candidates = any(room.needs_scores for room in gateway.rooms)
     relay.router.keep_prompt_bytes = max((room.keep_prompt_bytes for room in gateway.rooms), default=0)
     for room in gateway.rooms:
         with background.guarded("observers", of=type(room).__name__):

@@ -8,12 +8,15 @@ register theirs through the entry point group `speculation_gateway.commands`; ea
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Annotated
 
 import typer
 
+from gateway import rooms
 from gateway.cli.check import check, schema
 from gateway.cli.explain import explain
 from gateway.cli.extras import is_installed
@@ -21,16 +24,11 @@ from gateway.cli.group import CommandGroup
 from gateway.cli.init import init
 from gateway.cli.operate import drain, reload, resume
 from gateway.cli.output import say
-from gateway.cli.picker import picker
 from gateway.cli.policy import app as policy
 from gateway.cli.serve import serve_pool
 
 _DEFAULT_CONFIG = Path("config/pool.yaml")
 _COMMANDS = "speculation_gateway.commands"
-_OF_ROOMS = (
-    EntryPoint("advise", "gateway.rooms.advice.command:advise", _COMMANDS),
-    EntryPoint("status", "gateway.rooms.dashboard.command:status", _COMMANDS),
-)
 _GROUPS = {
     "Serve": ("demo", "init", "check", "schema", "picker"),
     "Operate": ("status", "drain", "resume", "reload", "explain", "policy", "advise"),
@@ -87,14 +85,16 @@ def _register() -> None:
         "init": init,
         "check": check,
         "schema": schema,
-        "picker": picker,
         "policy": policy,
         "drain": drain,
         "resume": resume,
         "reload": reload,
         "explain": explain,
     }
-    for entry in (*_OF_ROOMS, *entry_points(group=_COMMANDS)):
+    for room in iter_modules(rooms.__path__):
+        if is_installed(module := f"{rooms.__name__}.{room.name}.command"):
+            commands |= import_module(module).COMMANDS
+    for entry in entry_points(group=_COMMANDS):
         if is_installed(entry.module):
             commands[entry.name] = entry.load()
     groups = {name: group for group, names in _GROUPS.items() for name in names}

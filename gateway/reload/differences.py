@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
 from gateway.config.settings import BackendSettings, KeySettings, PoolSettings
+from gateway.gateway import Room
 
 _HIDDEN = frozenset({"key", "sha256", "env", "api_key", "hash_salt", "redis"})
 """Keys whose values are secrets, or may contain some."""
@@ -18,14 +19,10 @@ _RESTART = (
     "server.tls",
     "server.workers",
     "admin.listen",
-    "picker.listen",
-    "picker.tls",
-    "batches",
     "state",
-    "recorder",
-    "telemetry",
+    "telemetry.log_format",
 )
-"""Beginnings of the keys that take effect at a start only."""
+"""Beginnings of the keys that take effect at a start only, beside those of the rooms."""
 _MOST_CHARS = 200
 
 
@@ -34,12 +31,13 @@ def differences(old: PoolSettings, new: PoolSettings) -> list[str]:
     return [f"{path}: {text}" for path, text in _differences("", old, new)]
 
 
-def needs_restart(old: PoolSettings, new: PoolSettings) -> list[str]:
+def needs_restart(old: PoolSettings, new: PoolSettings, rooms: Iterable[type[Room]]) -> list[str]:
     """Return the lines of `differences` that a reload cannot apply."""
+    keys = (*_RESTART, *(key for room in rooms for key in room.restart_keys))
     lines = [
         f"{path}: {text}"
         for path, text in _differences("", old, new)
-        if any(path == key or path.startswith(f"{key}.") for key in _RESTART)
+        if any(path == key or path.startswith(f"{key}.") for key in keys)
     ]
     return lines + [f"{path}: {text}" for path, text in _differences("models", _started(old), _started(new))]
 

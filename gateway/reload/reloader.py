@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 from backends.validation import UsageError
 from gateway.config.settings import PoolSettings
+from gateway.gateway import Room
 from gateway.reload.differences import differences, needs_restart
 
 log = logging.getLogger(__name__)
@@ -40,11 +41,13 @@ class Reloader:
         settings: PoolSettings,
         apply: Callable[[PoolSettings], Awaitable[None]],
         on_end: Callable[[Cause, Outcome], None],
+        rooms: Sequence[type[Room]],
     ) -> None:
         self._load = load  # reads the pool file; called in a thread
         self._settings = settings  # the settings in effect
         self._apply = apply  # puts other settings into effect; if it raises, those before are in effect
         self._on_end = on_end  # called with cause and outcome of each reload
+        self._rooms = rooms  # which say what takes effect at a start only
         self._reads_one_at_a_time, self._one_at_a_time = asyncio.Lock(), asyncio.Lock()
         self._wanted: Cause | None = None
         self._is_wanted = asyncio.Event()
@@ -93,7 +96,7 @@ class Reloader:
 
     async def _reload_with(self, settings: PoolSettings, cause: Cause, *, dry_run: bool) -> list[str]:
         lines = differences(self._settings, settings)
-        if refused := needs_restart(self._settings, settings):
+        if refused := needs_restart(self._settings, settings, self._rooms):
             raise ReloadError("refused", f"these keys take effect at the next start only: {'; '.join(refused)}")
         if dry_run:
             return lines

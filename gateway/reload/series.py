@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import product
 from typing import get_args
 
-from backends.background import Work
+from backends.background import CoreWork, Work
+from gateway.gateway import Room
 from gateway.reload.reloader import Cause, Outcome
 from gateway.telemetry.registry import Registry
 
@@ -13,7 +15,7 @@ from gateway.telemetry.registry import Registry
 class BesideSeries:
     """Counts reloads, answers of sources of replicas, and failures of work beside the requests."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, rooms: Iterable[Room | type[Room]]) -> None:
         self._reloads = registry.counter("gateway_reloads")
         self._discoveries = registry.counter("gateway_discoveries")
         self._discovered = registry.gauge("gateway_discovered_backends")
@@ -21,7 +23,7 @@ class BesideSeries:
         # At once: the rate of a series that begins with an event misses that.
         for cause, outcome in product(get_args(Cause), get_args(Outcome)):
             self._reloads.labels(cause, outcome)
-        for work in get_args(Work):
+        for work in (*get_args(CoreWork), *(work for room in rooms for work in room.work)):
             self._failures.labels(work)
 
     def count_reload(self, cause: str, outcome: str) -> None:

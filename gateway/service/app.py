@@ -72,7 +72,7 @@ class OwnPaths:
 
 def create_app(gateway: Gateway) -> FastAPI:
     """Return the FastAPI application: health, metrics, models and `/admin`."""
-    count_failure = BesideSeries(gateway.metrics).count_failure
+    count_failure = BesideSeries(gateway.metrics, gateway.rooms).count_failure
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

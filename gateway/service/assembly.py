@@ -58,7 +58,7 @@ def assemble(
         upstreams = {each.name: _upstream(each, settings, series, writes, previous) for each in members}
         model = models[name] = _model(name, model_settings, upstreams, previous)
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)
-    kinds = [*rooms()] if previous is None else [type(room) for room in previous.rooms]  # which are found in files
+    kinds = rooms() if previous is None else [type(room) for room in previous.rooms]  # which are found in files
     answered = {path: most for kind in kinds for path, most in kind.client_paths(settings).items()}
     access, admin_access = _access(settings, admin_digest, answered)
     for name in models:
@@ -89,7 +89,6 @@ def assemble(
     peers.shares = {name: queue.shares for name, queue in relay.queues.items()}
     policy_versions = policy_versions_of(models, state.documents)
     if previous is None:
-        explain_for(models, settings)
         for versions in policy_versions.values():
             versions.follow()
     gateway = Gateway(
@@ -125,13 +124,6 @@ def health_rules(settings: PoolSettings) -> HealthRules:
 def _timeouts(settings: PoolSettings) -> Timeouts:
     timeouts = settings.timeouts
     return Timeouts(timeouts.first_byte_s, timeouts.idle_s, math.inf if timeouts.total_s is None else timeouts.total_s)
-
-
-def explain_for(models: Mapping[str, Model], settings: PoolSettings) -> None:
-    """Include the scores of all candidates in decisions if these are recorded."""
-    for model in models.values():
-        if model.explainer is not None:
-            model.explainer.explain_candidates = settings.recorder is not None
 
 
 def learners_of(models: Mapping[str, Model]) -> dict[str, Statistics]:

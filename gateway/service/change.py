@@ -20,7 +20,7 @@ from gateway.gateway import Gateway, join
 from gateway.relay.exchange import Exchange
 from gateway.relay.queue import UNBOUNDED
 from gateway.routing.model import Model, Upstream
-from gateway.service.assembly import assemble, explain_for, health_rules, learners_of, max_in_flight, queue_bounds
+from gateway.service.assembly import assemble, health_rules, learners_of, max_in_flight, queue_bounds
 from gateway.service.policy_versions import PolicyVersions
 
 _FIRST_PROBE_S = 1.0
@@ -88,7 +88,6 @@ class Change:
             *(each.unfollow for each in gateway.policy_versions.values() if each not in versions.values()),
             *(each.follow for each in versions.values() if each not in gateway.policy_versions.values()),
             partial(gateway.state.follow, learners_of(later.models)),
-            partial(explain_for, later.models, later.settings),
             partial(gateway.metrics.set_present, gateway.pool),
             partial(join, gateway),
             # Requests in a queue that is gone are sent at once.

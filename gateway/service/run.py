@@ -23,7 +23,7 @@ from backends.http.address import host_and_port
 from backends.launch.supervisor import Launcher, LaunchError
 from gateway.config.settings import PoolSettings
 from gateway.discovery.discovery import Discovery
-from gateway.gateway import Gateway
+from gateway.gateway import Gateway, rooms
 from gateway.listening.listener import ListenError, is_listening, open_sockets
 from gateway.listening.systemd import ServiceManager
 from gateway.relay.first_start import LONGEST_S
@@ -96,11 +96,12 @@ class _Serving:
     ) -> None:
         self._companion = companion
         self._config_path = config_path
-        recorder = settings.recorder
-        self._settings = settings if recorder is None else settings.model_copy(update={"recorder": recorder.salted()})
+        kinds = rooms()
+        self._drawn = {name: section for kind in kinds for name, section in kind.drawn(settings).items()}
+        self._settings = settings.model_copy(update=self._drawn)
         self._metrics = Registry()
-        self._series = BesideSeries(self._metrics)
-        self._reloader = Reloader(load, settings, self._apply, self._series.count_reload)
+        self._series = BesideSeries(self._metrics, kinds)
+        self._reloader = Reloader(load, settings, self._apply, self._series.count_reload, kinds)
         self._gateway: Gateway | None = None
         self._found_others = asyncio.Event()
         self._discovery = Discovery(self._found_others.set, self._series.count_discovery)
@@ -172,9 +173,9 @@ class _Serving:
     async def _apply(self, settings: PoolSettings) -> None:
         """Put other settings into effect, or raise."""
         await self._started.wait()
-        # The key of the run stays if the file has none; so does the salt, since the recorder does.
+        # The key of the run stays if the file has none; so does what rooms have drawn.
         admin_digest = settings.admin.digest or self._admin_digest
-        settings = settings.model_copy(update={"recorder": self._settings.recorder})
+        settings = settings.model_copy(update=self._drawn)
         try:
             await self._discovery.start(settings)
             replicas = await self._plan(settings)

@@ -42,7 +42,7 @@ def declared() -> list[Counter | Gauge | Histogram]:
     """Return all series that a gateway process may have."""
     gateway = assemble(PoolSettings.model_validate(_ALL), [], b"")
     refresh(gateway)
-    BesideSeries(gateway.metrics)
+    BesideSeries(gateway.metrics, gateway.rooms)
     return gateway.metrics.declared
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url
 from gateway.cli.output import AsJson, say, say_json
@@ -45,3 +45,6 @@ def _saved(gain: dict[str, Any] | None) -> str:
     if gain is None:
         return ""
     return f"{gain['share']:.0%} of the {gain['of']} (95%: {gain['low']:.0%} to {gain['high']:.0%})"
+
+
+COMMANDS: Final = {"advise": advise}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from backends import background
 from gateway.gateway import Room
-from gateway.rooms.batches import api
+from gateway.rooms.batches import WORK, api
 from gateway.rooms.batches.lines import problem
 from gateway.rooms.batches.places import WAIT_S, ModelPlaces
 from gateway.rooms.batches.records import Marker
@@ -34,6 +34,10 @@ _KEY_COMES_S: Final = 10.0
 
 class BatchesRoom(Room):
     """Keeps files and batches, and runs those that are open."""
+
+    order = 7
+    work = (WORK,)
+    restart_keys = ("batches",)
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
@@ -70,7 +74,7 @@ class BatchesRoom(Room):
     def start(self) -> None:
         """Start looking for batches to run, and at the requests of others, beside which they run."""
         if self._settings is not None:
-            self._work = [background.keep_running("batches", work) for work in (self._run, self._watch)]
+            self._work = [background.keep_running(WORK, work) for work in (self._run, self._watch)]
 
     async def stop(self) -> None:
         """End what runs, so that others can go on with it."""
@@ -110,7 +114,7 @@ class BatchesRoom(Room):
             if self._tasks[marker].done():
                 del self._tasks[marker], self._runs[marker]
         for marker, is_cancelled in markers.items():
-            with background.guarded("batches", of=marker.batch_id):
+            with background.guarded(WORK, of=marker.batch_id):
                 await self._begin_or_end(marker, is_cancelled=is_cancelled)
 
     async def _begin_or_end(self, marker: Marker, *, is_cancelled: bool) -> None:
@@ -128,7 +132,7 @@ class BatchesRoom(Room):
         is_busy = any(each.owner == marker.owner and not task.done() for each, task in self._tasks.items())
         if marker not in self._tasks and (end or not is_busy):
             work = partial(self._run_one, marker)
-            self._tasks[marker] = background.keep_running("batches", work, of=marker.batch_id)
+            self._tasks[marker] = background.keep_running(WORK, work, of=marker.batch_id)
             await asyncio.sleep(0)  # until it has begun
         run = self._runs.get(marker)
         if end and run is not None:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from textwrap import wrap
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -109,3 +109,6 @@ def _cells(each: dict[str, Any]) -> list[str]:
         f"{each['failed']}",
         "-" if share is None else f"{share:.0%}",
     ]
+
+
+COMMANDS: Final = {"status": status}

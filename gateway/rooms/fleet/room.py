@@ -56,6 +56,8 @@ _COLUMNS: Final = {
 class FleetRoom(Room):
     """Works out once a minute what is needed, from what all workers count."""
 
+    order = 9
+
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         gauge = gateway.metrics.gauge

@@ -16,6 +16,7 @@ from backends import background
 from backends.background import Seldom
 from gateway.gateway import Room
 from gateway.relay.observers import EndedExchange, Follower, Observer
+from gateway.rooms.kv_events import WORK
 from gateway.routing.router import RoutedRequest, Sent
 from gateway.telemetry.series import Count, Family
 
@@ -51,6 +52,9 @@ class _Engine:
 
 class KvEventsRoom(Room):
     """Reads the events of the engines whose backends have `kv_events`."""
+
+    order = 8
+    work = (WORK,)
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
@@ -91,7 +95,7 @@ class KvEventsRoom(Room):
 
     def start(self) -> None:
         """Start reading, where there is something to read."""
-        self._reading = background.keep_running("kv events", self._read)
+        self._reading = background.keep_running(WORK, self._read)
 
     async def stop(self) -> None:
         """End it."""
@@ -148,7 +152,7 @@ class KvEventsRoom(Room):
         ready, began_s = dict(poller.poll(_POLL_MS)), time.monotonic()
         for name, engine in self._engines.items():
             if engine.socket in ready:
-                with background.guarded("kv events", of="/".join(name)):
+                with background.guarded(WORK, of="/".join(name)):
                     self._read_turn(name, engine)
         caches = [engine.cache for engine in self._engines.values()]
         while sum(map(len, caches)) > _MOST_BLOCKS:
@@ -180,7 +184,7 @@ class KvEventsRoom(Room):
                 del self._engines[name]
         for name in endpoints.keys() - self._engines.keys():
             engine = self._engines[name] = _Engine(endpoints[name], EngineCache())
-            with background.guarded("kv events", of="/".join(name)):
+            with background.guarded(WORK, of="/".join(name)):
                 engine.socket = _subscribed(engine.endpoint)
 
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from random import getrandbits, random
-from typing import TYPE_CHECKING
 
 from gateway.config.settings import TelemetrySettings
 from gateway.dialects.errors import GatewayError
-from gateway.gateway import Room
 from gateway.relay.context import Inbound, Refused
 from gateway.relay.observers import Times
 from gateway.rooms.reports.access_log import AccessLog
 from gateway.rooms.reports.outlet import Outlet
 from gateway.rooms.reports.trail import TraceParent, Trail, read_traceparent
-
-if TYPE_CHECKING:
-    from gateway.gateway import Gateway
 
 _SPANS_DELAY_S = 1.0
 _LOG_DELAY_S = 0.1
@@ -75,30 +69,3 @@ class Reporter:
             self._spans.put(trail)
         if self._log is not None and trail.is_logged:
             self._log.put(trail)
-
-
-class ReportsRoom(Room):
-    """Has a reporter follow all requests, if the settings ask for one."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        super().__init__(gateway)
-        settings, self._outlets = gateway.settings.telemetry, list[Outlet]()
-        if settings.otlp is not None or settings.access_log:
-            reporter = gateway.relay.reporter = Reporter(settings)
-            self._outlets = reporter.outlets
-
-    def start(self) -> None:
-        """Start the threads."""
-        for outlet in self._outlets:
-            outlet.start()
-
-    async def stop(self) -> None:
-        """Pass on the rest, and end the threads."""
-        for outlet in self._outlets:
-            await asyncio.to_thread(outlet.stop)
-        self.tick()
-
-    def tick(self) -> None:
-        """Update the series."""
-        for outlet in self._outlets:
-            outlet.count(self.gateway.metrics)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 class RescueRoom(Room):
     """Lets another backend go on with a stream whose backend fails."""
 
+    order = 1
+
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         gateway.relay.rescuer_for = rescue_for

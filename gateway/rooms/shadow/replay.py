@@ -20,6 +20,7 @@ import orjson
 
 from backends import background
 from gateway.relay.observers import EndedExchange, Observer
+from gateway.rooms.shadow import WORK
 from gateway.routing.router import RoutedRequest
 from policies.features.request import Endpoint
 from policies.learned.shadow_drafting import ShadowArm, ShadowSettings
@@ -189,7 +190,7 @@ class ShadowDrafting:
                     self._awake.clear()
                     continue
                 self._left_bytes += text.size_bytes
-                with background.guarded("shadow drafting"):
+                with background.guarded(WORK):
                     self._stopping.wait(self._replay(text))
         finally:
             self._end_process()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from backends import background
 from gateway.gateway import Room
 from gateway.relay.observers import Follower
+from gateway.rooms.shadow import WORK
 from gateway.rooms.shadow.replay import ShadowDrafting
 from gateway.routing.model import Model
 from policies.learned.shadow_drafting import shadow_arms
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 class ShadowRoom(Room):
     """Has drafting replayed for each model whose policy and pool make use of it."""
+
+    order = 2
+    work = (WORK,)
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
@@ -35,7 +39,7 @@ class ShadowRoom(Room):
                 drafting.start()
         for drafting in before.values():
             if drafting not in self.drafting.values():
-                background.start("shadow drafting", asyncio.to_thread(drafting.stop))
+                background.start(WORK, asyncio.to_thread(drafting.stop))
         return self.drafting
 
     def start(self) -> None:

@@ -23,6 +23,8 @@ _FAILED: Final = frozenset({"engine_error", "unanswered", "interrupted"})
 class SloRoom(Room):
     """Judges the requests that have an objective, their own or that of their key, class or model."""
 
+    order = 10
+
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         self._requests = gateway.metrics.counter("gateway_slo_requests")

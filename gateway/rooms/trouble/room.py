@@ -38,6 +38,8 @@ _FAILURES: Final = frozenset({"status", "error", "garbage"})
 class TroubleRoom(Room):
     """Counts what goes wrong, and says what is found."""
 
+    order = 3
+
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         self._share = gateway.metrics.gauge("gateway_trouble_share")

@@ -48,14 +48,15 @@ def test_lines_show_keys_and_values_but_no_secrets() -> None:
 
 
 def test_what_a_process_is_started_with_needs_a_restart_but_not_its_weight() -> None:
-    assert needs_restart(pool(), pool(backends={"s": SIMULATED | {"weight": 2.0}, "v": SERVED | {"weight": 3.0}})) == []
-    assert needs_restart(pool(), pool(timeouts={"idle_s": 3.0}, keys=[])) == []
+    weighed = pool(backends={"s": SIMULATED | {"weight": 2.0}, "v": SERVED | {"weight": 3.0}})
+    assert needs_restart(pool(), weighed, ()) == []
+    assert needs_restart(pool(), pool(timeouts={"idle_s": 3.0}, keys=[]), ()) == []
     head, limited = {"speculative_config": {"model": "h", "num_speculative_tokens": 3}}, {"drafter_limit": 2048}
     for own, lines in ((SERVED, []), (SIMULATED, ["models.m.backends.h.drafter_limit: not set -> set"])):
         eagle = own | head | {"method": "eagle3"}
-        assert needs_restart(pool(backends={"h": eagle}), pool(backends={"h": eagle | limited})) == lines
+        assert needs_restart(pool(backends={"h": eagle}), pool(backends={"h": eagle | limited}), ()) == lines
     moved = needs_restart(
-        pool(), pool(server={"port": 1}, backends={"w": SERVED, "s": SIMULATED | {"method": "suffix"}})
+        pool(), pool(server={"port": 1}, backends={"w": SERVED, "s": SIMULATED | {"method": "suffix"}}), ()
     )
     assert moved == [
         "server.port: 8080 -> 1",
@@ -70,9 +71,3 @@ def test_started_replicas_keep_their_processes(tmp_path: Path) -> None:
     assert after.launches == before.launches
     assert [each.url for each in after.backends] == [each.url for each in before.backends]
     assert [each.weight for each in after.backends] == [1.0, 2.0, 3.0]
-
-
-def test_telemetry_needs_a_restart_and_its_headers_are_not_shown() -> None:
-    before, after = ({"otlp": {"endpoint": "http://c:4318", "headers": {"x": value}}} for value in ("one", "two"))
-    assert needs_restart(pool(telemetry=before), pool(telemetry=after)) == ["telemetry.otlp.headers.x: changed"]
-    assert needs_restart(pool(), pool(telemetry={"access_log": 1.0})) == ["telemetry.access_log: 0.0 -> 1.0"]

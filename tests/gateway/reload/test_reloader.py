@@ -33,7 +33,7 @@ async def test_it_goes_on_after_a_reload_that_raises(breaks: str, monkeypatch: p
         if failing and breaks == "apply":
             raise ZeroDivisionError
 
-    reloads = Reloader(load, settings(), apply, lambda *end: ends.append(end))
+    reloads = Reloader(load, settings(), apply, lambda *end: ends.append(end), ())
     running = asyncio.create_task(reloads.run())
     reloads.request("signal")
     await eventually(lambda: ends == [("signal", "failed")])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.rooms.dashboard import dashboard
+from gateway.rooms.dashboard import room as dashboard
 from tests.gateway.conftest import ADMIN_KEY, Running
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}

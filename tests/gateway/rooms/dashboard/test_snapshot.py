@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.rooms.dashboard import dashboard
+from gateway.rooms.dashboard import room as dashboard
 from tests.gateway.conftest import MODEL, Start
 from tests.gateway.rooms.dashboard.conftest import ADMIN, HISTORY, SNAPSHOT, asked, snapshot
 from tests.support.waiting import eventually_async

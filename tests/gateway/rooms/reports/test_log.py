@@ -11,10 +11,13 @@ import pytest
 
 from gateway.config.settings import TelemetrySettings
 from gateway.relay.observers import Times
+from gateway.reload.differences import needs_restart
 from gateway.rooms.reports.access_log import AccessLog
+from gateway.rooms.reports.room import ReportsRoom
 from gateway.rooms.reports.trail import Trail
 from gateway.telemetry.log_format import JsonLogFormat, LogFormat
 from tests.gateway.conftest import MODEL
+from tests.gateway.reload.test_differences import pool as pool_with
 from tests.support.command import Command, gateway_command, until
 from tests.support.upstream import Wire, answer, upstreams_in_thread
 
@@ -109,3 +112,14 @@ def test_a_request_that_cannot_be_reported_keeps_no_other_back(caplog: pytest.Lo
     assert [
         getattr(each, "fields", {}).get("request_id") for each in caplog.records if each.name == "gateway.access"
     ] == ["good"]
+
+
+def test_other_settings_need_a_restart_and_headers_are_not_shown() -> None:
+    before, after = (
+        pool_with(telemetry={"otlp": {"endpoint": "http://c:4318", "headers": {"x": value}}})
+        for value in ("one", "two")
+    )
+    logging = pool_with(telemetry={"access_log": 1.0})
+    assert needs_restart(before, after, [ReportsRoom]) == ["telemetry.otlp.headers.x: changed"]
+    assert needs_restart(pool_with(), after, [ReportsRoom]) == ["telemetry.otlp: not set -> set"]
+    assert needs_restart(pool_with(), logging, [ReportsRoom]) == ["telemetry.access_log: 0.0 -> 1.0"]

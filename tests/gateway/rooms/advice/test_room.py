@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.app import app
-from gateway.rooms.advice import live
+from gateway.rooms.advice import room
 from gateway.rooms.advice.finding import Finding, Gain
 from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
 
@@ -17,7 +17,7 @@ async def test_advice_by_route_and_command(monkeypatch: pytest.MonkeyPatch) -> N
     found = Finding(
         "memory", MODEL, "b", "its KV cache is too small", Gain(0.2, 0.1, 0.3, "time"), "30 minutes", "vllm serve"
     )
-    monkeypatch.setattr(live, "advise", lambda model: [found] if len(model.backends) == 2 else [])
+    monkeypatch.setattr(room, "advise", lambda model: [found] if len(model.backends) == 2 else [])
     async with start_gateway(policy={"name": "learned", "seed": 0}) as running:
         assert (await running.client.get("/admin/advice")).status_code == 401
         answer = await running.client.get("/admin/advice", headers={"authorization": f"Bearer {ADMIN_KEY}"})

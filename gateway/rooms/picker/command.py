@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -34,3 +34,6 @@ def picker(
         raise typer.BadParameter(str(error), param_hint="--listen") from None
     server = {"host": host, "port": port, "workers": workers}
     serve_pool(config or context.obj, server, picker)
+
+
+COMMANDS: Final = {"picker": picker}

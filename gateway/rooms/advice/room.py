@@ -36,6 +36,8 @@ Contexts = dict[tuple[str, str], dict[float, float]]
 class AdviceRoom(Room):
     """The advice of a gateway process. It takes a fit, so an answer is given again for `KEPT_S` seconds."""
 
+    order = 6
+
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         self._lock = asyncio.Lock()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.rooms.dashboard import dashboard
+from gateway.rooms.dashboard import room as dashboard
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.support.upstream import Wire, well
 from tests.support.waiting import eventually_async

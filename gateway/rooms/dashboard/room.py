@@ -20,6 +20,7 @@ from gateway.dialects.errors import GatewayError
 from gateway.gateway import Room, join
 from gateway.http.paths import ADMIN_DOCS
 from gateway.relay.observers import Follower
+from gateway.rooms.dashboard import WORK
 from gateway.rooms.dashboard.beliefs import Beliefs
 from gateway.rooms.dashboard.decisions import SampledDecisions
 from gateway.rooms.dashboard.recent import (
@@ -54,6 +55,9 @@ class Dashboard(Room):
     Every few seconds it reads counters, so that a page that is opened has a past. The rest is made at most once a
     second for all open pages together, and not at all without one.
     """
+
+    order = 11
+    work = (WORK,)
 
     page: ClassVar[str] = "/dashboard"
 
@@ -112,11 +116,10 @@ class Dashboard(Room):
         if not self._is_watched:
             return {}
         recorder, known = self.gateway.settings.recorder, self._decisions
+        explains = any(room.needs_scores for room in self.gateway.rooms)
         # Who lets texts be recorded lets the page name a template by them, but not for those without a key.
         names = recorder is not None and recorder.text == "full" and not self.gateway.settings.dashboard.public
-        self._decisions = {
-            name: known.get(name) or SampledDecisions(explains=recorder is not None) for name in self.gateway.models
-        }
+        self._decisions = {name: known.get(name) or SampledDecisions(explains=explains) for name in self.gateway.models}
         for sampled in self._decisions.values():
             sampled.templates = (sampled.templates or {}) if names else None
         return self._decisions
@@ -135,7 +138,7 @@ class Dashboard(Room):
         is_reading = self._reading is not None and not self._reading.done()
         if self.gateway.settings.dashboard.enabled and now_s >= self._next_read_s and not is_reading:
             self._next_read_s = now_s + POINT_S
-            self._reading = background.start("dashboard", self._read())
+            self._reading = background.start(WORK, self._read())
 
     async def _read(self) -> None:
         samples = await asyncio.to_thread(lambda: list(self.gateway.metrics.samples()))
@@ -146,7 +149,7 @@ class Dashboard(Room):
             models = self.gateway.models
             self._beliefs = {name: self._beliefs.get(name) or Beliefs() for name in models}
             for name, beliefs in list(self._beliefs.items()):
-                with background.guarded("dashboard", of=name):
+                with background.guarded(WORK, of=name):
                     await beliefs.update(models[name].policy, self.gateway.pool.of(name))
 
     def _add_points(self, totals: Mapping[tuple[str, str], Totals]) -> None:
