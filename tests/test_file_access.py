@@ -81,7 +81,7 @@ REVIEWED = {
     "gateway/state/sqlite.py:SqliteStore._opened": THREAD,
     "gateway/state/sqlite.py:_open": THREAD,
     "gateway/state/sqlite.py:open_file": THREAD,
-    "gateway/telemetry/registry.py:": PACKAGE,
+    "gateway/telemetry/registry.py:_catalogue": PACKAGE,
     "policies/rules/rule.py:default_rules": PACKAGE,
 }
 

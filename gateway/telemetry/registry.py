@@ -1,4 +1,4 @@
-"""The registry of a gateway process, for the series that series.yaml describes. Label values are bounded.
+"""The registry of a gateway process, for the series that `series.yaml` describes. Label values are bounded.
 
 With one worker the values live in the process. With several, `PROMETHEUS_MULTIPROC_DIR` is set before this module is
 imported, the workers keep the values in files there, and each worker can serve the page of all. Updates on the request
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any
 
 import yaml
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, disable_created_metrics
@@ -22,9 +22,20 @@ from prometheus_client.samples import Sample
 from backends.backend import Backend
 from gateway.telemetry.series import Count, Distribution, Family, forget_series
 
-_CATALOGUE: Final = yaml.safe_load(files("gateway.telemetry").joinpath("series.yaml").read_text("utf-8"))
 Series = Mapping[str, Any]
-"""What a series is about, as in `series.yaml`; rooms give their own."""
+"""What a series is about, as in `series.yaml`; rooms of other packages give their own."""
+
+
+def _catalogue() -> tuple[dict[str, list[float]], dict[str, Series]]:
+    """Return the buckets of histograms by name, and the series of the core and of the rooms that there are."""
+    core = yaml.safe_load(files("gateway.telemetry").joinpath("series.yaml").read_text("utf-8"))
+    for room in files("gateway.rooms").iterdir():
+        if (file := room.joinpath("series.yaml")).is_file():
+            core["series"] |= yaml.safe_load(file.read_text("utf-8"))
+    return core["buckets"], core["series"]
+
+
+_BUCKETS, _SERIES = _catalogue()
 
 
 class Registry:
@@ -44,15 +55,15 @@ class Registry:
     def counter(self, name: str, series: Series | None = None) -> Family[Count]:
         """Declare a counter."""
         if name not in self._families:
-            known = series or _CATALOGUE["series"][name]
+            known = series or _SERIES[name]
             self._declare(name, Counter(name, known["help"], known["labels"], registry=self._own), Count)
         return self._families[name]
 
     def histogram(self, name: str, series: Series | None = None) -> Family[Distribution]:
         """Declare a histogram."""
         if name not in self._families:
-            known = series or _CATALOGUE["series"][name]
-            bounds = _CATALOGUE["buckets"][known["buckets"]]
+            known = series or _SERIES[name]
+            bounds = _BUCKETS[known["buckets"]]
             made = Histogram(name, known["help"], known["labels"], buckets=bounds, registry=self._own)
             self._declare(name, made, Distribution)
         return self._families[name]
@@ -64,7 +75,7 @@ class Registry:
     def gauge(self, name: str, series: Series | None = None) -> Gauge:
         """Declare a gauge."""
         if name not in self._gauges:
-            known = series or _CATALOGUE["series"][name]
+            known = series or _SERIES[name]
             mode = known.get("workers", "livemostrecent")
             made = Gauge(name, known["help"], known.get("labels", ()), registry=self._own, multiprocess_mode=mode)
             self.declared.append(made)

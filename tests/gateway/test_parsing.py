@@ -80,7 +80,7 @@ BOUNDS: Final = {
     ("state/ledger.py", "_decode"): OWN,
     ("state/ledger.py", "_decode_head"): OWN,
     ("state/report.py", "decode"): "4 MiB",
-    ("telemetry/registry.py", ""): OWN,
+    ("telemetry/registry.py", "_catalogue"): OWN,
     ("rooms/trouble/answer.py", "_is_json"): "a call within an answer of at most 256 KiB",
 }
 """By file and function."""

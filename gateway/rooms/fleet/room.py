@@ -28,19 +28,6 @@ if TYPE_CHECKING:
     from gateway.rooms.advice.finding import Finding
 
 _MINUTE_S: Final = 60.0
-_SATURATION: Final = {
-    "help": "Present traffic over what the replicas that are up carry within the model's `slo`; above 1 is too much",
-    "labels": ["model"],
-}
-_NEEDED: Final = {
-    "help": "Replicas that the traffic to expect needs to keep the model's `slo`, by method; after an hour of traffic",
-    "labels": ["model", "method"],
-}
-_SECONDS: Final = {
-    "help": "Mean seconds to finish of the last hour's requests, as measured on the replicas that were `up`, and as "
-    "expected on those `needed`",
-    "labels": ["model", "replicas"],
-}
 _COLUMNS: Final = {
     ("gateway_requests_total", None): ("requests",),
     ("gateway_prompt_tokens_total", None): ("prompt_tokens",),
@@ -61,9 +48,9 @@ class FleetRoom(Room):
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         gauge = gateway.metrics.gauge
-        self._saturation = gauge("gateway_pool_saturation", _SATURATION)
-        self._needed = gauge("gateway_replicas_needed", _NEEDED)
-        self._seconds = gauge("gateway_fleet_request_seconds", _SECONDS)
+        self._saturation = gauge("gateway_pool_saturation")
+        self._needed = gauge("gateway_replicas_needed")
+        self._seconds = gauge("gateway_fleet_request_seconds")
         self.fleets: dict[str, ModelFleet] = {}
         self._next_s = math.inf  # until it is started
         self._working: asyncio.Task[None] | None = None

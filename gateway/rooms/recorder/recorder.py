@@ -38,11 +38,6 @@ _FRAME_BYTES = 1 << 18
 """Uncompressed lines per frame. This size fits a core's own cache, and the allocator keeps the memory: with four times
 as much it returned the memory to the kernel each time, which cost one or two page faults per record."""
 _STOP_S = 10.0
-_SERIES = {
-    "help": "Requests to be recorded: `written` to a file; `dropped` because the queue was full; `failed` because the "
-    "file could not be written",
-    "labels": ("result",),
-}
 
 
 class Recorder:
@@ -132,7 +127,7 @@ class Recorder:
     def count(self, registry: Registry) -> None:
         """Add the changes since the last call to the series; runs on the event loop."""
         self._wall_offset_s = _wall_offset_s()  # the system time may have been changed
-        records = registry.counter("gateway_recorder_records", _SERIES)
+        records = registry.counter("gateway_recorder_records")
         now = (self.written, self.dropped, self.failed)
         for result, new, old in zip(("written", "dropped", "failed"), now, self._counted, strict=True):
             records.labels(result).inc(new - old)

@@ -19,10 +19,6 @@ log = logging.getLogger(__name__)
 _BATCH = 64
 _PAUSE_S = 0.0005
 _STOP_S = 3.0
-_SERIES = {
-    "help": "Requests reported as spans or lines of the access log, by what came of that",
-    "labels": ("signal", "result"),
-}
 
 
 class Sink(Protocol):
@@ -79,7 +75,7 @@ class Outlet:
 
     def count(self, registry: Registry) -> None:
         """Add the changes since the last call to the series; runs on the event loop."""
-        requests = registry.counter("gateway_telemetry_requests", _SERIES)
+        requests = registry.counter("gateway_telemetry_requests")
         for result, passed in self._passed.items():
             requests.labels(self._sink.signal, result).inc(passed - self._counted[result])
             self._counted[result] = passed
