@@ -18,14 +18,14 @@ from backends import background
 from backends.background import RoomWork
 from backends.pool import Pool
 from gateway import rooms as packages
+from gateway.admin.policy_versions import PolicyVersions
 from gateway.config.settings import PoolSettings
+from gateway.peers.exchange import PeerExchange
+from gateway.peers.peers import Peers
 from gateway.relay.context import RelayContext
 from gateway.relay.observers import Follower
 from gateway.routing.access import Access
 from gateway.routing.model import Model
-from gateway.service.peer_exchange import PeerExchange
-from gateway.service.peers import Peers
-from gateway.service.policy_versions import PolicyVersions
 from gateway.state.sync import State
 from gateway.telemetry.registry import Registry
 

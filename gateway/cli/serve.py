@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,10 +14,16 @@ from gateway.cli.extras import require
 
 if TYPE_CHECKING:
     from gateway.config.settings import PickerSettings, PoolSettings
+    from gateway.service.server import MakeCompanion
 
 
-def serve_pool(config: Path, server: Mapping[str, Any], picker: Mapping[str, Any] | None = None) -> NoReturn:
-    """Serve a pool file until a signal, and end the process."""
+def serve_pool(
+    config: Path,
+    server: Mapping[str, Any],
+    picker: Mapping[str, Any] | None = None,
+    companion: Callable[[], MakeCompanion] | None = None,
+) -> NoReturn:
+    """Serve a pool file until a signal, and end the process; `companion` imports what is served beside it."""
     overrides = {name: value for name, value in server.items() if value is not None}
 
     def load() -> PoolSettings:
@@ -46,11 +52,7 @@ def serve_pool(config: Path, server: Mapping[str, Any], picker: Mapping[str, Any
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
     from gateway.service.run import serve
 
-    if picker is None:
-        background.end_process(serve(settings, config, load, run_dir))
-    from gateway.rooms.picker.server import PickerServer
-
-    background.end_process(serve(settings, config, load, run_dir, PickerServer))
+    background.end_process(serve(settings, config, load, run_dir, None if companion is None else companion()))
 
 
 def _picker(settings: PoolSettings, overrides: Mapping[str, Any]) -> PickerSettings:

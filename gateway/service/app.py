@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from backends import background
 from backends.backend import Backend, EngineChange
 from gateway import __version__
+from gateway.admin.routes import admin_router
 from gateway.dialects.errors import GatewayError, gateway_failed, nothing_here
 from gateway.gateway import Gateway
 from gateway.http.headers import headers_of
@@ -27,7 +28,6 @@ from gateway.relay.frontend import Current, access_of
 from gateway.reload.series import BesideSeries
 from gateway.routing.gauges import BackendGauges, PolicyGauges
 from gateway.routing.keys import Client
-from gateway.service.admin import admin_router
 from gateway.service.default_temperature import find_temperature, must_ask
 from policies.roles import Maintained, Work
 

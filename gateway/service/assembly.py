@@ -13,9 +13,12 @@ from backends.http.address import Address
 from backends.http.client import UpstreamClient
 from backends.http.wire import WriteBatch
 from backends.pool import Pool
+from gateway.admin.policy_versions import policy_versions_of
 from gateway.config.settings import KeySettings, ModelSettings, PoolSettings, SloSettings
 from gateway.gateway import Gateway, join, rooms
 from gateway.http.cors import Cors
+from gateway.peers.exchange import PeerExchange
+from gateway.peers.peers import Peers
 from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
 from gateway.relay.queue import ModelQueue, QueueBounds
@@ -25,9 +28,6 @@ from gateway.routing.model import Model, Upstream
 from gateway.routing.router import Router, Slo
 from gateway.routing.series import RequestSeries
 from gateway.service.default_temperature import assumed_temperature, must_ask
-from gateway.service.peer_exchange import PeerExchange
-from gateway.service.peers import Peers
-from gateway.service.policy_versions import policy_versions_of
 from gateway.service.stores import PEERS, open_live, open_store, read_launched
 from gateway.state.sync import State
 from gateway.telemetry.registry import Registry

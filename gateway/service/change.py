@@ -15,13 +15,13 @@ from backends import background
 from backends.backend import Backend, EngineChange
 from backends.http.authorities import trusted
 from backends.pool import Joining
+from gateway.admin.policy_versions import PolicyVersions
 from gateway.config.settings import PoolSettings
 from gateway.gateway import Gateway, join
 from gateway.relay.exchange import Exchange
 from gateway.relay.queue import UNBOUNDED
 from gateway.routing.model import Model, Upstream
 from gateway.service.assembly import assemble, health_rules, learners_of, max_in_flight, queue_bounds
-from gateway.service.policy_versions import PolicyVersions
 
 _FIRST_PROBE_S = 1.0
 """How long a change waits for the first probes of new replicas, so that those that answer take requests at once."""

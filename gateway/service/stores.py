@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from gateway.config.settings import StateSettings
-from gateway.state.live import Live, LiveFolder
+from gateway.peers.live import Live, LiveFolder
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import Store
 
@@ -33,7 +33,7 @@ def open_store(state: StateSettings | None) -> Store | None:
 def open_live(state: StateSettings | None, folder: Path | None, writer: str) -> Live | None:
     """Return the exchange with peers: through Redis, or else the folder of workers; None for a lone process."""
     if state is not None and state.redis is not None:
-        from gateway.state.live_redis import LiveRedis
+        from gateway.peers.live_redis import LiveRedis
 
         return LiveRedis(state.redis.get_secret_value(), state.prefix, writer)
     return None if folder is None else LiveFolder(folder, writer)

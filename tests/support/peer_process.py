@@ -11,11 +11,11 @@ from backends.health import HealthRules
 from backends.pool import Pool
 from backends.probe import ProbeResult
 from backends.speculation import Method
+from gateway.peers.peers import Peers
 from gateway.relay.limits import Limits
 from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model
 from gateway.routing.sticky import ResponseLocations
-from gateway.service.peers import Peers
 from policies.balancing.lmetric import LMetric
 from policies.load import LoadMeter
 from policies.load_policy import LoadSettings

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from gateway.cli.serve import serve_pool
+
+if TYPE_CHECKING:
+    from gateway.service.server import MakeCompanion
 
 
 def picker(
@@ -33,7 +36,13 @@ def picker(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--listen") from None
     server = {"host": host, "port": port, "workers": workers}
-    serve_pool(config or context.obj, server, picker)
+    serve_pool(config or context.obj, server, picker, _companion)
+
+
+def _companion() -> MakeCompanion:
+    from gateway.rooms.picker.server import PickerServer
+
+    return PickerServer
 
 
 COMMANDS: Final = {"picker": picker}

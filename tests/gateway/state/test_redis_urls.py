@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.state.live_redis import LiveRedis
+from gateway.peers.live_redis import LiveRedis
 from gateway.state.redis import RedisStore
 from gateway.state.redis_client import without_credentials
 from gateway.state.store import StateError

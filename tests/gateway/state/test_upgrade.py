@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.service.policy_versions import Pin, settings_of
+from gateway.admin.policy_versions import Pin, settings_of
 from gateway.state import sqlite
 from gateway.state.documents import Documents
 from gateway.state.redis import RedisStore

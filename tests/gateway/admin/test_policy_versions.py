@@ -14,8 +14,8 @@ import orjson
 import pytest
 from typer.testing import CliRunner, Result
 
+from gateway.admin.policy_versions import settings_of
 from gateway.cli.app import app
-from gateway.service.policy_versions import settings_of
 from gateway.state import sync
 from policies.guarded.guardrail import Guardrail
 from policies.learned.policy import Learned

@@ -19,13 +19,13 @@ from uuid import uuid4
 from backends.backend import Backend
 from backends.health import Drain, Ejected
 from backends.pool import Pool
+from gateway.peers.report import Draining, Ejection, Report, SentPrompt, decode
 from gateway.relay.limits import Limits
 from gateway.relay.shares import FairShares
 from gateway.routing.keys import Keyring
 from gateway.routing.model import Model
 from gateway.routing.router import Sent
 from gateway.routing.sticky import ResponseLocations
-from gateway.state.report import Draining, Ejection, Report, SentPrompt, decode
 
 HEARTBEAT_S = 1.0
 """A process reports at least this often."""

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from backends import background
-from gateway.service.peers import SILENT_S, Peers
-from gateway.state.live import Live
+from gateway.peers.live import Live
+from gateway.peers.peers import SILENT_S, Peers
 from gateway.state.store import StateError
 from gateway.telemetry.registry import Registry
 

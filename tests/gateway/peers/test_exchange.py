@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from gateway.service import peer_exchange, peers
-from gateway.service.peer_exchange import PeerExchange
+from gateway.peers import exchange as peer_exchange
+from gateway.peers import peers
+from gateway.peers.exchange import PeerExchange
+from gateway.peers.live_redis import LiveRedis
 from gateway.state import redis_client
-from gateway.state.live_redis import LiveRedis
 from gateway.telemetry.registry import Registry
-from tests.gateway.service.test_peers import admits
+from tests.gateway.peers.test_peers import admits
 from tests.support.peer_process import PeerProcess
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.registered_metrics import value_of

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from gateway.service.peer_exchange import PeerExchange
-from gateway.state.live import LiveFolder
+from gateway.peers.exchange import PeerExchange
+from gateway.peers.live import LiveFolder
 from gateway.telemetry.registry import Registry
 from tests.support.peer_process import PeerProcess
 

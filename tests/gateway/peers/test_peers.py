@@ -11,11 +11,11 @@ import pytest
 from backends.backend import EngineLoad, State
 from backends.health import Strike
 from gateway.dialects.errors import GatewayError
+from gateway.peers.peers import SILENT_S
+from gateway.peers.report import Draining, Ejection, Report, SentPrompt, decode
 from gateway.relay.limits import KeyUse, Limits
 from gateway.relay.shares import FairShares
 from gateway.routing.keys import Keyring
-from gateway.service.peers import SILENT_S
-from gateway.state.report import Draining, Ejection, Report, SentPrompt, decode
 from policies.features.request import Endpoint, RequestFeatures
 from policies.roles import Price
 from tests.support.peer_process import TEAM, TEAM_KEY, PeerProcess

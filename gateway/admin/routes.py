@@ -14,13 +14,13 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
 from backends.backend import Backend, State
+from gateway.admin.policy import add_policy_routes
 from gateway.dialects.errors import GatewayError
 from gateway.gateway import Gateway
 from gateway.reload.reloader import ReloadError
 from gateway.routing.access import RequestHeaders, read_head
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.router import RoutedRequest
-from gateway.service.admin_policy import add_policy_routes
 from policies.features.request import RequestFeatures
 from policies.policy import Assessment, Decision
 from policies.roles import assess, preview

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict
 
+from gateway.admin.policy_versions import PolicyVersions
 from gateway.dialects.errors import GatewayError
 from gateway.gateway import Gateway
-from gateway.service.policy_versions import PolicyVersions
 
 
 class ModelReference(BaseModel):
