@@ -85,7 +85,7 @@ def present_step_s(replica: Replica, requests: int) -> float:
 def tokens_per_step(known: Known, replica: Replica, kind: Key, batch: float) -> float:
     """Return the tokens per step that a replica is expected to have for requests of a kind, see `without_client`."""
     _, accepted = known.detector.effect(replica.name, 0.0)
-    excess = known.per_step.mean(replica.arm, nested((*kind, ""))) + known.apart(replica)
+    excess = known.per_step.mean(replica.arm, nested((*kind, ""))) + replica.apart
     return replica.per_step(_by_k(known, replica, kind), excess, batch, accepted)
 
 

@@ -14,7 +14,7 @@ from policies.features.request import RequestFeatures
 from policies.guarded.guardrail import Guardrail
 from policies.learned.cost import Delay, Sum
 from policies.learned.known import Known, Memo
-from policies.learned.table import Groups
+from policies.learned.table import Kind
 from policies.load import MIN_WEIGHT, LoadMeter, draw, lowest_propensities
 from policies.trouble.troubles import Troubles
 
@@ -30,10 +30,10 @@ class Chooser:
 
     def delays(
         self, request: RequestFeatures, candidates: Sequence[Candidate], now_s: float
-    ) -> tuple[Groups, Groups, list[Delay]]:
-        """Return the groups of a request, and what it takes on each candidate."""
-        groups, lengths = self._known.kinds.both(request)
-        return groups, lengths, self._known.delays(request, candidates, groups, lengths, now_s, self._meter.oldest_s())
+    ) -> tuple[Kind, list[Delay]]:
+        """Return the kind of a request, and what it takes on each candidate."""
+        kind = self._known.kinds.of(request)
+        return kind, self._known.delays(request, candidates, kind, now_s, self._meter.oldest_s())
 
     def costs(self, request: RequestFeatures, candidates: Sequence[Candidate], delays: Sequence[Delay]) -> list[float]:
         """Return the sum for each candidate, in seconds; changes nothing."""
@@ -53,7 +53,7 @@ class Chooser:
     ) -> Decision:
         """Choose the candidate of the least sum, and count the request there if it is sent."""
         known = self._known
-        groups, lengths, delays = self.delays(request, candidates, now_s)
+        kind, delays = self.delays(request, candidates, now_s)
         costs = self._sum.of(request, delays, is_sent=is_sent)
         if self._troubles.found:
             self._troubles.price(request, candidates, costs, is_sent=is_sent)
@@ -69,7 +69,7 @@ class Chooser:
             considered = CandidateScores(candidates, [one.own_s for one in delays], odds, costs)
         if is_sent:
             work = known.send(request, delay, delays, now_s)
-        memo = Memo(groups, lengths, delay, work, is_compared=len(candidates) > 1)
+        memo = Memo(kind, delay, work, is_compared=len(candidates) > 1)
         prefixes = delay.replica.prefixes
         return Decision(
             candidates[chosen].name,
@@ -87,9 +87,9 @@ class Chooser:
     ) -> Decision:
         """Return another policy's decision with a memo from whose outcome this one learns."""
         chosen = [one for one in candidates if one.name == decision.backend]
-        groups, lengths, delays = self.delays(request, chosen, now_s)
+        kind, delays = self.delays(request, chosen, now_s)
         work = self._known.send(request, delays[0], delays, now_s)
-        memo = Memo(groups, lengths, delays[0], work, is_compared=False)
+        memo = Memo(kind, delays[0], work, is_compared=False)
         reason, propensity, considered = decision.reason, decision.propensity, decision.considered
         return Decision(decision.backend, decision.policy, reason, propensity, considered, memo)
 

@@ -84,8 +84,7 @@ class Delay:
         self.tokens = ask.tokens
         sequences, reach, waiting = request.n, replica.reach, replica.waiting
         slow, accepted = found
-        cost = replica.cost(requests - waiting + sequences)
-        base_s, per_request_s, per_context_s, _ = cost
+        base_s, per_request_s, per_context_s, per_prompt_s = replica.seconds(requests - waiting + sequences)
 
         # Steps: tokens over tokens per step; beyond a drafter's limit, each token is a step.
         per_step = replica.per_step(by_k, excess, requests - waiting + sequences, accepted)
@@ -114,7 +113,7 @@ class Delay:
         self.cached_tokens = cached = replica.prefixes.cached_tokens(request, ask.holders) if ask.holders else 0.0
         new = max(1.0, request.prompt_tokens - cached)
         self.prompt_work = weighed(new, request.prompt_tokens - new, ask.attention)
-        self.prefill_s = prefill_s = slow * replica.prompt_token_s(cost) * self.prompt_work
+        self.prefill_s = prefill_s = slow * replica.prompt_token_s(per_prompt_s) * self.prompt_work
         wait_s = replica.prefill_left_s(now_s) if requests else 0.0
         delayed = requests + ask.coming_per_s * (wait_s + prefill_s)
         if evicted := replica.prefixes.recomputed(new, now_s):  # later prompts whose prefixes this one evicts

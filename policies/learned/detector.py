@@ -140,6 +140,15 @@ class _Test(Generic[T]):
         return held
 
 
+class _Count:
+    """Answers of a kind of healthy replicas: those with few accepted drafts, and all."""
+
+    __slots__ = ("all", "few")
+
+    def __init__(self) -> None:
+        self.few = self.all = 0.0
+
+
 class _Watch(Generic[T]):
     """The tests of one replica, and what they have found."""
 
@@ -173,7 +182,7 @@ class Detector(Generic[T]):
         self.silent: dict[str, Finding] = {}
         self._watches: dict[str, _Watch[T]] = {}
         self._sources = Sources()
-        self._few: dict[tuple[str, str, str], tuple[float, float]] = {}  # answers with few drafts, and all, by kind
+        self._counts: dict[tuple[str, str, str], _Count] = {}  # by kind
 
     def see(self, request: RequestFeatures, tokens: int) -> str | None:
         """Count an answer of so many tokens, and return whose evidence it is."""
@@ -236,7 +245,8 @@ class Detector(Generic[T]):
                 watch.poor, watch.change = None, UNKNOWN
                 self._end(name, watch, finding)
             return self._hold(watch, learned)
-        few, count = self._few.get(kind, (0.0, 0.0))
+        counted = self._counts.get(kind)
+        few, count = (0.0, 0.0) if counted is None else (counted.few, counted.all)
         usual = min(_MOST_USUAL, (few + _PRIOR_FEW) / (count + _PRIOR_COUNT))
         is_few = share < FEW
         if not (is_few and watch.drafting.has_enough_of(source)):  # what is no evidence is no sign of health either
@@ -283,10 +293,13 @@ class Detector(Generic[T]):
         """Count the answers of a healthy replica: all but so many of the latest, which may show a fault soon."""
         while len(watch.answers) > latest:
             kind, is_few = watch.answers.popleft()
-            few, count = self._few.pop(kind, (0.0, 0.0))
-            if len(self._few) >= _MOST_KINDS:
-                del self._few[next(iter(self._few))]
-            self._few[kind] = _KEEP * few + is_few, _KEEP * count + 1.0
+            counted = self._counts.get(kind)
+            if counted is None:
+                if len(self._counts) >= _MOST_KINDS:
+                    del self._counts[next(iter(self._counts))]
+                counted = self._counts[kind] = _Count()
+            counted.few = _KEEP * counted.few + is_few
+            counted.all = _KEEP * counted.all + 1.0
 
     def _hold(self, watch: _Watch[T], learned: T | None) -> Sequence[T]:
         test = watch.drafting

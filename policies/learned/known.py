@@ -14,7 +14,7 @@ from policies.learned.prefix_memory import PrefixMemory
 from policies.learned.prior import attention_share, expected_of, text_of
 from policies.learned.replica import STEPS, Replica, Work, fit_factors
 from policies.learned.shadow_drafting import ShadowBias
-from policies.learned.table import LENGTH, PER_STEP, Groups, Kinds, Means, Shares
+from policies.learned.table import LENGTH, PER_STEP, Groups, Kind, Kinds, Means, Shares, mean_of
 from policies.statistics import Statistics
 
 
@@ -30,10 +30,10 @@ class Drafted(NamedTuple):
 class Memo:
     """What was expected of a request when it was sent."""
 
-    __slots__ = ("delay", "groups", "is_compared", "lengths", "work")
+    __slots__ = ("delay", "is_compared", "kind", "work")
 
-    def __init__(self, groups: Groups, lengths: Groups, delay: Delay, work: Work | None, *, is_compared: bool) -> None:
-        self.groups, self.lengths, self.delay = groups, lengths, delay
+    def __init__(self, kind: Kind, delay: Delay, work: Work | None, *, is_compared: bool) -> None:
+        self.kind, self.delay = kind, delay
         self.work = work  # None if it was not sent
         self.is_compared = is_compared  # whether it is part of the comparison with `least_loaded`
 
@@ -60,19 +60,18 @@ class Known:
         self,
         request: RequestFeatures,
         candidates: Sequence[Candidate],
-        groups: Groups,
-        lengths: Groups,
+        kind: Kind,
         now_s: float,
         oldest_s: float,
     ) -> list[Delay]:
         """Return what a request takes on each candidate, without side effects."""
-        tokens = self.tokens(request, lengths)
+        tokens = self.tokens(request, kind.lengths)
         context = request.prompt_tokens + tokens / 2
         stretch, coming_per_s = coming(request.qps / len(candidates), self._mean_prefill_s)
         holders = self.prefixes.holders(request)
         ask = Ask(tokens, context, holders, self.attention, stretch, coming_per_s, crowd_of(candidates))
         calibration, text = self.calibration, text_of(request.workload, request.temperature, context)
-        detector, replicas, means = self.detector, self.replicas, self.per_step
+        detector, replicas, around = self.detector, self.replicas, self.per_step.around(kind.groups)
         of_arm: dict[str, tuple[tuple[float, ...], float]] = {}
         delays = []
         for candidate in candidates:
@@ -87,25 +86,22 @@ class Known:
             if replica.k:
                 known = of_arm.get(replica.arm)
                 if known is None:
-                    known = expected_of(calibration, replica.method, replica.k, text), means.mean(replica.arm, groups)
+                    known = expected_of(calibration, replica.method, replica.k, text), mean_of(replica.arm, around)
                     of_arm[replica.arm] = known
                 by_k, excess = known
-                excess += self.apart(replica)
+                excess += replica.apart
             effect = detector.effect(replica.name, now_s)
             delays.append(Delay(replica, request, ask, by_k, excess, effect, requests, now_s))
         return delays
-
-    def apart(self, replica: Replica) -> float:
-        """Return by how much a replica's log(tokens per step) is above that of others of its method and k."""
-        return self.per_step.mean(replica.own, _ALL) if self._of_arm.get(replica.arm, 0) > 1 else 0.0
 
     def learn_drafts(self, replica: Replica, one: Drafted, now_s: float) -> None:
         """Learn the tokens per step of an answer: those of its arm, and by how much its replica is apart."""
         means, weight, own = self.per_step, one.weight * one.share, one.weight
         rest = one.excess - means.mean(replica.arm, one.groups)
-        means.add(replica.arm, one.groups, one.excess - self.apart(replica), weight, own, now_s)
+        means.add(replica.arm, one.groups, one.excess - replica.apart, weight, own, now_s)
         if self._of_arm.get(replica.arm, 0) > 1:
             means.add(replica.own, _ALL, rest, _APART * weight, _APART * own, now_s)
+            replica.apart = means.mean(replica.own, _ALL)
 
     def tokens(self, request: RequestFeatures, lengths: Groups) -> float:
         """Return the expected tokens of each sequence of the answer."""
@@ -129,6 +125,7 @@ class Known:
         self.detector.forget(backend)
         if (replica := self.replicas.pop(backend, None)) is not None:
             self._of_arm[replica.arm] -= 1
+            self._read_apart()
             self.prefixes.remove_backend(replica.prefixes)
 
     def correct(self, backend: str, factor: float) -> None:
@@ -148,12 +145,13 @@ class Known:
 
         def work(pause: Callable[[], object] = lambda: None, /) -> None:
             for means in due:
-                means.arms = means.read()
+                means.take(means.read())
                 pause()
             factors = fit_factors(self.statistics.buckets(STEPS))
             self._usual = factors[""][0]
             for name, replica in [*self.replicas.items()]:
                 replica.learn(*factors.get(name, (self._usual, 0.0)))
+            self._read_apart()
 
         return work
 
@@ -164,7 +162,14 @@ class Known:
             replica = self.replicas[candidate.name] = Replica(candidate, self.calibration, self.prefixes.add_backend())
             replica.learn(self._usual, 0.0)
             self._of_arm[replica.arm] = self._of_arm.get(replica.arm, 0) + 1
+            self._read_apart()
         return replica
+
+    def _read_apart(self) -> None:
+        """Set by how much each replica's log(tokens per step) is above that of others of its method and k."""
+        for replica in [*self.replicas.values()]:
+            several = self._of_arm.get(replica.arm, 0) > 1
+            replica.apart = self.per_step.mean(replica.own, _ALL) if several else 0.0
 
 
 _PLAIN: Final[tuple[float, ...]] = (0.0,)

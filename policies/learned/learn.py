@@ -15,7 +15,7 @@ from policies.learned.known import Drafted, Known, Memo
 from policies.learned.prefix_memory import ESTIMATE
 from policies.learned.prior import expected_by_k
 from policies.learned.replica import STEPS, Replica
-from policies.learned.table import ANSWERS, Groups, without_client
+from policies.learned.table import ANSWERS, Groups
 
 
 class Lessons:
@@ -34,15 +34,14 @@ class Lessons:
             replica.end(work, now_s, is_beyond=is_beyond and replica.reach.harms_others)
         if outcome.status != _OK or outcome.output_tokens < 1:
             return
-        groups, lengths = known.kinds.both(request) if memo is None else (memo.groups, memo.lengths)
+        kind = known.kinds.of(request) if memo is None else memo.kind
         share = known.shares.weight(request.client)
-        self._learn_length(outcome, lengths, share, now_s)
+        self._learn_length(outcome, kind.lengths, share, now_s)
         if outcome.shadow:
             self.learn_shadow(outcome, share, now_s)
         if replica is None:
             return
-        answered = replica.name, *without_client(groups[-1])
-        known.statistics.add_at(now_s, ANSWERS, answered, (1.0, outcome.output_tokens / request.n))
+        known.statistics.add_at(now_s, ANSWERS, (replica.name, *kind.answer), (1.0, outcome.output_tokens / request.n))
         reach, source = replica.reach, known.detector.see(request, outcome.output_tokens)
         is_drafted = not is_beyond and replica.was_drafted(now_s - outcome.e2e_s)
         teaches = is_drafted or not reach.is_known  # what has no known cause is learned, but accuses nobody
@@ -56,9 +55,9 @@ class Lessons:
         if work is not None:
             met = replica.met(work, now_s, max(1.0, steps))
         if teaches and per_step is not None and replica.k and outcome.output_tokens >= _MIN_TOKENS:
-            self._learn_drafts(outcome, replica, groups, per_step, met[0], source, share, now_s, accuses=accuses)
+            self._learn_drafts(outcome, replica, kind.groups, per_step, met[0], source, share, now_s, accuses=accuses)
         elif not outcome.shadow:  # it tells which kinds of requests there are
-            known.per_step.add("", groups, 0.0, share, 1.0, now_s)
+            known.per_step.add("", kind.groups, 0.0, share, 1.0, now_s)
         if memo is None or work is None:
             return
         if teaches and steps > _MIN_STEPS and outcome.tpot_s:
@@ -70,7 +69,7 @@ class Lessons:
     def learn_shadow(self, outcome: Outcome, share: float, now_s: float) -> None:
         """Learn what other replicas would have had on a text; for its own that only corrects the replay."""
         known, request, memo = self._known, outcome.request, _memo(outcome)
-        groups = known.kinds.of(request) if memo is None else memo.groups
+        groups = (known.kinds.of(request) if memo is None else memo.kind).groups
         replica, is_overlong = known.replicas.get(outcome.decision.backend), _is_overlong(outcome, memo)
         for arm, replayed in outcome.shadow.items():
             if replica is not None and arm == replica.arm:
@@ -124,7 +123,7 @@ class Lessons:
         """Learn the tokens per step of an answer, unless they show that its drafter does otherwise than it did."""
         known, request = self._known, outcome.request
         by_k = self._by_k(replica.method, replica.k, request, outcome)
-        mean = known.per_step.mean(replica.arm, groups) + known.apart(replica)
+        mean = known.per_step.mean(replica.arm, groups) + replica.apart
         place = replica.place(batch, _mean_k(outcome, outcome.output_tokens / per_step))
         excess, weight = replica.excess(by_k, per_step, place)
         is_runaway = excess - mean > _WELL and _is_overlong(outcome, _memo(outcome))

@@ -139,7 +139,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         if (replica := self.known.replicas.get(backend)) is not None and lengths:
             now_s, cached = self.clock(), replica.prefixes.known_tokens(prefixes, lengths)
             work = weighed(lengths[-1] - cached, cached, self.known.attention)
-            replica.hear(replica.prompt_token_s(replica.cost(replica.requests)) * work, now_s)
+            replica.hear(replica.prompt_token_s(replica.cost(replica.requests).per_prompt_token_s) * work, now_s)
             replica.prefixes.remember(prefixes, lengths, now_s)
 
     def evicted(self, backend: str, unused_s: float | None, is_full: bool) -> None:
@@ -178,7 +178,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         return Price(prompt_s, rest_s / tokens, tokens, one.prefill_s)
 
     def _delays(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Delay]:
-        return self._chooser.delays(request, candidates, self.clock())[2]
+        return self._chooser.delays(request, candidates, self.clock())[1]
 
     def _note(self, candidate: Candidate, delay: Delay) -> str:
         note = (

@@ -92,8 +92,8 @@ def adaptive_schedule(calibration: str, method: Method, drafts: DraftSchedule) -
     return DraftSchedule(drafts.k, tuple(best), adaptive=True)
 
 
-Text = tuple[Kind, int, int]
-"""Kind of a text, its temperature in twentieths, and the bin of its mean context."""
+Text = tuple[int, int, int]
+"""Number of the kind of a text, its temperature in twentieths, and the bin of its mean context."""
 
 
 def text_of(workload: str, temperature: float, context_tokens: float) -> Text:
@@ -101,7 +101,7 @@ def text_of(workload: str, temperature: float, context_tokens: float) -> Text:
 
     The workload is one of `Kind`; any other counts as chat.
     """
-    kind = Kind(workload) if workload in _KINDS else Kind.CHAT
+    kind = _NUMBERS.get(workload, _CHAT)
     return kind, round(_PER_DEGREE * min(temperature, _HOTTEST)), context_bin(context_tokens)
 
 
@@ -130,13 +130,13 @@ def known_to_tokens(calibration: str, method: Method) -> float:
 @cache
 def expected_of(calibration: str, method: Method, k: int, text: Text) -> tuple[float, ...]:
     """Return the same for a text."""
-    kind, twentieths, context = text
+    number, twentieths, context = text
     temperature = twentieths / _PER_DEGREE
     if k == 0 or method is Method.BASELINE:
         return (0.0,)
     known = load_calibration(calibration)
     method = _calibrated(calibration, method)
-    profile = draft_profile(known, method, _config(k), temperature=temperature, kind=kind)
+    profile = draft_profile(known, method, _config(k), temperature=temperature, kind=_KINDS[number])
     accepted = np.array(profile.accepted)
     if profile.context[0]:
         log = (context + 0.5) / 2
@@ -171,7 +171,9 @@ def _calibrated(calibration: str, method: Method) -> Method:
     raise ValueError(f"calibration {calibration!r} has no figures for {method!s} or a similar method")
 
 
-_KINDS: Final = frozenset(Kind)
+_KINDS: Final = tuple(Kind)
+_NUMBERS: Final = {kind.value: number for number, kind in enumerate(_KINDS)}
+_CHAT: Final = _NUMBERS[Kind.CHAT]
 _PER_DEGREE: Final = 20.0
 _HOTTEST: Final = 2.0
 _BINS_PER_E: Final = 2.0 / math.log(2.0)

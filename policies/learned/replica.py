@@ -59,6 +59,7 @@ class Replica:
         method, k = candidate.method, effective_k(candidate.method, candidate.num_speculative_tokens)
         self.name, self.method, self.k, self.arm = candidate.name, method, k, arm_of(candidate)
         self.own = f"{self.arm}@{self.name}"  # what its own answers have beyond those of its arm, in the table
+        self.apart = 0.0  # the mean of that, as last read
         self.prefixes, self._most = prefixes, math.log(k + 1.0)
         schedule = candidate.draft_schedule
         if schedule.adaptive:
@@ -90,19 +91,24 @@ class Replica:
         """Take over the factors of a fit, and the number of answers that it rests on."""
         self.factors, self.observed = factors, observed
         self.costs = [StepCost(*map(float.__mul__, factors, prior)) for prior in self.priors]
+        self._cost, self._prior = _numbers(self.costs[0]), _numbers(self.priors[0])  # read fastest by compiled code
 
     def cost(self, batch: float) -> StepCost:
         """Return the cost of a step of a batch."""
         return self.costs[0] if self.depth is None else _mixed(self.costs, self.depth.place(batch))
 
-    def prompt_token_s(self, cost: StepCost) -> float:
+    def seconds(self, batch: float) -> Factors:
+        """Return `cost` as plain numbers."""
+        return self._cost if self.depth is None else _numbers(self.cost(batch))
+
+    def prompt_token_s(self, fitted_s: float) -> float:
         """Return the seconds per prompt token: those fitted to step times count as one prompt."""
         if not self._prompts:
-            return cost.per_prompt_token_s
-        if cost.per_prompt_token_s != self._prompt_s[0]:
-            fitted = math.log(max(1e-9, cost.per_prompt_token_s))
-            mean = math.exp((fitted + self._prompts * self._prompt_log) / (1.0 + self._prompts))
-            self._prompt_s = cost.per_prompt_token_s, mean
+            return fitted_s
+        if fitted_s != self._prompt_s[0]:
+            log = math.log(max(1e-9, fitted_s))
+            mean = math.exp((log + self._prompts * self._prompt_log) / (1.0 + self._prompts))
+            self._prompt_s = fitted_s, mean
         return self._prompt_s[1]
 
     def learn_prompt(self, seconds: float, work: float) -> None:
@@ -119,21 +125,28 @@ class Replica:
 
     def observation(self, step_s: float, load: Load, place: Place | None) -> tuple[Sums | None, float]:
         """Return what a mean step under a load adds to the sums, None if no engine has it, and what it was to take."""
-        prior = self.priors[0] if place is None else _mixed(self.priors, place)
-        parts = terms(prior, load)
-        prior_s = sum(parts)
-        expected_s = sum(terms(self.costs[0] if place is None else _mixed(self.costs, place), load))
+        prior = self._prior if place is None else _numbers(_mixed(self.priors, place))
+        cost = self._cost if place is None else _numbers(_mixed(self.costs, place))
+        base, requests, context, prompts = terms(prior, load)
+        prior_s, expected_s = base + requests + context + prompts, _sum(terms(cost, load))
         if not _LEAST_RATIO * prior_s <= step_s <= _MOST_RATIO * prior_s:
             return None, expected_s
         ratio = step_s / expected_s if step_s > expected_s else expected_s / step_s
         weight = _OUTLIER / ratio if ratio > _OUTLIER else 1.0  # a stall says little about load
-        base, requests, context, prompts = [part / prior_s for part in parts]
+        base, requests, context, prompts = base / prior_s, requests / prior_s, context / prior_s, prompts / prior_s
         seen, by_base, by_requests = weight * step_s / prior_s, weight * base, weight * requests
-        first = 1.0, math.log(step_s / prior_s), by_base * base, by_base * requests, by_base * context
-        second = by_base * prompts, by_requests * requests, by_requests * context, by_requests * prompts
-        third = weight * context * context, weight * context * prompts, weight * prompts * prompts
-        right = seen * base, seen * requests, seen * context, seen * prompts
-        return (*first, *second, *third, *right, min(step_s, _OUTLIER * expected_s), *load), expected_s
+        by_context = weight * context
+        # fmt: off
+        sums = (
+            1.0, math.log(step_s / prior_s),
+            by_base * base, by_base * requests, by_base * context, by_base * prompts,
+            by_requests * requests, by_requests * context, by_requests * prompts,
+            by_context * context, by_context * prompts, weight * prompts * prompts,
+            seen * base, seen * requests, seen * context, seen * prompts,
+            min(step_s, _OUTLIER * expected_s), load[0], load[1], load[2],
+        )
+        # fmt: on
+        return sums, expected_s
 
     # The work that was sent there
 
@@ -260,7 +273,16 @@ class Replica:
         return (log - expected) / drafted, drafted
 
 
-def terms(cost: StepCost, load: Load) -> Factors:
+def _numbers(cost: StepCost) -> Factors:
+    base_s, per_request_s, per_context_token_s, per_prompt_token_s = cost
+    return base_s, per_request_s, per_context_token_s, per_prompt_token_s
+
+
+def _sum(numbers: Factors) -> float:
+    return numbers[0] + numbers[1] + numbers[2] + numbers[3]
+
+
+def terms(cost: Factors, load: Load) -> Factors:
     """Return the seconds of a step under a load: of itself, its requests, their context, and prompts."""
     requests, context_tokens, prompt_work = load
     base_s, per_request_s, per_context_token_s, per_prompt_token_s = cost

@@ -37,38 +37,42 @@ ANSWERS: Final = Table("answers", 2, half_life_s=7200.0, overflow=lambda key: (*
 """Answers and their tokens, by replica and the key of the finest group without its client."""
 
 
+class Kind:
+    """The groups of a request for its tokens per step and for its length, and the key of its answer in `ANSWERS`."""
+
+    __slots__ = ("answer", "groups", "lengths")
+
+    def __init__(self, groups: Groups, lengths: Groups) -> None:
+        self.groups, self.lengths = groups, lengths
+        self.answer = without_client(groups[-1])
+
+
 class Kinds:
-    """Finds the groups of requests; a template is one from its second request on."""
+    """Finds the kind of requests; a template is part of it from its second request on."""
 
     def __init__(self) -> None:
         self._templates: dict[str, bool] = {}  # those seen, and whether more than once
+        self._kinds: dict[tuple[int, str, str, str], Kind] = {}
 
-    def of(self, request: RequestFeatures) -> Groups:
-        """Return the groups of a request."""
-        bins = _NAMES[_bin(TEMPERATURES, request.temperature)][_bin(OVERLAPS, request.overlap)]
-        mode = "" if request.thinking is None else "thinking" if request.thinking else "plain"
-        if request.restricted:
-            mode += " restricted"
-        workload = "/".join((_NUMBERS[bisect_right(PROMPTS, request.prompt_tokens)], mode, request.workload))
-        largest, middle = (bins,), (bins, workload)
+    def of(self, request: RequestFeatures) -> Kind:
+        """Return the kind of a request."""
+        bins = _bin(TEMPERATURES, request.temperature), _bin(OVERLAPS, request.overlap)
+        prompt, limit = bisect_right(PROMPTS, request.prompt_tokens), request.max_tokens
+        bits = 0 if limit is None else 1 + min(64, limit.bit_length())
+        mode = (0 if request.thinking is None else 1 if request.thinking else 2) + (3 if request.restricted else 0)
+        number = (((bits * 16 + prompt) * 8 + bins[0]) * 8 + bins[1]) * 8 + mode
         template = request.template if self._templates.get(request.template) else ""
-        if request.client:
-            own = (bins, workload, template, client_id(request.client))
-            return ((), largest, middle, own[:_TEMPLATE], own) if template else ((), largest, middle, own)
-        return ((), largest, middle, (bins, workload, template)) if template else ((), largest, middle)
-
-    def both(self, request: RequestFeatures) -> tuple[Groups, Groups]:
-        """Return the groups of a request for its tokens per step, and for its length."""
-        groups = self.of(request)
-        return groups, self.of_length(request, groups)
-
-    def of_length(self, request: RequestFeatures, groups: Groups) -> Groups:
-        """Return the groups by which the length of a request's answer is known: its prompt matters, not its bins."""
-        limit = request.max_tokens
-        largest = (request.workload,)
-        bits = "" if limit is None else _NUMBERS[min(64, limit.bit_length())]
-        middle = (request.workload, f"{groups[2][1]}/{bits}")
-        return ((), largest, middle, *[(*middle, *group[2:]) for group in groups[3:]])
+        found = self._kinds.get((number, request.workload, template, request.client))
+        if found is None:
+            if len(self._kinds) >= _MOST_TEMPLATES:
+                self._kinds = {}
+            workload = f"{_NUMBERS[prompt]}/{_MODES[mode]}/{request.workload}"
+            finest = _NAMES[bins[0]][bins[1]], workload, template, client_id(request.client) if request.client else ""
+            # By its length a request is known by its prompt and limit, and not by its bins.
+            length = request.workload, f"{workload}/{_NUMBERS[bits - 1] if bits else ''}", *finest[2:]
+            found = Kind(nested(finest), nested(length))
+            self._kinds[number, request.workload, template, request.client] = found
+        return found
 
     def see(self, template: str) -> None:
         """Count a request of a template."""
@@ -113,36 +117,60 @@ class Shares:
         return min(1.0, _MOST_SHARE * (self._total - own + 1.0) / (others * own)) if others > 0 else 1.0
 
 
+class Mean:
+    """A mean of one arm in one group, as its sums."""
+
+    __slots__ = ("count", "total")
+
+    def __init__(self) -> None:
+        self.count = self.total = 0.0
+
+
+class Group:
+    """The means of a group, by arm."""
+
+    __slots__ = ("key", "means")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.means: dict[str, Mean] = {}
+
+
 class Means:
-    """Means by arm and group, from the answers of all gateways; an own answer counts at once."""
+    """Means by group and arm, from the answers of all gateways; an own answer counts at once."""
 
     def __init__(self, table: Table, statistics: Statistics, most: float) -> None:
         self.table, self.statistics = table, statistics
         self._most = most  # bound on the means that other gateways tell
-        self.arms: dict[str, dict[Key, tuple[float, float]]] = {}  # count and sum by group
+        self.groups: dict[Key, Group] = {}
+        self._around: dict[Key, tuple[Group, ...]] = {}  # by the finest, which tells all others
         self._version: tuple[int, int] = 0, 0
+
+    def around(self, groups: Groups) -> tuple[Group, ...]:
+        """Return what is known of groups, the largest first."""
+        found = self._around.get(groups[-1])
+        if found is None:
+            if len(self._around) >= _MOST_GROUPS:
+                self._around = {}
+            found = self._around[groups[-1]] = tuple([_group(self.groups, key) for key in groups])
+        return found
+
+    def count(self, arm: str, key: Key) -> float:
+        """Return how many answers of a group are known."""
+        found = self.groups.get(key)
+        mean = None if found is None else found.means.get(arm)
+        return 0.0 if mean is None else mean.count
 
     def mean(self, arm: str, groups: Groups) -> float:
         """Return the mean of a request's groups, each weighed against that of the one around it; 0 of nothing."""
-        known, mean = self.arms.get(arm), 0.0
-        if known is not None:
-            for group in groups:
-                found = known.get(group)
-                if found is not None:
-                    mean = (found[1] + _LARGER * mean) / (found[0] + _LARGER)
-        return mean
-
-    def count(self, arm: str, group: Key) -> float:
-        """Return how many answers of a group are known."""
-        known = self.arms.get(arm)
-        return 0.0 if known is None else known.get(group, (0.0, 0.0))[0]
+        return mean_of(arm, self.around(groups))
 
     def add(self, arm: str, groups: Groups, log: float, weight: float, own: float, now_s: float) -> None:
         """Add an answer, with its weight in what all clients share, and in what its own client has alone."""
         finest = groups[-1]
         key = (arm, *finest, *_EMPTY[len(finest) :])
         self.statistics.add_at(now_s, self.table, key, (weight, weight * log, own, own * log))
-        _add(self.arms.setdefault(arm, {}), groups, (weight, weight * log, own, own * log))
+        _add(self.around(groups), arm, weight, weight * log, own, own * log)
 
     def is_due(self, now_s: float) -> bool:
         """Return whether others have told something, or an epoch has ended, since the last `read`."""
@@ -150,12 +178,17 @@ class Means:
         is_due, self._version = version != self._version, version
         return is_due
 
-    def read(self) -> dict[str, dict[Key, tuple[float, float]]]:
-        """Return `arms` as all sums have it; may be called from any thread."""
-        arms: dict[str, dict[Key, tuple[float, float]]] = {}
-        for key, sums in self.told():
-            _add(arms.setdefault(key[0], {}), nested(key[1:]), sums)
-        return arms
+    def read(self) -> dict[Key, Group]:
+        """Return `groups` as all sums have it; may be called from any thread."""
+        groups: dict[Key, Group] = {}
+        for key, (weight, log, own, own_log) in self.told():
+            around = tuple([_group(groups, group) for group in nested(key[1:])])
+            _add(around, key[0], weight, log, own, own_log)
+        return groups
+
+    def take(self, groups: dict[Key, Group]) -> None:
+        """Replace what is known by what was read."""
+        self.groups, self._around = groups, {}
 
     def told(self) -> Iterator[tuple[Key, Sums]]:
         """Yield the sums of all gateways by arm and finest group, within what can be; from any thread."""
@@ -211,16 +244,35 @@ def nested(finest: Key) -> Groups:
     return tuple(groups)
 
 
-def _add(known: dict[Key, tuple[float, float]], groups: Groups, sums: Sums) -> None:
-    count, log, own, own_log = sums
-    for group in groups:
-        if len(group) == _CLIENT:
-            count, log = own, own_log
-        before = known.get(group)
-        if before is not None:
-            known[group] = before[0] + count, before[1] + log
-        elif len(known) < _MOST_GROUPS or len(group) < _TEMPLATE:
-            known[group] = count, log
+def mean_of(arm: str, around: tuple[Group, ...]) -> float:
+    """Return the mean of groups, see `Means.mean`."""
+    mean = 0.0
+    for group in around:
+        found = group.means.get(arm)
+        if found is not None:
+            mean = (found.total + _LARGER * mean) / (found.count + _LARGER)
+    return mean
+
+
+def _group(groups: dict[Key, Group], key: Key) -> Group:
+    """Return a group; of too many, one that is not kept."""
+    found = groups.get(key)
+    if found is None:
+        found = Group(key)
+        if len(groups) < _MOST_GROUPS or len(key) < _TEMPLATE:
+            groups[key] = found
+    return found
+
+
+def _add(around: tuple[Group, ...], arm: str, count: float, total: float, own: float, own_total: float) -> None:
+    for group in around:
+        if len(group.key) == _CLIENT:
+            count, total = own, own_total
+        mean = group.means.get(arm)
+        if mean is None:
+            mean = group.means[arm] = Mean()
+        mean.count += count
+        mean.total += total
 
 
 _NAMES: Final = tuple(
@@ -229,6 +281,7 @@ _NAMES: Final = tuple(
 )
 _NAMED: Final = re.compile(f"({WORKLOAD_NAME.pattern})?").fullmatch
 _NUMBERS: Final = tuple(map(str, range(65)))
+_MODES: Final = ("", "thinking", "plain", " restricted", "thinking restricted", "plain restricted")
 _EMPTY: Final = ("", "", "", "")
 _MIDDLES: Final = {name: middle for names, middle in zip(_NAMES, (0.0, 0.3, 0.7, 1.0), strict=True) for name in names}
 _PROMPTS: Final = {str(number): tokens for number, tokens in enumerate((48.0, *[1.4 * bound for bound in PROMPTS]))}

@@ -135,10 +135,11 @@ def kinds_of(known: Known, candidates: Sequence[Candidate]) -> list[Kind]:
     """Return the kinds of requests that were seen, those with the most requests first."""
     targets = _targets(known, candidates)
     counts: dict[tuple[str, str], float] = {}
-    for groups in [*known.per_step.arms.values()]:  # copies: answers are added meanwhile, in another thread
-        for group, (count, _) in [*groups.items()]:
-            if len(group) == _WORKLOADS and is_kind(group):  # another gateway may have written any
-                counts[group[0], group[1]] = max(count, counts.get((group[0], group[1]), 0.0))
+    for key, group in [*known.per_step.groups.items()]:  # copies: answers are added meanwhile, in another thread
+        if len(key) == _WORKLOADS and is_kind(key):  # another gateway may have written any
+            count = max([each.count for each in [*group.means.values()]], default=0.0)
+            if count > 0.0:
+                counts[key[0], key[1]] = count
     usual: dict[str, tuple[float, float]] = {}  # of each target: steps and seconds per step of its usual request
     total = sum(counts.values())
     for target, replica in targets.items():
@@ -223,7 +224,7 @@ def _work(known: Known, replica: Replica, kind: tuple[str, str], batch: float = 
     groups: Groups = ((), kind[:1], kind)
     per_step = replica.per_step(by_k, known.per_step.mean(replica.arm, groups), batch)
     cost = replica.cost(batch)
-    prefill_s = replica.prompt_token_s(cost) * weighed(prompt, 0.0, known.attention)
+    prefill_s = replica.prompt_token_s(cost.per_prompt_token_s) * weighed(prompt, 0.0, known.attention)
     return tokens / per_step, cost.per_request_s + cost.per_context_token_s * context, prefill_s
 
 

@@ -15,7 +15,7 @@ from policies.learned.known import Known
 from policies.learned.policy import Learned
 from policies.learned.replica import Replica
 from policies.learned.settings import LearnedSettings
-from policies.learned.table import Groups, Kinds
+from policies.learned.table import Kind, Kinds
 
 
 class Part(NamedTuple):
@@ -26,19 +26,15 @@ class Part(NamedTuple):
 
 
 class Alike(Kinds):
-    """Groups in which some features are the same for all requests."""
+    """Kinds in which some features are the same for all requests."""
 
     def __init__(self, **same: Any) -> None:
         super().__init__()
         self._same = same
 
-    def of(self, request: RequestFeatures) -> Groups:
-        """Return the groups of a request."""
+    def of(self, request: RequestFeatures) -> Kind:
+        """Return the kind of a request."""
         return super().of(replace(request, **self._same))
-
-    def of_length(self, request: RequestFeatures, groups: Groups) -> Groups:
-        """Return the groups by which the length of a request's answer is known."""
-        return super().of_length(replace(request, **self._same), groups)
 
 
 def without(seed: int, *parts: str) -> Learned:

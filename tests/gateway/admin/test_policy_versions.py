@@ -110,7 +110,7 @@ async def test_a_pin_applies_to_all_gateways_and_survives_a_restart(state: Any) 
         assert ", pinned" in shown
         assert "learned decides" in await output_of(restarted, "unpin")
         assert await ask(restarted) == ["learned"]
-        assert learned(restarted).known.per_step.arms, "what was stored is part of the table"
+        assert learned(restarted).known.per_step.groups, "what was stored is part of the table"
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def _learned(parts: tuple[tuple[str, Method, int], ...] = PARTS, requests: int =
 
 
 def _delays(policy: Learned, asked: RequestFeatures, pool: list[Backend]) -> list[Delay]:
-    return policy.known.delays(asked, pool, *policy.known.kinds.both(asked), policy.clock(), math.inf)
+    return policy.known.delays(asked, pool, policy.known.kinds.of(asked), policy.clock(), math.inf)
 
 
 def _observed(policy: Learned, asked: RequestFeatures, per_step: float, times: int = 1) -> None:
@@ -46,7 +46,7 @@ def _observed(policy: Learned, asked: RequestFeatures, per_step: float, times: i
         known.kinds.see(asked.template)
     expected = expected_by_k(CALIBRATION, Method.EAGLE3, 3, asked.workload, asked.temperature, asked.prompt_tokens)
     excess = math.log(per_step) - expected[-1]
-    known.per_step.add("eagle3:3", known.kinds.of(asked), excess, times, times, policy.clock())
+    known.per_step.add("eagle3:3", known.kinds.of(asked).groups, excess, times, times, policy.clock())
 
 
 def test_speedups_are_those_by_which_it_routes() -> None:
@@ -159,7 +159,7 @@ def test_where_reading_the_context_takes_most_of_a_step_drafting_costs_little() 
     policy, pool = _learned(), _pool(*PARTS)
     for workload, tokens in (("long", 30_000), ("short", 20)):
         asked = request(workload, prompt_tokens=tokens)
-        policy.known.per_step.add("eagle3:3", Kinds().of(asked), 0.0, 1000.0, 1000.0, policy.clock())
+        policy.known.per_step.add("eagle3:3", Kinds().of(asked).groups, 0.0, 1000.0, 1000.0, policy.clock())
     groups = {group.workload: group.backends[1] for group in belief_of(policy, pool, 40.0).groups}
     gains = {name: groups[name].speedup / groups[name].tokens_per_step for name in ("long", "short")}
     assert gains["short"] < gains["long"] - 0.05 < 1.0

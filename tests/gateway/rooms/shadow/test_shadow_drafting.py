@@ -62,7 +62,7 @@ def _shadow(running: Running) -> ShadowDrafting:
 def _observed(policy: Learned) -> dict[str, float]:
     """Return how many answers taught the tokens per step of each method; those that drafted nothing are under ''."""
     per_step = policy.known.per_step
-    return {arm: per_step.count(arm, ()) for arm in per_step.arms}
+    return {arm: per_step.count(arm, ()) for arm in per_step.groups[()].means}
 
 
 async def _expected(running: Running) -> dict[str, float]:
