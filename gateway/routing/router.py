@@ -174,23 +174,14 @@ class Router:
         if endpoint is _OTHER:
             prompt = read_other(document, len(body))
         text_features: Collection[str] = () if is_later else policy.text_features
-        described = partial(
-            describe,
-            endpoint,
-            document,
-            model=model.name,
-            default_temperature=model.default_temperature,
-            qps=traffic.qps(now_s),
-            in_flight=traffic.in_flight,
-            workload=wanted.workload,
-            text_features=TEXT_FEATURES if whole else text_features,
-            prompt=prompt,
-            client=client.source,
-            parts=model.parts,
-            stored=self._tokens_of,
-        )
-        features = None if is_later else described()
-        if features is not None:
+        load = traffic.qps(now_s), traffic.in_flight
+        if whole:
+            text_features = TEXT_FEATURES
+        described: RequestFeatures | Callable[[], RequestFeatures]
+        if is_later:
+            described = partial(self._describe, headers, document, model, load, text_features, prompt)
+        else:
+            described = features = self._describe(headers, document, model, load, text_features, prompt)
             if adapter:  # an application of its own, whose prompts are cached apart
                 features.template = template_of_adapter(adapter, features.template)
                 apart = crc32(adapter.encode())
@@ -203,7 +194,7 @@ class Router:
             features.slo_tpot_s = tpot_s if wanted.slo_tpot_s is None else wanted.slo_tpot_s
         return RoutedRequest(
             model,
-            described if features is None else features,
+            described,
             response_id,
             self.locations.home_of(response_id) if response_id else None,
             client=client,
@@ -215,6 +206,30 @@ class Router:
             adapter=adapter,
             has_choices=has_choices,
             items=items,
+        )
+
+    def _describe(
+        self,
+        headers: RequestHeaders,
+        document: dict[str, Any],
+        model: Model,
+        load: tuple[float, int],
+        text_features: Collection[str],
+        prompt: Prompt | None,
+    ) -> RequestFeatures:
+        return describe(
+            headers.endpoint,
+            document,
+            model=model.name,
+            default_temperature=model.default_temperature,
+            qps=load[0],
+            in_flight=load[1],
+            workload=headers.routing_headers.workload,
+            text_features=text_features,
+            prompt=prompt,
+            client=headers.client.source,
+            parts=model.parts,
+            stored=self._tokens_of,
         )
 
     def _class(self, name: str) -> Slo:
