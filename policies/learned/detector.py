@@ -305,6 +305,8 @@ class Detector(Generic[T]):
         test = watch.drafting
         if watch.poor is not None and watch.poor.answers < _STAYS:  # later, it is what the replica is
             return ()
+        if test.total == 0.0 and not test.held:
+            return () if learned is None else (learned,)
         if learned is not None:
             test.held.append(learned)
         if test.total == 0.0 or len(test.held) > _MOST_HELD:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from backends.backend import Candidate
 from policies.features.request import TYPICAL_TOKENS, RequestFeatures
@@ -18,13 +18,15 @@ from policies.learned.table import LENGTH, PER_STEP, Groups, Kind, Kinds, Means,
 from policies.statistics import Statistics
 
 
-class Drafted(NamedTuple):
+class Drafted:
     """What an answer teaches of tokens per step: how much more their logarithm is than expected."""
 
-    groups: Groups
-    excess: float
-    weight: float  # of an answer with few drafts
-    share: float  # of its client
+    __slots__ = ("excess", "groups", "share", "weight")
+
+    def __init__(self, groups: Groups, excess: float, weight: float, share: float) -> None:
+        self.groups, self.excess = groups, excess
+        self.weight = weight  # of an answer with few drafts
+        self.share = share  # of its client
 
 
 class Memo:
@@ -71,7 +73,7 @@ class Known:
         holders = self.prefixes.holders(request)
         ask = Ask(tokens, context, holders, self.attention, stretch, coming_per_s, crowd_of(candidates))
         calibration, text = self.calibration, text_of(request.workload, request.temperature, context)
-        detector, replicas, around = self.detector, self.replicas, self.per_step.around(kind.groups)
+        replicas, around, found = self.replicas, self.per_step.around(kind.groups), self.detector.found
         of_arm: dict[str, tuple[tuple[float, ...], float]] = {}
         delays = []
         for candidate in candidates:
@@ -90,7 +92,7 @@ class Known:
                     of_arm[replica.arm] = known
                 by_k, excess = known
                 excess += replica.apart
-            effect = detector.effect(replica.name, now_s)
+            effect = self.detector.effect(replica.name, now_s) if found else (1.0, 1.0)
             delays.append(Delay(replica, request, ask, by_k, excess, effect, requests, now_s))
         return delays
 

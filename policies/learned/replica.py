@@ -215,8 +215,9 @@ class Replica:
 
     def was_drafted(self, since_s: float) -> bool:
         """Return whether no request can have been beyond the drafter's limit since a time."""
-        from_s = min([work.beyond_from_s for work in self._beyond.values()], default=math.inf)
-        return self._undrafted_at_s <= since_s and self._at_s < from_s
+        if self._undrafted_at_s > since_s:
+            return False
+        return not self._beyond or self._at_s < min([work.beyond_from_s for work in self._beyond.values()])
 
     def met(self, work: Work, now_s: float, steps: float) -> Load:
         """Return the mean requests, context tokens and prompt work per step that a request met."""
