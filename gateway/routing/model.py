@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -14,10 +14,13 @@ from backends.http.receiver import AnswerHead, HeaderList
 from gateway.dialects.asked_usage import StreamHabits
 from gateway.http.cors import without_cors
 from gateway.http.headers import gateway_lines, is_json, lines_for_client, media_type
+from gateway.routing.access import RequestHeaders
 from gateway.routing.fallback import Fallback
 from gateway.routing.keys import Client
 from gateway.routing.series import BackendSeries
-from policies.features.parts import PartTokens
+from policies.features.parts import PartTokens, StoredTokens
+from policies.features.prompt import Prompt
+from policies.features.request import RequestFeatures, describe
 from policies.guarded.guardrail import Guardrail
 from policies.learned.detector import Detector
 from policies.policy import Decision, Outcome, Policy
@@ -262,6 +265,31 @@ class Model:
         self.troubles = (None if self.learner is None else self.learner.troubles) or Troubles()
         if self.learner is not None:
             self.observe = self.learner.observe
+
+    def describe(
+        self,
+        headers: RequestHeaders,
+        document: dict[str, Any],
+        load: tuple[float, int],
+        text_features: Collection[str],
+        prompt: Prompt | None,
+        stored: StoredTokens,
+    ) -> RequestFeatures:
+        """Return the features of a request at a load: requests per second, and in flight."""
+        return describe(
+            headers.endpoint,
+            document,
+            model=self.name,
+            default_temperature=self.default_temperature,
+            qps=load[0],
+            in_flight=load[1],
+            workload=headers.routing_headers.workload,
+            text_features=text_features,
+            prompt=prompt,
+            client=headers.client.source,
+            parts=self.parts,
+            stored=stored,
+        )
 
     # Hooks of the policy, which may raise anything. That of `choose` is called by the router.
 

@@ -33,7 +33,6 @@ from policies.features.request import (
     TEXT_FEATURES,
     Endpoint,
     RequestFeatures,
-    describe,
 )
 from policies.policy import Choose, Decision
 
@@ -179,9 +178,9 @@ class Router:
             text_features = TEXT_FEATURES
         described: RequestFeatures | Callable[[], RequestFeatures]
         if is_later:
-            described = partial(self._describe, headers, document, model, load, text_features, prompt)
+            described = partial(model.describe, headers, document, load, text_features, prompt, self._tokens_of)
         else:
-            described = features = self._describe(headers, document, model, load, text_features, prompt)
+            described = features = model.describe(headers, document, load, text_features, prompt, self._tokens_of)
             if adapter:  # an application of its own, whose prompts are cached apart
                 features.template = template_of_adapter(adapter, features.template)
                 apart = crc32(adapter.encode())
@@ -206,30 +205,6 @@ class Router:
             adapter=adapter,
             has_choices=has_choices,
             items=items,
-        )
-
-    def _describe(
-        self,
-        headers: RequestHeaders,
-        document: dict[str, Any],
-        model: Model,
-        load: tuple[float, int],
-        text_features: Collection[str],
-        prompt: Prompt | None,
-    ) -> RequestFeatures:
-        return describe(
-            headers.endpoint,
-            document,
-            model=model.name,
-            default_temperature=model.default_temperature,
-            qps=load[0],
-            in_flight=load[1],
-            workload=headers.routing_headers.workload,
-            text_features=text_features,
-            prompt=prompt,
-            client=headers.client.source,
-            parts=model.parts,
-            stored=self._tokens_of,
         )
 
     def _class(self, name: str) -> Slo:

@@ -8,7 +8,7 @@ from typing import Final
 
 from backends.backend import Candidate
 from policies.features.request import RequestFeatures
-from policies.learned.replica import Replica, Work
+from policies.learned.replica import Replica, Work, numbers
 from policies.learned.settings import Objective
 from policies.learned.undrafted import steps_of
 
@@ -84,7 +84,10 @@ class Delay:
         self.tokens = ask.tokens
         sequences, reach, waiting = request.n, replica.reach, replica.waiting
         slow, accepted = found
-        base_s, per_request_s, per_context_s, per_prompt_s = replica.seconds(requests - waiting + sequences)
+        cost = replica.seconds
+        if replica.depth is not None:
+            cost = numbers(replica.cost(requests - waiting + sequences))
+        base_s, per_request_s, per_context_s, per_prompt_s = cost
 
         # Steps: tokens over tokens per step; beyond a drafter's limit, each token is a step.
         per_step = replica.per_step(by_k, excess, requests - waiting + sequences, accepted)

@@ -91,15 +91,12 @@ class Replica:
         """Take over the factors of a fit, and the number of answers that it rests on."""
         self.factors, self.observed = factors, observed
         self.costs = [StepCost(*map(float.__mul__, factors, prior)) for prior in self.priors]
-        self._cost, self._prior = _numbers(self.costs[0]), _numbers(self.priors[0])  # read fastest by compiled code
+        # The first ones as plain numbers, which compiled code reads fastest.
+        self.seconds, self._prior = numbers(self.costs[0]), numbers(self.priors[0])
 
     def cost(self, batch: float) -> StepCost:
         """Return the cost of a step of a batch."""
         return self.costs[0] if self.depth is None else _mixed(self.costs, self.depth.place(batch))
-
-    def seconds(self, batch: float) -> Factors:
-        """Return `cost` as plain numbers."""
-        return self._cost if self.depth is None else _numbers(self.cost(batch))
 
     def prompt_token_s(self, fitted_s: float) -> float:
         """Return the seconds per prompt token: those fitted to step times count as one prompt."""
@@ -125,8 +122,8 @@ class Replica:
 
     def observation(self, step_s: float, load: Load, place: Place | None) -> tuple[Sums | None, float]:
         """Return what a mean step under a load adds to the sums, None if no engine has it, and what it was to take."""
-        prior = self._prior if place is None else _numbers(_mixed(self.priors, place))
-        cost = self._cost if place is None else _numbers(_mixed(self.costs, place))
+        prior = self._prior if place is None else numbers(_mixed(self.priors, place))
+        cost = self.seconds if place is None else numbers(_mixed(self.costs, place))
         base, requests, context, prompts = terms(prior, load)
         prior_s, expected_s = base + requests + context + prompts, _sum(terms(cost, load))
         if not _LEAST_RATIO * prior_s <= step_s <= _MOST_RATIO * prior_s:
@@ -274,7 +271,8 @@ class Replica:
         return (log - expected) / drafted, drafted
 
 
-def _numbers(cost: StepCost) -> Factors:
+def numbers(cost: StepCost) -> Factors:
+    """Return the four numbers of a cost."""
     base_s, per_request_s, per_context_token_s, per_prompt_token_s = cost
     return base_s, per_request_s, per_context_token_s, per_prompt_token_s
 
