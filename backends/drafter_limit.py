@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from backends.speculation import MODELLESS, Method
+from backends.speculation import MODELLESS, Method, release_of
 
 
 class Beyond(StrEnum):
@@ -81,8 +80,7 @@ def beyond_of(method: Method, version: str = "") -> Beyond:
     """
     if method in MODELLESS:
         return Beyond.WORSE  # nothing is limited
-    numbers = re.match(r"v?(\d+)\.(\d+)", version)
-    release = (int(numbers[1]), int(numbers[2])) if numbers else (1, 0)
+    release = release_of(version) or (1, 0)
     is_eagle = method in (Method.EAGLE, Method.EAGLE3)
     if release < (0, 11):
         return Beyond.CRASH

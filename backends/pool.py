@@ -96,6 +96,7 @@ class Pool:
         self.on_difference: Callable[[Backend], None] | None = None
         # Returns what the books of this process say of its requests at a replica.
         self.books: Callable[[Backend], Books] = lambda _: Books()
+        self.unlike_contexts: set[str] = set()  # models whose engines take contexts of unlike length
         self._is_started = False
         self._misnamed: set[str] = set()  # models that no engine serves, as was said
         self._closing: set[asyncio.Task[None]] = set()
@@ -163,6 +164,8 @@ class Pool:
             watch.probe.set_timeout(rules.timeout_s)
         for backend in leaving:
             self._dismiss(self.watch(backend))
+        for model in self._by_model:
+            self._compare_contexts(model)
         for each in joining:
             self._admit(each.watch)
         for each in joining:  # which may send requests, to any of them
@@ -272,9 +275,11 @@ class Pool:
         if self.on_implausible is not None:
             for what in result.ignored:
                 self.on_implausible(backend, what)
-        difference = backend.difference
+        difference, context_tokens = backend.difference, backend.context_tokens
         for change in watch.take(result, now_s):
             _tell(self.on_engine_change, backend, change)
+        if backend.context_tokens != context_tokens:
+            self._compare_contexts(backend.model)
         if backend.difference != difference:
             _tell(self.on_difference, backend)
         books = Books(backend.read_s)
@@ -283,6 +288,15 @@ class Pool:
                 books = self.books(backend)
         proof = result.is_certain, result.is_proven
         self.report(backend, Probed(result.problem, result.refused, result.engine, *proof, books))
+
+    def _compare_contexts(self, model: str) -> None:
+        known = {each.context_tokens for each in self.of(model)} - {0}
+        if len(known) < 2:
+            self.unlike_contexts.discard(model)
+        elif model not in self.unlike_contexts:
+            self.unlike_contexts.add(model)
+            what = f"{min(known):,} to {max(known):,} tokens"
+            logger.warning("%s: its engines take contexts of %s; each request goes to those that take it", model, what)
 
     def _follow(self, watch: Watch, before: State) -> None:
         """Make the health of a replica known."""

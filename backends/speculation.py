@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -67,6 +67,13 @@ _OTHER_VERSIONS = {
     "synthetic_acceptance_rate": "use synthetic_acceptance_rates, one rate per position",
     "speculative_token_tree": "remove it: vLLM no longer drafts trees",
 }
+Release = tuple[int, int]
+REMOVED: Final[Mapping[Method, Release]] = {Method.MEDUSA: (0, 33), Method.MLP_SPECULATOR: (0, 33)}
+"""The releases of vLLM from which on there is a method no more."""
+_ADDED: Final[Mapping[str, Release]] = {"enable_adaptive_verification": (0, 30)}
+"""Keys of a speculative config, and the first releases that know them."""
+_LOWERS_CONTEXT: Final[Release] = (0, 33)
+"""From there on a drafter with a shorter context shortens that of its engine."""
 PASSED_ON = frozenset(
     {
         *("draft_sample_method", "draft_tensor_parallel_size", "draft_load_config", "use_heterogeneous_vocab"),
@@ -184,6 +191,42 @@ def method_issues(method: Method, config: Mapping[str, Any] | None, *, served: b
             if key in values
         ]
     return issues
+
+
+def release_of(version: str) -> Release | None:
+    """Return the release that a version of vLLM belongs to; None if it is not told.
+
+    Examples
+    --------
+    >>> release_of("0.32.1rc2"), release_of("v0.33.0+cpu"), release_of("dev")
+    ((0, 32), (0, 33), None)
+    """
+    numbers = re.match(r"v?(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else None
+
+
+def release_notes(method: Method, config: Mapping[str, Any], version: str = "") -> Iterator[str]:
+    """Yield what a method and its config are in a version of vLLM otherwise than in others; of later ones if unknown.
+
+    Examples
+    --------
+    >>> list(release_notes(Method.MEDUSA, {}, "0.32.0"))
+    ['vLLM 0.33 removes medusa: replace it before the engine is updated']
+    >>> list(release_notes(Method.EAGLE3, {"enable_adaptive_verification": True}, "0.29.1"))
+    ['vLLM 0.29 does not know enable_adaptive_verification, which begins with 0.30']
+    """
+    release, removed = release_of(version), REMOVED.get(method)
+    if removed is not None:
+        name = ".".join(map(str, removed))
+        if release is not None and release >= removed:
+            yield f"vLLM has {method} no more since {name}: another method is needed"
+        else:
+            yield f"vLLM {name} removes {method}: replace it before the engine is updated"
+    for key, added in _ADDED.items():
+        if config.get(key) and release is not None and release < added:
+            yield f"vLLM {release[0]}.{release[1]} does not know {key}, which begins with {added[0]}.{added[1]}"
+    if method is Method.DRAFT_MODEL and (release is None or release >= _LOWERS_CONTEXT):
+        yield "from vLLM 0.33 on its engine takes contexts no longer than those of the draft model"
 
 
 def serve_config(method: Method, config: SpeculativeConfig | None) -> dict[str, Any]:

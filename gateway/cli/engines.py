@@ -16,7 +16,7 @@ from backends.engine import SEVERAL, Said
 from backends.engine_metrics import EngineMetrics
 from backends.probe import Probe, ProbeResult, as_json, misnamed
 from backends.reported import printable
-from backends.speculation import MODELLESS, Method, SpeculativeConfig, method_named
+from backends.speculation import MODELLESS, Method, SpeculativeConfig, method_named, release_notes
 from backends.validation import Issue
 from gateway.cli.columns import columns
 from gateway.cli.mistaken import mistaken
@@ -91,6 +91,8 @@ class Engine:
                 f"it drafts{self._drafting()}, but says how only with VLLM_SERVER_DEV_MODE=1: set method and "
                 "speculative_config"
             )
+        if self.method is not None:
+            yield from release_notes(self.method, self.told, self.said.version)
         if usage is None:
             yield "its streams end without usage: tokens are estimated, and acceptance is not learned from them"
         elif metrics.speculates and usage.accepted_tokens is None:

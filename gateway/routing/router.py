@@ -19,6 +19,7 @@ from gateway.dialects.asked_usage import options_to_ask
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.form import text_in_form
 from gateway.routing.access import NO_ROUTING_HEADERS, RequestHeaders, RoutingHeaders
+from gateway.routing.contexts import fitting
 from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
 from gateway.routing.large_bodies import check_cost
 from gateway.routing.model import Model
@@ -248,6 +249,9 @@ class Router:
         if routed.baseline_only:
             # Without a baseline in the pool any engine will do: its error says which parameter it does not support.
             members = [backend for backend in members if backend.method is Method.BASELINE] or members
+        if name in self._pool.unlike_contexts:
+            kept = fitting(routed.features, members)
+            members = kept if any(each.state is _UP for each in kept) else members
         for backend in members:
             if backend.drafter_limit is not None:
                 kept = surviving(routed.features, members)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from backends.backend import Backend
 from backends.draft_schedule import draft_tokens
-from backends.speculation import MODELLESS, Method, serve_config
+from backends.speculation import MODELLESS, Method, release_notes, serve_config
 from gateway.config.settings import BackendSettings, DiscoverSettings, ModelSettings, PoolSettings
 from gateway.gateway import rooms
 
@@ -54,13 +54,16 @@ def _alike(model: ModelSettings) -> str:
 
 
 def limit_lines(backends: Sequence[Backend]) -> Iterator[str]:
-    """Yield how long a context the drafter of each replica serves, and what happens beyond it."""
+    """Yield how long a context the drafter of each replica serves, what happens beyond it, and what vLLM drops."""
     for each in backends:
         name, limit = f"{each.model}/{each.name}", each.drafter_limit
         if limit is not None:
             yield f"{name}: its drafter serves {limit.tokens:,} tokens; beyond, {limit.consequence}."
         elif each.said_limit is None and not each.simulated and each.method not in MODELLESS | {Method.MTP}:
             yield f"{name}: how long a context its drafter serves is not known: set drafter_limit."
+        if not each.simulated:
+            for note in release_notes(each.method, each.speculative_config, each.engine.said.version):
+                yield f"{name}: {note}."
 
 
 def location(backend: BackendSettings) -> str:

@@ -8,7 +8,7 @@ from policies.features.values import number
 
 MIN_P_EPSILON: Final = 1e-5
 """vLLM's `_SAMPLING_EPS`: a `min_p` up to this counts as none, so a speculating server accepts it."""
-EXCLUDING: Final = ("allowed_token_ids", "bad_words", "logit_bias", "logits_processors", "vllm_xargs")
+EXCLUDING: Final = ("allowed_token_ids", "bad_words", "logit_bias", "logits_processors")
 """Parameters that keep the model from tokens, and a drafter, which does not know them, from being accepted."""
 PENALTIES: Final = {
     "presence_penalty": (0.0, 0.5),
