@@ -26,7 +26,10 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-_NOT_TO_BACKEND = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
+_NOT_TO_BACKEND = _HOP_BY_HOP | {
+    *(b"host", b"content-length", b"expect", b"x-request-id"),
+    b"x-vllm-priority",  # vLLM 0.33 takes it for `priority`, whose bounds are the key's
+}
 _LOCATIONS = frozenset({b"location", b"content-location"})  # sent on as paths of the gateway: see `relative_location`
 # The HTTP server writes its own date, and the exchange its own request id.
 _NOT_TO_CLIENT = _HOP_BY_HOP | _LOCATIONS | {b"date", b"request-id", b"x-request-id"}
@@ -42,6 +45,8 @@ def lines_for_backend(headers: Sequence[Header]) -> tuple[bytes, bytes]:
     --------
     >>> lines_for_backend([(b"host", b"gateway"), (b"accept", b"*/*"), (b"authorization", b"Bearer sk-1")])
     (b'accept: */*\r\n', b'authorization: Bearer sk-1\r\n')
+    >>> lines_for_backend([(b"x-session-id", b"7"), (b"x-vllm-priority", b"-99")])
+    (b'x-session-id: 7\r\n', b'')
     """
     lines: list[bytes] = []
     key_lines: list[bytes] = []
