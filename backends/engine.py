@@ -27,7 +27,7 @@ _FULL: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Minute:
+class ProbeMinute:
     """Sums over the probes of about a minute."""
 
     requests: int = 0  # requests in the engine, running or waiting
@@ -53,7 +53,7 @@ class Occupancy:
     """
 
     def __init__(self) -> None:
-        self.minutes: deque[Minute] = deque(maxlen=_MINUTES)
+        self.minutes: deque[ProbeMinute] = deque(maxlen=_MINUTES)
         self._probes = self._requests = self._room = 0
         self._others: list[tuple[int, int]] = []
 
@@ -66,7 +66,7 @@ class Occupancy:
         elif engine.waiting:
             self._others.append((engine.running // engine.engines, engine.waiting))
         if self._probes >= PROBES:
-            self.minutes.append(Minute(self._requests, self._room, tuple(self._others)))
+            self.minutes.append(ProbeMinute(self._requests, self._room, tuple(self._others)))
             self._probes = self._requests = self._room = 0
             self._others = []
 

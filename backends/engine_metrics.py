@@ -259,14 +259,14 @@ WINDOW_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class CountedAcceptance:
     """What an engine counted between two readings.
 
     Examples
     --------
     >>> before = EngineMetrics(generation_tokens=400, drafts=100, draft_tokens=300, accepted_tokens=150)
     >>> now = EngineMetrics(generation_tokens=1000, drafts=200, draft_tokens=600, accepted_tokens=350)
-    >>> found = Acceptance.between(before, now)
+    >>> found = CountedAcceptance.between(before, now)
     >>> found.tokens_per_step, round(found.rate, 3)
     (1.5, 0.667)
     """
@@ -276,7 +276,7 @@ class Acceptance:
     by_position: tuple[float, ...]  # share of the drafts that were accepted at least up to each position, shape (k,)
 
     @classmethod
-    def between(cls, before: EngineMetrics | None, now: EngineMetrics | None) -> Acceptance | None:
+    def between(cls, before: EngineMetrics | None, now: EngineMetrics | None) -> CountedAcceptance | None:
         """Return the acceptance between two readings; None if there was no output, or the engine does not count it.
 
         Engines that do not count their steps are known by their tokens: a step gives those accepted, and one. The last
@@ -311,8 +311,8 @@ class AcceptanceOfLate:
             readings.popleft()
         readings.append((now_s, engine))
 
-    def at(self, now_s: float) -> Acceptance | None:
+    def at(self, now_s: float) -> CountedAcceptance | None:
         """Return the acceptance of the minute before a time; None if the engine gave no output in it."""
         if not self._readings or self._readings[-1][0] < now_s - WINDOW_S:
             return None
-        return Acceptance.between(self._readings[0][1], self._readings[-1][1])
+        return CountedAcceptance.between(self._readings[0][1], self._readings[-1][1])

@@ -21,7 +21,7 @@ import numpy as np
 
 from backends.calibration.load import load_calibration
 from backends.drafting.script import Script, plain_steps
-from backends.simulator.engine.fleet import Fleet, Replica
+from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
 from gateway.rooms.batches.lines import Line
 from gateway.rooms.batches.places import WAIT_S, Places
@@ -76,7 +76,7 @@ def play(
     lines: int = LINES,
 ) -> Run:
     """Play requests, and as many lines beside them as may run, at most so many at once."""
-    fleet, run, draws = Fleet([Replica("a", load_calibration(calibration), Method.BASELINE)]), Run(), Random(2)
+    fleet, run, draws = Fleet([SimulatedReplica("a", load_calibration(calibration), Method.BASELINE)]), Run(), Random(2)
     waiting = [(Line(number, ""), make(draws)) for number in range(lines if most else 0)]
     running, requests = dict[int, tuple[Line, Script, float]](), dict[int, tuple[float, Script]]()
     numbers, places, has_come = dict[Line, int](), Places(most, 0.0), False

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.drafting.script import Script
-from backends.simulator.engine.fleet import Completion, Fleet, Step
+from backends.simulator.engine.fleet import Completion, EngineStep, Fleet
 
 Floats = npt.NDArray[np.float64]
 
@@ -64,7 +64,7 @@ class Arrival(NamedTuple):
 
 
 def run_virtual(
-    fleet: Fleet, arrivals: Iterable[tuple[float, Script]], observe: Callable[[Step], None] | None = None
+    fleet: Fleet, arrivals: Iterable[tuple[float, Script]], observe: Callable[[EngineStep], None] | None = None
 ) -> Timeline:
     """Play requests that arrive at given times (an open loop) on one replica until all have ended.
 
@@ -107,7 +107,7 @@ def run_closed_loop(
     fleet: Fleet,
     scripts: Iterable[Script],
     concurrency: int,
-    observe: Callable[[Step], None] | None = None,
+    observe: Callable[[EngineStep], None] | None = None,
     turnaround_s: float = 0.0,
 ) -> Timeline:
     """Play requests of `concurrency` clients on one replica; each sends its next `turnaround_s` after an answer."""
@@ -181,7 +181,7 @@ class _Log:
         self.first_s.append(math.nan)
         self.last_s.append(math.nan)
 
-    def add_step(self, step: Step, now_s: float) -> float:
+    def add_step(self, step: EngineStep, now_s: float) -> float:
         """Add a step that begins now, and return its end."""
         ends_s = now_s + step.duration_s
         for request_id, tokens, _, sent, left in step.emissions:

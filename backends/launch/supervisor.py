@@ -55,7 +55,7 @@ class LaunchSpec:
     shutdown_timeout_s: float = 25.0  # seconds from SIGTERM to SIGKILL
 
 
-class Engine:
+class SupervisedEngine:
     """One engine under supervision."""
 
     def __init__(self, spec: LaunchSpec, on_event: Callable[[str, str], None]) -> None:
@@ -197,7 +197,7 @@ class Launcher:
     def __init__(self, specs: Sequence[LaunchSpec], on_event: Callable[[str, str], None] | None = None) -> None:
         # Called with an engine's name and a line of text for each change of its state.
         self._on_event = on_event or (lambda _name, _text: None)
-        self.engines = [Engine(spec, self._on_event) for spec in specs]
+        self.engines = [SupervisedEngine(spec, self._on_event) for spec in specs]
 
     async def start(self) -> None:
         """Start all engines and return at once."""
@@ -222,5 +222,5 @@ class Launcher:
         """Stop all engines: SIGTERM, and SIGKILL after `shutdown_timeout_s`; may be called again."""
         await asyncio.gather(*(engine.stop() for engine in self.engines))
 
-    def _unready(self) -> list[Engine]:
+    def _unready(self) -> list[SupervisedEngine]:
         return [engine for engine in self.engines if not engine.ready.is_set()]

@@ -21,7 +21,7 @@ import uvloop
 from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 
-from backends.simulator.server.replica import Replica
+from backends.simulator.server.replica import ReplicaServer
 from backends.simulator.server.settings import SimulatorSettings
 from backends.simulator.text import model as text
 
@@ -33,7 +33,7 @@ async def serve(settings: SimulatorSettings) -> None:
     """Host the replicas until SIGTERM or SIGINT."""
     models = {name: text.load(name) for name in {replica.model for replica in settings.replicas}}
     executor = ThreadPoolExecutor(1, "requests")
-    hosted = [Replica(each, models[each.model], executor) for each in settings.replicas]
+    hosted = [ReplicaServer(each, models[each.model], executor) for each in settings.replicas]
     sockets = [socket.create_server((each.host, each.port), backlog=2048) for each in settings.replicas]
     ports = [int(each.getsockname()[1]) for each in sockets]
     replicas = dict(zip(ports, hosted, strict=True))

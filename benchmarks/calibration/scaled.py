@@ -24,7 +24,7 @@ from backends.calibration.draft_profile import rates_to
 from backends.calibration.load import load_calibration
 from backends.calibration.scaling import scaled
 from backends.drafting.script import Script, plain_steps
-from backends.simulator.engine.fleet import Fleet, Replica
+from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
 from benchmarks.calibration.base import Floats, read, tpot_ms
 from benchmarks.virtual_time import run_closed_loop
@@ -59,7 +59,9 @@ def tokens_per_s(calibration: Calibration, method: Method, k: int, survival: lis
             drafted = np.full(answer, k, np.int32)
             emitted[0], drafted[0] = 1, 0
         scripts.append(Script(prompt, answer, emitted, drafted))
-    return run_closed_loop(Fleet([Replica("a", calibration, method, config)]), scripts, loop.clients).tokens_per_s
+    return run_closed_loop(
+        Fleet([SimulatedReplica("a", calibration, method, config)]), scripts, loop.clients
+    ).tokens_per_s
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from backends.calibration.draft_profile import DraftProfile
 from backends.calibration.load import load_calibration
-from backends.simulator.engine.fleet import Completion, Fleet, Replica
+from backends.simulator.engine.fleet import Completion, Fleet, SimulatedReplica
 from backends.speculation import Method
 from benchmarks.virtual_time import Arrival, run_fleet
 from gateway.rooms.advice.advise import advise
@@ -80,7 +80,7 @@ CASES = (
 )
 
 
-class Poor(Replica):
+class Poor(SimulatedReplica):
     """A replica whose drafts are accepted less often."""
 
     accepted = 1.0

@@ -7,7 +7,7 @@ from random import Random
 from typing import Final, cast
 
 from backends.backend import Candidate, EngineChange
-from backends.simulator.engine.replica import Replica
+from backends.simulator.engine.replica import SimulatedReplica
 from policies.features.request import RequestFeatures
 from policies.policy import Decision, Outcome, Policy, PolicySettings
 from policies.roles import Informed, Learner, Maintained, Work
@@ -54,7 +54,7 @@ class Gateways(Policy, Learner, Maintained):
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         """Choose by one of them."""
-        replicas = cast("Sequence[Replica]", candidates)
+        replicas = cast("Sequence[SimulatedReplica]", candidates)
         present = self._present(replicas) if self._restart_every else replicas
         member = self._rng.choice(self._members)
         if self._events:
@@ -77,7 +77,7 @@ class Gateways(Policy, Learner, Maintained):
             if other is not member and isinstance(other, Informed):
                 other.sent_elsewhere(backend, request.prefix, request.prefix_tokens)
 
-    def _report_evictions(self, replicas: Sequence[Replica]) -> None:
+    def _report_evictions(self, replicas: Sequence[SimulatedReplica]) -> None:
         now_s, oldest_s = self._clock(), dict[str, float]()
         for decision, _, sent_s in self._sent_by.values():
             oldest_s[decision.backend] = min(sent_s, oldest_s.get(decision.backend, sent_s))
@@ -87,7 +87,7 @@ class Gateways(Policy, Learner, Maintained):
                 if isinstance(member, Informed):
                     member.evicted(replica.name, now_s - until_s, is_full=replica.is_full)
 
-    def _present(self, replicas: Sequence[Replica]) -> Sequence[Replica]:
+    def _present(self, replicas: Sequence[SimulatedReplica]) -> Sequence[SimulatedReplica]:
         """Return the replicas that are neither drained nor restarting."""
         self._requests += 1
         if not self._requests % self._restart_every:

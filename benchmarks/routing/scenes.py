@@ -17,7 +17,7 @@ import numpy.typing as npt
 from backends.backend import Candidate
 from backends.calibration.load import load_calibration
 from backends.drafter_limit import DrafterLimit
-from backends.simulator.engine.replica import Replica
+from backends.simulator.engine.replica import SimulatedReplica
 from backends.speculation import Method
 from benchmarks.routing.ground import COUNTED, POOLS, REPORTED, TUNING, WARMUP, drawn, once, pool_of, read, throughput
 from lab.simulation.replica_spec import ReplicaSpec
@@ -252,7 +252,7 @@ def break_later(policy: Policy, run: Run) -> None:
     def choose_and_break(request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
         if not left[0]:
             replica = candidates[broken]
-            assert isinstance(replica, Replica)
+            assert isinstance(replica, SimulatedReplica)
             for name in _step_times():
                 replica._records[replica._number][name] *= SLOWER
         left[0] -= 1

@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from backends.calibration.load import load_calibration
-from backends.simulator.engine.fleet import Fleet, Replica
+from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
 from lab.simulation.simulate import outcome_of
 from policies.arm import arm_of
@@ -49,10 +49,10 @@ class Played(NamedTuple):
     found_after: float  # requests with thinking at EAGLE-3 until the trouble was found; infinite if never
 
 
-def _members(pool: str) -> list[Replica]:
+def _members(pool: str) -> list[SimulatedReplica]:
     calibration = load_calibration("llama-3.1-8b-h100")
     return [
-        Replica(f"{number}", calibration, method, {"num_speculative_tokens": K[method]} if K[method] else {})
+        SimulatedReplica(f"{number}", calibration, method, {"num_speculative_tokens": K[method]} if K[method] else {})
         for number, method in enumerate(POOLS[pool])
     ]
 

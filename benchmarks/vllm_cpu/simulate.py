@@ -9,7 +9,7 @@ import numpy as np
 
 from backends.calibration.calibration import Calibration
 from backends.simulator.drafting.proposers import Proposer, Script
-from backends.simulator.engine.fleet import Fleet, Replica
+from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
 from benchmarks.virtual_time import run_closed_loop
 from benchmarks.vllm_cpu.engines import speculative_config
@@ -62,7 +62,7 @@ def scripts(cells: Sequence[Cell], method: Method, calibration: Calibration, see
 
 def simulated(calibration: Calibration, cell: Cell, requests: Sequence[Script], turnaround_s: float = 0.0) -> Figures:
     """Return the figures of a cell simulated with a new engine; its prompts occur in no other cell."""
-    fleet = Fleet([Replica("a", calibration, cell.method, speculative_config(cell.method))])
+    fleet = Fleet([SimulatedReplica("a", calibration, cell.method, speculative_config(cell.method))])
     timeline = run_closed_loop(fleet, requests, cell.concurrency, turnaround_s=turnaround_s)
     tpot_s, ttft_s = float(np.nanmedian(timeline.tpot_s)), float(np.median(timeline.ttft_s))
     return Figures(timeline.tokens_per_s, 1e3 * tpot_s, 1e3 * ttft_s)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from backends.engine_metrics import Acceptance
+from backends.engine_metrics import CountedAcceptance
 from backends.launch.supervisor import LaunchError
 from backends.validation import UsageError
 from lab.bench.options import BenchOptions
@@ -20,7 +20,7 @@ from lab.bench.run import Condition, Run
 from lab.bench.show import show_runs
 from lab.bench.targets import Target, running, targets_of
 from lab.live.endpoints import engine_counters, inspect_endpoint
-from lab.live.session import Load, Session
+from lab.live.session import LiveLoad, Session
 from lab.replay.pace import paced
 from lab.report.terminal import write_json
 from lab.trace.record import TraceRecord
@@ -39,7 +39,7 @@ class Sweep:
     """What is measured, and what has been."""
 
     targets: Sequence[Target]
-    loads: Mapping[Condition, Load]
+    loads: Mapping[Condition, LiveLoad]
     runs: list[Run] = field(default_factory=list)
     not_measured: dict[str, str] = field(default_factory=dict)  # reason by target
 
@@ -64,7 +64,7 @@ class Sweep:
                 outcome = await session.send(endpoint, info, load, f"{seed}/{number}")
                 after = await engine_counters(endpoint)
                 held = after.kv_tokens if after is not None else 0
-                self.runs.append(Run(target, condition, outcome, Acceptance.between(before, after), held))
+                self.runs.append(Run(target, condition, outcome, CountedAcceptance.between(before, after), held))
                 if session.stopped:
                     return
 
@@ -86,7 +86,7 @@ def run_bench(options: BenchOptions) -> int:
     return 0 if runs and not sweep.not_measured and all(run.outcome.done for run in runs) else _FAILED
 
 
-def _loads(options: BenchOptions) -> dict[Condition, Load]:
+def _loads(options: BenchOptions) -> dict[Condition, LiveLoad]:
     """Return the requests under each condition, in the order in which they are measured."""
     rates: Sequence[float | None] = _numbers("--rate", options.rate, float, least=1e-9) or (None,)
     temperatures: Sequence[float | None] = _numbers("--temperature", options.temperature, float) or (None,)
@@ -102,14 +102,14 @@ def _loads(options: BenchOptions) -> dict[Condition, Load]:
     most = sum(sizes) if at_once else options.limit
     records = list(islice(options.records(in_order=True), most)) if options.trace else _generated(options)
     endless = itertools.cycle(records)
-    loads: dict[Condition, Load] = {}
+    loads: dict[Condition, LiveLoad] = {}
     for condition, size in zip(conditions, sizes, strict=True):
         temperature, rate, many = condition
         asked = list(islice(endless, size)) if many else records  # what is cached of one loop helps no other
         if temperature is not None:
             asked = [replace(one, temperature=temperature) for one in asked]
         timed = [(0.0, one) for one in asked] if many else paced(asked, rate, 1.0, options.seed)
-        loads[condition] = Load.of(timed, options.warmup, many)
+        loads[condition] = LiveLoad.of(timed, options.warmup, many)
     return loads
 
 

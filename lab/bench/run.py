@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from backends.engine_metrics import Acceptance
+from backends.engine_metrics import CountedAcceptance
 from lab.bench.targets import Target
-from lab.live.session import Outcome
+from lab.live.session import LiveOutcome
 from lab.replay.comparison import of_parts
 from lab.simulation.simulate import Replayed
 from lab.statistics import Interval, summary
@@ -42,8 +42,8 @@ class Run:
 
     target: Target
     condition: Condition
-    outcome: Outcome
-    acceptance: Acceptance | None
+    outcome: LiveOutcome
+    acceptance: CountedAcceptance | None
     kv_tokens: int = 0  # tokens that the engine's KV cache holds; 0 if it does not say
     speedup: Speedup | None = None
 

@@ -16,7 +16,7 @@ from backends.validation import UsageError
 from lab.calibrate.loops import played, read_loops
 from lab.calibrate.options import CalibrateOptions
 from lab.past.fit import fitted
-from lab.past.served import Served
+from lab.past.served import ServedPart
 from lab.report.terminal import report, text_table
 
 _HEAD = """\
@@ -52,7 +52,7 @@ def _file(given: str) -> tuple[Path, Kind]:
     return (Path(path), Kind(kind)) if named else (Path(given), Kind.CHAT)
 
 
-def _held_out(loops: Sequence[Served], like: Calibration) -> tuple[str, list[Table]]:
+def _held_out(loops: Sequence[ServedPart], like: Calibration) -> tuple[str, list[Table]]:
     """Return how well a fit to every second concurrency predicts the others, in words and as a table."""
     levels = sorted({loop.concurrency for loop in loops})
     if len(levels) < 2:

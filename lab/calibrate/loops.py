@@ -14,7 +14,7 @@ from backends.speculation import Method
 from backends.validation import UsageError
 from lab.bench.command import SCHEMA
 from lab.bench.run import EACH
-from lab.past.served import Served
+from lab.past.served import ServedPart
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import replay_request
 from lab.simulation.simulate import Replayed, replay
@@ -26,7 +26,7 @@ _MOST_REQUESTS = 2000  # of a loop; each is compared with each
 _TURNAROUND_S = 0.002  # of a client
 
 
-def read_loops(path: Path, kind: Kind) -> Iterator[Served]:
+def read_loops(path: Path, kind: Kind) -> Iterator[ServedPart]:
     """Yield the closed loops of a file of `gateway bench --json`."""
     try:
         with path.open("rb") as file:
@@ -42,7 +42,7 @@ def read_loops(path: Path, kind: Kind) -> Iterator[Served]:
         raise UsageError(f"{path}: is not what `gateway bench --json` writes: {error!r}") from None
 
 
-def _loop(run: Mapping[str, Any], kind: Kind | None) -> Served:
+def _loop(run: Mapping[str, Any], kind: Kind | None) -> ServedPart:
     columns = np.array([run["each"][name] for name in EACH], float)
     columns = columns[:, np.argsort(columns[0])][:, :_MOST_REQUESTS]
     *_, steps, ttft_s, e2e_s = columns
@@ -51,7 +51,7 @@ def _loop(run: Mapping[str, Any], kind: Kind | None) -> Served:
         raise ValueError(f"no answer of {run['target']} took {_FEWEST_STEPS} steps")
     accepted = run["acceptance"] or {"rate": 0.0, "tokens_per_step": 1.0, "by_position": ()}
     k = len(accepted["by_position"]) if run["k"] is None else int(run["k"])
-    return Served(
+    return ServedPart(
         method=Method(run["method"]),
         config={"num_speculative_tokens": k} if k else {},
         concurrency=int(run["concurrency"]),
@@ -64,7 +64,7 @@ def _loop(run: Mapping[str, Any], kind: Kind | None) -> Served:
     )
 
 
-def played(loop: Served, calibration: str) -> Replayed:
+def played(loop: ServedPart, calibration: str) -> Replayed:
     """Replay a loop with a calibration: the same requests, which take as many steps as measured."""
     requests = []
     for number, sizes in enumerate(zip(loop.prompt_tokens, loop.output_tokens, loop.steps, strict=True)):

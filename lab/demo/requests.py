@@ -19,7 +19,7 @@ _CODE_LINES = range(8, 31)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DemoKind:
     """A kind of request."""
 
     workload: str  # what clients declare with `x-gateway-workload`
@@ -32,8 +32,8 @@ class Kind:
         return [{"role": "system", "content": self.system}, {"role": "user", "content": asked}]
 
 
-CHAT = Kind("chat", _TEXTS["assistant"], 0.7)
-EDITS = Kind("edit", _TEXTS["editor"], 0.0)
+CHAT = DemoKind("chat", _TEXTS["assistant"], 0.7)
+EDITS = DemoKind("edit", _TEXTS["editor"], 0.0)
 
 
 def _question(random: Random) -> str:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from lab.demo.process import running_gateway
-from lab.demo.requests import CHAT, EDITS, MODEL, Kind
+from lab.demo.requests import CHAT, EDITS, MODEL, DemoKind
 from lab.live.command import run_live
 from lab.replay.options import ReplayOptions
 from lab.trace.record import TraceRecord
@@ -41,7 +41,7 @@ def run_demo(port: int, rate: float, phase_s: float, phases: int | None) -> None
 
 def _requests(chat_share: float, count: int, random: Random) -> list[TraceRecord]:
     """Return so many requests without times."""
-    kinds: list[Kind] = [CHAT if random.random() < chat_share else EDITS for _ in range(count)]
+    kinds: list[DemoKind] = [CHAT if random.random() < chat_share else EDITS for _ in range(count)]
     return [
         TraceRecord(
             model=MODEL,

@@ -15,13 +15,13 @@ from rich.table import Table
 
 from backends.validation import UsageError
 from lab.live.endpoints import LiveEndpoint, endpoints_of, inspect_endpoint
-from lab.live.session import Load, Outcome, Session
+from lab.live.session import LiveLoad, LiveOutcome, Session
 from lab.options.shared import slo_bounds
 from lab.replay.comparison import of_runs, verdict
 from lab.replay.figures import figures_tables
 from lab.replay.options import ReplayOptions
 from lab.replay.pace import paced
-from lab.replay.page import Rows
+from lab.replay.page import PageData
 from lab.report.terminal import report, write_json
 from lab.simulation.table import Traits
 
@@ -35,9 +35,9 @@ def run_live(options: ReplayOptions) -> int:
         slo = slo_bounds(options.slo)
         endpoints = endpoints_of("--live", options.live, options.model, options.api_key)
         records = islice(options.records(in_order=True), options.limit)
-        load = Load.of(paced(records, options.rate, options.speed, options.seed or 0), options.warmup)
+        load = LiveLoad.of(paced(records, options.rate, options.speed, options.seed or 0), options.warmup)
         session = Session(warmup=options.warmup, timeout_s=options.timeout_s, ignore_eos=options.ignore_eos)
-        outcomes: list[Outcome] = []
+        outcomes: list[LiveOutcome] = []
         uvloop.run(session.run(_send(session, endpoints, load, options.seed, outcomes)))
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
@@ -67,7 +67,7 @@ def run_live(options: ReplayOptions) -> int:
 
 
 async def _send(
-    session: Session, endpoints: Sequence[LiveEndpoint], load: Load, seed: int | None, outcomes: list[Outcome]
+    session: Session, endpoints: Sequence[LiveEndpoint], load: LiveLoad, seed: int | None, outcomes: list[LiveOutcome]
 ) -> None:
     """Inspect all endpoints, then send the load to each; add the outcomes of the runs that were started."""
     infos = [await inspect_endpoint(endpoint, load.apis, seed or 0) for endpoint in endpoints]
@@ -78,7 +78,7 @@ async def _send(
             outcomes.append(await session.send(endpoint, info, load, f"{texts}/{index}"))
 
 
-def _rows(outcomes: Sequence[Outcome]) -> Rows:
+def _rows(outcomes: Sequence[LiveOutcome]) -> PageData:
     """Return what the page draws."""
     played = {one.endpoint.name: one.replayed()[0] for one in outcomes}
     trace = outcomes[0].trace
@@ -89,11 +89,11 @@ def _rows(outcomes: Sequence[Outcome]) -> Rows:
         np.array([unknown if record.temperature is None else record.temperature for record in trace]),
         np.array([record.prompt_tokens for record in trace], np.int64),
     )
-    return Rows(played, traits, of_runs(served, traits))
+    return PageData(played, traits, of_runs(served, traits))
 
 
 def _said(
-    document: dict[str, Any], outcomes: Sequence[Outcome], slo: Mapping[str, float], left_out: int
+    document: dict[str, Any], outcomes: Sequence[LiveOutcome], slo: Mapping[str, float], left_out: int
 ) -> list[str | Table]:
     """Return what stands on the terminal."""
     stopped = ", stopped: unfinished requests are not included" if document["interrupted"] else ""

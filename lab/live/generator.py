@@ -36,7 +36,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class GeneratorHealth:
     """Health of the generator itself during a run."""
 
     cpu_share: float  # share of one core used, 0 to 1; near 1, the generator is the bottleneck
@@ -126,7 +126,7 @@ class Generator:
         self._pending = bool(due_s)  # whether more requests are to be sent
         self.records: list[Record] = []  # all requests sent, in order; those in flight have `ended_s` 0
 
-    async def run(self) -> Health:
+    async def run(self) -> GeneratorHealth:
         """Send all requests, and return when all have ended."""
         self._prepared = [self._request(index) for index in range(min(len(self._due_s), _PREPARED_REQUESTS))]
         gc.collect()
@@ -141,7 +141,9 @@ class Generator:
             gc.unfreeze()
         wall_s = max(time.perf_counter() - self._start_s, 1e-9)
         late_s = [record.sent_s - record.due_s for record in self.records]
-        return Health((time.process_time() - cpu_s) / wall_s, float(np.percentile(late_s, 99)) if late_s else 0.0)
+        return GeneratorHealth(
+            (time.process_time() - cpu_s) / wall_s, float(np.percentile(late_s, 99)) if late_s else 0.0
+        )
 
     def stop(self) -> None:
         """Stop sending and abort the requests in flight."""

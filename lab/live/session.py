@@ -15,7 +15,7 @@ from rich.console import Console
 from backends import background
 from backends.validation import UsageError
 from lab.live.endpoints import LiveEndpoint
-from lab.live.generator import INTERRUPTED, Generator, Health
+from lab.live.generator import INTERRUPTED, Generator, GeneratorHealth
 from lab.live.record import Record
 from lab.live.requests import EndpointInfo, LiveRequests, api_of
 from lab.replay.figures import figures_of
@@ -28,7 +28,7 @@ _LATE_S = 0.010
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LiveLoad:
     """The requests of a run."""
 
     trace: Sequence[TraceRecord]
@@ -37,7 +37,7 @@ class Load:
     at_once: int | None = None  # largest number under way, of a closed loop
 
     @classmethod
-    def of(cls, timed: Sequence[tuple[float, TraceRecord]], warmup: int, at_once: int | None = None) -> Load:
+    def of(cls, timed: Sequence[tuple[float, TraceRecord]], warmup: int, at_once: int | None = None) -> LiveLoad:
         """Return the load of requests with their times, of which some are needed beside the warm-up."""
         sent = [(at_s, record) for at_s, record in timed if api_of(record) is not None]
         if not sent:
@@ -54,14 +54,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LiveOutcome:
     """The result of one run."""
 
     endpoint: LiveEndpoint
     model: str
     trace: Sequence[TraceRecord]
     records: Sequence[Record]  # of the requests that were sent
-    health: Health
+    health: GeneratorHealth
     warmup: int  # number of first requests that do not count
 
     @property
@@ -165,7 +165,7 @@ class Session:
         """Print a line about what happens."""
         self._console.print(text, markup=False)
 
-    async def send(self, endpoint: LiveEndpoint, info: EndpointInfo, load: Load, seed: str) -> Outcome:
+    async def send(self, endpoint: LiveEndpoint, info: EndpointInfo, load: LiveLoad, seed: str) -> LiveOutcome:
         """Send a load to an endpoint; generated texts depend on the seed."""
         requests = LiveRequests(load.trace, info, prefix=endpoint.prefix, seed=seed, ignore_eos=self._ignore_eos)
         pace = f"within {load.due_s[-1]:,.1f} s" if load.at_once is None else f"{load.at_once} at once"
@@ -183,7 +183,7 @@ class Session:
             health = await generator.run()
         finally:
             self._sending = None
-        return Outcome(endpoint, info.model, load.trace, generator.records, health, self._warmup)
+        return LiveOutcome(endpoint, info.model, load.trace, generator.records, health, self._warmup)
 
     def _stop(self) -> None:
         self.stopped = True

@@ -44,7 +44,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastReplay:
     """How a replay of the past compares with it."""
 
     pool: SimulatedPool
@@ -114,7 +114,7 @@ class Past:
         ]
 
 
-def past_of(pool: SimulatedPool, requests: RequestTable, seed: int = 0) -> Past:
+def past_of(pool: SimulatedPool, requests: RequestTable, seed: int = 0) -> PastReplay:
     """Replay the requests that went to replicas of the pool, each to where it went, and compare.
 
     A fit is corrected by the requests that it has seen, as steps that take too long also bring more requests together.
@@ -130,7 +130,7 @@ def past_of(pool: SimulatedPool, requests: RequestTable, seed: int = 0) -> Past:
         if error < _CLOSE:
             break
         pool = pool.corrected({one.name: (one.recorded, one.replayed) for one in seen})
-    return Past(best, tuple(recording.compared(best, 1)))
+    return PastReplay(best, tuple(recording.compared(best, 1)))
 
 
 class _Recording:

@@ -9,7 +9,7 @@ import numpy as np
 
 from backends.calibration.calibration import Calibration, Kind
 from backends.speculation import Method
-from lab.past.served import ATTENDED, OUTSIDE, Cost, Rows, Served, rows_of
+from lab.past.served import ATTENDED, OUTSIDE, Cost, ServedPart, StepRows, rows_of
 
 NOISE, FIRST_NOISE = 0.01, 0.05
 """Relative standard deviation of what a loop measures, and of its times to the first token."""
@@ -19,7 +19,7 @@ _LONG_TOKENS = 4096  # of a prompt from which attention to what is before it sho
 _ROUNDS = 3
 
 
-def fitted(loops: Sequence[Served], like: Calibration, what: str = "closed loops") -> dict[str, Any]:
+def fitted(loops: Sequence[ServedPart], like: Calibration, what: str = "closed loops") -> dict[str, Any]:
     """Return the document of a calibration: `like` with the times, drafting, acceptance and memory of what was served.
 
     The costs are a non-negative least squares fit of relative errors, towards those of `like` times the factor by which
@@ -75,7 +75,7 @@ def fitted(loops: Sequence[Served], like: Calibration, what: str = "closed loops
     return document
 
 
-def _least_doubt(cost: Cost, rows: Sequence[Rows], free: Container[Cost]) -> float:
+def _least_doubt(cost: Cost, rows: Sequence[StepRows], free: Container[Cost]) -> float:
     """Return how far a cost may at least be from what the other calibration has, which may lack it."""
     shares = [float(np.median(row.amounts[cost] / row.seconds)) for row in rows if cost in row.amounts]
     if cost not in free or not any(shares):
@@ -83,7 +83,7 @@ def _least_doubt(cost: Cost, rows: Sequence[Rows], free: Container[Cost]) -> flo
     return (1.0 if cost == OUTSIDE else LEAST_DOUBT) / max(shares)
 
 
-def _memory(loops: Sequence[Served], like: Calibration) -> dict[str, object]:
+def _memory(loops: Sequence[ServedPart], like: Calibration) -> dict[str, object]:
     """Return memory for the KV cache that an engine said it has; nothing if none did."""
     tokens = {loop.method: loop.kv_tokens for loop in loops if loop.kv_tokens}
     if not tokens:
@@ -96,7 +96,7 @@ def _memory(loops: Sequence[Served], like: Calibration) -> dict[str, object]:
     return {"gpu_gib": gpu_gib, "utilization": 1.0, "reserved_gib": 0.0, "source": source}
 
 
-def _acceptance(loops: Sequence[Served], like: Calibration) -> dict[Method, dict[str, Any]]:
+def _acceptance(loops: Sequence[ServedPart], like: Calibration) -> dict[Method, dict[str, Any]]:
     """Return the acceptance at temperature 0 that gives what was counted, with the spread of requests of `like`."""
     found: dict[Method, dict[str, Any]] = {}
     lookups = (Method.NGRAM, Method.SUFFIX)  # these are replayed on the text

@@ -19,7 +19,7 @@ from backends.validation import UsageError
 from gateway.config.settings import BackendSettings, ModelSettings
 from gateway.service.replicas import limit_of
 from lab.past.fit import fitted
-from lab.past.served import Served
+from lab.past.served import ServedPart
 from lab.simulation.outcomes import Outcomes
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.table import RequestTable
@@ -135,7 +135,7 @@ def _spec(name: str, backend: BackendSettings, calibration: str | None) -> Repli
     )
 
 
-def _served(one: ReplicaSpec, outcomes: Outcomes, like: Calibration) -> Served:
+def _served(one: ReplicaSpec, outcomes: Outcomes, like: Calibration) -> ServedPart:
     """Return what a replica served, with the drafts that a replay of it assumes."""
     index = outcomes.index_of(one.name, one.method)
     chosen = np.flatnonzero((outcomes.replica == index) & (outcomes.e2e_s > 0))
@@ -148,7 +148,7 @@ def _served(one: ReplicaSpec, outcomes: Outcomes, like: Calibration) -> Served:
         per_step = np.where(np.isnan(per_step), usual if np.isnan(per_step).all() else np.nanmean(per_step), per_step)
     more = per_step - 1
     drafted = more if one.method is Method.SUFFIX else k * np.minimum(1.0, more) if one.method is Method.NGRAM else k
-    return Served(
+    return ServedPart(
         method=one.method,
         config=one.config,
         sent_s=outcomes.sent_at[chosen],
@@ -162,7 +162,7 @@ def _served(one: ReplicaSpec, outcomes: Outcomes, like: Calibration) -> Served:
     )
 
 
-def _fit(parts: Sequence[Served], like: Calibration, path: Path) -> str:
+def _fit(parts: Sequence[ServedPart], like: Calibration, path: Path) -> str:
     """Write a calibration that is fitted to what some replicas served, and return what it is, in words."""
     count = sum(len(one.sent_s) for one in parts)
     what = f"{_FITTED} half of {count:,} recorded requests"
@@ -183,7 +183,7 @@ def _moved(path: Path, factor: float, later_s: float) -> str:
     return str(moved)
 
 
-def _most_at_once(served: Served, usual: int) -> int:
+def _most_at_once(served: ServedPart, usual: int) -> int:
     """Return how many requests an engine computes at once: what it did while others waited, or the usual limit."""
     sent_s, first_s, ended_s = (np.sort(each) for each in served.times_s)
     running = np.searchsorted(first_s, sent_s, "right") - np.searchsorted(ended_s, sent_s, "right")

@@ -22,7 +22,7 @@ OUTSIDE: Cost = ("", "outside_s")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class ServedPart:
     """A closed loop, or a part of a recording; arrays of shape (requests,), in the order in which they were sent."""
 
     method: Method
@@ -53,7 +53,7 @@ class Served:
         # The first token is that of a request's own prompt, also if no time has passed.
         return self.sent_s, self.sent_s + np.maximum(known_s, 1e-9), self.sent_s + self.e2e_s
 
-    def some(self, chosen: slice | npt.NDArray[np.bool_]) -> Served:
+    def some(self, chosen: slice | npt.NDArray[np.bool_]) -> ServedPart:
         """Return some of the requests."""
         return replace(self, **{name: getattr(self, name)[chosen] for name in _COLUMNS})
 
@@ -69,7 +69,7 @@ _TOGETHER, _PARTS = 32, 64  # requests that are looked at together, and how ofte
 _FEWEST_STEPS = 4
 
 
-class Rows(NamedTuple):
+class StepRows(NamedTuple):
     """Times, and how much of each cost is in them; arrays of shape (times,)."""
 
     seconds: Floats
@@ -83,7 +83,7 @@ class Rows(NamedTuple):
         )
 
 
-def rows_of(served: Served, like: Calibration) -> Iterator[Rows]:
+def rows_of(served: ServedPart, like: Calibration) -> Iterator[StepRows]:
     """Yield the times of some of the requests: to the first token and after it, or both together if that is unknown."""
     ended_s = served.sent_s + served.e2e_s
     starts = range(0, len(served.sent_s), served.every * _TOGETHER)
@@ -93,7 +93,7 @@ def rows_of(served: Served, like: Calibration) -> Iterator[Rows]:
         yield from _rows(served.some(some), load, like)
 
 
-def _rows(served: Served, load: Served, like: Calibration) -> Iterator[Rows]:
+def _rows(served: ServedPart, load: ServedPart, like: Calibration) -> Iterator[StepRows]:
     """Yield the times of requests, beside all that their replica served meanwhile."""
     prompt, known, (sent_s, first_s, ended_s) = served.prompt_tokens, ~np.isnan(served.ttft_s), served.times_s
     _, firsts_s, ends_s = load.times_s
@@ -118,12 +118,12 @@ def _rows(served: Served, load: Served, like: Calibration) -> Iterator[Rows]:
         (~known, served.e2e_s, both, False),
     ):
         if of.any():
-            yield Rows(seconds[of], {cost: each[of] for cost, each in amounts.items()}, is_first)
+            yield StepRows(seconds[of], {cost: each[of] for cost, each in amounts.items()}, is_first)
 
 
 def _amounts(
-    served: Served,
-    load: Served,
+    served: ServedPart,
+    load: ServedPart,
     like: Calibration,
     steps: Floats,
     batch: Floats,

@@ -13,13 +13,13 @@ from gateway.config.settings import ModelSettings
 from gateway.service.default_temperature import VLLM_DEFAULT, assumed_temperature
 from lab.options.policy import policy_reference
 from lab.options.shared import slo_bounds
-from lab.past.check import Past, past_of
+from lab.past.check import PastReplay, past_of
 from lab.past.pool import simulated_pool
 from lab.plan.mixes import USUAL
 from lab.plan.options import PlanOptions
 from lab.plan.output import helm_values, pool_file
 from lab.plan.planning import Options, Replica, plan_windows
-from lab.plan.result import Objective
+from lab.plan.result import PlanObjective
 from lab.plan.show import document, said, show
 from lab.plan.traffic import sample
 from lab.replay.command import served_model
@@ -33,7 +33,7 @@ _POLICY = "learned"
 def run_plan(options: PlanOptions) -> int:
     """Plan with the options of the command line."""
     try:
-        objective = Objective(slo_bounds(options.slo))
+        objective = PlanObjective(slo_bounds(options.slo))
         model, pool = served_model(options.config, options.model) if options.config else (None, None)
         temperature = assumed_temperature(pool) if pool is not None else VLLM_DEFAULT
         with request_table(options.records(outcomes=False), temperature) as requests:
@@ -74,7 +74,7 @@ def run_plan(options: PlanOptions) -> int:
 
 def _machine(
     options: PlanOptions, pool: ModelSettings | None, requests: RequestTable
-) -> tuple[Calibration, Past | None]:
+) -> tuple[Calibration, PastReplay | None]:
     """Return the calibration to plan with, and the replay of the past on the present pool.
 
     If the trace has requests that real replicas of the pool served, their step times are fitted to these, towards the

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lab.plan.mixes import Mix
-from lab.plan.result import JudgedMix, Objective
-from lab.plan.runner import RunAll, Task
+from lab.plan.result import JudgedMix, PlanObjective
+from lab.plan.runner import MixTask, RunAll
 from lab.plan.search import Found, Split
 from lab.simulation.simulate import Replayed
 from lab.statistics import Floats, Interval, of_units
@@ -23,11 +23,11 @@ _METRICS = ("e2e_s", "ttft_s", "tpot_s")
 def play(mixes: Sequence[Mix], split: Split, run_all: RunAll) -> Played:
     """Play mixes on the windows to judge on."""
     before = tuple(sorted((*split.learning, *split.searched)))
-    results = run_all([Task(mix, split.judged, before, 1) for mix in mixes])
+    results = run_all([MixTask(mix, split.judged, before, 1) for mix in mixes])
     return dict(zip(mixes, results, strict=True))
 
 
-def choose(found: Found, played: Played, objective: Objective) -> Mix:
+def choose(found: Found, played: Played, objective: PlanObjective) -> Mix:
     """Return the mix to run: the best of the search, or all replicas alike where no mix is shown to be better."""
     best = found.finalists[0]
     if len(set(best)) == 1 or found.alike not in played:
@@ -36,14 +36,14 @@ def choose(found: Found, played: Played, objective: Objective) -> Mix:
     return best if loss is None or loss.low > 0 else found.alike
 
 
-def judged(chosen: Mix, played: Played, objective: Objective) -> list[JudgedMix]:
+def judged(chosen: Mix, played: Played, objective: PlanObjective) -> list[JudgedMix]:
     """Return the results of mixes, the chosen one first, then the best."""
     results = [_judged(mix, chosen, played, objective) for mix in played]
     sign = -1.0 if objective.slo else 1.0
     return sorted(results, key=lambda one: (one.mix != chosen, sign * one.value))
 
 
-def _judged(mix: Mix, chosen: Mix, played: Played, objective: Objective) -> JudgedMix:
+def _judged(mix: Mix, chosen: Mix, played: Played, objective: PlanObjective) -> JudgedMix:
     own, other = played[chosen], played[mix]
     means = {metric: _mean_of(np.concatenate([getattr(one, metric) for one in other])) for metric in _METRICS}
     worse = [objective.cost([theirs]) > objective.cost([mine]) for mine, theirs in zip(own, other, strict=True)]
@@ -62,7 +62,7 @@ def _mean_of(values: Floats) -> float:
     return float(known.mean()) if len(known) else math.nan
 
 
-def loss_of(own: Sequence[Replayed], other: Sequence[Replayed], objective: Objective) -> Interval | None:
+def loss_of(own: Sequence[Replayed], other: Sequence[Replayed], objective: PlanObjective) -> Interval | None:
     """Return the loss with other results instead of one's own on the same requests; see `JudgedMix.loss`.
 
     The windows, which begin idle, are the independent units.

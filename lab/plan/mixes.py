@@ -42,7 +42,7 @@ _OWN = ("method", "num_speculative_tokens", "model", SCHEDULE_KEY)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ReplicaKind:
     """One way to run a replica."""
 
     method: Method
@@ -90,7 +90,7 @@ def gpus_of(calibration: Calibration) -> int:
 
 def kinds(
     calibration: Calibration, max_model_len: int, methods: Sequence[tuple[Method, Sequence[int]]] = USUAL
-) -> list[Kind]:
+) -> list[ReplicaKind]:
     """Return the kinds of replicas whose speed is known, including those that do not fit.
 
     Methods without a published acceptance or draft for this target are left out.
@@ -102,11 +102,13 @@ def kinds(
         if entry is None or not (method in MODELLESS or (entry.acceptance and method in drafts)):
             continue
         draft = drafts.get(method, "")
-        result += [Kind(method, k, draft, fit(calibration, method, max_model_len + k)) for k in numbers]
+        result += [ReplicaKind(method, k, draft, fit(calibration, method, max_model_len + k)) for k in numbers]
     return result
 
 
-def with_schedules(kinds: Sequence[Kind], calibration: Calibration, requests: Sequence[ReplayRequest]) -> list[Kind]:
+def with_schedules(
+    kinds: Sequence[ReplicaKind], calibration: Calibration, requests: Sequence[ReplayRequest]
+) -> list[ReplicaKind]:
     """Return kinds and, for each method that may gain by it, one more whose k follows the batch size.
 
     Its schedule is the best one for these requests with drafts of up to the largest k of the method.
@@ -123,12 +125,12 @@ def with_schedules(kinds: Sequence[Kind], calibration: Calibration, requests: Se
     return result
 
 
-def kind_of(method: Method, config: Mapping[str, Any], calibration: Calibration) -> Kind:
+def kind_of(method: Method, config: Mapping[str, Any], calibration: Calibration) -> ReplicaKind:
     """Return the kind of a replica of the present pool."""
     extra = {key: value for key, value in config.items() if key not in _OWN}
     schedule = tuple((first, last, tokens) for first, last, tokens in config.get(SCHEDULE_KEY) or ())
     own, k = fit(calibration, method), draft_tokens(method, config)
-    return Kind(method, k, str(config.get("model", "")), own, tuple(sorted(extra.items())), schedule)
+    return ReplicaKind(method, k, str(config.get("model", "")), own, tuple(sorted(extra.items())), schedule)
 
 
 def mixes(methods: Mapping[int, Method], replicas: int) -> Iterator[Mix]:
@@ -171,6 +173,6 @@ def neighbours(mix: Mix, methods: Mapping[int, Method]) -> Iterator[Mix]:
                 )
 
 
-def title(mix: Mix, kinds: Sequence[Kind]) -> str:
+def title(mix: Mix, kinds: Sequence[ReplicaKind]) -> str:
     """Return the title of a mix, such as `2x suffix, 1x eagle3 k=3`."""
     return ", ".join(f"{count}x {kinds[index].title}" for index, count in sorted(Counter(mix).items()))

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from backends.launch.vllm_command import vllm_serve_argv
-from lab.plan.mixes import Kind, gpus_of
+from lab.plan.mixes import ReplicaKind, gpus_of
 from lab.plan.planning import Planned
 
 _FIRST_PORT = 8001
@@ -73,7 +73,7 @@ def serve_commands(planned: Planned) -> list[str]:
     return lines
 
 
-def _named(planned: Planned) -> list[tuple[str, Kind, str]]:
+def _named(planned: Planned) -> list[tuple[str, ReplicaKind, str]]:
     """Return name, kind and GPUs of each replica."""
     counts: Counter[str] = Counter()
     count = gpus_of(planned.calibration)
@@ -85,7 +85,7 @@ def _named(planned: Planned) -> list[tuple[str, Kind, str]]:
     return named
 
 
-def _limit(planned: Planned, kind: Kind, key: str) -> dict[str, int]:
+def _limit(planned: Planned, kind: ReplicaKind, key: str) -> dict[str, int]:
     """Return the limit of the drafter whose acceptance the calibration has, if the context is longer."""
     limit = planned.calibration.method(kind.method).drafter_limit
     longest = planned.max_model_len or planned.calibration.scheduler.max_model_len

@@ -12,8 +12,8 @@ from gateway.config.settings import PolicyReference
 from lab.options.policy import with_seed
 from lab.parallel import all_cores
 from lab.plan.judge import choose, judged, play
-from lab.plan.mixes import USUAL, Kind, Mix, kind_of, kinds, with_schedules
-from lab.plan.result import Objective, Plan
+from lab.plan.mixes import USUAL, Mix, ReplicaKind, kind_of, kinds, with_schedules
+from lab.plan.result import Plan, PlanObjective
 from lab.plan.runner import MixRunner, RunAll
 from lab.plan.search import Split, find_mixes
 from lab.plan.traffic import Windows
@@ -29,12 +29,12 @@ class Planned:
     calibration: Calibration
     max_model_len: int | None  # the longest context that fits beside the weights; None if all of the target's does
     plan: Plan | None  # none if no kind of replica fits
-    kinds: tuple[Kind, ...]  # all kinds, also those that do not fit; mixes are indices of these
+    kinds: tuple[ReplicaKind, ...]  # all kinds, also those that do not fit; mixes are indices of these
     model: str  # name for clients
     policy: Mapping[str, Any]  # content of `policy:` in a pool file
 
     @property
-    def replicas(self) -> tuple[Kind, ...]:
+    def replicas(self) -> tuple[ReplicaKind, ...]:
         """The kind of each planned replica; empty if none fits."""
         return () if self.plan is None else tuple(self.kinds[index] for index in self.plan.chosen)
 
@@ -51,7 +51,7 @@ class Options:
     methods: Sequence[tuple[Method, Sequence[int]]] = USUAL  # methods to try, with their k
     budget: int = 200  # approximate number of mixes to try
     jobs: int | None = None  # processes; None for one per core, 1 for this process
-    objective: Objective = field(default_factory=Objective)
+    objective: PlanObjective = field(default_factory=PlanObjective)
 
 
 def plan_windows(windows: Windows, options: Options) -> Planned:
@@ -91,7 +91,7 @@ def _plan(runner: MixRunner, usable: Sequence[int], run_all: RunAll, present: Mi
     return Plan(runner.kinds, chosen, results, alike, mixed, present, found.tried)
 
 
-def _present(options: Options, known: list[Kind]) -> Mix | None:
+def _present(options: Options, known: list[ReplicaKind]) -> Mix | None:
     """Return the present mix, adding its kinds to `known`."""
     mix = []
     for method, config in options.present:
@@ -103,6 +103,6 @@ def _present(options: Options, known: list[Kind]) -> Mix | None:
     return tuple(sorted(mix)) or None
 
 
-def _same(one: Kind, other: Kind) -> bool:
+def _same(one: ReplicaKind, other: ReplicaKind) -> bool:
     without = [{key: value for key, value in kind.config.items() if key != "model"} for kind in (one, other)]
     return one.method is other.method and one.k == other.k and without[0] == without[1]

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lab.plan.mixes import Kind, Mix
+from lab.plan.mixes import Mix, ReplicaKind
 from lab.simulation.simulate import Replayed, slo_kept
 from lab.statistics import Floats, Interval
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class PlanObjective:
     """The objective: the least mean time to finish, or, with bounds, the most requests that keep their SLO."""
 
     # Bounds in seconds as for `lab.simulation.simulate.slo_kept`; empty for the mean time to finish.
@@ -57,7 +57,7 @@ class JudgedMix:
 class Plan:
     """The mix that serves the traffic best."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[ReplicaKind, ...]
     chosen: Mix  # the planned mix; the first of `judged`
     # The plan, the best others of the search, the best mix with all replicas alike for each method, the best one of
     # several methods, and the present mix, the best first after the plan.

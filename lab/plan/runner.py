@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from backends.drafting.script import BLOCK_TOKENS
-from lab.plan.mixes import Kind, Mix
+from lab.plan.mixes import Mix, ReplicaKind
 from lab.plan.traffic import Windows
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.simulate import Replayed, replay
@@ -19,7 +19,7 @@ from policies.roles import Learner
 _SEEDS_APART = 1_000
 
 
-class Task(NamedTuple):
+class MixTask(NamedTuple):
     """A mix to play."""
 
     mix: Mix
@@ -28,7 +28,7 @@ class Task(NamedTuple):
     seed: int
 
 
-RunAll = Callable[[Sequence[Task]], Sequence[Sequence[Replayed]]]
+RunAll = Callable[[Sequence[MixTask]], Sequence[Sequence[Replayed]]]
 """Runs tasks in parallel; returns the results of each task's counted windows, in the same order."""
 
 
@@ -40,12 +40,12 @@ class MixRunner:
     """
 
     calibration: str
-    kinds: tuple[Kind, ...]
+    kinds: tuple[ReplicaKind, ...]
     policy: str
     settings: PolicySettings
     windows: Windows
 
-    def __call__(self, task: Task) -> list[Replayed]:
+    def __call__(self, task: MixTask) -> list[Replayed]:
         """Run one task; with the same seed, every mix gets the same draws."""
         logging.getLogger("policies").setLevel(logging.ERROR)  # messages about simulated replicas
         pool = [self._replica(f"{self.kinds[kind].method}-{number}", kind) for number, kind in enumerate(task.mix)]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from backends.speculation import Method
-from lab.plan.mixes import Kind, Mix, is_coherent, mixes, neighbours
-from lab.plan.result import Objective
-from lab.plan.runner import RunAll, Task
+from lab.plan.mixes import Mix, ReplicaKind, is_coherent, mixes, neighbours
+from lab.plan.result import PlanObjective
+from lab.plan.runner import MixTask, RunAll
 
 _BEST = 3
 _FINALISTS = 4
@@ -57,12 +57,12 @@ class Found:
 
 
 def find_mixes(
-    kinds: Sequence[Kind],
+    kinds: Sequence[ReplicaKind],
     usable: Sequence[int],
     replicas: int,
     split: Split,
     run_all: RunAll,
-    objective: Objective,
+    objective: PlanObjective,
     *,
     present: Mix | None = None,
     budget: int = 200,
@@ -103,7 +103,7 @@ def find_mixes(
 class _Tried:
     """The costs of mixes tried: of all on a few of the windows, of those that did well on all windows searched."""
 
-    def __init__(self, split: Split, run_all: RunAll, objective: Objective) -> None:
+    def __init__(self, split: Split, run_all: RunAll, objective: PlanObjective) -> None:
         self._split, self._run_all, self._objective = split, run_all, objective
         self.quick: dict[Mix, float] = {}
         self.full: dict[Mix, float] = {}
@@ -128,7 +128,7 @@ class _Tried:
         return sorted(self.quick, key=lambda mix: (mix not in self.full, self.cost(mix), mix))
 
     def _play(self, new: Sequence[Mix], windows: tuple[int, ...], costs: dict[Mix, float]) -> None:
-        results = self._run_all([Task(mix, windows, self._split.learning, 0) for mix in new])
+        results = self._run_all([MixTask(mix, windows, self._split.learning, 0) for mix in new])
         costs.update({mix: self._objective.cost(played) for mix, played in zip(new, results, strict=True)})
 
 

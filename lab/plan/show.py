@@ -7,17 +7,17 @@ from typing import Any
 
 from rich.table import Table
 
-from lab.past.check import Past
+from lab.past.check import PastReplay
 from lab.plan.memory import machine_of
 from lab.plan.mixes import title
 from lab.plan.output import serve_commands
 from lab.plan.planning import Planned
-from lab.plan.result import Objective, Plan
+from lab.plan.result import Plan, PlanObjective
 from lab.plan.words import LEFT_OUT, shown, to_change, verdict
 from lab.report.terminal import report, text_table
 
 
-def show(planned: Planned, objective: Objective, sampled: str, past: Past | None) -> None:
+def show(planned: Planned, objective: PlanObjective, sampled: str, past: PastReplay | None) -> None:
     """Show a plan, after the replay of the past."""
     plan = planned.plan
     known = planned.calibration
@@ -35,7 +35,7 @@ def show(planned: Planned, objective: Objective, sampled: str, past: Past | None
     report("gateway plan", parts, before=past.parts() if past is not None else ())
 
 
-def said(planned: Planned, objective: Objective, past: Past | None) -> str:
+def said(planned: Planned, objective: PlanObjective, past: PastReplay | None) -> str:
     """Return what was found, with the error of the replay of the past and what is assumed of the methods."""
     if planned.plan is None:
         return "Nothing fits."
@@ -44,7 +44,7 @@ def said(planned: Planned, objective: Objective, past: Past | None) -> str:
     return " ".join([found if past is None else past.beside(found), *premises])
 
 
-def _mixes(plan: Plan, objective: Objective) -> Table:
+def _mixes(plan: Plan, objective: PlanObjective) -> Table:
     kept = ["SLO kept"] if objective.slo else []
     table = text_table(["mix", "", "e2e_s", "ttft_s", "tpot_s", *kept, "loss", "worse in"], left=2)
     for one in plan.judged:
@@ -56,7 +56,7 @@ def _mixes(plan: Plan, objective: Objective) -> Table:
     return table
 
 
-def document(planned: Planned, objective: Objective, past: Past | None) -> dict[str, Any]:
+def document(planned: Planned, objective: PlanObjective, past: PastReplay | None) -> dict[str, Any]:
     """Return a plan as JSON."""
     plan, known = planned.plan, planned.kinds
     described: dict[str, Any] = {

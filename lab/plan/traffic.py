@@ -28,7 +28,7 @@ _PAUSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TrafficSample:
     """A sample of a trace."""
 
     windows: Windows
@@ -51,12 +51,12 @@ def sample(
     limit: int | None = None,
     rate: float | None = None,
     speed: float = 1.0,
-) -> Traffic:
+) -> TrafficSample:
     """Take windows of a trace, of the requests that fit into a context."""
     table = requests.where(requests.tokens <= max_model_len)
     parts = evenly(len(table), *_size(replicas, limit))
     windows = [_placed(table[part], table.arrived_at, rate, speed, at) for at, part in enumerate(parts)]
-    return Traffic(one_after_another(windows), len(table), len(requests) - len(table))
+    return TrafficSample(one_after_another(windows), len(table), len(requests) - len(table))
 
 
 def _placed(window: RequestTable, trace_s: Floats, rate: float | None, speed: float, seed: int) -> list[ReplayRequest]:

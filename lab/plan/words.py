@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from lab.plan.mixes import title
-from lab.plan.result import Objective, Plan
+from lab.plan.result import Plan, PlanObjective
 from lab.statistics import Interval
 
 LEFT_OUT = (
@@ -15,7 +15,7 @@ LEFT_OUT = (
 )
 
 
-def verdict(plan: Plan, objective: Objective) -> str:
+def verdict(plan: Plan, objective: PlanObjective) -> str:
     """Return whether all replicas alike are best, and what the best mix of the other sort would lose.
 
     A difference is called one only if its interval excludes nought.
@@ -48,7 +48,7 @@ def to_change(plan: Plan) -> str | None:
     return f"To change: {' -> '.join(title(each, plan.kinds) or 'nothing' for each in (stopped, started))}."
 
 
-def _loses(loss: Interval, objective: Objective) -> str:
+def _loses(loss: Interval, objective: PlanObjective) -> str:
     interval = f"{loss.value:.1%} ({loss.low:.1%} to {loss.high:.1%})"
     return f"keeps the SLO of {interval} fewer requests" if objective.slo else f"takes {interval} longer"
 

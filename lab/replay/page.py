@@ -16,7 +16,7 @@ _SERIES = 8  # colours of lines in the dashboard's `tokens.css`
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PageData:
     """What the page draws."""
 
     # Result by policy or endpoint; those without a served request are left out of the charts.
@@ -33,7 +33,7 @@ class Rows:
 class _Page:
     """The sections of the page."""
 
-    def __init__(self, rows: Rows, names_of: str) -> None:
+    def __init__(self, rows: PageData, names_of: str) -> None:
         self._rows, self._names_of = rows, names_of
         self._played = {name: one for name, one in rows.played.items() if len(one.e2e_s)}
         # Name, colour and dash pattern of each line.

@@ -16,7 +16,7 @@ _DASHES = ("", "6 4", "2 4", "10 4 2 4", "14 5", "1 7")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """One line through `points`, each (x, y); `dash` is the number of a dash pattern, 0 for a solid line."""
 
     label: str
@@ -49,12 +49,12 @@ class Scale:
         return self._first_px + share * (self._last_px - self._first_px)
 
 
-def line_chart(title: str, lines: Sequence[Line], x_label: str) -> str:
+def line_chart(title: str, lines: Sequence[ChartLine], x_label: str) -> str:
     """Draw lines of percentages over a logarithmic axis.
 
     Examples
     --------
-    >>> line_chart("Times", [Line("eagle3", "var(--s1)", [(1, 40.0), (4, 100.0)])], "seconds").count('class="line"')
+    >>> line_chart("Times", [ChartLine("eagle3", "var(--s1)", [(1, 40.0), (4, 9.0)])], "seconds").count('class="line"')
     1
     """
     across = Scale([px for line in lines for px, _ in line.points], _LEFT, _WIDTH - _RIGHT)

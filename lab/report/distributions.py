@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lab.report.charts import Line, line_chart
+from lab.report.charts import ChartLine, line_chart
 from lab.report.page import figure, table
 from lab.statistics import STATISTICS, Floats, summary
 
@@ -59,7 +59,7 @@ def distribution(metric: str, values: Mapping[str, Floats], looks: Looks, names_
     """Return the distributions of a time as a figure with their statistics in a table; empty without values."""
     title, unit, factor = METRICS[metric]
     lines = [
-        Line(name, color, [(factor * value, share) for value, share in points], dash)
+        ChartLine(name, color, [(factor * value, share) for value, share in points], dash)
         for name, color, dash in looks
         if name in values and (points := ecdf(values[name]))
     ]

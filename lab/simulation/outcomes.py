@@ -41,7 +41,7 @@ class Outcomes(NamedTuple):
         return self.replicas.index((name, method)) if (name, method) in self.replicas else len(self.replicas)
 
 
-class Known:
+class TableFacts:
     """What the requests of a table share: names by their numbers, and the tokens per step that replicas had."""
 
     def __init__(self) -> None:

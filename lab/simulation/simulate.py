@@ -29,7 +29,7 @@ from policies.policy import Decision, Outcome, Policy
 from policies.roles import Learner, Maintained
 
 if TYPE_CHECKING:  # importing it compiles code
-    from backends.simulator.engine.replica import Completion, Replica
+    from backends.simulator.engine.replica import Completion, SimulatedReplica
 
 MAINTENANCE_S = 0.5
 """Minimum interval between fits of a policy in virtual seconds, as in the gateway."""
@@ -106,7 +106,7 @@ class _Simulation:
         remembers: bool,
         sent_to: Sequence[int] = (),
     ) -> None:
-        from backends.simulator.engine.fleet import Fleet, Replica  # importing it compiles code
+        from backends.simulator.engine.fleet import Fleet, SimulatedReplica  # importing it compiles code
 
         self._pool = pool
         self._requests = requests
@@ -124,7 +124,9 @@ class _Simulation:
             if spec.kv_blocks is not None:
                 parameters = replace(parameters, kv_blocks=spec.kv_blocks)
             self._replicas.append(
-                Replica(spec.name, calibration, spec.method, spec.config, parameters=parameters, weight=spec.weight)
+                SimulatedReplica(
+                    spec.name, calibration, spec.method, spec.config, parameters=parameters, weight=spec.weight
+                )
             )
         self._fleet = Fleet(self._replicas, seed)
         self._trees = {
@@ -172,7 +174,7 @@ class _Simulation:
         self._output_tokens[number] = request.output_tokens
         self._maintain()
         features = self._features(request) if self._reads_requests else ANY_REQUEST
-        candidates: Sequence[Replica] = self._baselines if request.features.baseline_only else self._replicas
+        candidates: Sequence[SimulatedReplica] = self._baselines if request.features.baseline_only else self._replicas
         if not candidates:
             self.ends.append((number, at_s))
             return

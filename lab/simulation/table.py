@@ -16,7 +16,7 @@ from typing import IO, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from lab.simulation.outcomes import NO_OUTCOME, Known, Outcomes
+from lab.simulation.outcomes import NO_OUTCOME, Outcomes, TableFacts
 from lab.simulation.request import ENDPOINTS, ReplayRequest, replay_request
 from lab.simulation.sessions import Order
 from lab.statistics import Floats
@@ -72,7 +72,7 @@ class RequestTable(Sequence[ReplayRequest]):
     the `request_table` block that created it.
     """
 
-    def __init__(self, rows: npt.NDArray[Any], arrived_s: Floats, known: Known, file: _File) -> None:
+    def __init__(self, rows: npt.NDArray[Any], arrived_s: Floats, known: TableFacts, file: _File) -> None:
         self._rows = rows
         self._arrived_s = arrived_s
         self._shared = self._known, self._file = known, file
@@ -239,7 +239,7 @@ def request_table(records: Iterable[TraceRecord], default_temperature: float) ->
     Requests are sorted by arrival, those without a time first; the sort is stable. Until the table is `paced`, all
     requests arrive at time 0.
     """
-    known = Known()
+    known = TableFacts()
     with tempfile.TemporaryDirectory(prefix="gateway-trace-") as folder:
         path = Path(folder) / "requests"
         with path.open("wb") as file:
@@ -251,7 +251,7 @@ def request_table(records: Iterable[TraceRecord], default_temperature: float) ->
 
 
 def _written(
-    records: Iterable[TraceRecord], default_temperature: float, known: Known, file: IO[bytes]
+    records: Iterable[TraceRecord], default_temperature: float, known: TableFacts, file: IO[bytes]
 ) -> Iterator[tuple[Any, ...]]:
     """Write the requests of records to a file, and yield their rows."""
     sessions: dict[str, int] = {}

@@ -10,7 +10,7 @@ import orjson
 
 from gateway.rooms.recorder.packed import HASH_BITS, pack, unpack
 from gateway.rooms.recorder.schema import VERSION, Hashing
-from lab.trace.record import Speculation, TraceCandidate, TraceRecord
+from lab.trace.record import SpeculationRecord, TraceCandidate, TraceRecord
 from lab.trace.values import (
     describe_type,
     read_count,
@@ -162,10 +162,10 @@ def _steps(value: list[Any]) -> list[int]:
     return [max(1, read_count(emitted)) for emitted in value]  # every step emits a token
 
 
-def _speculation(value: object) -> Speculation:
+def _speculation(value: object) -> SpeculationRecord:
     given = read_object(value)
     known = {name: read(given[name]) for name, read in _SPECULATION.items() if given.get(name) is not None}
-    return Speculation(**known)
+    return SpeculationRecord(**known)
 
 
 def _candidates(value: object) -> tuple[TraceCandidate, ...]:

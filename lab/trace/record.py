@@ -41,7 +41,7 @@ class TraceCandidate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class SpeculationRecord:
     """The engine's report of its speculation on one request; None for values it did not report.
 
     Parameters
@@ -183,7 +183,7 @@ class TraceRecord:
     e2e_s: float | None = None
     queue_s: float | None = None
     waited_s: float | None = None
-    spec: Speculation | None = None
+    spec: SpeculationRecord | None = None
     acceptance: Mapping[str, Sequence[int] | float] = field(default_factory=dict)
     prompt_token_ids: Sequence[int] = ()
     output_token_ids: Sequence[int] = ()

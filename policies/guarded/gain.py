@@ -40,7 +40,7 @@ _Group = tuple[_Sums, _Sums]
 """Neighbouring blocks, which had much the same traffic: under the policy, and under `least_loaded`."""
 
 
-class Gain:
+class GainEstimate:
     """The estimate of a switchback experiment [1]_, from blocks of time.
 
     Blocks are compared with their neighbours only, so that slow changes of the traffic cancel. Within a group, the mean

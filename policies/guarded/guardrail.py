@@ -8,7 +8,7 @@ from typing import Final
 
 from policies.decision import Outcome
 from policies.features.request import RequestFeatures
-from policies.guarded.gain import Comparison, Gain
+from policies.guarded.gain import Comparison, GainEstimate
 from policies.policy import GuardrailSettings
 
 log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class Guardrail:
             self._in_doubt = likely.high < 1.0 if self.frozen else likely.low > 1.0
 
     def _start_over(self) -> None:
-        self._gain = Gain()
+        self._gain = GainEstimate()
         self._blocks: dict[int, _Block] = {}
         self._in_doubt = self._control = False
         self._from_s, self._until_s, self._closed = 0.0, 0.0, 0

@@ -15,7 +15,7 @@ from policies.features.request import TYPICAL_TOKENS
 from policies.learned.known import Known
 from policies.learned.policy import Learned
 from policies.learned.prior import expected_by_k
-from policies.learned.replica import Replica, terms
+from policies.learned.replica import KnownReplica, terms
 from policies.learned.table import TEMPERATURES, answers_of, is_kind, nested, typical, without_client
 from policies.statistics import Key
 
@@ -38,7 +38,7 @@ class GroupBelief:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RequestGroup:
     """Requests of one workload, template and temperature."""
 
     workload: str  # as declared in the header `x-gateway-workload`; empty if it was not
@@ -56,7 +56,7 @@ class Belief:
 
     baseline: str  # the backend that speedups are relative to: the first without speculation, else the first
     batch: float  # requests on each backend at which speedups hold
-    groups: list[Group]  # the groups with the most requests, the largest first
+    groups: list[RequestGroup]  # the groups with the most requests, the largest first
 
 
 def belief_of(learned: Learned, candidates: Sequence[Candidate], batch: float) -> Belief:
@@ -71,18 +71,18 @@ def belief_of(learned: Learned, candidates: Sequence[Candidate], batch: float) -
     groups = []
     for (workload, template, temperature), group in heapq.nlargest(MOST_GROUPS, shown, lambda item: item[1].requests):
         beliefs = [_of_backend(known, one, group, reference, batch) for one in present]
-        groups.append(Group(workload, template, _temperatures(int(temperature)), group.requests, beliefs))
+        groups.append(RequestGroup(workload, template, _temperatures(int(temperature)), group.requests, beliefs))
     return Belief(reference.name, batch, groups)
 
 
-def present_step_s(replica: Replica, requests: int) -> float:
+def present_step_s(replica: KnownReplica, requests: int) -> float:
     """Return the step time that the fit expects of a replica, with the work that it has of this gateway process."""
     batch, sent = max(1, requests), replica.sent
     context_tokens = replica.context_tokens / sent * batch if sent else 0.0
     return sum(terms(replica.cost(batch), (batch, context_tokens, 0.0)))
 
 
-def tokens_per_step(known: Known, replica: Replica, kind: Key, batch: float) -> float:
+def tokens_per_step(known: Known, replica: KnownReplica, kind: Key, batch: float) -> float:
     """Return the tokens per step that a replica is expected to have for requests of a kind, see `without_client`."""
     _, accepted = known.detector.effect(replica.name, 0.0)
     excess = known.per_step.mean(replica.arm, nested((*kind, ""))) + replica.apart
@@ -131,7 +131,9 @@ def _group(kind: Key) -> Key:
     return typical(kind).workload, kind[2], kind[0].partition("/")[0]
 
 
-def _of_backend(known: Known, replica: Replica, group: _Observed, reference: Replica, batch: float) -> GroupBelief:
+def _of_backend(
+    known: Known, replica: KnownReplica, group: _Observed, reference: KnownReplica, batch: float
+) -> GroupBelief:
     """Return what is expected of a backend: the mean over the most frequent kinds, of logarithms."""
     weights = log_speedup = log_tokens = 0.0
     for kind, weight in heapq.nlargest(_MOST_KINDS, group.kinds.items(), lambda item: item[1]):
@@ -155,7 +157,7 @@ def _of_backend(known: Known, replica: Replica, group: _Observed, reference: Rep
     )
 
 
-def _by_k(known: Known, replica: Replica, kind: Key) -> tuple[float, ...]:
+def _by_k(known: Known, replica: KnownReplica, kind: Key) -> tuple[float, ...]:
     """Return the log(tokens per step) of the calibration at each k, for requests of a kind."""
     workload, temperature, prompt_tokens = typical(kind)
     context_tokens = prompt_tokens + TYPICAL_TOKENS / 2

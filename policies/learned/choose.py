@@ -14,7 +14,7 @@ from policies.features.request import RequestFeatures
 from policies.guarded.guardrail import Guardrail
 from policies.learned.cost import Delay, Sum
 from policies.learned.known import Known, Memo
-from policies.learned.table import Kind
+from policies.learned.table import RequestKind
 from policies.load import MIN_WEIGHT, LoadMeter, draw, lowest_propensities
 from policies.trouble.troubles import Troubles
 
@@ -30,7 +30,7 @@ class Chooser:
 
     def delays(
         self, request: RequestFeatures, candidates: Sequence[Candidate], now_s: float
-    ) -> tuple[Kind, list[Delay]]:
+    ) -> tuple[RequestKind, list[Delay]]:
         """Return the kind of a request, and what it takes on each candidate."""
         kind = self._known.kinds.of(request)
         return kind, self._known.delays(request, candidates, kind, now_s, self._meter.oldest_s())

@@ -8,7 +8,7 @@ from typing import Final
 
 from backends.backend import Candidate
 from policies.features.request import RequestFeatures
-from policies.learned.replica import Replica, Work, numbers
+from policies.learned.replica import KnownReplica, Work, numbers
 from policies.learned.settings import Objective
 from policies.learned.undrafted import steps_of
 
@@ -71,7 +71,7 @@ class Delay:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: KnownReplica,
         request: RequestFeatures,
         ask: Ask,
         by_k: Sequence[float],  # log(tokens per step) expected at each k

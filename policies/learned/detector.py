@@ -49,7 +49,7 @@ Found = tuple[float, float]
 """Factor on step times, and share of the drafts accepted as expected."""
 
 
-class Finding:
+class Fault:
     """What was found of a replica."""
 
     def __init__(self, what: str, level: float, now_s: float) -> None:
@@ -154,8 +154,8 @@ class _Watch(Generic[T]):
 
     def __init__(self) -> None:
         self.speed, self.drafting = _Test[T](_MOST_OF_STEPS), _Test[T](_MOST_OF_DRAFTS)
-        self.slow: Finding | None = None
-        self.poor: Finding | None = None
+        self.slow: Fault | None = None
+        self.poor: Fault | None = None
         self.rest_s, self.rests_until_s = REST_S, 0.0
         # Kinds of the answers since the evidence began, and which had few drafts.
         self.answers: deque[tuple[tuple[str, str, str], bool]] = deque()
@@ -177,9 +177,9 @@ class Detector(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self.found: dict[str, tuple[Finding, ...]] = {}  # by replica
+        self.found: dict[str, tuple[Fault, ...]] = {}  # by replica
         self.reasons: dict[str, str] = {}  # in words, of those that are slow or whose drafts are accepted less
-        self.silent: dict[str, Finding] = {}
+        self.silent: dict[str, Fault] = {}
         self._watches: dict[str, _Watch[T]] = {}
         self._sources = Sources()
         self._counts: dict[tuple[str, str, str], _Count] = {}  # by kind
@@ -205,7 +205,7 @@ class Detector(Generic[T]):
         finding = watch.slow
         if finding is None:
             if watch.speed.add(_SLOW_WEIGHT * (level - _SLOW_MIDDLE), level, source, (0, 0)):
-                watch.slow = Finding("slow", watch.speed.level, now_s)
+                watch.slow = Fault("slow", watch.speed.level, now_s)
                 self._alarm(name, watch, watch.slow)
                 watch.speed = _Test(_MOST_OF_STEPS)
         else:
@@ -261,7 +261,7 @@ class Detector(Generic[T]):
                 watch.drafting.reset()
             else:
                 what = "silent" if watch.drafting.level <= SILENT else "poor"
-                finding = watch.poor = Finding(what, watch.drafting.level, now_s)
+                finding = watch.poor = Fault(what, watch.drafting.level, now_s)
                 finding.cause, finding.expected, finding.observed = watch.change, expected, observed
                 self._alarm(name, watch, finding)
                 watch.drafting, watch.answers = _Test(_MOST_OF_DRAFTS), deque()
@@ -319,19 +319,19 @@ class Detector(Generic[T]):
             watch = self._watches[name] = _Watch()
         return watch
 
-    def _alarm(self, name: str, watch: _Watch[T], finding: Finding) -> None:
+    def _alarm(self, name: str, watch: _Watch[T], finding: Fault) -> None:
         watch.rests_until_s = finding.since_s + watch.rest_s
         watch.rest_s = min(LONGEST_S, 2 * watch.rest_s)
         self._list(name, watch.slow, watch.poor)
         log.warning("%s does otherwise than it did: %s", name, finding)
 
-    def _end(self, name: str, watch: _Watch[T], finding: Finding) -> None:
+    def _end(self, name: str, watch: _Watch[T], finding: Fault) -> None:
         self._list(name, watch.slow, watch.poor)
         if not self.found.get(name):
             watch.rest_s = REST_S
         log.warning("%s is as expected again, which was %s", name, finding.what)
 
-    def _list(self, name: str, *findings: Finding | None) -> None:
+    def _list(self, name: str, *findings: Fault | None) -> None:
         """Replace what is found of a replica."""
         found = tuple([one for one in findings if one is not None])
         for table in (self.found, self.reasons, self.silent):

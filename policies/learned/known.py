@@ -12,9 +12,9 @@ from policies.learned.cost import Ask, Delay, coming, crowd_of
 from policies.learned.detector import Detector
 from policies.learned.prefix_memory import PrefixMemory
 from policies.learned.prior import attention_share, expected_of, text_of
-from policies.learned.replica import STEPS, Replica, Work, fit_factors
+from policies.learned.replica import STEPS, KnownReplica, Work, fit_factors
 from policies.learned.shadow_drafting import ShadowBias
-from policies.learned.table import LENGTH, PER_STEP, Groups, Kind, Kinds, Means, Shares, mean_of
+from policies.learned.table import LENGTH, PER_STEP, Groups, Kinds, Means, RequestKind, Shares, mean_of
 from policies.statistics import Statistics
 
 
@@ -34,7 +34,7 @@ class Memo:
 
     __slots__ = ("delay", "is_compared", "kind", "work")
 
-    def __init__(self, kind: Kind, delay: Delay, work: Work | None, *, is_compared: bool) -> None:
+    def __init__(self, kind: RequestKind, delay: Delay, work: Work | None, *, is_compared: bool) -> None:
         self.kind, self.delay = kind, delay
         self.work = work  # None if it was not sent
         self.is_compared = is_compared  # whether it is part of the comparison with `least_loaded`
@@ -49,7 +49,7 @@ class Known:
         self.per_step = Means(PER_STEP, statistics, _MOST_EXCESS)
         self.lengths = Means(LENGTH, statistics, _MOST_LENGTH)
         self.kinds, self.shares = Kinds(), Shares()
-        self.replicas: dict[str, Replica] = {}
+        self.replicas: dict[str, KnownReplica] = {}
         self._of_arm: dict[str, int] = {}  # replicas by arm
         self.prefixes = PrefixMemory()
         self.detector: Detector[Drafted] = Detector()
@@ -62,7 +62,7 @@ class Known:
         self,
         request: RequestFeatures,
         candidates: Sequence[Candidate],
-        kind: Kind,
+        kind: RequestKind,
         now_s: float,
         oldest_s: float,
     ) -> list[Delay]:
@@ -96,7 +96,7 @@ class Known:
             delays.append(Delay(replica, request, ask, by_k, excess, effect, requests, now_s))
         return delays
 
-    def learn_drafts(self, replica: Replica, one: Drafted, now_s: float) -> None:
+    def learn_drafts(self, replica: KnownReplica, one: Drafted, now_s: float) -> None:
         """Learn the tokens per step of an answer: those of its arm, and by how much its replica is apart."""
         means, weight, own = self.per_step, one.weight * one.share, one.weight
         rest = one.excess - means.mean(replica.arm, one.groups)
@@ -157,11 +157,13 @@ class Known:
 
         return work
 
-    def replica(self, candidate: Candidate) -> Replica:
+    def replica(self, candidate: Candidate) -> KnownReplica:
         """Return what is known of a replica; a new one is as the calibration says, and as fast as the pool."""
         replica = self.replicas.get(candidate.name)
         if replica is None:
-            replica = self.replicas[candidate.name] = Replica(candidate, self.calibration, self.prefixes.add_backend())
+            replica = self.replicas[candidate.name] = KnownReplica(
+                candidate, self.calibration, self.prefixes.add_backend()
+            )
             replica.learn(self._usual, 0.0)
             self._of_arm[replica.arm] = self._of_arm.get(replica.arm, 0) + 1
             self._read_apart()

@@ -14,7 +14,7 @@ from policies.learned.detector import EVIDENT_TOKENS
 from policies.learned.known import Drafted, Known, Memo
 from policies.learned.prefix_memory import ESTIMATE
 from policies.learned.prior import expected_by_k
-from policies.learned.replica import STEPS, Replica
+from policies.learned.replica import STEPS, KnownReplica
 from policies.learned.table import ANSWERS, Groups
 
 
@@ -94,7 +94,7 @@ class Lessons:
         weight = _ESTIMATE if outcome.is_estimated else 1.0
         lengths.add("", groups, log, weight * share, weight, now_s)
 
-    def _per_step(self, outcome: Outcome, replica: Replica) -> float | None:
+    def _per_step(self, outcome: Outcome, replica: KnownReplica) -> float | None:
         """Return the tokens per step of an answer within what its replica can give; None if unknown or far beyond."""
         per_step, most = outcome.tokens_per_step, replica.k + 1.0
         if per_step is None:
@@ -110,7 +110,7 @@ class Lessons:
     def _learn_drafts(
         self,
         outcome: Outcome,
-        replica: Replica,
+        replica: KnownReplica,
         groups: Groups,
         per_step: float,
         batch: float,
@@ -151,7 +151,7 @@ class Lessons:
     def _learn_steps(
         self,
         outcome: Outcome,
-        replica: Replica,
+        replica: KnownReplica,
         steps: float,
         met: tuple[float, float, float],
         source: str | None,
@@ -167,7 +167,7 @@ class Lessons:
         if replica.observed >= _KNOWN and not outcome.is_estimated and self._detects:
             self._known.detector.observe_speed(replica.name, step_s / expected_s, source, now_s)
 
-    def _learn_prompt(self, outcome: Outcome, delay: Delay, replica: Replica, now_s: float) -> None:
+    def _learn_prompt(self, outcome: Outcome, delay: Delay, replica: KnownReplica, now_s: float) -> None:
         """Learn the time of a prompt that hardly waited, and what its engine had cached."""
         cached, request = outcome.cached_tokens, outcome.request
         joined_s = (replica.joins if delay.requests else 1.5) * delay.step_s

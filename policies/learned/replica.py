@@ -52,7 +52,7 @@ class Work:
         self.mark = mark
 
 
-class Replica:
+class KnownReplica:
     """What is known of a replica."""
 
     def __init__(self, candidate: Candidate, calibration: str, prefixes: BackendPrefixes) -> None:

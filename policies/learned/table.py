@@ -37,7 +37,7 @@ ANSWERS: Final = Table("answers", 2, half_life_s=7200.0, overflow=lambda key: (*
 """Answers and their tokens, by replica and the key of the finest group without its client."""
 
 
-class Kind:
+class RequestKind:
     """The groups of a request for its tokens per step and for its length, and the key of its answer in `ANSWERS`."""
 
     __slots__ = ("answer", "groups", "lengths")
@@ -52,9 +52,9 @@ class Kinds:
 
     def __init__(self) -> None:
         self._templates: dict[str, bool] = {}  # those seen, and whether more than once
-        self._kinds: dict[tuple[int, str, str, str], Kind] = {}
+        self._kinds: dict[tuple[int, str, str, str], RequestKind] = {}
 
-    def of(self, request: RequestFeatures) -> Kind:
+    def of(self, request: RequestFeatures) -> RequestKind:
         """Return the kind of a request."""
         bins = _bin(TEMPERATURES, request.temperature), _bin(OVERLAPS, request.overlap)
         prompt, limit = bisect_right(PROMPTS, request.prompt_tokens), request.max_tokens
@@ -70,7 +70,7 @@ class Kinds:
             finest = _NAMES[bins[0]][bins[1]], workload, template, client_id(request.client) if request.client else ""
             # By its length a request is known by its prompt and limit, and not by its bins.
             length = request.workload, f"{workload}/{_NUMBERS[bits - 1] if bits else ''}", *finest[2:]
-            found = Kind(nested(finest), nested(length))
+            found = RequestKind(nested(finest), nested(length))
             self._kinds[number, request.workload, template, request.client] = found
         return found
 

@@ -15,7 +15,7 @@ from policies.features.request import TYPICAL_TOKENS
 from policies.learned.cost import weighed
 from policies.learned.known import Known
 from policies.learned.prior import expected_by_k
-from policies.learned.replica import Replica
+from policies.learned.replica import KnownReplica
 from policies.learned.table import OVERLAPS, PROMPTS, TEMPERATURES, Groups, is_kind, typical
 from policies.rules.policy import Thresholds, ThresholdSettings
 from policies.rules.rule import BACKEND
@@ -35,7 +35,7 @@ class Rules(NamedTuple):
     """The rules that the table says, and the kind of request that each is for."""
 
     settings: ThresholdSettings
-    kinds: list[Kind]
+    kinds: list[RuleKind]
     requests: float  # observed
 
     @property
@@ -52,7 +52,7 @@ class NothingLearnedError(Exception):
     """Raised if there are no observations or backends to make rules from."""
 
 
-class Line(NamedTuple):
+class CostLine(NamedTuple):
     """What a request costs on one target: idle, and for each request in flight there, in seconds."""
 
     idle_s: float
@@ -64,13 +64,13 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RuleKind:
     """A kind of request: workloads (of any if empty), and ranges of the bins of `DIMENSIONS`."""
 
     workloads: frozenset[str]
     ranges: tuple[tuple[int, int], ...]
     requests: float  # observed, those of long ago weigh less
-    lines: Mapping[str, Line]  # by target
+    lines: Mapping[str, CostLine]  # by target
 
     @property
     def order(self) -> list[str]:
@@ -108,7 +108,7 @@ class Kind:
         order = sorted(scale, key=scale.__getitem__)
         return {target: max(0.01, round(best / scale[target], 2)) for target in order}, round(slack - 1.0)
 
-    def when(self, all_kinds: Iterable[Kind]) -> dict[str, Any]:
+    def when(self, all_kinds: Iterable[RuleKind]) -> dict[str, Any]:
         """Return the conditions of a rule, without those that all requests of its workloads meet."""
         found: dict[str, Any] = {"workload": sorted(self.workloads)} if self.workloads else {}
         alike = [one for one in all_kinds if not self.workloads or one.workloads & self.workloads]
@@ -131,7 +131,7 @@ class Kind:
         return "".join(char if char.isalnum() or char in "-_" else "_" for char in plain.lower())[:40]
 
 
-def kinds_of(known: Known, candidates: Sequence[Candidate]) -> list[Kind]:
+def kinds_of(known: Known, candidates: Sequence[Candidate]) -> list[RuleKind]:
     """Return the kinds of requests that were seen, those with the most requests first."""
     targets = _targets(known, candidates)
     counts: dict[tuple[str, str], float] = {}
@@ -153,7 +153,7 @@ def kinds_of(known: Known, candidates: Sequence[Candidate]) -> list[Kind]:
         lines = {target: _line(known, replica, (bins, workload), usual[target]) for target, replica in targets.items()}
         prompt, _, name = workload.split("/")
         ranges = tuple([(int(each), int(each)) for each in (*bins.split("/"), prompt)])
-        kinds.append(Kind(frozenset([name]), ranges, count, lines))
+        kinds.append(RuleKind(frozenset([name]), ranges, count, lines))
     return _alike(kinds)
 
 
@@ -184,7 +184,7 @@ def rules_of(known: Known, candidates: Sequence[Candidate]) -> Rules:
     named = _merged([kind for kind in kinds if kind.workloads != {""}], situations)
     unnamed = _merged(_alike([replace(kind, workloads=frozenset()) for kind in kinds]), situations)
     default = _union(unnamed)
-    rules, written, used = list[dict[str, Any]](), list[Kind](), set[str]()
+    rules, written, used = list[dict[str, Any]](), list[RuleKind](), set[str]()
     for group in (named, unnamed):
         for kind in group:
             when = kind.when(group)
@@ -201,19 +201,19 @@ def rules_of(known: Known, candidates: Sequence[Candidate]) -> Rules:
     return Rules(ThresholdSettings.model_validate({"rules": rules}), [*written, default], default.requests)
 
 
-def _targets(known: Known, candidates: Sequence[Candidate]) -> dict[str, Replica]:
+def _targets(known: Known, candidates: Sequence[Candidate]) -> dict[str, KnownReplica]:
     """Return a replica of each target: a method, or a backend where those of a method differ."""
     arms: dict[str, set[str]] = {}
     for one in candidates:
         arms.setdefault(one.method.value, set()).add(arm_of(one))
-    found: dict[str, Replica] = {}
+    found: dict[str, KnownReplica] = {}
     for one in candidates:
         target = one.method.value if len(arms[one.method.value]) == 1 else BACKEND + one.name
         found.setdefault(target, known.replica(one))
     return found
 
 
-def _work(known: Known, replica: Replica, kind: tuple[str, str], batch: float = 6.0) -> tuple[float, float, float]:
+def _work(known: Known, replica: KnownReplica, kind: tuple[str, str], batch: float = 6.0) -> tuple[float, float, float]:
     """Return the steps of a request of a kind, the seconds that it adds to each, and those of its prompt."""
     name, temperature, prompt = typical(kind)
     tokens = TYPICAL_TOKENS * math.exp(known.lengths.mean("", ((), (name,))))
@@ -228,7 +228,7 @@ def _work(known: Known, replica: Replica, kind: tuple[str, str], batch: float = 
     return tokens / per_step, cost.per_request_s + cost.per_context_token_s * context, prefill_s
 
 
-def _line(known: Known, replica: Replica, kind: tuple[str, str], usual: tuple[float, float]) -> Line:
+def _line(known: Known, replica: KnownReplica, kind: tuple[str, str], usual: tuple[float, float]) -> CostLine:
     """Return what a request of a kind costs, beside requests that are as usual there."""
     costs = []
     for level in (LEVELS[0], LEVELS[2]):
@@ -238,10 +238,10 @@ def _line(known: Known, replica: Replica, kind: tuple[str, str], usual: tuple[fl
         own_s = (steps + replica.joins) * (base_s + mine_s) + prefill_s
         costs.append(own_s + level * (shared * (mine_s + usual[1]) + prefill_s))
     each_s = max(1e-9, (costs[1] - costs[0]) / (LEVELS[2] - LEVELS[0]))
-    return Line(max(1e-9, costs[0] - each_s * LEVELS[0]), each_s)
+    return CostLine(max(1e-9, costs[0] - each_s * LEVELS[0]), each_s)
 
 
-def _merged(kinds: list[Kind], situations: Sequence[Mapping[str, float]]) -> list[Kind]:
+def _merged(kinds: list[RuleKind], situations: Sequence[Mapping[str, float]]) -> list[RuleKind]:
     """Return fewer kinds: the two that lose least together become one, until each that is left earns its place."""
     kinds = [*kinds]
     total = sum(_cost(kind, kind, situations) for kind in kinds)
@@ -265,15 +265,15 @@ def _merged(kinds: list[Kind], situations: Sequence[Mapping[str, float]]) -> lis
     return sorted(kinds, key=lambda kind: -kind.requests)
 
 
-def _alike(kinds: Iterable[Kind]) -> list[Kind]:
+def _alike(kinds: Iterable[RuleKind]) -> list[RuleKind]:
     """Return the kinds with those of the same conditions as one, the one with the most requests first."""
-    found: dict[tuple[Any, ...], list[Kind]] = {}
+    found: dict[tuple[Any, ...], list[RuleKind]] = {}
     for kind in kinds:
         found.setdefault((kind.workloads, kind.ranges), []).append(kind)
     return sorted(map(_union, found.values()), key=lambda kind: -kind.requests)
 
 
-def _meet(one: Kind, other: Kind) -> bool:
+def _meet(one: RuleKind, other: RuleKind) -> bool:
     """Return whether requests can be of both kinds."""
     if one.workloads and not one.workloads & other.workloads:
         return False
@@ -281,16 +281,16 @@ def _meet(one: Kind, other: Kind) -> bool:
     return all(first[0] <= second[1] and second[0] <= first[1] for first, second in pairs)
 
 
-def _union(kinds: Sequence[Kind]) -> Kind:
+def _union(kinds: Sequence[RuleKind]) -> RuleKind:
     requests, ranges = sum(one.requests for one in kinds), zip(*[one.ranges for one in kinds], strict=True)
     lines = {
-        target: Line(
+        target: CostLine(
             sum(one.requests * one.lines[target].idle_s for one in kinds) / requests,
             sum(one.requests * one.lines[target].each_s for one in kinds) / requests,
         )
         for target in kinds[0].lines
     }
-    return Kind(
+    return RuleKind(
         frozenset().union(*[one.workloads for one in kinds]),
         tuple([(min(low), max(high)) for low, high in (zip(*pairs, strict=True) for pairs in ranges)]),
         requests,
@@ -304,7 +304,7 @@ def _situations(candidates: Sequence[Candidate]) -> list[dict[str, float]]:
     return [{name: level * rng.uniform(0.3, 1.7) for name in sorted(names)} for level in LEVELS for _ in range(12)]
 
 
-def _cost(kind: Kind, by: Kind, situations: Sequence[Mapping[str, float]]) -> float:
+def _cost(kind: RuleKind, by: RuleKind, situations: Sequence[Mapping[str, float]]) -> float:
     """Return what the requests of a kind cost over idle, relative to their mean, if the weights of another choose."""
     weights, slack = by.weights()
     costs = []

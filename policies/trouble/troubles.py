@@ -55,7 +55,7 @@ _Cell = tuple[str, str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class TroubleFinding:
     """A kind of requests that goes wrong more often on an arm, or on one backend of it, than elsewhere."""
 
     arm: str
@@ -118,7 +118,7 @@ class Troubles:
 
     def __init__(self, statistics: Statistics | None = None) -> None:
         self.statistics = Statistics((TROUBLE,), time.time) if statistics is None else statistics
-        self.found: tuple[Finding, ...] = ()
+        self.found: tuple[TroubleFinding, ...] = ()
         # Good answers since the last bad one, by finding and client: none keeps alive what others no longer see.
         self._good: dict[tuple[str, ...], int] = {}
         self._changed_s: dict[str, float] = {}  # when engines were last others, by backend
@@ -168,11 +168,11 @@ class Troubles:
         self._good.clear()
         return True
 
-    def at(self, backend: Candidate) -> list[Finding]:
+    def at(self, backend: Candidate) -> list[TroubleFinding]:
         """Return what goes wrong on a backend."""
         return [each for each in self.found if each.arm == arm_of(backend) and each.backend in {"", backend.name}]
 
-    def risk(self, request: RequestFeatures, backend: Candidate) -> Finding | None:
+    def risk(self, request: RequestFeatures, backend: Candidate) -> TroubleFinding | None:
         """Return what is most likely to go wrong with a request on a backend; None if nothing is known."""
         arm, shape, client = arm_of(backend), request.shape, request.client
         found = [each for each in self.found if each.concerns(arm, backend.name, shape, client)]
@@ -221,7 +221,7 @@ class Troubles:
 _Row = tuple[Key, Sums]
 
 
-def _find(buckets: dict[Key, Sums]) -> Iterator[Finding]:
+def _find(buckets: dict[Key, Sums]) -> Iterator[TroubleFinding]:
     """Yield what goes wrong with the requests of all, and then what else does with those of each client."""
     by_client: dict[str, list[_Row]] = {}
     for key, sums in buckets.items():
@@ -237,7 +237,7 @@ def _find(buckets: dict[Key, Sums]) -> Iterator[Finding]:
                 yield replace(each, client=client)
 
 
-def _strongest_first(rows: list[_Row], index: int, clients: int, *, is_shared: bool) -> Iterator[Finding]:
+def _strongest_first(rows: list[_Row], index: int, clients: int, *, is_shared: bool) -> Iterator[TroubleFinding]:
     """Yield what goes wrong, the strongest first; what one finding explains is not counted for another."""
     for _ in range(_MOST_FINDINGS):
         is_enough = sum(sums[index] for _, sums in rows) >= _LEAST_BAD
@@ -248,7 +248,7 @@ def _strongest_first(rows: list[_Row], index: int, clients: int, *, is_shared: b
         rows = _unexplained(rows, [found])
 
 
-def _unexplained(rows: list[_Row], found: Sequence[Finding]) -> list[_Row]:
+def _unexplained(rows: list[_Row], found: Sequence[TroubleFinding]) -> list[_Row]:
     """Return the rows that no finding concerns."""
     return [
         (key, sums)
@@ -261,7 +261,7 @@ _Totals = dict[_Cell, list[float]]
 """Tries, how many had a problem, the seconds lost, and how many had any, by cell."""
 
 
-def _strongest(rows: Iterable[_Row], index: int, clients: int, *, is_shared: bool) -> Finding | None:
+def _strongest(rows: Iterable[_Row], index: int, clients: int, *, is_shared: bool) -> TroubleFinding | None:
     """Return the cell with the strongest evidence for a problem, if it is strong enough; else None.
 
     Of rows that are shared, the evidence must hold without each of their clients.
@@ -291,7 +291,7 @@ def _strongest(rows: Iterable[_Row], index: int, clients: int, *, is_shared: boo
             tries, bad = (sum(weights[client] * total[place] for client, total in own.items()) for place in (0, 1))
         found_here = log_evidence(bad, tries, _null(cells, cell))
         if found_here > evidence + 1e-9 and not (is_shared and _is_of_one(of_clients, cell)):
-            best = Finding(*cell, PROBLEMS[index - 1], bad, tries, lost_s / all_bad)
+            best = TroubleFinding(*cell, PROBLEMS[index - 1], bad, tries, lost_s / all_bad)
             evidence = found_here
     return best
 

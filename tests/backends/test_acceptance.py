@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from backends.engine_metrics import WINDOW_S, Acceptance, AcceptanceOfLate, EngineMetrics
+from backends.engine_metrics import WINDOW_S, AcceptanceOfLate, CountedAcceptance, EngineMetrics
 
 # As vLLM 0.32 counted after 24 answers.
 NGRAM = EngineMetrics(
@@ -16,15 +16,15 @@ BASELINE = EngineMetrics(generation_tokens=6844, first_steps=32, later_steps=681
 
 
 def test_steps_that_drafted_nothing_count_with_and_without_a_count_of_steps() -> None:
-    found = Acceptance.between(replace(NGRAM, **dict.fromkeys(COUNTS, 0)), NGRAM)
+    found = CountedAcceptance.between(replace(NGRAM, **dict.fromkeys(COUNTS, 0)), NGRAM)
     assert found is not None
     assert found.tokens_per_step == pytest.approx(5244 / 3543)
     assert found.rate == pytest.approx(1714 / 2801)
     older = replace(NGRAM, later_steps=None)
-    found = Acceptance.between(EngineMetrics(), older)
+    found = CountedAcceptance.between(EngineMetrics(), older)
     assert found is not None
     assert found.tokens_per_step == pytest.approx(5244 / (5244 - 1714))
-    assert Acceptance.between(EngineMetrics(later_steps=0), BASELINE) == Acceptance(1.0, None, ())
+    assert CountedAcceptance.between(EngineMetrics(later_steps=0), BASELINE) == CountedAcceptance(1.0, None, ())
 
 
 COUNTS = ("generation_tokens", "drafts", "draft_tokens", "accepted_tokens", "first_steps", "later_steps")
@@ -37,14 +37,14 @@ def test_positions_that_an_engine_reports_later_count_from_zero() -> None:
     after = EngineMetrics(
         generation_tokens=60, drafts=20, draft_tokens=40, accepted_tokens=18, accepted_per_position=(13, 3, 2)
     )
-    found = Acceptance.between(before, after)
+    found = CountedAcceptance.between(before, after)
     assert found is not None
     assert found.by_position == (0.8, 0.3, 0.2)
 
 
 def test_an_engine_without_output_or_counters_has_none() -> None:
-    assert Acceptance.between(EngineMetrics(), EngineMetrics()) is None
-    assert Acceptance.between(None, EngineMetrics(generation_tokens=3)) is None
+    assert CountedAcceptance.between(EngineMetrics(), EngineMetrics()) is None
+    assert CountedAcceptance.between(None, EngineMetrics(generation_tokens=3)) is None
 
 
 def test_only_the_last_minute_counts() -> None:

@@ -3,7 +3,7 @@ import pytest
 from backends.backend import Backend
 from backends.calibration.load import load_calibration
 from backends.draft_schedule import DraftSchedule, draft_schedule, k_by_batch
-from backends.simulator.engine.replica import Replica
+from backends.simulator.engine.replica import SimulatedReplica
 from backends.speculation import Method
 
 RANGES = [[1, 2, 3], [5, 6, 1]]
@@ -34,6 +34,6 @@ def test_a_schedule_is_empty_where_k_is_fixed() -> None:
 def test_candidates_have_the_schedule_of_their_config() -> None:
     expected = draft_schedule(Method.EAGLE3, CONFIG)
     backend = Backend("a", "m", Method.EAGLE3, "http://x", num_speculative_tokens=4, speculative_config=CONFIG)
-    replica = Replica("a", load_calibration("llama-3.1-8b-h100"), Method.EAGLE3, CONFIG)
+    replica = SimulatedReplica("a", load_calibration("llama-3.1-8b-h100"), Method.EAGLE3, CONFIG)
     assert backend.draft_schedule == replica.draft_schedule == expected
     assert Backend("a", "m", Method.EAGLE3, "http://x").draft_schedule == DraftSchedule(3)

@@ -10,7 +10,7 @@ import yaml
 
 from backends.calibration.calibration import Calibration
 from backends.launch.supervisor import Launcher
-from backends.simulator.engine.fleet import Fleet, Replica
+from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
 from benchmarks.vllm_cpu import measure
 from benchmarks.vllm_cpu.calibrate import TEMPLATE
@@ -45,7 +45,7 @@ def cell(concurrency: int, turn: int, answers: list[Answer], foreign_share: floa
 def play(calibration: Calibration, silent: Cell) -> Cell:
     """Return the cell as answered by a simulated engine, with chunk times as the load generator records them."""
     [(_, requests)] = scripts([silent], Method.BASELINE, calibration)
-    fleet = Fleet([Replica("a", calibration, Method.BASELINE)])
+    fleet = Fleet([SimulatedReplica("a", calibration, Method.BASELINE)])
     now_s, coming, by_id = 0.0, iter(zip(requests, silent.answers, strict=True)), {}
     idle = silent.concurrency
     while True:

@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 from backends.launch.ports import free_port
-from lab.demo.requests import CHAT, EDITS, MODEL, Kind
+from lab.demo.requests import CHAT, EDITS, MODEL, DemoKind
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until
 from tests.support.deploy_tools import tool
 
@@ -63,7 +63,7 @@ class Served:
         return f"http://127.0.0.1:{self._port}"
 
 
-def _body(kind: Kind, random: Random) -> dict[str, object]:
+def _body(kind: DemoKind, random: Random) -> dict[str, object]:
     return {
         "model": MODEL,
         "messages": kind.messages(random),

@@ -9,7 +9,7 @@ from backends.drafting.script import Script
 from backends.simulator.engine import draws
 from backends.simulator.engine.compiled import compiled
 from backends.simulator.engine.fleet import Fleet
-from backends.simulator.engine.state import State
+from backends.simulator.engine.state import FleetState
 
 
 def drawn_script(
@@ -29,7 +29,7 @@ def drawn_script(
 
 @compiled
 def _draw(
-    state: State,
+    state: FleetState,
     seed: int,
     request_id: int,
     profile: int,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from backends.calibration.load import load_calibration
-from backends.simulator.engine.fleet import Completion, Fleet, Replica
+from backends.simulator.engine.fleet import Completion, Fleet, SimulatedReplica
 from backends.speculation import Method
 from benchmarks.virtual_time import Arrival, Timeline, run_fleet
 from lab.simulation.simulate import outcome_of
@@ -37,21 +37,22 @@ class Call:
     prefix_blocks: tuple[int, ...] = ()
 
 
-def replicas(calibration: str = CALIBRATION, *parts: tuple[str, Method, int]) -> list[Replica]:
+def replicas(calibration: str = CALIBRATION, *parts: tuple[str, Method, int]) -> list[SimulatedReplica]:
     """Return the replicas given by `parts` (name, method, k); by default `FOUR`."""
     known = load_calibration(calibration)
     return [
-        Replica(name, known, method, {"num_speculative_tokens": k} if k else None) for name, method, k in parts or FOUR
+        SimulatedReplica(name, known, method, {"num_speculative_tokens": k} if k else None)
+        for name, method, k in parts or FOUR
     ]
 
 
-def slowed(replica: Replica, times: float) -> Replica:
+def slowed(replica: SimulatedReplica, times: float) -> SimulatedReplica:
     """Return a copy of a replica whose steps take `times` as long."""
     step = replica.parameters.step
     slow = step.model_copy(update={"base_s": times * step.base_s, "overhead_s": times * step.overhead_s})
     parameters = replace(replica.parameters, step=slow)
     (intact,) = replicas("llama-3.1-8b-h100", (replica.name, replica.method, replica.num_speculative_tokens))
-    return Replica(
+    return SimulatedReplica(
         replica.name, intact._calibration, replica.method, intact._config, parameters=parameters, weight=replica.weight
     )
 
@@ -82,7 +83,7 @@ def calls(count: int, per_s: float, seed: int, workloads: tuple[str, ...] = ("co
 
 
 def play(
-    policy: Policy, pool: list[Replica], requests: list[Call], seed: int = 0, *, maintenance: int = 25
+    policy: Policy, pool: list[SimulatedReplica], requests: list[Call], seed: int = 0, *, maintenance: int = 25
 ) -> tuple[Timeline, list[Decision]]:
     """Send requests by a policy and run the pool until all have ended; fit the policy every `maintenance` requests.
 

@@ -12,7 +12,7 @@ import numpy as np
 from backends.drafting.script import BLOCK_TOKENS
 from backends.simulator.engine import draws
 from backends.simulator.engine.compiled import compiled
-from backends.simulator.engine.state import NONE, Record, State
+from backends.simulator.engine.state import NONE, FleetState, Record
 
 
 @compiled
@@ -22,7 +22,7 @@ def _home(replica: Record, block: int) -> int:
 
 
 @compiled
-def find(state: State, replica: Record, block: int) -> int:
+def find(state: FleetState, replica: Record, block: int) -> int:
     """Return the index entry that holds `block`, or the empty entry where it would go."""
     at = _home(replica, block)
     while True:
@@ -33,7 +33,7 @@ def find(state: State, replica: Record, block: int) -> int:
 
 
 @compiled
-def _unlink(state: State, replica: Record, node: int) -> None:
+def _unlink(state: FleetState, replica: Record, node: int) -> None:
     before, after = state.nodes[node].before, state.nodes[node].after
     if before == NONE:
         replica.oldest = after
@@ -47,7 +47,7 @@ def _unlink(state: State, replica: Record, node: int) -> None:
 
 
 @compiled
-def _forget_oldest(state: State, replica: Record) -> None:
+def _forget_oldest(state: FleetState, replica: Record) -> None:
     """Evict the least recently used prefix block."""
     node = replica.oldest
     replica.evicted_s = max(replica.evicted_s, state.nodes[node].used_s)
@@ -70,7 +70,7 @@ def _forget_oldest(state: State, replica: Record) -> None:
 
 
 @compiled
-def take(state: State, replica: Record, count: int) -> None:
+def take(state: FleetState, replica: Record, count: int) -> None:
     """Take private blocks, evicting unused prefixes if necessary; the caller has checked that they are free."""
     replica.used += count
     while replica.used + replica.remembered > replica.kv_blocks:
@@ -78,7 +78,7 @@ def take(state: State, replica: Record, count: int) -> None:
 
 
 @compiled
-def clear(state: State, replica: Record) -> None:
+def clear(state: FleetState, replica: Record) -> None:
     """Evict all blocks without users."""
     replica.restarted = 0
     while replica.remembered:
@@ -86,7 +86,7 @@ def clear(state: State, replica: Record) -> None:
 
 
 @compiled
-def share(state: State, replica: Record, block: int) -> None:
+def share(state: FleetState, replica: Record, block: int) -> None:
     """Add a user to a block that is in the cache."""
     node = state.index[replica.index + find(state, replica, block)]
     if state.nodes[node].users == 0:
@@ -96,7 +96,7 @@ def share(state: State, replica: Record, block: int) -> None:
 
 
 @compiled
-def _release(state: State, replica: Record, block: int) -> None:
+def _release(state: FleetState, replica: Record, block: int) -> None:
     """Remove a user from a shared block."""
     node = state.index[replica.index + find(state, replica, block)]
     state.nodes[node].users -= 1
@@ -115,7 +115,7 @@ def _release(state: State, replica: Record, block: int) -> None:
 
 
 @compiled
-def publish(state: State, replica: Record, request: Record) -> None:
+def publish(state: FleetState, replica: Record, request: Record) -> None:
     """Share the computed full blocks of a request."""
     full = min(request.computed // BLOCK_TOKENS, request.prefix_blocks)
     for number in range(request.published, full):
@@ -144,7 +144,7 @@ def held(tokens: int) -> int:
 
 
 @compiled
-def leave(state: State, replica: Record, request: Record) -> None:
+def leave(state: FleetState, replica: Record, request: Record) -> None:
     """Free the blocks of a request."""
     if request.prefix_blocks and replica.prefix_caching:
         publish(state, replica, request)

@@ -14,7 +14,7 @@ from backends.calibration.draft_profile import DraftProfile
 from backends.drafting.script import BLOCK_TOKENS, Script, plain_steps
 from backends.simulator.engine import choice, kernel
 from backends.simulator.engine.arena import Arena
-from backends.simulator.engine.replica import Completion, Replica
+from backends.simulator.engine.replica import Completion, SimulatedReplica
 from backends.simulator.engine.state import (
     DRAWN,
     NODE,
@@ -22,13 +22,13 @@ from backends.simulator.engine.state import (
     PROFILE,
     REPLICA,
     REQUEST,
+    FleetState,
     Records,
-    State,
     replica_record,
 )
-from backends.simulator.engine.step import Admission, Counters, Emission, Step
+from backends.simulator.engine.step import Admission, Counters, Emission, EngineStep
 
-__all__ = ["Admission", "Completion", "Counters", "Emission", "Fleet", "Replica", "Step", "load_rules"]
+__all__ = ["Admission", "Completion", "Counters", "Emission", "EngineStep", "Fleet", "SimulatedReplica", "load_rules"]
 
 _UNSTARTED = (0,) * (len(REQUEST.names or ()) - 16)
 
@@ -44,14 +44,14 @@ class Fleet:
     >>> from backends.calibration.load import load_calibration
     >>> from backends.speculation import Method
     >>> calibration = load_calibration("llama-3.1-8b-h100")
-    >>> fleet = Fleet([Replica("a", calibration, Method.BASELINE), Replica("b", calibration, Method.BASELINE)])
+    >>> fleet = Fleet([SimulatedReplica(name, calibration, Method.BASELINE) for name in "ab"])
     >>> request_id = fleet.submit(0, prompt_tokens=100, output_tokens=20, arrived_s=0.0)
     >>> [completion] = fleet.advance(math.inf)
     >>> completion.request_id == request_id, completion.steps
     (True, 20)
     """
 
-    def __init__(self, replicas: Sequence[Replica], seed: int = 0, report_every_s: float = 2.0) -> None:
+    def __init__(self, replicas: Sequence[SimulatedReplica], seed: int = 0, report_every_s: float = 2.0) -> None:
         if not replicas:
             raise ValueError("a fleet has at least one replica")
         self.replicas = tuple(replicas)  # idle replicas that belong to no other fleet
@@ -63,7 +63,7 @@ class Fleet:
             row[: len(each.k_by_batch)] = each.k_by_batch
         self._steps = Arena(np.int16)
         self._blocks = Arena(np.int64)
-        self._state = State(
+        self._state = FleetState(
             replicas=_table([replica_record(each) for each in parameters]),
             requests=np.zeros(1024, REQUEST),
             batches=np.zeros((len(replicas), max(each.max_num_seqs for each in parameters)), np.int32),
@@ -162,7 +162,7 @@ class Fleet:
             completions.sort(key=lambda completion: completion.ended_s)
         return completions
 
-    def step(self, now_s: float) -> Step | None:
+    def step(self, now_s: float) -> EngineStep | None:
         """Begin the next step of a fleet of one at `now_s`; return None if there is nothing to run.
 
         The fleet's clock is then that of the caller, who calls again when the step has ended. Requests submitted or
@@ -195,7 +195,7 @@ class Fleet:
         )
         emissions = list(map(Emission._make, np.stack(columns, axis=1)[tokens > 0].tolist()))
         names = ("drafted_k", "batch_tokens", "context_tokens")
-        return Step(float(record["step_s"]), emissions, admitted, *(int(record[name]) for name in names))
+        return EngineStep(float(record["step_s"]), emissions, admitted, *(int(record[name]) for name in names))
 
     def cancel(self, request_id: int) -> None:
         """Drop a request and free its blocks at once; does nothing if it is unknown or finished."""
@@ -385,7 +385,7 @@ def _table(records: Sequence[Records]) -> Records:
     return table
 
 
-def load_rules(replica: Replica) -> None:
+def load_rules(replica: SimulatedReplica) -> None:
     """Load the compiled step rules, so that no step waits for them; of several processes the first compiles."""
     with Path(kernel.__file__).open("rb") as source:
         fcntl.flock(source, fcntl.LOCK_EX)

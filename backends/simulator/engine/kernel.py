@@ -8,12 +8,12 @@ import numpy.typing as npt
 from backends.drafting.script import BLOCK_TOKENS
 from backends.simulator.engine import blocks, draws
 from backends.simulator.engine.compiled import compiled
-from backends.simulator.engine.state import NONE, Floats, Record, Records, State
+from backends.simulator.engine.state import NONE, FleetState, Floats, Record, Records
 from backends.simulator.engine.verification import choose_verified, tokens_s
 
 
 @compiled
-def _admit(state: State, replica: Record, batch: npt.NDArray[np.int32], budget: int) -> None:
+def _admit(state: FleetState, replica: Record, batch: npt.NDArray[np.int32], budget: int) -> None:
     """Admit from the queue by priority and arrival while requests, tokens and blocks allow.
 
     An asynchronous scheduler has decided on this step when the one before it began.
@@ -74,7 +74,7 @@ def _drafts(replica: Record, request: Record) -> bool:
 
 
 @compiled
-def _step(state: State, number: int, ended: int) -> int:  # noqa: PLR0912, PLR0915 -- one pass over the batch
+def _step(state: FleetState, number: int, ended: int) -> int:  # noqa: PLR0912, PLR0915 -- one pass over the batch
     """Schedule and run one iteration if there is anything to run; return the number of used entries of `finished`."""
     replica = state.replicas[number]
     batch = state.batches[number]
@@ -269,7 +269,7 @@ def advance(  # noqa: PLR0917 -- passing a tuple of arrays to numba takes four t
     finished: npt.NDArray[np.int32],
 ) -> int:
     """Begin every step that starts before `until_s`, given the fields of `State`."""
-    state = State(
+    state = FleetState(
         replicas,
         requests,
         batches,
@@ -320,7 +320,7 @@ def enqueue(replicas: Records, requests: Records, profiles: Records, slot: int, 
 
 
 @compiled
-def cancel(state: State, request_id: int) -> int:
+def cancel(state: FleetState, request_id: int) -> int:
     """Remove a request from its batch or queue and free its blocks; return its slot, NONE if it is not there."""
     for number in range(len(state.replicas)):
         replica = state.replicas[number]

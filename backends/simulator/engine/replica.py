@@ -49,7 +49,7 @@ class Completion(NamedTuple):
         return (self.output_tokens - 1) / (self.steps - 1) if self.steps > 1 else None
 
 
-class Replica:
+class SimulatedReplica:
     """One engine of a fleet, as a policy sees it (a `backends.backend.Candidate`).
 
     `in_flight` is exact, as in a gateway that is alone; `load` is the engine's last report.

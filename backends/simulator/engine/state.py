@@ -157,7 +157,7 @@ NODE = np.dtype(
 )
 
 
-class State(NamedTuple):
+class FleetState(NamedTuple):
     """The arrays of a fleet."""
 
     # replicas, requests, profiles, nodes: records; requests by slot, nodes of all replicas one after another.

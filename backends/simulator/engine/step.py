@@ -29,7 +29,7 @@ class Admission(NamedTuple):
     cached_tokens: int
 
 
-class Step(NamedTuple):
+class EngineStep(NamedTuple):
     """One iteration. All of it is known when it begins; its tokens exist when it ends."""
 
     duration_s: float  # duration in seconds

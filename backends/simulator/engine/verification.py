@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from backends.simulator.engine import draws
 from backends.simulator.engine.compiled import compiled
-from backends.simulator.engine.state import NONE, Floats, Record, State
+from backends.simulator.engine.state import NONE, FleetState, Floats, Record
 
 
 @compiled
-def _confidence(state: State, request: Record, position: int, chance: float, accepted: int) -> float:
+def _confidence(state: FleetState, request: Record, position: int, chance: float, accepted: int) -> float:
     """Return the engine's confidence that a draft token is accepted if those before it are.
 
     The engine knows the token's hardness to within a window; see `Acceptance.confidence_window`.
@@ -37,7 +37,7 @@ def _confidence(state: State, request: Record, position: int, chance: float, acc
 
 
 @compiled
-def _chance(state: State, request: Record, position: int, odds: float) -> float:
+def _chance(state: FleetState, request: Record, position: int, odds: float) -> float:
     """Return the probability that the draft token at a position is accepted if those before it are."""
     rate = state.accepted[request.profile, position]
     return float(rate * odds * state.profiles[request.profile].factor / (1.0 - rate + rate * odds))
@@ -66,7 +66,7 @@ def _profiled_s(replica: Record, tokens: int) -> float:
 
 @compiled
 def _rank_drafts(
-    state: State, replica: Record, batch: npt.NDArray[np.int32], survival: Floats, ranked: Floats
+    state: FleetState, replica: Record, batch: npt.NDArray[np.int32], survival: Floats, ranked: Floats
 ) -> tuple[int, int, int]:
     """Fill in how probably each draft token survives, by request, shape (running, k), and of all, descending."""
     count = tokens = emitting = 0
@@ -103,7 +103,7 @@ def _rank_drafts(
 
 
 @compiled
-def choose_verified(state: State, replica: Record, batch: npt.NDArray[np.int32]) -> None:
+def choose_verified(state: FleetState, replica: Record, batch: npt.NDArray[np.int32]) -> None:
     """Choose how many draft tokens of each request are verified, as vLLM's adaptive verification does.
 
     Draft tokens are ranked by the probability that they survive. Of those in front, as many are verified as give the

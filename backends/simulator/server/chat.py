@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from backends.simulator.server.compose import Answer
+from backends.simulator.server.compose import ComposedAnswer
 from backends.simulator.server.driver import Emitted, Play
 from backends.simulator.server.protocol import ChatBody
-from backends.simulator.server.rendering import Reply, event, tool_call_id
+from backends.simulator.server.rendering import RenderedReply, event, tool_call_id
 
 _CHUNK = "chat.completion.chunk"
 
 
-def chat_body(reply: Reply[ChatBody], plays: Sequence[Play]) -> dict[str, Any]:
+def chat_body(reply: RenderedReply[ChatBody], plays: Sequence[Play]) -> dict[str, Any]:
     """Return a complete chat completion."""
     with_ids = reply.body.return_token_ids
     choices = [
@@ -35,7 +35,7 @@ def chat_body(reply: Reply[ChatBody], plays: Sequence[Play]) -> dict[str, Any]:
     }
 
 
-def _message(answer: Answer) -> dict[str, Any]:
+def _message(answer: ComposedAnswer) -> dict[str, Any]:
     if answer.tool is None:
         return {"role": "assistant", "content": answer.text}
     function = {"name": answer.tool.name, "arguments": answer.arguments}
@@ -46,7 +46,7 @@ def _message(answer: Answer) -> dict[str, Any]:
 class ChatStream:
     """A chat completion as server-sent events: a chunk with the role, one for each step, and one with the usage."""
 
-    def __init__(self, reply: Reply[ChatBody]) -> None:
+    def __init__(self, reply: RenderedReply[ChatBody]) -> None:
         self._reply = reply
         self._begun = False
         self._named: set[int] = set()  # choices whose tool has been named

@@ -7,12 +7,12 @@ from typing import Any
 
 from backends.simulator.server.driver import Emitted, Play
 from backends.simulator.server.protocol import CompletionBody
-from backends.simulator.server.rendering import Reply, event
+from backends.simulator.server.rendering import RenderedReply, event
 
 _KIND = "text_completion"
 
 
-def completion_body(reply: Reply[CompletionBody], plays: Sequence[Play]) -> dict[str, Any]:
+def completion_body(reply: RenderedReply[CompletionBody], plays: Sequence[Play]) -> dict[str, Any]:
     """Return a complete completion."""
     with_ids = reply.body.return_token_ids
     choices = [
@@ -32,7 +32,7 @@ def completion_body(reply: Reply[CompletionBody], plays: Sequence[Play]) -> dict
 class CompletionStream:
     """A completion as server-sent events: a chunk for each step, and one with the usage."""
 
-    def __init__(self, reply: Reply[CompletionBody]) -> None:
+    def __init__(self, reply: RenderedReply[CompletionBody]) -> None:
         self._reply = reply
 
     def step(self, emitted: Emitted) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backends.calibration.calibration import Kind
-from backends.simulator.server.protocol import ChatBody, CompletionBody, RequestError, TextBody, token_limit
+from backends.simulator.server.protocol import ChatBody, CompletionBody, InvalidRequestError, TextBody, token_limit
 from backends.simulator.text import task
 from backends.simulator.text.model import Sampling, TargetModel
 from backends.simulator.text.structured import ToolCall, json_text, tool_call
@@ -16,7 +16,7 @@ from backends.simulator.text.tokenizer import END_OF_TURN
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """The model of a replica and its limits."""
 
     model: TargetModel
@@ -31,14 +31,14 @@ class Served:
             return self.names[0]
         if asked not in self.names:
             message = f"The model `{asked}` does not exist. Valid aliases: {', '.join(self.names)}."
-            raise RequestError(message, "model", kind="NotFoundError", code=404)
+            raise InvalidRequestError(message, "model", kind="NotFoundError", code=404)
         return asked
 
     def known(self, ids: list[int]) -> list[int]:
         """Return token ids, all of which are in the vocabulary."""
         for token in ids:
             if not 0 <= token < len(self.model.tokenizer):
-                raise RequestError(f"Token id {token} is out of vocabulary")
+                raise InvalidRequestError(f"Token id {token} is out of vocabulary")
         return ids
 
     def temperature(self, body: TextBody) -> float:
@@ -47,7 +47,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ComposedAnswer:
     """One choice of an answer."""
 
     prompt_ids: list[int]
@@ -73,7 +73,7 @@ class Answer:
         return self.text[self.tool.start : self.tool.end]
 
 
-def compose_chat(served: Served, body: ChatBody) -> list[Answer]:
+def compose_chat(served: ServedModel, body: ChatBody) -> list[ComposedAnswer]:
     """Compose the choices of a chat completion."""
     tokenizer = served.model.tokenizer
     tools = [] if body.tool_choice == "none" else body.tools or []
@@ -90,14 +90,14 @@ def compose_chat(served: Served, body: ChatBody) -> list[Answer]:
     return [replace(each, finish_reason="tool_calls") if each.tool is not None else each for each in composed]
 
 
-def compose_completion(served: Served, body: CompletionBody) -> list[Answer]:
+def compose_completion(served: ServedModel, body: CompletionBody) -> list[ComposedAnswer]:
     """Compose the choices of a completion: `n` for each prompt, prompt by prompt."""
     tokenizer, prompt = served.model.tokenizer, body.prompt
     prompts: Sequence[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
     answers = []
     for ids in [tokenizer.encode(each) if isinstance(each, str) else each for each in prompts]:
         if not ids:
-            raise RequestError("The decoder prompt cannot be empty", "prompt")
+            raise InvalidRequestError("The decoder prompt cannot be empty", "prompt")
         text = tokenizer.decode(served.known(ids))
         limit = token_limit(body.max_tokens, len(ids), served.max_model_len)
         answers += [_compose(served, body, ids, limit, text, index) for index in range(body.n)]
@@ -108,24 +108,24 @@ def _checked(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any]
     try:
         return tool_call(tools, choice, request)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RequestError(f"Invalid JSON schema of a tool: {error}", "tools") from error
+        raise InvalidRequestError(f"Invalid JSON schema of a tool: {error}", "tools") from error
 
 
 def _compose(
-    served: Served,
+    served: ServedModel,
     body: TextBody,
     prompt_ids: list[int],
     limit: int,
     request: str,
     index: int,
     call: ToolCall | None = None,
-) -> Answer:
+) -> ComposedAnswer:
     """Compose choice `index`."""
     model = served.model
     try:
         forced = call.text if call is not None else json_text(body.response_format, request)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RequestError(f"Invalid JSON schema for a structured output: {error}", "response_format") from error
+        raise InvalidRequestError(f"Invalid JSON schema for a structured output: {error}", "response_format") from error
     if forced is None:
         sampling = Sampling(served.temperature(body), body.top_p or 1.0, body.seed, index)
         writing = model.write(prompt_ids, sampling, limit, endless=body.ignore_eos)
@@ -140,7 +140,7 @@ def _compose(
         text = text[: text.index(stop)]
         ids, stopped, lengths = ids[:tokens], True, [min(length, len(text)) for length in lengths[:tokens]]
     done = "stop" if stopped else "length"
-    return Answer(prompt_ids, ids, text, lengths, kind, done, stop, call if stopped and stop is None else None)
+    return ComposedAnswer(prompt_ids, ids, text, lengths, kind, done, stop, call if stopped and stop is None else None)
 
 
 def _first_stop(text: str, stops: Sequence[str]) -> str | None:

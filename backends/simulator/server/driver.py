@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from backends.backend import EngineLoad
 from backends.drafting.script import Script
-from backends.simulator.engine.fleet import Counters, Fleet, Replica, Step, load_rules
-from backends.simulator.server.compose import Answer
+from backends.simulator.engine.fleet import Counters, EngineStep, Fleet, SimulatedReplica, load_rules
+from backends.simulator.server.compose import ComposedAnswer
 from backends.simulator.server.metrics import Tallies
 
 _MAX_LAG_S = 0.25
@@ -22,7 +22,7 @@ class Play:
     """An answer that the engine plays. Times are in seconds on the clock of `time.monotonic`; 0.0 before."""
 
     index: int  # index of the choice in the response
-    answer: Answer
+    answer: ComposedAnswer
     emit: Callable[[Emitted], object]  # called with the tokens of each step
     arrived_s: float
     scheduled_s: float = 0.0  # when it joined the batch
@@ -59,7 +59,7 @@ class Driver:
     is more than a quarter of a second behind is the excess given up.
     """
 
-    def __init__(self, replica: Replica, tallies: Tallies, time_scale: float = 1.0) -> None:
+    def __init__(self, replica: SimulatedReplica, tallies: Tallies, time_scale: float = 1.0) -> None:
         load_rules(replica)
         self.tallies = tallies
         self._replica = replica  # idle replica that belongs to no fleet
@@ -70,7 +70,7 @@ class Driver:
         self._plays: dict[int, Play] = {}
         self._ids: dict[Play, int] = {}
         self._ends_s = 0.0  # end of the current step, on the engine's clock
-        self._step: Step | None = None
+        self._step: EngineStep | None = None
         self._is_running = False
 
     def load(self) -> EngineLoad:
@@ -84,7 +84,7 @@ class Driver:
     def play(
         self,
         index: int,
-        answer: Answer,
+        answer: ComposedAnswer,
         script: Script,
         emit: Callable[[Emitted], object],
         temperature: float = 0.0,
@@ -135,7 +135,7 @@ class Driver:
         delay_s = self._origin_s + self._ends_s * self._scale - time.monotonic()
         self._loop.call_later(max(0.0, delay_s), self._tick)
 
-    def _deliver(self, step: Step, now_s: float) -> None:
+    def _deliver(self, step: EngineStep, now_s: float) -> None:
         tallies = self.tallies
         for request_id, tokens, drafted, end, _left in step.emissions:
             play = self._plays.get(request_id)
@@ -164,7 +164,12 @@ class Generation:
     """The answers to a request while the engine plays them."""
 
     def __init__(
-        self, driver: Driver, answers: Sequence[Answer], scripts: Sequence[Script], temperature: float, priority: int
+        self,
+        driver: Driver,
+        answers: Sequence[ComposedAnswer],
+        scripts: Sequence[Script],
+        temperature: float,
+        priority: int,
     ) -> None:
         self._driver = driver
         self._emitted: asyncio.Queue[Emitted] = asyncio.Queue()

@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
-from backends.simulator.server.compose import Answer
+from backends.simulator.server.compose import ComposedAnswer
 from backends.simulator.server.driver import Emitted, Play
 from backends.simulator.server.protocol import Body, ChatBody
-from backends.simulator.server.rendering import Reply, event, tool_call_id
+from backends.simulator.server.rendering import RenderedReply, event, tool_call_id
 
 
 class CountBody(Body):
@@ -73,7 +73,7 @@ def read_messages(value: Any) -> ChatBody:
     )
 
 
-def messages_body(reply: Reply[ChatBody], plays: Sequence[Play]) -> dict[str, Any]:
+def messages_body(reply: RenderedReply[ChatBody], plays: Sequence[Play]) -> dict[str, Any]:
     """Return a complete message."""
     answer = reply.answers[0]
     content: dict[str, Any] = {"type": "text", "text": answer.text}
@@ -83,7 +83,7 @@ def messages_body(reply: Reply[ChatBody], plays: Sequence[Play]) -> dict[str, An
     return {**_head(reply), "content": [content], **_stop(answer), "usage": usage}
 
 
-def _head(reply: Reply[ChatBody]) -> dict[str, Any]:
+def _head(reply: RenderedReply[ChatBody]) -> dict[str, Any]:
     return {"id": reply.id, "type": "message", "role": "assistant", "model": reply.model}
 
 
@@ -91,7 +91,7 @@ def _tool_use(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"type": "tool_use", "id": tool_call_id(), "name": name, "input": arguments}
 
 
-def _stop(answer: Answer) -> dict[str, Any]:
+def _stop(answer: ComposedAnswer) -> dict[str, Any]:
     if answer.stop_string is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": answer.stop_string}
     if answer.finish_reason == "length":
@@ -102,7 +102,7 @@ def _stop(answer: Answer) -> dict[str, Any]:
 class MessagesStream:
     """A message as server-sent events of the API."""
 
-    def __init__(self, reply: Reply[ChatBody]) -> None:
+    def __init__(self, reply: RenderedReply[ChatBody]) -> None:
         self._reply = reply
         self._answer = reply.answers[0]
         self._begun = False

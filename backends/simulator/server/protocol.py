@@ -7,12 +7,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class RequestError(Exception):
+class InvalidRequestError(Exception):
     """A request that cannot be served.
 
     Examples
     --------
-    >>> RequestError("no such thing", "top_k").body()
+    >>> InvalidRequestError("no such thing", "top_k").body()
     {'error': {'message': 'no such thing', 'type': 'BadRequestError', 'param': 'top_k', 'code': 400}}
     """
 
@@ -105,13 +105,13 @@ def token_limit(asked: int | None, prompt_tokens: int, max_model_len: int) -> in
     90
     """
     if asked is not None and asked > max_model_len:
-        raise RequestError(
+        raise InvalidRequestError(
             f"max_tokens={asked} cannot be greater than max_model_len={max_model_len}. "
             "Please request fewer output tokens.",
             "max_tokens",
         )
     if prompt_tokens >= max_model_len:
-        raise RequestError(
+        raise InvalidRequestError(
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains at least "
             f"{max_model_len + 1} input tokens, which exceeds this limit even without any output tokens. "
             "Please reduce the length of the input prompt.",

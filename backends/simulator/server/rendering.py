@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import orjson
 
-from backends.simulator.server.compose import Answer
+from backends.simulator.server.compose import ComposedAnswer
 from backends.simulator.server.driver import Emitted, Play
 from backends.simulator.server.protocol import TextBody
 
@@ -19,11 +19,11 @@ B = TypeVar("B", bound=TextBody)
 
 
 @dataclass(frozen=True, slots=True)
-class Reply(Generic[B]):
+class RenderedReply(Generic[B]):
     """What the answer to a request is made of."""
 
     body: B
-    answers: Sequence[Answer]
+    answers: Sequence[ComposedAnswer]
     id: str  # id with its prefix, `chatcmpl-...`
     created: int
     model: str  # model name that the client used

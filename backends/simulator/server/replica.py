@@ -27,10 +27,10 @@ from starlette.types import Receive, Scope, Send
 from backends import background
 from backends.calibration.load import load_calibration
 from backends.drafting.script import Script
-from backends.simulator.engine.replica import Replica as EngineReplica
+from backends.simulator.engine.replica import SimulatedReplica
 from backends.simulator.server.chat import ChatStream, chat_body
 from backends.simulator.server.completions import CompletionStream, completion_body
-from backends.simulator.server.compose import Answer, Served, compose_chat, compose_completion
+from backends.simulator.server.compose import ComposedAnswer, ServedModel, compose_chat, compose_completion
 from backends.simulator.server.driver import Driver, Generation, Play
 from backends.simulator.server.messages import CountBody, MessagesStream, messages_body, read_messages
 from backends.simulator.server.metrics import EngineCollector, Tallies, page
@@ -39,11 +39,11 @@ from backends.simulator.server.protocol import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
-    RequestError,
+    InvalidRequestError,
     TextBody,
     TokenizeBody,
 )
-from backends.simulator.server.rendering import Renderer, Reply
+from backends.simulator.server.rendering import RenderedReply, Renderer
 from backends.simulator.server.responses import ResponsesStream, read_responses, responses_body
 from backends.simulator.server.settings import ReplicaSettings
 from backends.simulator.text.model import TargetModel
@@ -60,9 +60,9 @@ class Api(Generic[T]):
 
     prefix: str  # prefix of answer ids, with the hyphen or underscore
     read: Callable[[Any], T]
-    compose: Callable[[Served, T], list[Answer]]
-    whole: Callable[[Reply[T], Sequence[Play]], dict[str, Any]]  # writes an answer in one piece
-    stream: Callable[[Reply[T]], Renderer]  # writes it step by step
+    compose: Callable[[ServedModel, T], list[ComposedAnswer]]
+    whole: Callable[[RenderedReply[T], Sequence[Play]], dict[str, Any]]  # writes an answer in one piece
+    stream: Callable[[RenderedReply[T]], Renderer]  # writes it step by step
 
 
 CHAT = Api("chatcmpl-", ChatBody.model_validate, compose_chat, chat_body, ChatStream)
@@ -71,13 +71,13 @@ RESPONSES = Api("resp_", read_responses, compose_chat, responses_body, Responses
 MESSAGES = Api("chatcmpl-", read_messages, compose_chat, messages_body, MessagesStream)
 
 
-class Replica:
+class ReplicaServer:
     """A simulated replica. Must be created in a running event loop."""
 
     def __init__(self, settings: ReplicaSettings, model: TargetModel, executor: Executor) -> None:
         self._settings = settings
         parameters, calibration = settings.engine_parameters(), load_calibration(settings.calibration)
-        engine = EngineReplica(
+        engine = SimulatedReplica(
             settings.name, calibration, settings.method, settings.speculative_config, parameters=parameters
         )
         self._registry = CollectorRegistry()
@@ -94,7 +94,7 @@ class Replica:
         )
         temperature = calibration.temperature.default
         self._context_tokens = parameters.max_model_len
-        self._served = Served(model, settings.names, parameters.longest_tokens, parameters.k, temperature)
+        self._served = ServedModel(model, settings.names, parameters.longest_tokens, parameters.k, temperature)
         self._proposer = settings.proposer()
         # Has one thread (proposers are stateful), on which answers are composed, so that running streams stay on time.
         self._executor = executor
@@ -115,7 +115,7 @@ class Replica:
             ],
             middleware=[Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])],
             exception_handlers={
-                RequestError: _refused,
+                InvalidRequestError: _refused,
                 ValidationError: _invalid,
                 JSONDecodeError: _invalid,
                 UnicodeDecodeError: _invalid,
@@ -135,12 +135,12 @@ class Replica:
         body = api.read(await request.json())
         model = self._served.name_for(body.model)
         if self._served.num_speculative_tokens and (body.logit_bias or body.min_p):
-            raise RequestError(
+            raise InvalidRequestError(
                 "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
             )
         loop, temperature = asyncio.get_running_loop(), self._served.temperature(body)
         answers, scripts = await loop.run_in_executor(self._executor, self._compose, api, body, temperature)
-        reply = Reply(
+        reply = RenderedReply(
             body,
             answers,
             api.prefix + (request.headers.get("x-request-id") or uuid4().hex),
@@ -151,7 +151,7 @@ class Replica:
         )
         return _Played(api, reply, partial(Generation, self._driver, answers, scripts, temperature, body.priority))
 
-    def _compose(self, api: Api[T], body: T, temperature: float) -> tuple[list[Answer], list[Script]]:
+    def _compose(self, api: Api[T], body: T, temperature: float) -> tuple[list[ComposedAnswer], list[Script]]:
         answers = api.compose(self._served, body)
         return answers, [self._proposer.script(each.prompt_ids, each.ids, temperature, each.kind) for each in answers]
 
@@ -188,7 +188,7 @@ class Replica:
 class _Played(Response):
     """An answer that the engine plays until it is complete, or until its client leaves."""
 
-    def __init__(self, api: Api[T], reply: Reply[T], start: Callable[[], Generation]) -> None:
+    def __init__(self, api: Api[T], reply: RenderedReply[T], start: Callable[[], Generation]) -> None:
         self._api = api
         self._reply = reply
         self._start = start
@@ -243,7 +243,7 @@ async def _version(_: Request) -> Response:
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
+    assert isinstance(error, InvalidRequestError)
     return JSONResponse(error.body(), error.code)
 
 
@@ -255,4 +255,4 @@ async def _invalid(_: Request, error: Exception) -> Response:
         places = [".".join(map(str, each["loc"])) for each in wrong]
         message = "; ".join(f"{place}: {each['msg']}" for place, each in zip(places, wrong, strict=True))
         param = places[0]
-    return JSONResponse(RequestError(message, param).body(), 400)
+    return JSONResponse(InvalidRequestError(message, param).body(), 400)

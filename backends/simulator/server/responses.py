@@ -10,8 +10,8 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from backends.simulator.server.driver import Emitted, Play
-from backends.simulator.server.protocol import Body, ChatBody, RequestError
-from backends.simulator.server.rendering import Reply, event, usage
+from backends.simulator.server.protocol import Body, ChatBody, InvalidRequestError
+from backends.simulator.server.rendering import RenderedReply, event, usage
 
 
 class ResponsesBody(Body):
@@ -54,7 +54,7 @@ def read_responses(value: Any) -> ChatBody:
     asked = ResponsesBody.model_validate(value)
     if asked.previous_response_id is not None:
         message = f"Response with id '{asked.previous_response_id}' not found."
-        raise RequestError(message, "response_id", kind="invalid_request_error", code=404)
+        raise InvalidRequestError(message, "response_id", kind="invalid_request_error", code=404)
     functions = [
         {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}}
         for tool in asked.tools or ()
@@ -78,7 +78,7 @@ def read_responses(value: Any) -> ChatBody:
 class _Writer:
     """The parts of one response."""
 
-    def __init__(self, reply: Reply[ChatBody]) -> None:
+    def __init__(self, reply: RenderedReply[ChatBody]) -> None:
         self._reply = reply
         self._id = uuid4().hex[:16]
 
@@ -135,7 +135,7 @@ def _usage(plays: Sequence[Play]) -> dict[str, Any]:
     }
 
 
-def responses_body(reply: Reply[ChatBody], plays: Sequence[Play]) -> dict[str, Any]:
+def responses_body(reply: RenderedReply[ChatBody], plays: Sequence[Play]) -> dict[str, Any]:
     """Return a complete response."""
     return _Writer(reply).response(plays)
 
@@ -143,7 +143,7 @@ def responses_body(reply: Reply[ChatBody], plays: Sequence[Play]) -> dict[str, A
 class ResponsesStream:
     """A response as server-sent events of the API."""
 
-    def __init__(self, reply: Reply[ChatBody]) -> None:
+    def __init__(self, reply: RenderedReply[ChatBody]) -> None:
         self._answer = reply.answers[0]
         self._writer = _Writer(reply)
         self._sequence = 0

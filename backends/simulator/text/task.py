@@ -9,7 +9,7 @@ from backends.calibration.calibration import Kind
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class WritingTask:
     """The recognised task of a prompt."""
 
     kind: Kind
@@ -55,7 +55,7 @@ _WRITING = (
 _INSTRUCTION_CHARACTERS = 400
 
 
-def understand(prompt: str) -> Task:
+def understand(prompt: str) -> WritingTask:
     r"""Return the task that `prompt` asks for.
 
     Examples
@@ -68,23 +68,23 @@ def understand(prompt: str) -> Task:
     """
     request = last_request(prompt)
     if request is prompt:
-        return Task(Kind.CODE if _looks_like_code(prompt[-2000:], 1) else _written_kind(prompt), continues=True)
+        return WritingTask(Kind.CODE if _looks_like_code(prompt[-2000:], 1) else _written_kind(prompt), continues=True)
     passage, language = _passage(request)
     instruction = _instruction(request, passage)
     for pattern, edit_rate in _COPYING:
         if passage and pattern.search(instruction):
             fenced = language is not None
             kind = Kind.CODE if _looks_like_code(passage) else Kind.EXTRACTION
-            return Task(
+            return WritingTask(
                 kind, False, passage, edit_rate, f"```{language}\n" if fenced else "", "\n```" if fenced else ""
             )
     if passage and _TRANSLATING.search(instruction):
-        return Task(Kind.TRANSLATION)
+        return WritingTask(Kind.TRANSLATION)
     kind = _written_kind(instruction)
     if kind is Kind.CHAT and _looks_like_code(request):
         kind = Kind.CODE
     fence = ("```python\n", "\n```") if kind is Kind.CODE else ("", "")
-    return Task(kind, opening=fence[0], closing=fence[1])
+    return WritingTask(kind, opening=fence[0], closing=fence[1])
 
 
 def last_request(prompt: str) -> str:

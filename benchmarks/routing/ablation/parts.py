@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from backends.backend import Candidate
 from backends.draft_schedule import DraftSchedule
-from backends.simulator.engine.replica import Replica as Simulated
+from backends.simulator.engine.replica import SimulatedReplica
 from policies.features.request import RequestFeatures
 from policies.learned.cost import Delay
 from policies.learned.known import Known
 from policies.learned.policy import Learned
-from policies.learned.replica import Replica
+from policies.learned.replica import KnownReplica
 from policies.learned.settings import LearnedSettings
-from policies.learned.table import Kind, Kinds
+from policies.learned.table import Kinds, RequestKind
 
 
 class Part(NamedTuple):
@@ -32,7 +32,7 @@ class Alike(Kinds):
         super().__init__()
         self._same = same
 
-    def of(self, request: RequestFeatures) -> Kind:
+    def of(self, request: RequestFeatures) -> RequestKind:
         """Return the kind of a request."""
         return super().of(replace(request, **self._same))
 
@@ -46,6 +46,14 @@ def without(seed: int, *parts: str) -> Learned:
     for part in parts:
         PARTS[part].change(policy)
     return policy
+
+
+class _Lone(dict[str, int]):
+    """Numbers of replicas by arm, as if each were the only one."""
+
+    def get(self, _arm: str, _default: object = None) -> int:
+        """Return one."""
+        return 1
 
 
 def _set(owner: object, name: str, value: object) -> None:
@@ -62,14 +70,14 @@ def _known(change: Callable[[Known], object]) -> Part:
     return Part(change=lambda policy: change(policy.known))
 
 
-def _replicas(change: Callable[[Replica, Known], object]) -> Part:
+def _replicas(change: Callable[[KnownReplica, Known], object]) -> Part:
     """Change each replica when the policy meets it."""
 
     def change_all(policy: Learned) -> None:
         known = policy.known
         of = known.replica
 
-        def changed(candidate: Candidate) -> Replica:
+        def changed(candidate: Candidate) -> KnownReplica:
             is_new = candidate.name not in known.replicas
             replica = of(candidate)
             if is_new:
@@ -81,7 +89,7 @@ def _replicas(change: Callable[[Replica, Known], object]) -> Part:
     return Part(change=change_all)
 
 
-def _one_line(replica: Replica, known: Known) -> None:
+def _one_line(replica: KnownReplica, known: Known) -> None:
     """Use the pool's factors for a replica; scaling all step times alike would change no choice."""
     learn = replica.learn
     replica.learn = lambda factors, observed: learn(known._usual, observed)  # type: ignore[method-assign]
@@ -90,8 +98,8 @@ def _one_line(replica: Replica, known: Known) -> None:
 def _take_k_as_fixed(known: Known) -> None:
     of = known.replica
 
-    def unaware(candidate: Candidate) -> Replica:
-        assert isinstance(candidate, Simulated)
+    def unaware(candidate: Candidate) -> KnownReplica:
+        assert isinstance(candidate, SimulatedReplica)
         candidate.draft_schedule = DraftSchedule(candidate.num_speculative_tokens)
         return of(candidate)
 
@@ -124,7 +132,7 @@ PARTS: dict[str, Part] = {
     "time of prompts": _replicas(lambda replica, _: _set(replica, "learn_prompt", _as(0.0))),
     "prefix memory": _known(lambda known: _set(known.prefixes, "holders", lambda _: [])),
     "what is evicted": _replicas(lambda replica, _: _set(replica.prefixes, "recomputed", _as(0.0))),
-    "replicas of one method apart": _known(lambda known: _set(known, "apart", _as(0.0))),
+    "replicas of one method apart": _known(lambda known: _set(known, "_of_arm", _Lone())),
     "shadow drafting": Part({"shadow_drafting": {"sample": 0}}),
     "k by batch size": _known(_take_k_as_fixed),
     "drafters' limits": _replicas(lambda replica, _: _set(replica.reach, "read", _as(0.0))),

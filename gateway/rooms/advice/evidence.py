@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from backends.draft_schedule import Speculation
 from backends.drafter_limit import DrafterLimit
-from backends.engine import Minute
+from backends.engine import ProbeMinute
 from backends.speculation import Method
 from policies.learned.prior import StepCost
 from policies.learned.replica import Load, terms
-from policies.trouble.troubles import Finding
+from policies.trouble.troubles import TroubleFinding
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class BackendEvidence:
     baseline_cost: StepCost | None = None  # of a baseline; None where nobody has said that the calibration is its own
     is_silent: bool = False
     contradiction: Contradiction | None = None  # in which way the engine contradicts the pool file; None if it does not
-    minutes: tuple[Minute, ...] = ()
+    minutes: tuple[ProbeMinute, ...] = ()
     limit: DrafterLimit | None = None  # the longest context that its drafter serves
     # How many of its requests had up to so many tokens with their answers, by the bounds of a histogram.
     contexts: Mapping[float, float] = field(default_factory=dict)
@@ -85,4 +85,4 @@ class ModelEvidence:
     name: str
     backends: tuple[BackendEvidence, ...]
     kinds: tuple[Kind, ...] = ()
-    troubles: tuple[Finding, ...] = ()
+    troubles: tuple[TroubleFinding, ...] = ()

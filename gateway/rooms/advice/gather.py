@@ -15,7 +15,7 @@ from gateway.rooms.advice.evidence import BackendEvidence, Kind, ModelEvidence, 
 from policies.learned.belief import tokens_per_step
 from policies.learned.policy import Learned
 from policies.learned.prior import StepCost, expected_step
-from policies.learned.replica import STEPS, Replica, met_by, possible
+from policies.learned.replica import STEPS, KnownReplica, met_by, possible
 from policies.learned.table import answers_of
 from policies.statistics import Key, Sums
 
@@ -75,6 +75,6 @@ def _costs(calibration: str, backend: BackendEvidence) -> Mapping[int, StepCost]
     return {k: expected_step(calibration, backend.method, k) for k in ks}
 
 
-def _steps(sums: Sums, replica: Replica) -> Steps:
+def _steps(sums: Sums, replica: KnownReplica) -> Steps:
     seconds, load = met_by(sums)
     return Steps(sums[0], seconds, load, replica.cost(load[0]))

@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from gateway.rooms.advice.evidence import ModelEvidence
 from gateway.rooms.advice.finding import Finding
-from policies.trouble.troubles import Finding as Trouble
+from policies.trouble.troubles import TroubleFinding
 
 
 class Known(BaseModel):
@@ -38,11 +38,11 @@ def trouble(model: ModelEvidence) -> list[Finding]:
     ]
 
 
-def _evidence(found: Trouble) -> str:
+def _evidence(found: TroubleFinding) -> str:
     return f"{found.bad:.0f} of {found.tries:.0f}, each after {found.lost_s:.1f} s; elsewhere fewer do"
 
 
-def _change(found: Trouble) -> str:
+def _change(found: TroubleFinding) -> str:
     method = found.arm.partition(":")[0]
     for known in known_troubles():
         if method in known.methods and known.problem == found.problem and not known.shapes.isdisjoint(found.shape):

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.rooms.fleet.demand import Rates
-from policies.learned.belief import SPREAD, Group
+from policies.learned.belief import SPREAD, RequestGroup
 from policies.learned.prior import StepCost
-from policies.learned.replica import Replica
+from policies.learned.replica import KnownReplica
 
 Floats = npt.NDArray[np.float64]
 
@@ -92,7 +92,7 @@ class Carrier:
         return output / per_step, self.cost.per_request_s + context_s, prefill_s
 
 
-def carrier(replica: Replica, groups: Sequence[Group], batch: float, kv_tokens: int) -> Carrier:
+def carrier(replica: KnownReplica, groups: Sequence[RequestGroup], batch: float, kv_tokens: int) -> Carrier:
     """Return what the policy believes of a backend, which stands for all of its method."""
     per_step = {
         (group.workload, group.template, group.temperature): belief.tokens_per_step
@@ -175,7 +175,7 @@ class Load:
 
 def load_of(
     rates: Rates,
-    groups: Sequence[Group],
+    groups: Sequence[RequestGroup],
     carriers: Mapping[str, Carrier],
     targets: Targets,
     cached: float,

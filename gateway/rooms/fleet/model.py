@@ -21,14 +21,14 @@ from gateway.rooms.fleet.demand import (
     present,
     usual,
 )
-from policies.learned.belief import Group, belief_of
+from policies.learned.belief import RequestGroup, belief_of
 from policies.learned.policy import Learned
 
 
 class World(NamedTuple):
     """What a traffic is carried by, see `load_of`."""
 
-    groups: Sequence[Group]
+    groups: Sequence[RequestGroup]
     carriers: Mapping[str, Carrier]
     targets: Targets
     cached: float

@@ -19,7 +19,7 @@ from gateway.routing.router import RoutedRequest
 from policies.features.request import RequestFeatures
 from policies.features.shape import wants_json
 from policies.policy import Decision
-from policies.trouble.troubles import Finding
+from policies.trouble.troubles import TroubleFinding
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -43,7 +43,9 @@ class TroubleRoom(Room):
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         self._share = gateway.metrics.gauge("gateway_trouble_share")
-        self._shown: dict[str, dict[tuple[tuple[str, str, str], str], Finding]] = {}  # by model, then name and client
+        self._shown: dict[
+            str, dict[tuple[tuple[str, str, str], str], TroubleFinding]
+        ] = {}  # by model, then name and client
         self._unread = _Unread()
         self._looking: asyncio.Task[None] | None = None
 

@@ -8,7 +8,7 @@ import pytest
 from backends.calibration.base_engines import base_engines
 from backends.calibration.load import load_calibration
 from backends.drafting.script import Script, plain_steps
-from backends.simulator.engine.fleet import Fleet, Replica
+from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
 from benchmarks.virtual_time import run_closed_loop
 
@@ -39,7 +39,9 @@ def test_a_simulated_base_engine_takes_as_long_as_the_measured_one(
     rng = np.random.default_rng(1)
     spread = rng.uniform(0.8, 1.2, (4 * clients, 2))
     scripts = [Script(int(prompt * p), int(answer * a), *plain_steps(int(answer * a))) for p, a in spread]
-    timeline = run_closed_loop(Fleet([Replica("a", load_calibration(name), Method.BASELINE)]), scripts, clients)
+    timeline = run_closed_loop(
+        Fleet([SimulatedReplica("a", load_calibration(name), Method.BASELINE)]), scripts, clients
+    )
     assert 1e3 * float(np.nanmean(timeline.tpot_s)) == pytest.approx(measured_ms, rel=0.08)
 
 

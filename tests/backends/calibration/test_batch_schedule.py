@@ -17,16 +17,16 @@ from backends.calibration.files import calibration_names
 from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafting.script import Script
-from backends.simulator.engine.fleet import Fleet, Replica
-from backends.simulator.engine.step import Step
+from backends.simulator.engine.fleet import Fleet, SimulatedReplica
+from backends.simulator.engine.step import EngineStep
 from backends.speculation import Method
 
 PROMPT, OUTPUT = 37, 40
 
 
-def decoding_step(parameters: EngineParameters, method: Method, name: str, batch: int) -> Step:
+def decoding_step(parameters: EngineParameters, method: Method, name: str, batch: int) -> EngineStep:
     """Return the third step of a batch of equal requests, which accept no drafts."""
-    fleet = Fleet([Replica("a", load_calibration(name), method, parameters=parameters)])
+    fleet = Fleet([SimulatedReplica("a", load_calibration(name), method, parameters=parameters)])
     steps = np.ones(OUTPUT, np.int32), np.full(OUTPUT, parameters.k, np.int32)
     for _ in range(batch):
         fleet.submit_script(0, Script(PROMPT, OUTPUT, *steps), 0.0)

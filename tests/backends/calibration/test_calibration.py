@@ -15,7 +15,7 @@ from backends.calibration.files import calibration_names, paths_from
 from backends.calibration.load import load_calibration
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.simulator.drafting.proposers import Proposer
-from backends.simulator.engine.fleet import Fleet, Replica
+from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
 from benchmarks.virtual_time import run_closed_loop
 
@@ -112,7 +112,7 @@ def chat_tokens_per_s(method: Method, config: dict[str, int], concurrency: int) 
         proposer.script(rng.integers(0, 1 << 17, 128).tolist(), rng.integers(0, 1 << 17, 300).tolist(), 0.0, "chat")
         for _ in range(concurrency * 2 + 30)
     ]
-    fleet = Fleet([Replica("a", calibration, method, config)])
+    fleet = Fleet([SimulatedReplica("a", calibration, method, config)])
     return run_closed_loop(fleet, scripts, concurrency).tokens_per_s
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from backends.launch.ports import free_port
-from backends.launch.supervisor import Engine, Launcher, LaunchError, LaunchSpec, LaunchState
+from backends.launch.supervisor import Launcher, LaunchError, LaunchSpec, LaunchState, SupervisedEngine
 from tests.support.paths import ROOT
 from tests.support.waiting import eventually
 
@@ -70,7 +70,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     assert not left, "processes were left running"
 
 
-def only(launcher: Launcher) -> Engine:
+def only(launcher: Launcher) -> SupervisedEngine:
     [engine] = launcher.engines
     return engine
 

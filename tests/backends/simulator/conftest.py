@@ -12,7 +12,7 @@ from typing import IO, Any, cast
 import pytest
 
 from backends.calibration.load import load_calibration
-from backends.simulator.engine.fleet import Replica, load_rules
+from backends.simulator.engine.fleet import SimulatedReplica, load_rules
 from backends.speculation import Method
 
 MODEL = "llama-3.1-8b"
@@ -62,7 +62,7 @@ def start(*replicas: dict[str, Any]) -> Simulator:
 @pytest.fixture(scope="session", autouse=True)
 def _compiled() -> None:
     """Compile the step rules in a new checkout, so that no test has to wait for it."""
-    load_rules(Replica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE))
+    load_rules(SimulatedReplica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE))
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,9 @@ from gateway.dialects.usage import Usage
 from lab.bench.run import Condition, Run, Speedup
 from lab.bench.targets import Target
 from lab.live.endpoints import LiveEndpoint
-from lab.live.generator import Health
+from lab.live.generator import GeneratorHealth
 from lab.live.record import Record
-from lab.live.session import Outcome
+from lab.live.session import LiveOutcome
 from lab.statistics import Floats, Interval
 from lab.trace.record import TraceRecord
 
@@ -28,7 +28,7 @@ def run(tpot_s: Floats, sent_s: Floats | None = None, tokens: int = 100) -> Run:
         chunks = array("d", [at_s + 0.1, at_s + 0.1 + (tokens - 1) * float(tpot)])
         records.append(Record(index, at_s, at_s, chunks[1], chunks, Usage(output_tokens=tokens)))
     trace = [TraceRecord() for _ in records]
-    outcome = Outcome(ENDPOINT, "m", trace, records, Health(0.0, 0.0), 0)
+    outcome = LiveOutcome(ENDPOINT, "m", trace, records, GeneratorHealth(0.0, 0.0), 0)
     return Run(Target("a", None, None), Condition(None, 1.0), outcome, None)
 
 

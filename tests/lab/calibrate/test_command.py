@@ -20,7 +20,7 @@ from lab.bench.command import SCHEMA
 from lab.bench.run import EACH
 from lab.calibrate.loops import played
 from lab.past.fit import fitted
-from lab.past.served import Served
+from lab.past.served import ServedPart
 
 TRUE, LIKE = "llama-3.1-8b-h100", "llama-3.1-8b-l40s"
 DRAFTS = {Method.BASELINE: (0, 1.0, 0.0), Method.NGRAM: (5, 1.2, 0.5), Method.EAGLE3: (3, 2.2, 3.0)}
@@ -40,13 +40,13 @@ def config(k: int) -> dict[str, int]:
     return {"num_speculative_tokens": k} if k else {}
 
 
-def loop(method: Method, concurrency: int) -> Served:
+def loop(method: Method, concurrency: int) -> ServedPart:
     """Return a closed loop with the times of the true machine."""
     k, per_step, drafted = DRAFTS[method]
     random, count = np.random.default_rng(concurrency), max(24, 6 * concurrency)
     prompts, answers = random.integers(100, 1500, count).astype(float), random.integers(60, 260, count).astype(float)
     steps, nothing = np.maximum(5.0, 1 + np.round((answers - 1) / per_step)), np.zeros(count)
-    asked = Served(
+    asked = ServedPart(
         method=method, config=config(k), concurrency=concurrency, sent_s=nothing, prompt_tokens=prompts,
         output_tokens=answers, steps=steps, ttft_s=nothing, e2e_s=nothing, drafted=drafted,
     )  # fmt: skip
@@ -54,7 +54,7 @@ def loop(method: Method, concurrency: int) -> Served:
     return replace(asked, sent_s=times.arrived_s, ttft_s=times.ttft_s, e2e_s=times.e2e_s)
 
 
-def document(loops: list[Served]) -> dict[str, Any]:
+def document(loops: list[ServedPart]) -> dict[str, Any]:
     """Return what `gateway bench --json` writes of closed loops with a trace."""
     runs = []
     for one in loops:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from array import array
 
 from lab.live.endpoints import LiveEndpoint
-from lab.live.generator import Health
+from lab.live.generator import GeneratorHealth
 from lab.live.record import Record
-from lab.live.session import Outcome
+from lab.live.session import LiveOutcome
 from lab.trace.record import TraceRecord
 
 ENDPOINT = LiveEndpoint.of("--live", "http://127.0.0.1:1", None, None)
 
 
-def outcome(*records: Record, health: Health | None = None) -> Outcome:
+def outcome(*records: Record, health: GeneratorHealth | None = None) -> LiveOutcome:
     trace = [TraceRecord(prompt_tokens=9) for _ in range(9)]
-    return Outcome(ENDPOINT, "m", trace, records, health or Health(0.1, 0.0), warmup=0)
+    return LiveOutcome(ENDPOINT, "m", trace, records, health or GeneratorHealth(0.1, 0.0), warmup=0)
 
 
 def test_times_count_from_the_first_request_of_the_run_and_requests_keep_their_order() -> None:
@@ -42,6 +42,6 @@ def test_failures_are_counted_by_kind_with_the_first_message() -> None:
 
 def test_a_generator_that_was_busy_or_late_is_a_reason_to_doubt_the_figures() -> None:
     done = Record(0, 0.0, chunks_s=array("d", [1.0]))
-    notes = " ".join(outcome(done, health=Health(0.95, 0.2)).notes())
+    notes = " ".join(outcome(done, health=GeneratorHealth(0.95, 0.2)).notes())
     for said in ("Answers had no usage", "used 95% of a core", "up to 200 ms late"):
         assert said in notes

@@ -25,7 +25,7 @@ from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import replay_request
 from lab.simulation.simulate import replay
 from lab.simulation.table import request_table
-from lab.trace.record import Speculation, TraceRecord
+from lab.trace.record import SpeculationRecord, TraceRecord
 from lab.trace.write import write_trace
 from policies.balancing.least_loaded import LeastLoaded
 from policies.features.request import RequestFeatures
@@ -112,7 +112,7 @@ def _record(asked: TraceRecord, outcome: Outcome, *, whole: bool) -> TraceRecord
         status=200,
         ttft_s=None if whole else outcome.ttft_s,
         e2e_s=outcome.e2e_s,
-        spec=Speculation(tokens_per_step=per_step),
+        spec=SpeculationRecord(tokens_per_step=per_step),
         acceptance={outcome.method.value: per_step},
     )
 
@@ -217,7 +217,7 @@ def test_acceptance_is_as_recorded_where_a_request_did_not_go() -> None:
         return TraceRecord(
             f"{number}", float(number), template=template, prompt_tokens=9, output_tokens=50, backend=method,
             method=method, status=200, e2e_s=1.0, acceptance={method: per_step},
-            spec=Speculation(tokens_per_step=per_step),
+            spec=SpeculationRecord(tokens_per_step=per_step),
         )  # fmt: skip
 
     records = [record(n, "aa" if n % 2 else "bb", ("eagle3", "ngram")[n // 2 % 2], 1.5 + n % 2) for n in range(40)]

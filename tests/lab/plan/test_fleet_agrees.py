@@ -12,8 +12,8 @@ from gateway.rooms.fleet.demand import HOUR_MINUTES, Minute
 from gateway.rooms.fleet.model import ModelFleet
 from lab.plan.judge import loss_of
 from lab.plan.mixes import Mix, kinds, mixes
-from lab.plan.result import Objective
-from lab.plan.runner import MixRunner, Task
+from lab.plan.result import PlanObjective
+from lab.plan.runner import MixRunner, MixTask
 from lab.plan.traffic import one_after_another
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest, replay_request
@@ -88,17 +88,17 @@ def test_what_a_removal_costs_is_what_a_plan_loses_by_it(per_s: float, tpot_ms: 
     counted = tuple(range(1, WINDOWS))
 
     def played(mix: Mix) -> list[Replayed]:
-        runs = [runner(Task(mix, counted, (0,), 0))]
+        runs = [runner(MixTask(mix, counted, (0,), 0))]
         return [one for window in zip(*runs, strict=True) for one in window]
 
     there = played(advised)
-    assert Objective({"ttft": 2.0, "tpot": tpot_ms / 1e3}).value(there) > 0.98
-    loss = loss_of(played(PRESENT), there, Objective())
+    assert PlanObjective({"ttft": 2.0, "tpot": tpot_ms / 1e3}).value(there) > 0.98
+    loss = loss_of(played(PRESENT), there, PlanObjective())
     assert loss is not None
     assert then_s / seconds - 1.0 == pytest.approx(loss.value, abs=0.1)
     # Of as many of the present replicas, no others are much faster by simulation.
     others = [
         mix for mix in mixes({each: KINDS[each].method for each in PRESENT}, len(advised)) if len(set(mix)) == len(mix)
     ]
-    best = min(Objective().value(runner(Task(mix, counted[:2], (0,), 0))) for mix in others)
-    assert Objective().value(runner(Task(advised, counted[:2], (0,), 0))) <= 1.05 * best
+    best = min(PlanObjective().value(runner(MixTask(mix, counted[:2], (0,), 0))) for mix in others)
+    assert PlanObjective().value(runner(MixTask(advised, counted[:2], (0,), 0))) <= 1.05 * best

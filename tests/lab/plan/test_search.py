@@ -12,9 +12,9 @@ from backends.calibration.files import calibration_names
 from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from lab.plan.judge import choose, judged, play
-from lab.plan.mixes import DRAFTS, Kind, Mix, gpus_of, kind_of, kinds, mixes, neighbours, title
-from lab.plan.result import Objective
-from lab.plan.runner import MixRunner, Task
+from lab.plan.mixes import DRAFTS, Mix, ReplicaKind, gpus_of, kind_of, kinds, mixes, neighbours, title
+from lab.plan.result import PlanObjective
+from lab.plan.runner import MixRunner, MixTask
 from lab.plan.search import Found, Split, find_mixes
 from lab.plan.traffic import one_after_another
 from lab.simulation.request import ReplayRequest, replay_request
@@ -26,7 +26,7 @@ CALIBRATION = "llama-3.1-8b-h100"
 H100 = load_calibration(CALIBRATION)
 
 
-def _kinds(max_model_len: int = 8192) -> list[Kind]:
+def _kinds(max_model_len: int = 8192) -> list[ReplicaKind]:
     return kinds(H100, max_model_len)
 
 
@@ -54,14 +54,14 @@ def _played(times: np.ndarray, ttft_s: np.ndarray | None = None, tpot_s: np.ndar
     )
 
 
-def _runner(known: Sequence[Kind], windows: int = 3, policy: str = "least_loaded") -> MixRunner:
+def _runner(known: Sequence[ReplicaKind], windows: int = 3, policy: str = "least_loaded") -> MixRunner:
     settings = policies()[policy].Settings.model_validate({"seed": 1})
     of = one_after_another([_requests(60, 0.2, seed=number) for number in range(windows)])
     return MixRunner(CALIBRATION, tuple(known), policy, settings, of)
 
 
-def _task(mix: tuple[int, ...], window: int, seed: int) -> Task:
-    return Task(mix, (window,), (), seed)
+def _task(mix: tuple[int, ...], window: int, seed: int) -> MixTask:
+    return MixTask(mix, (window,), (), seed)
 
 
 def test_every_mix_is_generated_once() -> None:
@@ -130,31 +130,31 @@ def test_requests_that_need_a_baseline_get_one_into_the_mix() -> None:
     runner = MixRunner(CALIBRATION, tuple(known), "least_loaded", entry.Settings.model_validate({"seed": 1}), parts)
 
     split = Split((), (0,), (1, 2, 3, 4))
-    found = find_mixes(known, [0, 6], 2, split, _each(runner), Objective(), present=(6, 6))
+    found = find_mixes(known, [0, 6], 2, split, _each(runner), PlanObjective(), present=(6, 6))
     played = play(found.finalists, split, _each(runner))
-    chosen = choose(found, played, Objective())
+    chosen = choose(found, played, PlanObjective())
     assert chosen == (0, 6)  # two heads would be faster
-    present = next(one for one in judged(chosen, played, Objective()) if one.mix == (6, 6))
+    present = next(one for one in judged(chosen, played, PlanObjective()) if one.mix == (6, 6))
     assert (present.loss, present.worse_in, present.value) == (None, 1.0, np.inf)
     with pytest.raises(ValueError, match="need a baseline"):
-        find_mixes(known, [6], 2, split, _each(runner), Objective())
+        find_mixes(known, [6], 2, split, _each(runner), PlanObjective())
 
 
-def _each(run: Callable[[Task], list[Replayed]]) -> Callable[[Sequence[Task]], list[list[Replayed]]]:
+def _each(run: Callable[[MixTask], list[Replayed]]) -> Callable[[Sequence[MixTask]], list[list[Replayed]]]:
     return lambda tasks: list(map(run, tasks))
 
 
 def test_few_mixes_are_all_tried_and_the_best_is_chosen() -> None:
     known, split = _kinds(), Split((), (0,), (1, 2))
     runner = _runner(known)
-    found = find_mixes(known, [0, 3, 6], 2, split, _each(runner), Objective(), present=(0, 0))
+    found = find_mixes(known, [0, 3, 6], 2, split, _each(runner), PlanObjective(), present=(0, 0))
     assert found.tried == 6
     everything = [(0, 0), (0, 3), (0, 6), (3, 3), (3, 6), (6, 6)]
     means = {mix: float(runner(_task(mix, 0, 0))[0].e2e_s.mean()) for mix in everything}
     assert found.finalists[0] == min(means, key=lambda mix: means[mix])
     assert {(0, 0), (3, 3), (6, 6)} < set(found.finalists)  # all replicas alike, of each method
     played = play(found.finalists, split, _each(runner))
-    results = judged(found.finalists[0], played, Objective())
+    results = judged(found.finalists[0], played, PlanObjective())
     assert results[0].mix == found.finalists[0]
     assert [one.value for one in results[1:]] == sorted(one.value for one in results[1:])
     present = next(one for one in results if one.mix == (0, 0))
@@ -164,10 +164,10 @@ def test_few_mixes_are_all_tried_and_the_best_is_chosen() -> None:
     assert present.worse_in == 1.0
 
 
-def _made_up(saved: float = 1.6, unit: float = 1.0) -> Callable[[Task], list[Replayed]]:
+def _made_up(saved: float = 1.6, unit: float = 1.0) -> Callable[[MixTask], list[Replayed]]:
     """Return a synthetic run: replicas of kinds 2 and 3 save time, up to three of each."""
 
-    def run(task: Task) -> list[Replayed]:
+    def run(task: MixTask) -> list[Replayed]:
         mix, played = task.mix, []
         for window in task.counted:
             rng = np.random.default_rng((window, task.seed))
@@ -180,7 +180,7 @@ def _made_up(saved: float = 1.6, unit: float = 1.0) -> Callable[[Task], list[Rep
 
 def test_the_search_finds_the_best_mix_without_trying_all() -> None:
     found = find_mixes(
-        _kinds(), range(8), 6, Split((), (0,), (1,)), _each(_made_up()), Objective(), budget=150
+        _kinds(), range(8), 6, Split((), (0,), (1,)), _each(_made_up()), PlanObjective(), budget=150
     )  # fmt: skip
     assert found.tried < 300
     assert found.finalists[0] == (2, 2, 2, 3, 3, 3)
@@ -198,7 +198,7 @@ def test_all_replicas_alike_are_preferred_unless_a_mix_is_shown_to_be_better() -
         both = {mixed: times, alike: worse * noise * times}
         played = {mix: [_played(part) for part in np.split(each, 8)] for mix, each in both.items()}
         assert set(played) == set(found.finalists)
-        return choose(found, played, Objective())
+        return choose(found, played, PlanObjective())
 
     assert chosen(1.0) == alike
     assert chosen(1.03) == mixed
@@ -217,13 +217,13 @@ def test_windows_are_split_into_those_to_learn_on_to_search_and_to_judge() -> No
 
 
 def test_the_objective_can_be_the_share_that_keeps_the_slo() -> None:
-    objective = Objective({"ttft": 0.5, "tpot": 0.01})
+    objective = PlanObjective({"ttft": 0.5, "tpot": 0.01})
     played = _played(np.array([1.0, 1.0, 99.0]), np.array([0.4, 0.6, 0.4]), np.array([0.009, 0.009, np.nan]))
     assert objective.values(played).tolist() == [1.0, 0.0, 1.0]
     assert objective.value([played, replace(played, errors=2)]) == pytest.approx(
         4 / 8
     )  # unserved requests miss the SLO
-    split, run, objective = Split((), (0,), (1, 2)), _each(_made_up()), Objective({"e2e": 5.0})
+    split, run, objective = Split((), (0,), (1, 2)), _each(_made_up()), PlanObjective({"e2e": 5.0})
     found = find_mixes(_kinds(), range(4), 4, split, run, objective, present=(0, 0, 0, 0))
     assert found.finalists[0] in {(2, 2, 3, 3), (2, 3, 3, 3)}
     results = judged(found.finalists[0], play(found.finalists, split, run), objective)
@@ -234,4 +234,4 @@ def test_the_objective_can_be_the_share_that_keeps_the_slo() -> None:
 
 def test_without_a_usable_kind_there_is_no_plan() -> None:
     with pytest.raises(ValueError, match="no kind of replica fits"):
-        find_mixes(_kinds(), [], 2, Split.of(2), lambda tasks: [], Objective())
+        find_mixes(_kinds(), [], 2, Split.of(2), lambda tasks: [], PlanObjective())

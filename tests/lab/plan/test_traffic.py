@@ -10,7 +10,7 @@ from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from backends.validation import UsageError
 from lab.plan.mixes import kinds, with_schedules
-from lab.plan.traffic import WINDOWS, Traffic, evenly, sample
+from lab.plan.traffic import WINDOWS, TrafficSample, evenly, sample
 from lab.simulation.request import ReplayRequest, replay_request
 from lab.simulation.table import request_table
 from lab.trace.record import TraceRecord
@@ -25,7 +25,7 @@ def _record(number: int, **told: object) -> TraceRecord:
 def sampled(
     records: list[TraceRecord], max_model_len: int = 131_072, *, limit: int | None = None, rate: float | None = None,
     speed: float = 1.0,
-) -> Traffic:  # fmt: skip
+) -> TrafficSample:  # fmt: skip
     with request_table(records, 1.0) as table:
         return sample(table, 4, max_model_len, limit=limit, rate=rate, speed=speed)
 

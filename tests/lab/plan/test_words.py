@@ -6,7 +6,7 @@ import pytest
 
 from backends.calibration.load import load_calibration
 from lab.plan.mixes import Mix, kinds
-from lab.plan.result import JudgedMix, Objective, Plan
+from lab.plan.result import JudgedMix, Plan, PlanObjective
 from lab.plan.words import to_change, verdict
 from lab.statistics import Interval
 
@@ -35,7 +35,7 @@ def _plan(chosen: Mix, loss: Interval | None, present: Mix | None = None) -> Pla
 def test_a_difference_is_called_one_if_its_interval_excludes_nought(
     chosen: Mix, loss: Interval | None, said: str
 ) -> None:
-    assert said in verdict(_plan(chosen, loss), Objective())
+    assert said in verdict(_plan(chosen, loss), PlanObjective())
 
 
 @pytest.mark.parametrize(

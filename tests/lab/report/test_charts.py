@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.report.charts import MAX_TICKS, Line, Scale, line_chart
+from lab.report.charts import MAX_TICKS, ChartLine, Scale, line_chart
 from lab.report.distributions import ecdf
 from lab.report.page import figure, page, section, table
 from tests.support.report import ReportPage
@@ -24,7 +24,7 @@ def test_lines_of_a_distribution_rise_to_the_top() -> None:
     assert {share: value for value, share in points}[50] == pytest.approx(0.316, rel=0.01)
     assert ecdf(np.array([np.nan])) == []
     assert ecdf(np.zeros(3))[0] == (1e-6, 1)  # so that the axis can be logarithmic
-    drawn = line_chart("Times", [Line("a", "var(--s1)", points)], "s")
+    drawn = line_chart("Times", [ChartLine("a", "var(--s1)", points)], "s")
     assert "nan" not in drawn
 
 
@@ -35,7 +35,7 @@ def test_a_page_escapes_what_others_named() -> None:
         bad,
         bad,
         [bad],
-        [section(bad, figure(bad, line_chart(bad, [Line(bad, "red", [(1.0, 1.0)])], bad), rows))],
+        [section(bad, figure(bad, line_chart(bad, [ChartLine(bad, "red", [(1.0, 1.0)])], bad), rows))],
     )
     assert "<img" not in html
     read = ReportPage(html.replace("src=x", ""))

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.rooms.recorder.schema import Hashing
 from lab.trace.decode import OUTCOME_FIELDS, decode, encode
-from lab.trace.record import Speculation, TraceCandidate, TraceRecord
+from lab.trace.record import SpeculationRecord, TraceCandidate, TraceRecord
 
 FULL = TraceRecord(
     id="r-1",
@@ -54,7 +54,7 @@ FULL = TraceRecord(
     e2e_s=0.5,
     queue_s=0.01,
     waited_s=0.25,
-    spec=Speculation(8, 3, 2, 2.5),
+    spec=SpeculationRecord(8, 3, 2, 2.5),
     acceptance={"ngram": [1, 2, 1, 2, 1], "eagle3": 2.25},
     prompt_token_ids=[1, 2, 3],
     output_token_ids=[4, 5],

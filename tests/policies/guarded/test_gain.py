@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from policies.guarded.gain import Comparison, Gain, margin_at_any_time
+from policies.guarded.gain import Comparison, GainEstimate, margin_at_any_time
 
 
 def _run(seed: int, groups: int, ratio: float, confidence: float, own: int = 7) -> tuple[bool, Comparison]:
     """Return whether every interval of a run held the true ratio, and the last; groups differ in load and in pace."""
     rng = np.random.default_rng(seed)
-    gain = Gain()
+    gain = GainEstimate()
     held = True
     for group in range(groups):
         pace = float(rng.normal(0.0, 0.2))
@@ -49,11 +49,11 @@ def test_it_is_narrower_with_more_groups_and_wider_with_more_confidence() -> Non
 
 
 def test_nothing_is_said_of_one_arm_or_of_a_few_blocks() -> None:
-    gain = Gain()
+    gain = GainEstimate()
     for block in range(50):
         gain.add(block // 12, 1.0 + 0.01 * (block % 3), 5.0, control=False)
     assert gain.comparison(0.95) == pytest.approx((math.nan, math.nan, math.nan, 0, 0), nan_ok=True)
-    pair = Gain()
+    pair = GainEstimate()
     pair.add(0, 1.0, 5.0, control=True)
     pair.add(0, 0.84, 5.0, control=False)
     assert math.isnan(pair.comparison(0.95).ratio)
@@ -63,7 +63,7 @@ def test_nothing_is_said_of_one_arm_or_of_a_few_blocks() -> None:
 
 
 def test_old_groups_are_forgotten() -> None:
-    gain = Gain()
+    gain = GainEstimate()
     for group in range(300):
         for block in range(6):
             seconds = 1.0 if block == 2 else (2.0 if group < 200 else 0.5)

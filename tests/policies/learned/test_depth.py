@@ -12,7 +12,7 @@ from backends.speculation import Method
 from policies.learned.depth import Depth, between
 from policies.learned.known import Known
 from policies.learned.prior import DEFAULT_CALIBRATION, expected_by_k
-from policies.learned.replica import STEPS, Replica
+from policies.learned.replica import STEPS, KnownReplica
 from policies.learned.table import LENGTH, PER_STEP
 from policies.statistics import Statistics
 
@@ -56,7 +56,7 @@ def test_expected_depths_agree_with_arms_of_that_k(method: Method) -> None:
     assert depths == pytest.approx(of_arms, abs=0.02)
 
 
-def replica() -> Replica:
+def replica() -> KnownReplica:
     backend = Backend("e", "m", Method.EAGLE3, "http://a", 3, speculative_config=CONFIG)
     return Known(DEFAULT_CALIBRATION, Statistics((PER_STEP, LENGTH, STEPS), lambda: 0.0)).replica(backend)
 

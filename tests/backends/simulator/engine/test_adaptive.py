@@ -14,7 +14,7 @@ from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafting.script import Script
 from backends.simulator.engine import draws, verification
-from backends.simulator.engine.fleet import Fleet, Replica
+from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
 from benchmarks.virtual_time import run_closed_loop
 from tests.support.drawn import drawn_script
@@ -35,7 +35,7 @@ def knowing(window: float | None, rates: tuple[float, ...] = RATES) -> Calibrati
 
 def fleet_of(config: dict[str, Any], calibration: Calibration, **limits: Any) -> Fleet:
     parameters = replace(EngineParameters.of(calibration, Method.DSPARK, config), **limits)
-    return Fleet([Replica("a", calibration, Method.DSPARK, config, parameters=parameters)])
+    return Fleet([SimulatedReplica("a", calibration, Method.DSPARK, config, parameters=parameters)])
 
 
 def accepting(output: int, accepted: int) -> Script:
@@ -134,7 +134,7 @@ def tokens_per_s(config: dict[str, Any], clients: int, window: float | None = 0.
 
 def made(number: int, calibration: Calibration) -> Script:
     """Return a script of the acceptance, which is the same for every engine."""
-    fleet = Fleet([Replica("a", calibration, Method.DSPARK, FIXED)], seed=7)
+    fleet = Fleet([SimulatedReplica("a", calibration, Method.DSPARK, FIXED)], seed=7)
     script = drawn_script(fleet, number, 60)
     return replace(script, prompt_tokens=30)
 

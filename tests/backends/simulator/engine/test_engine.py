@@ -17,7 +17,7 @@ from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import k_by_batch
 from backends.drafting.script import Script, block_hashes, plain_steps
-from backends.simulator.engine.fleet import Completion, Fleet, Replica, Step
+from backends.simulator.engine.fleet import Completion, EngineStep, Fleet, SimulatedReplica
 from backends.speculation import Method
 from benchmarks.virtual_time import run_virtual
 from tests.support import step_time
@@ -27,14 +27,14 @@ PLAIN = replace(step_time.PLAIN, step=STEP.model_copy(update={"knee_tokens": 100
 
 
 def engine_of(parameters: EngineParameters) -> Fleet:
-    return Fleet([Replica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE, parameters=parameters)])
+    return Fleet([SimulatedReplica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE, parameters=parameters)])
 
 
 def load(engine: Fleet) -> EngineLoad:
     return engine.replicas[0].report(0.0)
 
 
-def formula_s(parameters: EngineParameters, step: Step) -> float:
+def formula_s(parameters: EngineParameters, step: EngineStep) -> float:
     drafted = any(emission.drafted for emission in step.emissions)
     return step_s(parameters, step.batch_tokens, step.context_tokens, step.k, len(step.emissions), drafted=drafted)
 
@@ -51,7 +51,7 @@ def steady(prompt: int, output: int, k: int, emitted: int) -> Script:
     return Script(prompt, output, tokens, drafted)
 
 
-def drain(engine: Fleet) -> list[Step]:
+def drain(engine: Fleet) -> list[EngineStep]:
     now_s, steps = 0.0, []
     while (step := engine.step(now_s)) is not None:
         now_s += step.duration_s
@@ -59,7 +59,7 @@ def drain(engine: Fleet) -> list[Step]:
     return steps
 
 
-def totals(steps: list[Step]) -> dict[int, int]:
+def totals(steps: list[EngineStep]) -> dict[int, int]:
     tokens_by_id: dict[int, int] = {}
     for step in steps:
         for emission in step.emissions:
@@ -269,7 +269,7 @@ def test_every_workload_is_served_completely_and_within_limits(
 ) -> None:
     parameters, arrivals = workload
     engine = engine_of(parameters)
-    now_s, steps, expected = 0.0, list[Step](), dict[int, int]()
+    now_s, steps, expected = 0.0, list[EngineStep](), dict[int, int]()
     pending = list(arrivals)
     while True:
         while pending and pending[0][0] <= now_s:

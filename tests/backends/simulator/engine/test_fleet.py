@@ -20,7 +20,7 @@ from backends.calibration.parameters import EngineParameters
 from backends.drafting.script import Script, plain_steps
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.simulator.engine import kernel
-from backends.simulator.engine.fleet import Completion, Fleet, Replica
+from backends.simulator.engine.fleet import Completion, Fleet, SimulatedReplica
 from backends.simulator.engine.state import DRAWN, EXCLUDED
 from backends.speculation import Method
 from benchmarks.virtual_time import Arrival, run_fleet, run_virtual
@@ -35,12 +35,12 @@ SHIFT = ContextShift(
 NGRAM = {"num_speculative_tokens": 5, "prompt_lookup_max": 4}
 
 
-def replica(parameters: EngineParameters | None = None, name: str = "a") -> Replica:
-    return Replica(name, H100, Method.BASELINE, parameters=parameters)
+def replica(parameters: EngineParameters | None = None, name: str = "a") -> SimulatedReplica:
+    return SimulatedReplica(name, H100, Method.BASELINE, parameters=parameters)
 
 
 def single(method: Method, config: dict[str, Any], calibration: Calibration = H100, seed: int = 0) -> Fleet:
-    return Fleet([Replica("a", calibration, method, config)], seed)
+    return Fleet([SimulatedReplica("a", calibration, method, config)], seed)
 
 
 def plain(prompt: int, output: int, blocks: tuple[int, ...] = ()) -> Script:
@@ -73,7 +73,7 @@ def test_the_least_delay_counts_the_steps_shared_with_requests_in_flight() -> No
     methods: list[tuple[Method, dict[str, Any]]] = [(Method.BASELINE, {}), (Method.EAGLE3, EAGLE), (Method.SUFFIX, {})]
     parameters = [replace(EngineParameters.of(H100, *how), max_num_seqs=3) for how in methods]  # so that some wait
     pool = [
-        Replica(str(number), H100, *how, parameters=one)
+        SimulatedReplica(str(number), H100, *how, parameters=one)
         for number, (how, one) in enumerate(zip(methods, parameters, strict=True))
     ]
     fleet, rng = Fleet(pool, seed=2), np.random.default_rng(5)
@@ -159,7 +159,7 @@ def test_lookup_shares_exist_for_every_k_and_kind_and_accept_no_more_than_is_dra
 
 def test_the_draws_of_a_request_do_not_depend_on_its_replica() -> None:
     def steps(order: list[int]) -> dict[int, int]:
-        fleet = Fleet([Replica(str(number), H100, Method.EAGLE3, EAGLE) for number in range(3)], seed=9)
+        fleet = Fleet([SimulatedReplica(str(number), H100, Method.EAGLE3, EAGLE) for number in range(3)], seed=9)
         for number, chosen in enumerate(order):
             fleet.submit(chosen, 100, 250, 0.1 * number)
         return {done.request_id: done.steps for done in fleet.advance(math.inf)}
@@ -189,7 +189,7 @@ def test_a_trace_on_a_fleet_equals_one_trace_per_replica() -> None:
         )
         for n, time_s in enumerate(np.cumsum(rng.exponential(0.02, 120)))
     ]
-    fleet = Fleet([Replica(str(number), H100, Method.BASELINE) for number in range(3)])
+    fleet = Fleet([SimulatedReplica(str(number), H100, Method.BASELINE) for number in range(3)])
     observed = list[Completion]()
     timeline = run_fleet(fleet, arrivals, lambda arrival: arrival.output_tokens % 3, observed.append)
     assert len(observed) == len(arrivals)

@@ -13,7 +13,7 @@ from backends.calibration.load import load_calibration
 from backends.calibration.parameters import ASYNCHRONOUS, EngineParameters
 from backends.drafter_limit import Beyond, DrafterLimit
 from backends.drafting.script import Script, plain_steps
-from backends.simulator.engine.fleet import Fleet, Replica, Step
+from backends.simulator.engine.fleet import EngineStep, Fleet, SimulatedReplica
 from backends.speculation import Method
 from tests.support.step_time import DRAFTING, PLAIN, STEP, step_s
 
@@ -22,7 +22,7 @@ DRAFTS = replace(PLAIN, drafting=DRAFTING, k=3)
 
 
 def engine_of(parameters: EngineParameters) -> Fleet:
-    return Fleet([Replica("a", H100, Method.BASELINE, parameters=parameters)])
+    return Fleet([SimulatedReplica("a", H100, Method.BASELINE, parameters=parameters)])
 
 
 def accepting(prompt: int, output: int, k: int = 3) -> Script:
@@ -32,7 +32,7 @@ def accepting(prompt: int, output: int, k: int = 3) -> Script:
     return Script(prompt, output, emitted, np.full(output, k, np.int32))
 
 
-def steps_of(engine: Fleet, most: int = 100) -> list[Step]:
+def steps_of(engine: Fleet, most: int = 100) -> list[EngineStep]:
     now_s, steps = 0.0, []
     while len(steps) < most and (step := engine.step(now_s)) is not None:
         now_s += step.duration_s

@@ -21,7 +21,7 @@ from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import k_by_batch
 from backends.drafting.script import Script, block_hashes
-from backends.simulator.engine.fleet import Fleet, Replica
+from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
 from tests.support.step_time import DRAFTING, STEP
 
@@ -68,7 +68,7 @@ def play(seed: int) -> dict[str, Any]:
     """Return what happens in a workload: a digest of every step, the clock, and the counters at the end."""
     draws = Draws(seed)
     limits = parameters(draws)
-    replica = Replica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE, parameters=limits)
+    replica = SimulatedReplica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE, parameters=limits)
     fleet = Fleet([replica])
     now_s, clocks_s, arrives_s, left, last = 0.0, 0.0, 0.0, 40, -1
     digest = sha256()

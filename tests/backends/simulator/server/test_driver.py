@@ -12,8 +12,8 @@ from backends.calibration.calibration import Drafting, Kind, StepTime
 from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.drafting.script import Script
-from backends.simulator.engine.replica import Replica
-from backends.simulator.server.compose import Answer
+from backends.simulator.engine.replica import SimulatedReplica
+from backends.simulator.server.compose import ComposedAnswer
 from backends.simulator.server.driver import Driver, Emitted, Play
 from backends.simulator.server.metrics import Tallies
 from backends.speculation import Method
@@ -33,7 +33,7 @@ def driver(*, time_scale: float = 1.0, max_num_seqs: int = 8, k: int = 0) -> Dri
         overhead_s=0,
     )
     parameters = EngineParameters(step, Drafting(source="made up"), k=k, max_num_seqs=max_num_seqs)
-    replica = Replica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE, parameters=parameters)
+    replica = SimulatedReplica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE, parameters=parameters)
     return Driver(replica, Tallies("m"), time_scale)
 
 
@@ -59,7 +59,7 @@ def play_tokens(each: Driver, listener: Listener, tokens: int, step_tokens: int 
     emitted[0] = 1
     drafted = np.full(tokens, step_tokens - 1, np.int32)
     drafted[0] = 0
-    answer = Answer([1] * 20, [5] * tokens, "x" * tokens, list(range(1, tokens + 1)), Kind.CHAT, "length")
+    answer = ComposedAnswer([1] * 20, [5] * tokens, "x" * tokens, list(range(1, tokens + 1)), Kind.CHAT, "length")
     return each.play(0, answer, Script(20, tokens, emitted, drafted), listener)
 
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from backends.draft_schedule import DraftSchedule, Speculation
-from backends.engine import Minute
+from backends.engine import ProbeMinute
 from backends.speculation import Method
 from benchmarks.routing.advice import CASES, Case, advised, measure, play
 from gateway.rooms.advice.advise import advise
 from gateway.rooms.advice.evidence import BackendEvidence, Contradiction, Kind, ModelEvidence, Steps
 from gateway.rooms.advice.losing_method import of_speculation
 from policies.learned.prior import StepCost
-from policies.trouble.troubles import Finding as Trouble
+from policies.trouble.troubles import TroubleFinding as Trouble
 
-BUSY = tuple(Minute(100, number % 7, ((250, number % 5), (25, 60))) for number in range(30))
+BUSY = tuple(ProbeMinute(100, number % 7, ((250, number % 5), (25, 60))) for number in range(30))
 
 
 def case_of(name: str) -> Case:
@@ -201,7 +201,7 @@ def test_waiting_for_memory_and_for_a_place_are_told_apart() -> None:
     assert advise(of(BackendEvidence("a", Method.NGRAM, minutes=BUSY[:9]))) == []
     roomy = tuple(replace(minute, waiting_for_room=0, others=((25, 3),) * 30) for minute in BUSY)
     assert advise(of(BackendEvidence("a", Method.NGRAM, minutes=roomy))) == []
-    once = (*[Minute(100)] * 29, Minute(100, 5))
+    once = (*[ProbeMinute(100)] * 29, ProbeMinute(100, 5))
     assert advise(of(BackendEvidence("a", Method.NGRAM, minutes=once))) == []
 
 
