@@ -67,6 +67,8 @@ _OTHER_VERSIONS = {
     "synthetic_acceptance_rate": "use synthetic_acceptance_rates, one rate per position",
     "speculative_token_tree": "remove it: vLLM no longer drafts trees",
 }
+_LOSSY: Final = frozenset({"fly", "synthetic"})
+"""Values of `rejection_sample_method` with which drafts change answers: 0.33's `fly`, and that for measurements."""
 Release = tuple[int, int]
 REMOVED: Final[Mapping[Method, Release]] = {Method.MEDUSA: (0, 33), Method.MLP_SPECULATOR: (0, 33)}
 """The releases of vLLM from which on there is a method no more."""
@@ -191,6 +193,17 @@ def method_issues(method: Method, config: Mapping[str, Any] | None, *, served: b
             if key in values
         ]
     return issues
+
+
+def is_lossy(config: SpeculativeConfig | None) -> bool:
+    """Return whether an engine accepts drafts that its model would not write.
+
+    Examples
+    --------
+    >>> is_lossy(SpeculativeConfig.model_validate({"rejection_sample_method": "fly"}))
+    True
+    """
+    return config is not None and (config.model_extra or {}).get("rejection_sample_method") in _LOSSY
 
 
 def release_of(version: str) -> Release | None:
