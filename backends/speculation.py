@@ -238,6 +238,11 @@ def release_notes(method: Method, config: Mapping[str, Any], version: str = "") 
     for key, added in _ADDED.items():
         if config.get(key) and release is not None and release < added:
             yield f"vLLM {release[0]}.{release[1]} does not know {key}, which begins with {added[0]}.{added[1]}"
+        elif config.get(key):
+            yield (
+                f"with {key} the engine weighs drafts as if each request had 8,192 tokens of context: start it with "
+                "VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN set to what yours have"
+            )
     if method is Method.DRAFT_MODEL and (release is None or release >= _LOWERS_CONTEXT):
         yield "from vLLM 0.33 on its engine takes contexts no longer than those of the draft model"
 
