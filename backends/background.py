@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Literal, NewType, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 log = logging.getLogger(__name__)
 
-CoreWork = Literal[
+CORE_WORK: Final = (
     "accounting",
     "announcement",
     "connections",
@@ -40,17 +40,14 @@ CoreWork = Literal[
     "state",
     "tick",
     "workers",
-]
-RoomWork = NewType("RoomWork", str)
-"""A kind of work that a room of the gateway declares."""
-Work = CoreWork | RoomWork
-"""The kinds of work, which are label values."""
+)
+"""The kinds of work of the core, which are label values; a room declares its own."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Before work that has failed is begun again: doubled each time, until it has run for a minute."""
 _SETTLED_S = 60.0
 
-on_failure: list[Callable[[Work], None]] = []
+on_failure: list[Callable[[str], None]] = []
 """Called with the kind of what has failed."""
 _MOST_THREADS = 32
 _LAST_S = 1.0
@@ -88,7 +85,7 @@ T = TypeVar("T")
 
 
 def start(
-    work: Work, coroutine: Coroutine[Any, Any, T], *, of: str = "", raises: type[Exception] | None = None
+    work: str, coroutine: Coroutine[Any, Any, T], *, of: str = "", raises: type[Exception] | None = None
 ) -> asyncio.Task[T]:
     """Start work that ends by itself, and note what it raises."""
     task = asyncio.get_running_loop().create_task(coroutine, name=f"{work} {of}".rstrip())
@@ -106,7 +103,7 @@ def start(
 
 
 def keep_running(
-    work: Work,
+    work: str,
     run: Callable[[], Coroutine[Any, Any, None]],
     *,
     of: str = "",
@@ -123,7 +120,7 @@ def is_cancelled() -> bool:
 
 
 async def _keep_running(
-    work: Work, run: Callable[[], Coroutine[Any, Any, None]], of: str, stopping: asyncio.Event
+    work: str, run: Callable[[], Coroutine[Any, Any, None]], of: str, stopping: asyncio.Event
 ) -> None:
     pause_s = FIRST_PAUSE_S
     while not stopping.is_set():
@@ -147,7 +144,7 @@ async def _keep_running(
 
 
 @contextmanager
-def guarded(work: Work, *, of: str = "") -> Iterator[None]:
+def guarded(work: str, *, of: str = "") -> Iterator[None]:
     """Log and count what a block raises, and go on after it."""
     try:
         yield
@@ -155,7 +152,7 @@ def guarded(work: Work, *, of: str = "") -> Iterator[None]:
         note(work, error, of=of)
 
 
-def note(work: Work, error: BaseException, *, of: str = "", then: str = "") -> None:
+def note(work: str, error: BaseException, *, of: str = "", then: str = "") -> None:
     """Log and count a failure; in any thread."""
     if _logged.may_say((work, of)):
         text = "%s%s failed%s (logged once a minute; gateway_background_failures_total counts failures)"

@@ -15,7 +15,6 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
 from backends import background
-from backends.background import RoomWork
 from backends.pool import Pool
 from gateway import rooms as packages
 from gateway.admin.policy_versions import PolicyVersions
@@ -97,7 +96,7 @@ class Room:
     """
 
     order: ClassVar[int] = 0
-    work: ClassVar[tuple[RoomWork, ...]] = ()
+    work: ClassVar[tuple[str, ...]] = ()
     restart_keys: ClassVar[tuple[str, ...]] = ()
     keep_prompt_bytes: int = 0
     needs_scores: bool = False
@@ -105,6 +104,11 @@ class Room:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
+
+    @staticmethod
+    def is_on(settings: PoolSettings) -> bool:
+        """Return whether it is to join a process that is started with these settings."""
+        return True
 
     @staticmethod
     def problem(settings: PoolSettings) -> str:
@@ -118,7 +122,7 @@ class Room:
 
     @staticmethod
     def client_paths(settings: PoolSettings) -> Mapping[str, int]:
-        """Return paths of clients that it answers, with all below them, and the largest body of each, in bytes."""
+        """Return paths of clients that it answers, with all below them, and the largest body of each in bytes."""
         return {}
 
     def add_routes(self, app: FastAPI) -> None:

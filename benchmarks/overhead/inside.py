@@ -147,8 +147,8 @@ async def measure(
             connection.connection_made(BackendTransport(connection, carried))
             client_of_backend.keep(connection)
     writes = gateway.relay.writes
-    (recorder,) = [room.recorder for room in gateway.rooms if isinstance(room, RecorderRoom)]
-    (outlets,) = [room._outlets for room in gateway.rooms if isinstance(room, ReportsRoom)]
+    recorder = next((room.recorder for room in gateway.rooms if isinstance(room, RecorderRoom)), None)
+    outlets = [each for room in gateway.rooms if isinstance(room, ReportsRoom) for each in room.outlets]
     for each in (*outlets, recorder) if recorded else ():
         if each is not None:
             each.start()

@@ -10,7 +10,7 @@ from pydantic import BaseModel, SecretStr
 from gateway.config.settings import BackendSettings, KeySettings, PoolSettings
 from gateway.gateway import Room
 
-_HIDDEN = frozenset({"key", "sha256", "env", "api_key", "hash_salt", "redis"})
+_HIDDEN = frozenset({"key", "sha256", "env", "api_key", "redis"})
 """Keys whose values are secrets, or may contain some."""
 _RESTART = (
     "server.host",

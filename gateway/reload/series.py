@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import product
 from typing import get_args
 
-from backends.background import CoreWork, Work
+from backends.background import CORE_WORK
 from gateway.gateway import Room
 from gateway.reload.reloader import Cause, Outcome
 from gateway.telemetry.registry import Registry
@@ -15,7 +15,7 @@ from gateway.telemetry.registry import Registry
 class BesideSeries:
     """Counts reloads, answers of sources of replicas, and failures of work beside the requests."""
 
-    def __init__(self, registry: Registry, rooms: Iterable[Room | type[Room]]) -> None:
+    def __init__(self, registry: Registry, rooms: Iterable[type[Room]]) -> None:
         self._reloads = registry.counter("gateway_reloads")
         self._discoveries = registry.counter("gateway_discoveries")
         self._discovered = registry.gauge("gateway_discovered_backends")
@@ -23,7 +23,7 @@ class BesideSeries:
         # At once: the rate of a series that begins with an event misses that.
         for cause, outcome in product(get_args(Cause), get_args(Outcome)):
             self._reloads.labels(cause, outcome)
-        for work in (*get_args(CoreWork), *(work for room in rooms for work in room.work)):
+        for work in (*CORE_WORK, *(work for room in rooms for work in room.work)):
             self._failures.labels(work)
 
     def count_reload(self, cause: str, outcome: str) -> None:
@@ -35,6 +35,6 @@ class BesideSeries:
         self._discoveries.labels(model, source, outcome).inc()
         self._discovered.labels(model, source).set(replicas)
 
-    def count_failure(self, work: Work) -> None:
+    def count_failure(self, work: str) -> None:
         """Count a failure of work beside the requests; called on the event loop."""
         self._failures.labels(work).inc()

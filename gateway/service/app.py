@@ -21,7 +21,7 @@ from backends.backend import Backend, EngineChange
 from gateway import __version__
 from gateway.admin.routes import admin_router
 from gateway.dialects.errors import GatewayError, gateway_failed, nothing_here
-from gateway.gateway import Gateway
+from gateway.gateway import Gateway, rooms
 from gateway.http.headers import headers_of
 from gateway.http.paths import canonical_path, is_admin
 from gateway.relay.frontend import Current, access_of
@@ -72,7 +72,7 @@ class OwnPaths:
 
 def create_app(gateway: Gateway) -> FastAPI:
     """Return the FastAPI application: health, metrics, models and `/admin`."""
-    count_failure = BesideSeries(gateway.metrics, gateway.rooms).count_failure
+    count_failure = BesideSeries(gateway.metrics, rooms()).count_failure
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -230,7 +230,7 @@ class _Tasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _start(gateway: Gateway, count_failure: Callable[[background.Work], None]) -> None:
+async def _start(gateway: Gateway, count_failure: Callable[[str], None]) -> None:
     """Start everything that the first request needs."""
     gateway.is_started = True
     background.on_failure.append(count_failure)
@@ -244,7 +244,7 @@ async def _start(gateway: Gateway, count_failure: Callable[[background.Work], No
     await gateway.pool.wait_until_probed(_FIRST_PROBE_TIMEOUT_S)
 
 
-async def _stop(gateway: Gateway, count_failure: Callable[[background.Work], None]) -> None:
+async def _stop(gateway: Gateway, count_failure: Callable[[str], None]) -> None:
     """Stop everything that `_start` started, and what requests have opened."""
     for room in gateway.rooms:
         with background.guarded("tick", of=type(room).__name__):

@@ -58,7 +58,10 @@ def assemble(
         upstreams = {each.name: _upstream(each, settings, series, writes, previous) for each in members}
         model = models[name] = _model(name, model_settings, upstreams, previous)
         by_name |= dict.fromkeys((name, *model_settings.aliases), model)
-    kinds = rooms() if previous is None else [type(room) for room in previous.rooms]  # which are found in files
+    if previous is None:
+        kinds = [kind for kind in rooms() if kind.is_on(settings)]
+    else:
+        kinds = [type(room) for room in previous.rooms]
     answered = {path: most for kind in kinds for path, most in kind.client_paths(settings).items()}
     access, admin_access = _access(settings, admin_digest, answered)
     for name in models:

@@ -11,17 +11,19 @@ from pathlib import Path
 import pytest
 
 from backends import background
-from backends.background import Seldom, Work
+from backends.background import CORE_WORK, Seldom
+from gateway.gateway import rooms
 from tests.support.paths import ROOT
 from tests.support.waiting import eventually
 
 PACKAGES = ("gateway", "backends", "policies", "lab")
 STARTS = {"create_task", "ensure_future"}
+CALLS = {"background.start", "background.keep_running", "background.guarded", "background.note"}
 
 
 @pytest.fixture(autouse=True)
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
-    counts: list[Work] = []
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    counts: list[str] = []
     monkeypatch.setattr(background, "on_failure", [counts.append])
     monkeypatch.setattr(background, "_logged", Seldom())
     monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.01)
@@ -29,7 +31,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
 
 
 async def test_work_that_raises_is_logged_counted_and_begun_again(
-    counted: list[Work], caplog: pytest.LogCaptureFixture
+    counted: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     runs = 0
 
@@ -52,7 +54,7 @@ async def test_work_that_raises_is_logged_counted_and_begun_again(
     assert len(counted) == 2, "that it was cancelled is no failure"
 
 
-async def test_work_outlives_that_something_it_waits_for_is_cancelled(counted: list[Work]) -> None:
+async def test_work_outlives_that_something_it_waits_for_is_cancelled(counted: list[str]) -> None:
     waits: list[asyncio.Future[None]] = []
 
     async def run() -> None:
@@ -100,7 +102,7 @@ async def test_work_that_is_to_stop_is_not_begun_again(monkeypatch: pytest.Monke
         await task
 
 
-async def test_a_task_that_nobody_waits_for_is_kept_and_noted(counted: list[Work]) -> None:
+async def test_a_task_that_nobody_waits_for_is_kept_and_noted(counted: list[str]) -> None:
     async def fail() -> None:
         await asyncio.sleep(0)
         raise KeyError("x")
@@ -114,9 +116,9 @@ async def test_a_task_that_nobody_waits_for_is_kept_and_noted(counted: list[Work
 
 
 def test_a_failure_that_cannot_be_counted_is_no_further_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[Work] = []
+    counts: list[str] = []
 
-    def broken(work: Work) -> None:
+    def broken(work: str) -> None:
         raise OSError
 
     monkeypatch.setattr(background, "on_failure", [broken, counts.append])
@@ -152,3 +154,21 @@ def test_tasks_are_started_by_one_module() -> None:
         str(path.relative_to(ROOT)): lines for path in files if (lines := list(starts(ast.parse(path.read_text()))))
     }
     assert found == {}, "start tasks with backends.background, so that they do not end in silence"
+
+
+def kinds(tree: ast.AST) -> Iterator[str]:
+    """Yield the kinds of the work that a module does."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called, *arguments = [node.func, *node.args]
+            if ast.unparse(called) == "partial":
+                called, *arguments = arguments
+            if ast.unparse(called) in CALLS:
+                yield from (str(each.value) for each in arguments[:1] if isinstance(each, ast.Constant))
+
+
+@pytest.mark.slow
+def test_the_kinds_of_work_are_those_that_are_declared() -> None:
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    found = {kind for path in paths for kind in kinds(ast.parse(path.read_text("utf-8")))}
+    assert found == {*CORE_WORK, *(kind for room in rooms() for kind in room.work)}

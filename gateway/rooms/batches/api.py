@@ -16,7 +16,6 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from backends import background
 from gateway.dialects.errors import GatewayError, too_large
 from gateway.dialects.form import read_form
-from gateway.rooms.batches import WORK
 from gateway.rooms.batches.records import ENDED, ENDPOINTS, ID, Marker, batch_record, keep_file, new_digits
 from gateway.rooms.batches.run import settings_of
 from gateway.rooms.batches.storage import FULL, Document, Storage
@@ -79,7 +78,7 @@ def add_batches(
             except GatewayError:
                 raise
             except Exception as error:
-                background.note(WORK, error, of="a request")
+                background.note("batches", error, of="a request")
                 if isinstance(error, OSError) and error.errno in FULL:
                     text = "There is no room for more files and batches: delete some, or try again later."
                     raise GatewayError(507, text, code="insufficient_storage") from error

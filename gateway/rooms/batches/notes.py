@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from backends import background
-from gateway.rooms.batches import WORK
 from gateway.rooms.batches.storage import Storage
 
 _MOST_NOTE_BYTES: Final = 256 << 20
@@ -77,7 +76,7 @@ class Notes:
                 except OSError as error:
                     if self._is_over():
                         raise
-                    background.note(WORK, error, of=self._folder, then=f"; it is tried again in {pause_s:g} s")
+                    background.note("batches", error, of=self._folder, then=f"; it is tried again in {pause_s:g} s")
                     await asyncio.sleep(pause_s)
                     pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
                 else:

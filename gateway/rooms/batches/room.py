@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from backends import background
 from gateway.gateway import Room
-from gateway.rooms.batches import WORK, api
+from gateway.rooms.batches import api
 from gateway.rooms.batches.lines import problem
 from gateway.rooms.batches.places import WAIT_S, ModelPlaces
 from gateway.rooms.batches.records import Marker
@@ -36,17 +36,23 @@ class BatchesRoom(Room):
     """Keeps files and batches, and runs those that are open."""
 
     order = 7
-    work = (WORK,)
+    work = ("batches",)
     restart_keys = ("batches",)
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
+        assert gateway.settings.batches is not None
         self._settings = gateway.settings.batches
         self._runs: dict[Marker, BatchRun] = {}
         self._tasks: dict[Marker, asyncio.Task[None]] = {}
         self._work: list[asyncio.Task[None]] = []
         self._has_news = asyncio.Event()
         self._checking = asyncio.Lock()
+
+    @staticmethod
+    def is_on(settings: PoolSettings) -> bool:
+        """Return whether the settings ask for it."""
+        return settings.batches is not None
 
     @staticmethod
     def problem(settings: PoolSettings) -> str:
@@ -63,18 +69,15 @@ class BatchesRoom(Room):
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the paths of files and batches."""
-        if self._settings is not None:
-            aside = self.gateway.metrics.counter("gateway_batch_objects_set_aside")
-            self._storage = Storage(self._settings.folder, self._settings.max_total_mib * 2**20)
-            self._storage.on_aside = lambda kind: aside.labels(kind).inc()
-            most = self._settings.max_in_flight
-            self._places_of = cache(lambda model: ModelPlaces(self.gateway, model, most))
-            api.add_batches(app, self.gateway, self._settings, self._storage, self._has_news.set)
+        aside = self.gateway.metrics.counter("gateway_batch_objects_set_aside")
+        self._storage = Storage(self._settings.folder, self._settings.max_total_mib * 2**20)
+        self._storage.on_aside = lambda kind: aside.labels(kind).inc()
+        self._places_of = cache(lambda model: ModelPlaces(self.gateway, model, self._settings.max_in_flight))
+        api.add_batches(app, self.gateway, self._settings, self._storage, self._has_news.set)
 
     def start(self) -> None:
         """Start looking for batches to run, and at the requests of others, beside which they run."""
-        if self._settings is not None:
-            self._work = [background.keep_running(WORK, work) for work in (self._run, self._watch)]
+        self._work = [background.keep_running("batches", work) for work in (self._run, self._watch)]
 
     async def stop(self) -> None:
         """End what runs, so that others can go on with it."""
@@ -114,7 +117,7 @@ class BatchesRoom(Room):
             if self._tasks[marker].done():
                 del self._tasks[marker], self._runs[marker]
         for marker, is_cancelled in markers.items():
-            with background.guarded(WORK, of=marker.batch_id):
+            with background.guarded("batches", of=marker.batch_id):
                 await self._begin_or_end(marker, is_cancelled=is_cancelled)
 
     async def _begin_or_end(self, marker: Marker, *, is_cancelled: bool) -> None:
@@ -132,7 +135,7 @@ class BatchesRoom(Room):
         is_busy = any(each.owner == marker.owner and not task.done() for each, task in self._tasks.items())
         if marker not in self._tasks and (end or not is_busy):
             work = partial(self._run_one, marker)
-            self._tasks[marker] = background.keep_running(WORK, work, of=marker.batch_id)
+            self._tasks[marker] = background.keep_running("batches", work, of=marker.batch_id)
             await asyncio.sleep(0)  # until it has begun
         run = self._runs.get(marker)
         if end and run is not None:
@@ -142,7 +145,6 @@ class BatchesRoom(Room):
 
     async def _run_one(self, marker: Marker) -> None:
         """Run a batch; if that fails, it is begun again, after pauses that grow."""
-        assert self._settings is not None
         run = self._runs[marker] = BatchRun(self.gateway, self._storage, marker, self._places_of)
         try:
             await run.run(self._checking, self._settings.max_lines)

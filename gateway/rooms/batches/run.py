@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backends import background
 from gateway.dialects.errors import GatewayError
-from gateway.rooms.batches import WORK
 from gateway.rooms.batches.line_request import Answer, LineRequest, client_of_lines
 from gateway.rooms.batches.lines import MOST_LINE_BYTES, Line, check, in_turns, problem, read_line, written
 from gateway.rooms.batches.notes import BEGUN, COMPLETED, FAILED, RETURNED, Notes, Spending
@@ -123,7 +122,7 @@ class BatchRun:
             self._is_full = False
         except OSError as error:
             self._is_full = True
-            background.note(WORK, error, of=self._marker.batch_id, then="; no line begins until it succeeds")
+            background.note("batches", error, of=self._marker.batch_id, then="; no line begins until it succeeds")
 
     # Lines
 
@@ -152,7 +151,7 @@ class BatchRun:
         self._places = places = self._places_of(model)
         lines = self._pending()
         while not self._end and (line := await asyncio.to_thread(next, lines, None)) is not None:
-            task = background.start(WORK, self._run_line(line, places), of=self._marker.batch_id)
+            task = background.start("batches", self._run_line(line, places), of=self._marker.batch_id)
             self._lines[task] = line
             task.add_done_callback(self._lines.pop)
             while len(self._lines) >= _MOST_HELD or self._held_bytes() > _MOST_HELD_BYTES:
@@ -168,7 +167,7 @@ class BatchRun:
             try:
                 pause_s = await self._run_once(line, places)
             except Exception as error:  # noqa: BLE001 -- an error of a line is that line's
-                background.note(WORK, error, of=f"{self._marker.batch_id}, line {line.number + 1}")
+                background.note("batches", error, of=f"{self._marker.batch_id}, line {line.number + 1}")
                 pause_s, line.runs = _LONGEST_S, line.runs + 1
             if pause_s:
                 with contextlib.suppress(TimeoutError):

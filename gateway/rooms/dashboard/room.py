@@ -20,7 +20,6 @@ from gateway.dialects.errors import GatewayError
 from gateway.gateway import Room, join
 from gateway.http.paths import ADMIN_DOCS
 from gateway.relay.observers import Follower
-from gateway.rooms.dashboard import WORK
 from gateway.rooms.dashboard.beliefs import Beliefs
 from gateway.rooms.dashboard.decisions import SampledDecisions
 from gateway.rooms.dashboard.recent import (
@@ -57,7 +56,7 @@ class Dashboard(Room):
     """
 
     order = 11
-    work = (WORK,)
+    work = ("dashboard",)
 
     page: ClassVar[str] = "/dashboard"
 
@@ -138,7 +137,7 @@ class Dashboard(Room):
         is_reading = self._reading is not None and not self._reading.done()
         if self.gateway.settings.dashboard.enabled and now_s >= self._next_read_s and not is_reading:
             self._next_read_s = now_s + POINT_S
-            self._reading = background.start(WORK, self._read())
+            self._reading = background.start("dashboard", self._read())
 
     async def _read(self) -> None:
         samples = await asyncio.to_thread(lambda: list(self.gateway.metrics.samples()))
@@ -149,7 +148,7 @@ class Dashboard(Room):
             models = self.gateway.models
             self._beliefs = {name: self._beliefs.get(name) or Beliefs() for name in models}
             for name, beliefs in list(self._beliefs.items()):
-                with background.guarded(WORK, of=name):
+                with background.guarded("dashboard", of=name):
                     await beliefs.update(models[name].policy, self.gateway.pool.of(name))
 
     def _add_points(self, totals: Mapping[tuple[str, str], Totals]) -> None:

@@ -16,7 +16,6 @@ from backends import background
 from backends.background import Seldom
 from gateway.gateway import Room
 from gateway.relay.observers import EndedExchange, Follower, Observer
-from gateway.rooms.kv_events import WORK
 from gateway.routing.router import RoutedRequest, Sent
 from gateway.telemetry.series import Count, Family
 
@@ -54,7 +53,7 @@ class KvEventsRoom(Room):
     """Reads the events of the engines whose backends have `kv_events`."""
 
     order = 8
-    work = (WORK,)
+    work = ("kv events",)
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
@@ -95,7 +94,7 @@ class KvEventsRoom(Room):
 
     def start(self) -> None:
         """Start reading, where there is something to read."""
-        self._reading = background.keep_running(WORK, self._read)
+        self._reading = background.keep_running("kv events", self._read)
 
     async def stop(self) -> None:
         """End it."""
@@ -152,7 +151,7 @@ class KvEventsRoom(Room):
         ready, began_s = dict(poller.poll(_POLL_MS)), time.monotonic()
         for name, engine in self._engines.items():
             if engine.socket in ready:
-                with background.guarded(WORK, of="/".join(name)):
+                with background.guarded("kv events", of="/".join(name)):
                     self._read_turn(name, engine)
         caches = [engine.cache for engine in self._engines.values()]
         while sum(map(len, caches)) > _MOST_BLOCKS:
@@ -184,7 +183,7 @@ class KvEventsRoom(Room):
                 del self._engines[name]
         for name in endpoints.keys() - self._engines.keys():
             engine = self._engines[name] = _Engine(endpoints[name], EngineCache())
-            with background.guarded(WORK, of="/".join(name)):
+            with background.guarded("kv events", of="/".join(name)):
                 engine.socket = _subscribed(engine.endpoint)
 
 

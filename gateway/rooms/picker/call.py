@@ -9,7 +9,6 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from backends import background
-from gateway.rooms.picker import WORK
 from gateway.rooms.picker.ext_proc_pb2 import ProcessingRequest
 from gateway.rooms.picker.observation import Observation
 from gateway.rooms.picker.stream import Picking, ProtocolError, Stream
@@ -73,7 +72,7 @@ class Call:
 
     def _wake(self) -> None:
         if self._late is None and asyncio.current_task() is not self._reader:
-            self._late = background.start(WORK, self._write_late(), of="a call", raises=grpc.aio.BaseError)
+            self._late = background.start("picker", self._write_late(), of="a call", raises=grpc.aio.BaseError)
 
     async def _write(self) -> None:
         async with self._turn:

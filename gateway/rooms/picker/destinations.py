@@ -11,7 +11,6 @@ from ipaddress import ip_address
 from backends import background
 from backends.backend import Backend
 from backends.http.address import Address, host_and_port
-from gateway.rooms.picker import WORK
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class Destinations:
         """Look up the names in the addresses of replicas, once now and then regularly."""
         self._backends = backends
         await self._look_up()
-        self._lookup = background.keep_running(WORK, self._look_up_regularly, of="destinations")
+        self._lookup = background.keep_running("picker", self._look_up_regularly, of="destinations")
 
     async def stop(self) -> None:
         """Stop looking up names."""

@@ -19,7 +19,6 @@ from starlette.types import ASGIApp
 from backends import background
 from backends.http.address import host_and_port
 from gateway.listening.certificate import Certificate
-from gateway.rooms.picker import WORK
 from gateway.rooms.picker.call import Call
 from gateway.rooms.picker.destinations import Destinations
 from gateway.rooms.picker.stream import Picking
@@ -84,7 +83,7 @@ class PickerServer:
         await self._check()
         self._listen(server, opened)
         await server.start()
-        self._checks = background.keep_running(WORK, self._check_regularly, of="its health")
+        self._checks = background.keep_running("picker", self._check_regularly, of="its health")
 
     def _listen(self, server: grpc.aio.Server, opened: socket.socket) -> None:
         """Have gRPC listen where a socket is bound, which it cannot take over."""

@@ -4,9 +4,3 @@ The request path collects in `RequestNotes` what only it can observe, and append
 completes the records (docs/replay.md) and writes them in complete zstd frames to rotated files. Requests never wait for
 it: if the queue or the disk is full, records are dropped and counted.
 """
-
-from typing import Final
-
-from backends.background import RoomWork
-
-WORK: Final = RoomWork("recorder")

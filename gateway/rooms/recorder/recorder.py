@@ -16,7 +16,6 @@ from backends.background import Seldom
 from backends.validation import UsageError
 from gateway.config.settings import RecorderSettings
 from gateway.relay.observers import EndedExchange
-from gateway.rooms.recorder import WORK
 from gateway.rooms.recorder.document import RecordBuilder, RequestNotes
 from gateway.rooms.recorder.files import TraceFiles
 from gateway.rooms.recorder.hashes import TextHasher
@@ -147,7 +146,7 @@ class Recorder:
             self._awake.wait(_POLL_S)
             self._awake.clear()
             ending = self._stopping or not main.is_alive()
-            with background.guarded(WORK):
+            with background.guarded("recorder"):
                 self._empty_queue(0 if ending else _BATCH)
                 if self._pending and (ending or self._is_due()):
                     self._flush()

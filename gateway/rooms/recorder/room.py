@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from gateway.gateway import Room
 from gateway.relay.observers import Follower
-from gateway.rooms.recorder import WORK
 from gateway.rooms.recorder.recorder import Recorder, recorder_issue
 
 if TYPE_CHECKING:
@@ -19,19 +18,23 @@ if TYPE_CHECKING:
 
 
 class RecorderRoom(Room):
-    """Records the requests of all models, if the settings ask for it."""
+    """Records the requests of all models."""
 
     order = 4
-    work = (WORK,)
+    work = ("recorder",)
     restart_keys = ("recorder",)
+    needs_scores = True
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
-        settings = gateway.settings.recorder
-        self.recorder = None if settings is None else Recorder(settings)
-        if self.recorder is not None:
-            self.keep_prompt_bytes = self.recorder.keep_prompt_bytes
-            self.needs_scores = True
+        assert gateway.settings.recorder is not None
+        self.recorder = Recorder(gateway.settings.recorder)
+        self.keep_prompt_bytes = self.recorder.keep_prompt_bytes
+
+    @staticmethod
+    def is_on(settings: PoolSettings) -> bool:
+        """Return whether the settings ask for it."""
+        return settings.recorder is not None
 
     @staticmethod
     def problem(settings: PoolSettings) -> str:
@@ -45,20 +48,17 @@ class RecorderRoom(Room):
 
     def follow(self) -> Mapping[str, Follower]:
         """Return the recorder for each model."""
-        return {} if self.recorder is None else dict.fromkeys(self.gateway.models, self.recorder)
+        return dict.fromkeys(self.gateway.models, self.recorder)
 
     def start(self) -> None:
         """Start its thread."""
-        if self.recorder is not None:
-            self.recorder.start()
+        self.recorder.start()
 
     async def stop(self) -> None:
         """Write the rest, and end the thread."""
-        if self.recorder is not None:
-            await asyncio.to_thread(self.recorder.stop)
-            self.tick()
+        await asyncio.to_thread(self.recorder.stop)
+        self.tick()
 
     def tick(self) -> None:
         """Update the series."""
-        if self.recorder is not None:
-            self.recorder.count(self.gateway.metrics)
+        self.recorder.count(self.gateway.metrics)

@@ -5,9 +5,3 @@ The request path puts the bytes of an answer in a bounded queue. A thread passes
 blocked. The policy observes the result on the event loop, at most half a second later. Texts are dropped and counted
 while the queue is full.
 """
-
-from typing import Final
-
-from backends.background import RoomWork
-
-WORK: Final = RoomWork("shadow drafting")

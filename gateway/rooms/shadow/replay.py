@@ -20,7 +20,6 @@ import orjson
 
 from backends import background
 from gateway.relay.observers import EndedExchange, Observer
-from gateway.rooms.shadow import WORK
 from gateway.routing.router import RoutedRequest
 from policies.features.request import Endpoint
 from policies.learned.shadow_drafting import ShadowArm, ShadowSettings
@@ -190,7 +189,7 @@ class ShadowDrafting:
                     self._awake.clear()
                     continue
                 self._left_bytes += text.size_bytes
-                with background.guarded(WORK):
+                with background.guarded("shadow drafting"):
                     self._stopping.wait(self._replay(text))
         finally:
             self._end_process()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from backends import background
 from gateway.gateway import Room
 from gateway.relay.observers import Follower
-from gateway.rooms.shadow import WORK
 from gateway.rooms.shadow.replay import ShadowDrafting
 from gateway.routing.model import Model
 from policies.learned.shadow_drafting import shadow_arms
@@ -22,7 +21,7 @@ class ShadowRoom(Room):
     """Has drafting replayed for each model whose policy and pool make use of it."""
 
     order = 2
-    work = (WORK,)
+    work = ("shadow drafting",)
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
@@ -39,7 +38,7 @@ class ShadowRoom(Room):
                 drafting.start()
         for drafting in before.values():
             if drafting not in self.drafting.values():
-                background.start(WORK, asyncio.to_thread(drafting.stop))
+                background.start("shadow drafting", asyncio.to_thread(drafting.stop))
         return self.drafting
 
     def start(self) -> None:

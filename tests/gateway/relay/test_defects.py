@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from backends import background
-from backends.background import Work
 from gateway.relay.context import Timeouts
 from gateway.relay.observers import Observer
 from gateway.rooms.recorder.document import RequestNotes
@@ -19,8 +18,8 @@ USAGE = b'data: {"usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n\n'
 
 
 @pytest.fixture(autouse=True)
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
-    counts: list[Work] = []
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    counts: list[str] = []
     monkeypatch.setattr(background, "on_failure", [counts.append])
     return counts
 
@@ -51,7 +50,7 @@ def stream(relay: Relay) -> bytes:
     return reply.body
 
 
-def test_followers_and_observers_that_raise_cost_nothing(counted: list[Work]) -> None:
+def test_followers_and_observers_that_raise_cost_nothing(counted: list[str]) -> None:
     relay = Relay("a")
     relay.context.followers = {"m": [Follows(raises=True), Follows(raises=False)]}
     assert stream(relay) == FIRST + SECOND + USAGE + DONE
@@ -61,7 +60,7 @@ def test_followers_and_observers_that_raise_cost_nothing(counted: list[Work]) ->
 
 @pytest.mark.parametrize("series", ["keys", "step_tokens"])
 def test_a_request_that_cannot_be_accounted_for_gives_up_its_place(
-    series: str, counted: list[Work], monkeypatch: pytest.MonkeyPatch
+    series: str, counted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relay = Relay("a")
     monkeypatch.setattr(relay.metrics, series, SimpleNamespace(labels=broken))
@@ -71,7 +70,7 @@ def test_a_request_that_cannot_be_accounted_for_gives_up_its_place(
 
 
 def test_an_exchange_that_cannot_be_ended_keeps_no_other_from_its_time_out(
-    counted: list[Work], monkeypatch: pytest.MonkeyPatch
+    counted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relay = Relay("a")
     relay.context.timeouts = Timeouts(first_byte_s=0.0, idle_s=0.0)
