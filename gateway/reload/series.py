@@ -15,7 +15,7 @@ from gateway.telemetry.registry import Registry
 class BesideSeries:
     """Counts reloads, answers of sources of replicas, and failures of work beside the requests."""
 
-    def __init__(self, registry: Registry, rooms: Iterable[type[Room]]) -> None:
+    def __init__(self, registry: Registry, rooms: Iterable[Room | type[Room]]) -> None:
         self._reloads = registry.counter("gateway_reloads")
         self._discoveries = registry.counter("gateway_discoveries")
         self._discovered = registry.gauge("gateway_discovered_backends")

@@ -21,7 +21,7 @@ from backends.backend import Backend, EngineChange
 from gateway import __version__
 from gateway.admin.routes import admin_router
 from gateway.dialects.errors import GatewayError, gateway_failed, nothing_here
-from gateway.gateway import Gateway, rooms
+from gateway.gateway import Gateway
 from gateway.http.headers import headers_of
 from gateway.http.paths import canonical_path, is_admin
 from gateway.relay.frontend import Current, access_of
@@ -72,7 +72,7 @@ class OwnPaths:
 
 def create_app(gateway: Gateway) -> FastAPI:
     """Return the FastAPI application: health, metrics, models and `/admin`."""
-    count_failure = BesideSeries(gateway.metrics, rooms()).count_failure
+    count_failure = BesideSeries(gateway.metrics, gateway.rooms).count_failure
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

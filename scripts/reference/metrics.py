@@ -8,7 +8,6 @@ from pathlib import Path
 from prometheus_client import Counter, Gauge, Histogram
 
 from gateway.config.settings import PoolSettings
-from gateway.gateway import rooms
 from gateway.reload.series import BesideSeries
 from gateway.service.app import refresh
 from gateway.service.assembly import assemble
@@ -43,7 +42,7 @@ def declared() -> list[Counter | Gauge | Histogram]:
     """Return all series that a gateway process may have."""
     gateway = assemble(PoolSettings.model_validate(_ALL), [], b"")
     refresh(gateway)
-    BesideSeries(gateway.metrics, rooms())
+    BesideSeries(gateway.metrics, gateway.rooms)
     return gateway.metrics.declared
 
 

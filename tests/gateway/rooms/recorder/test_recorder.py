@@ -18,16 +18,19 @@ from backends.http.address import Address
 from backends.http.client import UpstreamClient
 from backends.speculation import Method
 from gateway.config.load import load_pool
-from gateway.config.settings import RecorderSettings
+from gateway.config.settings import PoolSettings, RecorderSettings
 from gateway.relay.observers import EndedExchange, Times
+from gateway.reload.differences import needs_restart
 from gateway.rooms.recorder.document import RecordBuilder, RequestNotes
 from gateway.rooms.recorder.files import TraceFiles
 from gateway.rooms.recorder.hashes import TextHasher
 from gateway.rooms.recorder.recorder import Recorder, recorder_issue
+from gateway.rooms.recorder.room import RecorderRoom
 from gateway.routing.keys import Client
 from gateway.routing.model import Model, Upstream
 from gateway.routing.router import RoutedRequest
 from gateway.routing.series import RequestSeries
+from gateway.service.assembly import assemble
 from gateway.telemetry.registry import Registry
 from lab.trace.lines import BrokenLine, open_unpacked
 from lab.trace.read import read_trace
@@ -383,6 +386,19 @@ def test_workers_share_a_generated_salt(tmp_path: Path) -> None:
     assert salted.hash_salt is not None
     assert salted.hash_salt != again.hash_salt
     assert salted.salted() is salted
+
+
+def test_it_joins_where_it_is_asked_for_with_a_salt_that_is_drawn_once(tmp_path: Path) -> None:
+    off = PoolSettings.model_validate({"models": {MODEL: {"backends": {"b": {"url": "http://b", "method": "suffix"}}}}})
+    on = off.model_copy(update={"recorder": settings(tmp_path, text="hashes")})
+    assert RecorderRoom.drawn(off) == {}
+    drawn = on.model_copy(update=RecorderRoom.drawn(on))
+    assert drawn.recorder is not None
+    assert drawn.recorder.hash_salt is not None
+    assert RecorderRoom.drawn(drawn)["recorder"] is drawn.recorder
+    joined = [[type(room) for room in assemble(pool, [], b"").rooms] for pool in (off, drawn)]
+    assert [RecorderRoom in kinds for kinds in joined] == [False, True]
+    assert needs_restart(off, on, [RecorderRoom]) == ["recorder: not set -> set"]
 
 
 def test_a_folder_that_cannot_be_written_is_an_issue(tmp_path: Path) -> None:
