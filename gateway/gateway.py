@@ -7,7 +7,7 @@ package adds its own by an entry point of the group `speculation_gateway.rooms`,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -31,8 +31,6 @@ from gateway.telemetry.registry import Registry
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from pydantic import BaseModel
-
-    from gateway.rooms.advice.finding import Finding
 
 _GROUP = "speculation_gateway.rooms"
 
@@ -131,10 +129,6 @@ class Room:
     def follow(self) -> Mapping[str, Follower]:
         """Return who follows the exchanges of each model; called at first, and after each change of the settings."""
         return {}
-
-    def findings(self, model: str) -> Sequence[Finding]:
-        """Return what it advises to change in the replicas of a model."""
-        return ()
 
     def start(self) -> None:
         """Start what goes on beside the requests."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,14 @@ class Finding:
     evidence: str  # what the finding rests on
     change: str  # the exact lines to change
     worth: str = ""  # what the change brings, where no gain can be calculated
+
+
+@runtime_checkable
+class Advisor(Protocol):
+    """A room that has findings of its own."""
+
+    def findings(self, model: str) -> Sequence[Finding]:
+        """Return what it advises to change in the replicas of a model."""
 
 
 def lines(model: str, backend: str, *changes: str) -> str:

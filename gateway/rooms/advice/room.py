@@ -18,7 +18,7 @@ from backends.draft_schedule import Speculation
 from gateway.gateway import Room
 from gateway.rooms.advice.advise import advise
 from gateway.rooms.advice.evidence import BackendEvidence, Contradiction, ModelEvidence
-from gateway.rooms.advice.finding import Finding
+from gateway.rooms.advice.finding import Advisor, Finding
 from gateway.rooms.advice.gather import add_learned, positions_of
 from gateway.rooms.advice.losing_method import of_speculation
 from policies.build import learned_of
@@ -104,7 +104,7 @@ class AdviceRoom(Room):
         }
 
     def _of_rooms(self, model: str) -> Iterator[Finding]:
-        return (finding for room in self.gateway.rooms for finding in room.findings(model))
+        return (each for room in self.gateway.rooms if isinstance(room, Advisor) for each in room.findings(model))
 
     def _calibrations(self, model: str) -> dict[str, str]:
         """Return the calibrations of the simulated backends of a model, by name."""
