@@ -49,6 +49,12 @@ def test_policies_do_no_network_io_and_import_no_simulator() -> None:
             assert not name.startswith("backends.simulator"), f"{path} imports {name}"
 
 
+def test_the_core_imports_no_room() -> None:
+    core = (path for path in modules("gateway") if not path.is_relative_to(ROOT / "gateway/rooms"))
+    wrong = {(path.name, name) for path in core for name in imported(path) if name.startswith("gateway.rooms.")}
+    assert wrong == set()
+
+
 def test_compiled_modules_have_no_final_tuple_of_floats_alone() -> None:
     """Compiled by mypyc, such a name raises `NameError` where it is used; `Final[tuple[float, ...]]` does not."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
