@@ -7,6 +7,7 @@ package adds its own by an entry point of the group `speculation_gateway.rooms`,
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -79,6 +80,8 @@ class Room:
     ----------
     gateway
         The gateway process; its attributes change with its settings.
+    running
+        What it does beside the requests at present, which its end cancels.
     order
         Its place among the rooms of `gateway.rooms`: those with lower numbers observe first.
     work
@@ -102,6 +105,7 @@ class Room:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
+        self.running: asyncio.Task[None] | None = None
 
     @staticmethod
     def is_on(settings: PoolSettings) -> bool:
@@ -135,6 +139,9 @@ class Room:
 
     async def stop(self) -> None:
         """End it; called when no request is in flight."""
+        if self.running is not None:
+            self.running.cancel()
+            await asyncio.gather(self.running, return_exceptions=True)
 
     def tick(self) -> None:
         """Do what is due, and update the series; called every half second, and before the series are read."""

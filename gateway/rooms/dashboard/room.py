@@ -69,7 +69,6 @@ class Dashboard(Room):
         self._recent: dict[tuple[str, str], tuple[Backend, Recent]] = {}
         self._decisions: dict[str, SampledDecisions] = {}
         self._beliefs: dict[str, Beliefs] = {}
-        self._reading: asyncio.Task[None] | None = None
         self._next_read_s = -math.inf
         self._points_at_s = 0.0
         self._is_watched = False
@@ -123,21 +122,15 @@ class Dashboard(Room):
             sampled.templates = (sampled.templates or {}) if names else None
         return self._decisions
 
-    async def stop(self) -> None:
-        """End the task that reads counters."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-
     def tick(self) -> None:
         """Read counters every few seconds, and notice that nobody watches any more."""
         now_s = time.monotonic()
         if self._is_watched and now_s - self._asked_s > WATCHED_S:
             self._watch(is_watched=False)
-        is_reading = self._reading is not None and not self._reading.done()
+        is_reading = self.running is not None and not self.running.done()
         if self.gateway.settings.dashboard.enabled and now_s >= self._next_read_s and not is_reading:
             self._next_read_s = now_s + POINT_S
-            self._reading = background.start("dashboard", self._read())
+            self.running = background.start("dashboard", self._read())
 
     async def _read(self) -> None:
         samples = await asyncio.to_thread(lambda: list(self.gateway.metrics.samples()))

@@ -53,7 +53,6 @@ class FleetRoom(Room):
         self._seconds = gauge("gateway_fleet_request_seconds")
         self.fleets: dict[str, ModelFleet] = {}
         self._next_s = math.inf  # until it is started
-        self._working: asyncio.Task[None] | None = None
 
     def add_routes(self, app: FastAPI) -> None:
         """Add `/admin/fleet`, which KEDA's scaler `metrics-api` can read."""
@@ -109,15 +108,9 @@ class FleetRoom(Room):
 
     def tick(self) -> None:
         """Begin a new minute."""
-        if time.monotonic() >= self._next_s and (self._working is None or self._working.done()):
+        if time.monotonic() >= self._next_s and (self.running is None or self.running.done()):
             self._next_s = time.monotonic() + _MINUTE_S
-            self._working = background.start("policies", self._work(), of="fleet")
-
-    async def stop(self) -> None:
-        """End it."""
-        if self._working is not None:
-            self._working.cancel()
-            await asyncio.gather(self._working, return_exceptions=True)
+            self.running = background.start("policies", self._work(), of="fleet")
 
     async def _work(self) -> None:
         totals = await asyncio.to_thread(self._counted)

@@ -61,7 +61,6 @@ class KvEventsRoom(Room):
         self._engines: dict[_Name, _Engine] = {}  # changed by the thread only
         self._logged = Seldom()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-events")
-        self._reading: asyncio.Task[None] | None = None
         self._known = gateway.metrics.gauge("gateway_kv_events_known")
         self._tokens = gateway.metrics.counter("gateway_prefix_tokens")
         self._messages = gateway.metrics.counter("gateway_kv_events_problems")
@@ -94,12 +93,11 @@ class KvEventsRoom(Room):
 
     def start(self) -> None:
         """Start reading, where there is something to read."""
-        self._reading = background.keep_running("kv events", self._read)
+        self.running = background.keep_running("kv events", self._read)
 
     async def stop(self) -> None:
         """End it."""
-        if self._reading is not None:
-            self._reading.cancel()
+        await super().stop()
         self._thread.submit(self._subscribe, {})
         self._thread.shutdown(wait=False)
 

@@ -47,7 +47,6 @@ class TroubleRoom(Room):
             str, dict[tuple[tuple[str, str, str], str], TroubleFinding]
         ] = {}  # by model, then name and client
         self._unread = _Unread()
-        self._looking: asyncio.Task[None] | None = None
 
     def follow(self) -> Mapping[str, Follower]:
         """Follow the requests of all models."""
@@ -69,12 +68,7 @@ class TroubleRoom(Room):
 
     def start(self) -> None:
         """Start reading answers, and looking for what goes wrong."""
-        self._looking = background.keep_running("policies", self._look)
-
-    async def stop(self) -> None:
-        """End it."""
-        if self._looking is not None:
-            self._looking.cancel()
+        self.running = background.keep_running("policies", self._look)
 
     async def _look(self) -> None:
         while True:

@@ -125,7 +125,7 @@ async def test_all_places_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         await running.until(lambda: running.backend("plain").state is State.RECOVERING)
         (fleets,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
         fleets._next_s = float("inf")  # what it has said stands
-        await running.until(lambda: fleets._working is not None and fleets._working.done())
+        await running.until(lambda: fleets.running is not None and fleets.running.done())
         found = await documents(running)
         text = (await running.client.get("/metrics")).text
         assert {"/admin/pool", "/admin/fleet", "/admin/advice", "/admin/dashboard/snapshot"} <= set(found)
