@@ -10,6 +10,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI
@@ -80,11 +81,11 @@ class FleetRoom(Room):
 
     def findings(self, model: str) -> Sequence[Finding]:
         """Return what an operator should add or may take away, and what it costs; nothing where that is not known."""
-        from gateway.rooms.advice.finding import Finding  # of the room that asks for it
-
         fleet = self.fleets.get(model)
-        if fleet is None:
+        if fleet is None or find_spec("gateway.rooms.advice") is None:
             return ()
+        from gateway.rooms.advice.finding import Finding
+
         counts, seconds, then_s = fleet.advised
         changes = [
             f"{abs(more)} {method} {'more' if more > 0 else 'less'}"
