@@ -108,6 +108,14 @@ class RoutedRequest:
             self._features.client = self.client.source
         return self._features
 
+    def parsed(self) -> None:
+        """Drop the parsed body, once the request has been admitted."""
+        self.document = None
+
+    def found_at(self, backend: str) -> None:
+        """Note which backend has the stored response that the request refers to."""
+        self.home = backend
+
     @property
     def unseen(self) -> Unseen | None:
         """What of the prompt its text does not show, if that was wanted; None if there is nothing."""
