@@ -143,7 +143,7 @@ class LineRequest(Observer):
             request_id = b"" if found is None else found[1]
             if isinstance(self._source, Exchange):
                 delivery = self._source.delivery
-                backend, request_id = self._source.backend if delivery.has_begun else "", delivery.request_id
+                backend, request_id = self._source.sent_to() if delivery.has_begun else "", delivery.request_id
             self._answer.set_result(Answer(status, body, request_id.decode("latin-1"), backend))
 
     def abort(self) -> None:

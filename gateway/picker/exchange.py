@@ -17,6 +17,7 @@ from gateway.relay.context import STOPPING
 from gateway.relay.exchange import Exchange
 from gateway.relay.roles import Sender
 from gateway.routing.model import Upstream
+from gateway.routing.router import RoutedRequest, Router
 from policies.features.request import Endpoint
 from policies.policy import Decision
 
@@ -52,14 +53,16 @@ class ProxySender(Sender):
         """Note whether the proxy shows the answer."""
         self.is_read = self.is_read or is_read
 
-    def allowed(self, candidates: list[Backend]) -> list[Backend]:
+    def candidates(
+        self, router: Router, routed: RoutedRequest, tried: tuple[str, ...], *, may_try: bool
+    ) -> list[Backend]:
         """Return the candidates whose destination is known and allowed."""
-        return [backend for backend in candidates if self._is_allowed(backend)]
-
-    def none_allowed(self) -> GatewayError:
-        """Return the error where there is none."""
+        for tries in (True, False) if may_try else (False,):  # the one on trial, which comes alone, may not be allowed
+            found = router.candidates(routed, tried, may_try=tries)
+            if allowed := [backend for backend in found if self._is_allowed(backend)]:
+                return allowed
         of = "that the proxy allows is up" if self._subset is not None else "has a known address"
-        return GatewayError(503, f"No endpoint {of}. Try again shortly.", code="no_backend", retry_after_s=2.0)
+        raise GatewayError(503, f"No endpoint {of}. Try again shortly.", code="no_backend", retry_after_s=2.0)
 
     def _is_allowed(self, backend: Backend) -> bool:
         destination = self._destinations.of(backend)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from typing import Final, TypeGuard
 
+from backends import background
 from backends.backend import Backend
 from backends.reported import MOST_CONTEXT_TOKENS
 from backends.speculation import Method
 from gateway.dialects.usage import Usage, first_usage
 from gateway.relay.answers import MeteredAnswer, PassThrough
 from gateway.relay.context import RelayContext
-from gateway.relay.observers import EndedExchange
-from gateway.routing.access import RequestHeaders
+from gateway.relay.delivery import Delivery
+from gateway.relay.observers import EndedExchange, tell_end
 from gateway.routing.model import Model, Upstream
 from policies.features.prompt import BYTES_PER_TOKEN
 from policies.features.request import Endpoint, RequestFeatures
@@ -34,26 +35,36 @@ _AUDIO_BYTES_PER_S: Final = 8_000
 """Of a compressed recording, 64 kbit/s; few are smaller than a third of this."""
 
 
+def conclude(ended: EndedExchange, relay: RelayContext, delivery: Delivery, body: bytes, *, is_over: bool) -> None:
+    """End an exchange in steps, each of which is taken whatever the others raise: else a key would not get its place.
+
+    A request whose time was over (`is_over`) is charged although it was not answered: its engine has worked for it.
+    """
+    model = ended.routed.model
+    model.traffic.end(ended.routed.client)
+    try:
+        ended.conclude(*account_of(ended, delivery, body, is_over=is_over))
+    except Exception as error:  # noqa: BLE001
+        background.note("accounting", error, of=model.name)
+    for step in (_charge, _learn, _count):
+        try:
+            step(ended, relay)
+        except Exception as error:  # noqa: BLE001
+            background.note("accounting", error, of=model.name)
+    tell_end(delivery.observers, ended)
+
+
 Account = tuple[Usage | None, Outcome | None, int, int]
 """The usage that is believed, the outcome, and the tokens of prompt and answer that the key is charged."""
 
 
-def account_of(
-    ended: EndedExchange,
-    request: RequestHeaders,
-    body: bytes,
-    answer: PassThrough | None,
-    *,
-    is_observed: bool,
-    is_over: bool,
-) -> Account:
+def account_of(ended: EndedExchange, delivery: Delivery, body: bytes, *, is_over: bool) -> Account:
     """Return what an exchange came to.
 
-    A request whose time was over (`is_over`) is charged although it was not answered: its engine has worked for it. If
-    nobody learns or observes, an answer in one piece has no outcome: that would need the features of the request, which
-    are computed on first use.
+    If nobody learns or observes, an answer in one piece has no outcome: that would need the features of the request,
+    which are computed on first use.
     """
-    usage, decision, upstream = ended.usage, ended.decision, ended.upstream
+    usage, decision, upstream, request = ended.usage, ended.decision, ended.upstream, delivery.request
     if decision is None or upstream is None:
         return usage, None, 0, 0
     is_answered = ended.label in _ANSWERED
@@ -61,7 +72,7 @@ def account_of(
         # Only a `POST` with a body makes an engine work: asking again for a stored response reports its usage again.
         if not body or request.method != "POST" or not (is_answered or is_over):
             return usage, None, 0, 0
-        return _passed_through(ended, decision, upstream, request.path, body, answer)
+        return _passed_through(ended, decision, upstream, request.path, body, delivery.answer)
     if usage is None and ended.stream is not None and ended.label != "ok":
         latest = first_usage(ended.stream.last_documents())
         usage = latest if latest is not None and latest.output_tokens else None
@@ -70,7 +81,7 @@ def account_of(
             return usage, None, 0, 0
         return usage, None, ended.routed.features.prompt_tokens, _unseen_tokens(ended, upstream, usage)
     usage = _believed(usage, ended, upstream.backend)
-    if not is_observed and ended.stream is None and _is_plain(usage, ended.routed.model):
+    if not delivery.observers and ended.stream is None and _is_plain(usage, ended.routed.model):
         return usage, None, usage.prompt_tokens or 0, usage.output_tokens or 0
     outcome = outcome_of(ended, usage, decision, upstream)
     output_tokens = outcome.output_tokens
@@ -79,14 +90,14 @@ def account_of(
     return usage, outcome, outcome.prompt_tokens, output_tokens
 
 
-def charge(ended: EndedExchange, relay: RelayContext) -> None:
+def _charge(ended: EndedExchange, relay: RelayContext) -> None:
     """Give up the place of the request among those of its key, and charge that its tokens."""
     relay.limits.leave(ended.client, ended.tokens)
     if ended.tokens:
         relay.metrics.keys.labels(ended.client.name).inc(ended.tokens)
 
 
-def learn(ended: EndedExchange, relay: RelayContext) -> None:
+def _learn(ended: EndedExchange, relay: RelayContext) -> None:
     """Pass what was seen of the engine to those that learn."""
     upstream, usage, outcome, routed = ended.upstream, ended.usage, ended.outcome, ended.routed
     if upstream is not None and usage is not None and usage.ignored:  # or it is another engine, so it is probed now
@@ -121,7 +132,7 @@ def learn(ended: EndedExchange, relay: RelayContext) -> None:
             model.fallback.note(model.policy.name, "observe", error)
 
 
-def count(ended: EndedExchange, relay: RelayContext) -> None:
+def _count(ended: EndedExchange, relay: RelayContext) -> None:
     """Count the exchange, its tokens and its times."""
     metrics, upstream, usage, outcome = relay.metrics, ended.upstream, ended.usage, ended.outcome
     if upstream is None:

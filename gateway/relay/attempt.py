@@ -190,11 +190,6 @@ class Attempt:
         """The id of the request."""
         return self.delivery.request_id
 
-    @property
-    def target(self) -> bytes:
-        """Path and query of the request."""
-        return self.exchange.request.target
-
     def leave_for(self, candidates: list[Backend]) -> Attempt:
         """Cancel the call, and return an attempt at one of the candidates; its `ask` must follow."""
         self.cancel()
@@ -236,21 +231,19 @@ class Attempt:
             if self.call is call:
                 self.on_end()
             return
-        delivery.note_status(head.status)
         answer = WholeAnswer(delivery.endpoint, self.exchange.routed.items, is_checked=True)
         try:
             answer.take(body)
         except InvalidAnswerError as error:
             self._on_invalid(error)
             return
-        delivery.send_whole(answer, lines, body, upstream, self.decision)
+        delivery.send_whole(answer, head.status, lines, body, upstream, self.decision)
         self.exchange.succeed(self, answer)
 
     def on_head(self, status: int, headers: HeaderList) -> None:
         """Decide by the head how much of the answer is held before it is passed on."""
         self.last_read_s = time.perf_counter()
         if 300 <= status < 400 and not self._redirects_here(headers):
-            self.delivery.note_status(status)
             self._fail("redirect", "redirects to another server, which the gateway does not follow")
             return
         if status == _UNAUTHORIZED and self._refuses_key():

@@ -9,7 +9,7 @@ from gateway.dialects.errors import GatewayError
 from gateway.http.headers import request_id_lines
 from gateway.relay.answers import PassThrough, WholeAnswer, answer_for
 from gateway.relay.failures import Has
-from gateway.relay.observers import Observer, Times, tell
+from gateway.relay.observers import Observer, tell
 from gateway.relay.roles import Reply, send_error
 from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
@@ -62,21 +62,9 @@ class Delivery:
         self.is_paused = is_paused
         self.was_paused = self.was_paused or is_paused
 
-    def note_status(self, status: int) -> None:
-        """Note the status of an answer that is not passed on, or not yet."""
-        self.status = status
-
     def note_first(self, now_s: float) -> None:
         """Note when the first of the answer came."""
         self.first_s = now_s
-
-    def finish(self, answer: PassThrough) -> None:
-        """Note the answer that was passed on."""
-        self.answer = answer
-
-    def times(self, ended_s: float) -> Times:
-        """Return the times of the exchange, which has ended."""
-        return Times(self.arrived_s, self.first_s, self.last_s, ended_s, self.waited_s)
 
     def open(self, status: int, headers: HeaderList, routed: RoutedRequest) -> PassThrough:
         """Decide by the head how much of the answer is held before it is passed on."""
@@ -100,12 +88,12 @@ class Delivery:
         self._reply.data(data)
 
     def send_whole(
-        self, answer: WholeAnswer, lines: bytes, body: bytes, upstream: Upstream, decision: Decision
+        self, answer: WholeAnswer, status: int, lines: bytes, body: bytes, upstream: Upstream, decision: Decision
     ) -> None:
         """Pass on an answer that was read in one piece; `lines` are its header lines for the client."""
         self.note_whole(answer)
-        self.has_begun = True
-        self._reply.whole(self.status, self._lines(lines, upstream, decision), body)
+        self.answer, self.status, self.has_begun = answer, status, True
+        self._reply.whole(status, self._lines(lines, upstream, decision), body)
 
     def note_whole(self, answer: PassThrough) -> None:
         """Show a complete answer in one piece to those who follow."""

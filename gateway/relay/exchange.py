@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from backends import background
 from backends.backend import Backend, State
 from backends.health import Strike, Unreachable
 from gateway.dialects.errors import EXCEEDED, GatewayError, exceeded, gateway_failed
-from gateway.relay import accounting
+from gateway.relay.accounting import conclude
 from gateway.relay.answers import PassThrough
 from gateway.relay.attempt import OVERLOADED, Attempt
 from gateway.relay.context import RelayContext
@@ -35,7 +34,7 @@ from gateway.relay.failures import (
     backend_failed,
     verdict_on,
 )
-from gateway.relay.observers import EndedExchange, Traced, tell
+from gateway.relay.observers import EndedExchange, Times, Traced, tell, tell_send
 from gateway.relay.queue import ModelQueue, Place
 from gateway.relay.roles import Rescuer, Sender, Silence
 from gateway.relay.shares import Charge, price_of
@@ -92,6 +91,7 @@ class Exchange:
         self.place: Place | None = None  # in the queue, while the request waits; None otherwise
         self._traced = traced  # by whose account the gateway takes part in the trace; None if it does not
         self._closed = closed  # names of backends that have no room for it
+        self.is_open = True  # whether it has not ended yet
         self._price: Price | None = None  # what it is expected to cost, once that is asked
         self._charge: Charge | None = None  # what its client was charged in the queue's shares
         # Backends that have failed the request, and how: strikes, once another one has served it.
@@ -107,24 +107,17 @@ class Exchange:
     # What others know of it: `gateway.relay.roles.Ongoing`
 
     @property
-    def is_open(self) -> bool:
-        """Whether it has not ended yet."""
-        return self in self.relay.exchanges
-
-    @property
-    def arrived_s(self) -> float:
-        """When the request had arrived."""
-        return self.delivery.arrived_s
-
-    @property
     def lines(self) -> bytes:
         """Header lines for the next backend: those of the client, unless the gateway takes part in its trace."""
         return self.request.lines if self._traced is None else self._traced.lines
 
-    @property
-    def backend(self) -> str:
-        """Name of the backend that has it; empty while none has."""
+    def sent_to(self) -> str:
+        """Return the name of the backend that has the request; empty while none has."""
         return "" if self.attempt is None else self.attempt.decision.backend
+
+    def age_s(self, now_s: float) -> float:
+        """Return how long ago the request had arrived."""
+        return now_s - self.delivery.arrived_s
 
     # Called by the frontend
 
@@ -167,15 +160,7 @@ class Exchange:
     def candidates(self, tried: tuple[str, ...], *, may_try: bool = True) -> list[Backend]:
         """Return the backends that the request may be sent to, without those tried."""
         may_try = may_try and not (tried or self.delivery.endpoint is _OTHER or self.routed.headers.backend)
-        found = self.relay.router.candidates(self.routed, tried + self._closed, may_try=may_try)
-        if self.sender.is_relayed:
-            return found
-        if not (allowed := self.sender.allowed(found)) and may_try:  # the one on trial, which alone was left
-            found = self.relay.router.candidates(self.routed, tried + self._closed)
-            allowed = self.sender.allowed(found)
-        if not allowed:
-            raise self.sender.none_allowed()
-        return allowed
+        return self.sender.candidates(self.relay.router, self.routed, tried + self._closed, may_try=may_try)
 
     def close_to(self, backends: tuple[str, ...]) -> None:
         """Send the request to none of some backends."""
@@ -212,8 +197,9 @@ class Exchange:
     def send(self, candidates: list[Backend]) -> None:
         """Send the request to one of the candidates."""
         attempt, delivery = self.choose(candidates), self.delivery
-        delivery.restart()
-        if not delivery.retried_from:
+        if delivery.retried_from:
+            delivery.restart()
+        else:
             overhead_s = attempt.last_read_s - delivery.arrived_s - delivery.waited_s
             self.relay.metrics.overhead.labels(self.routed.model.name).observe(overhead_s)
         attempt.send(candidates)
@@ -229,8 +215,7 @@ class Exchange:
         return attempt
 
     def _attempt_at(self, upstream: Upstream, decision: Decision, candidates: list[Backend]) -> Attempt:
-        if self.delivery.observers:  # before the load of the backend changes
-            tell(self.delivery.observers, lambda observer: observer.on_send(decision, candidates))
+        tell_send(self.delivery.observers, decision, candidates)  # before the load of the backend changes
         attempt = self.attempt = Attempt(self, self.delivery, upstream, decision)
         return attempt
 
@@ -455,10 +440,11 @@ class Exchange:
         """End with an answer that was passed on."""
         delivery, backend = self.delivery, attempt.upstream.backend
         attempt.release()
-        delivery.finish(answer)
         label = delivery.label()
         if label == "ok" and delivery.endpoint is not _OTHER and delivery.status < 300:
-            self.note_served(backend)
+            self.relay.pool.report_success(backend)
+            if self._suspects:
+                self.note_served(None)
             if answer.events is not None:
                 attempt.learn_habits(answer.events)
         elif answer.error_status >= 500 and answer.error_status != OVERLOADED and not self._was_suspected:
@@ -468,29 +454,15 @@ class Exchange:
     def _finish(self, status: int, label: str, *, is_over: bool = False) -> None:
         """End in guarded steps, whatever one of them raises; `is_over` if the request's time was."""
         relay, queue, delivery = self.relay, self.queue, self.delivery
+        self.is_open = False
         relay.exchanges.discard(self)
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        self.routed.model.traffic.end(self.routed.client)
         ended = self._ended(status, label)
         # They refer to the exchange: nothing is left for the garbage collector.
         self.attempt = self.rescuer = None
-        observers, is_observed = delivery.observers, bool(delivery.observers)
-        try:
-            account = accounting.account_of(
-                ended, self.request, self.body, delivery.answer, is_observed=is_observed, is_over=is_over
-            )
-            ended.conclude(*account)
-        except Exception as error:  # noqa: BLE001 -- a defect here must not keep the place of a key
-            background.note("accounting", error, of=ended.routed.model.name)
-        for step in _STEPS:
-            try:
-                step(ended, relay)
-            except Exception as error:  # noqa: BLE001
-                background.note("accounting", error, of=ended.routed.model.name)
-        if observers:
-            tell(observers, lambda observer: observer.on_end(ended))
+        conclude(ended, relay, delivery, self.body, is_over=is_over)
         if queue is not None:
             if self._charge is not None:
                 self._charge.party.settle(self._charge.price, ended.answer_tokens)
@@ -514,7 +486,7 @@ class Exchange:
             delivery.retried_from,
             status,
             label,
-            delivery.times(time.perf_counter()),
+            Times(delivery.arrived_s, delivery.first_s, delivery.last_s, time.perf_counter(), delivery.waited_s),
             rescued.usage if usage is None and rescued is not None else usage,
             None if answer is None else answer.events,
             unread_bytes=0 if answer is None else answer.unread_bytes,
@@ -522,9 +494,6 @@ class Exchange:
             rescued_from="" if rescued is None else rescued.backend,
             rescued_at=0 if rescued is None else rescued.tokens,
         )
-
-
-_STEPS: Final = (accounting.charge, accounting.learn, accounting.count)
 
 
 def defect(request_id: bytes, model: str) -> GatewayError:

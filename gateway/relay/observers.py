@@ -79,13 +79,8 @@ class EndedExchange:
         # Name of the backend that began a stream which another one went on with, and the tokens of the answer then.
         self.rescued_from = rescued_from
         self.rescued_at = rescued_at
-        # What the key is charged.
-        self.prompt_tokens = self.output_tokens = 0
-
-    @property
-    def tokens(self) -> int:
-        """Prompt and output tokens that the key is charged."""
-        return self.prompt_tokens + self.output_tokens
+        # What the key is charged: prompt and answer, and both.
+        self.prompt_tokens = self.output_tokens = self.tokens = 0
 
     @property
     def answer_tokens(self) -> int:
@@ -98,6 +93,7 @@ class EndedExchange:
         """Keep what the exchange came to: see `gateway.relay.accounting.account_of`."""
         self.usage, self.outcome = usage, outcome
         self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
+        self.tokens = prompt_tokens + output_tokens
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -159,6 +155,24 @@ def tell(observers: list[Observer], event: Callable[[Observer], None]) -> None:
     for observer in observers:
         try:
             event(observer)
+        except Exception as error:  # noqa: BLE001
+            _note(error, observer)
+
+
+def tell_send(observers: list[Observer], decision: Decision, candidates: Sequence[Backend]) -> None:
+    """Have all handle the choice of a backend, as `tell` does, without a function for each request."""
+    for observer in observers:
+        try:
+            observer.on_send(decision, candidates)
+        except Exception as error:  # noqa: BLE001
+            _note(error, observer)
+
+
+def tell_end(observers: list[Observer], ended: EndedExchange) -> None:
+    """Have all handle the end."""
+    for observer in observers:
+        try:
+            observer.on_end(ended)
         except Exception as error:  # noqa: BLE001
             _note(error, observer)
 

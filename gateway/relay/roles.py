@@ -20,7 +20,7 @@ from gateway.relay.observers import Traced
 from gateway.relay.shares import Charge
 from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
-from gateway.routing.router import RoutedRequest
+from gateway.routing.router import RoutedRequest, Router
 from policies.roles import Price
 
 
@@ -55,17 +55,9 @@ def send_error(reply: Reply, error: GatewayError, path: str, request_id: bytes, 
 class Waiter(Protocol):
     """A request that may have to wait, as the queue of its model and `gateway.relay.first_start` know it."""
 
-    @property
-    def request(self) -> RequestHeaders:
-        """Its head."""
-
-    @property
-    def body(self) -> bytes:
-        """Its body."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it has not ended yet."""
+    request: RequestHeaders
+    body: bytes
+    is_open: bool  # whether it has not ended yet
 
     def price(self) -> Price:
         """Return what it was expected to cost when it came."""
@@ -86,17 +78,13 @@ class Waiter(Protocol):
 class Ongoing(Waiter, Protocol):
     """An exchange in flight, as the process knows it."""
 
-    @property
-    def arrived_s(self) -> float:
-        """When the request had arrived."""
+    routed: RoutedRequest
 
-    @property
-    def routed(self) -> RoutedRequest:
-        """The request with its model."""
+    def sent_to(self) -> str:
+        """Return the name of the backend that has it; empty while none has."""
 
-    @property
-    def backend(self) -> str:
-        """Name of the backend that has it; empty while none has."""
+    def age_s(self, now_s: float) -> float:
+        """Return how long ago the request had arrived."""
 
     def backend_is_down(self, backend: Backend) -> None:
         """Handle that a backend is down."""
@@ -126,17 +114,11 @@ class Rescued(NamedTuple):
 class Streaming(Protocol):
     """The attempt whose backend fails in the middle of a stream, or goes on with it, as a rescue knows it."""
 
-    @property
-    def upstream(self) -> Upstream:
-        """The backend."""
+    upstream: Upstream  # the backend
 
     @property
     def request_id(self) -> bytes:
         """The id of the request."""
-
-    @property
-    def target(self) -> bytes:
-        """Path and query of the request."""
 
     def leave_for(self, candidates: list[Backend]) -> Streaming:
         """Cancel the call, and return an attempt at one of the candidates; its `ask` must follow."""
@@ -163,13 +145,8 @@ class Streaming(Protocol):
 class Rescuer(Protocol):
     """What has other backends go on with the stream of one request whose backend fails: `gateway.rescue`."""
 
-    @property
-    def left(self) -> list[str]:
-        """The backends that failed in the middle of the stream."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the backend that is to go on has not sent anything yet."""
+    left: list[str]  # the backends that failed in the middle of the stream
+    is_waiting: bool  # whether the backend that is to go on has not sent anything yet
 
     @property
     def body(self) -> bytes | None:
@@ -200,13 +177,11 @@ class Sender:
 
     is_relayed: ClassVar[bool] = True
 
-    def allowed(self, candidates: list[Backend]) -> list[Backend]:
-        """Return the candidates that can be reached in this way."""
-        return candidates
-
-    def none_allowed(self) -> GatewayError:
-        """Return the error where no candidate can be reached."""
-        raise AssertionError("all can be")
+    def candidates(
+        self, router: Router, routed: RoutedRequest, tried: tuple[str, ...], *, may_try: bool
+    ) -> list[Backend]:
+        """Return the backends that a request may be sent to in this way, without those tried; raises without any."""
+        return router.candidates(routed, tried, may_try=may_try)
 
     def send(self, call: Call, upstream: Upstream, candidates: list[Backend], lines: bytes, engine_id: bytes) -> None:
         """Send the request to a backend, which was chosen among the candidates."""

@@ -38,7 +38,8 @@ class Rescue:
     it continues them.
     """
 
-    def __init__(self, request: RescuableRequest | None) -> None:
+    def __init__(self, target: bytes, request: RescuableRequest | None) -> None:
+        self._target = target  # of the request
         self.left: list[str] = []
         self.is_waiting = False
         self._attempt: Streaming | None = None  # at the backend that is to go on; None before one is
@@ -101,7 +102,7 @@ class Rescue:
             self._decode()
         else:  # as the request was: nothing has been generated
             self._continued = ContinuedStream(request, passed)
-            following.ask(following.target, request.body, self)
+            following.ask(self._target, request.body, self)
 
     def close(self, attempt: Streaming) -> None:
         """Write the end that is missing of a stream whose whole text has been passed on."""
@@ -207,6 +208,7 @@ class Rescue:
 
 def rescue_for(request: RequestHeaders, body: bytes, routed: RoutedRequest) -> Rescue:
     """Return what goes on with the stream of a request elsewhere."""
-    if routed.document is None or routed.headers.backend:
-        return Rescue(None)
-    return Rescue(rescuable(request.endpoint, body, routed.document))
+    found = None
+    if routed.document is not None and not routed.headers.backend:
+        found = rescuable(request.endpoint, body, routed.document)
+    return Rescue(request.target, found)
