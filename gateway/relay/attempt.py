@@ -52,8 +52,7 @@ class Tried(Protocol):
     routed: RoutedRequest
     rescuer: Rescuer | None
     sender: Sender
-
-    engine_id: bytes
+    engine_id: bytes  # the id of the request for engines
 
     @property
     def lines(self) -> bytes:
@@ -363,7 +362,8 @@ class Attempt:
         access, request = self.exchange.relay.access, self.exchange.request
         is_of_client = self.upstream.backend.api_key is None and access.keyring.is_open and request.key_lines != b""
         message = "" if is_of_client else "refuses the key that the gateway sends it"
-        return self._fail("key", message, otherwise=_shown_if(is_of_client)) is not Step.ENGINE_ERROR
+        otherwise = Step.ENGINE_ERROR if is_of_client else None
+        return self._fail("key", message, otherwise=otherwise) is not Step.ENGINE_ERROR
 
     def _lacks_model(self, body: bytes) -> bool:
         """Return whether that was dealt with; an alias or adapter that no engine serves is for the client to see."""
@@ -371,7 +371,8 @@ class Attempt:
             return False
         is_own = self.exchange.routed.model.name.encode() in body
         message = "does not serve its model any more" if is_own else ""
-        return self._fail("model", message, otherwise=_shown_if(not is_own)) is not Step.ENGINE_ERROR
+        otherwise = None if is_own else Step.ENGINE_ERROR
+        return self._fail("model", message, otherwise=otherwise) is not Step.ENGINE_ERROR
 
     def _repeat_without(self, refused: list[bytes]) -> None:
         """Send the request to the same backend once more, without parameters that the gateway has added."""
@@ -394,8 +395,3 @@ class Attempt:
         authority = self.upstream.client.address.authority
         locations = [value for name, value in headers if name == b"location"]
         return all(relative_location(location, authority) is not None for location in locations)
-
-
-def _shown_if(is_for_client: bool) -> Step | None:
-    """Return what is done if nothing else is: the client may see the engine's error, or gets one of the gateway."""
-    return Step.ENGINE_ERROR if is_for_client else None

@@ -9,7 +9,7 @@ from gateway.dialects.errors import GatewayError
 from gateway.http.headers import request_id_lines
 from gateway.relay.answers import PassThrough, WholeAnswer, answer_for
 from gateway.relay.failures import Has
-from gateway.relay.observers import Observer, tell
+from gateway.relay.observers import Observer, tell, tell_answer
 from gateway.relay.roles import Reply, send_error
 from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
@@ -98,8 +98,7 @@ class Delivery:
     def note_whole(self, answer: PassThrough) -> None:
         """Show a complete answer in one piece to those who follow."""
         if self.observers and isinstance(answer, WholeAnswer) and answer.body is not None:
-            body, document = answer.body, answer.document
-            tell(self.observers, lambda observer: observer.on_answer(body, document))
+            tell_answer(self.observers, answer.body, answer.document)
 
     def end(self, rest: bytes = b"") -> None:
         """Pass on the rest of the answer, and end it."""

@@ -168,6 +168,15 @@ def tell_send(observers: list[Observer], decision: Decision, candidates: Sequenc
             _note(error, observer)
 
 
+def tell_answer(observers: list[Observer], body: bytes, document: object) -> None:
+    """Have all handle a complete answer in one piece."""
+    for observer in observers:
+        try:
+            observer.on_answer(body, document)
+        except Exception as error:  # noqa: BLE001
+            _note(error, observer)
+
+
 def tell_end(observers: list[Observer], ended: EndedExchange) -> None:
     """Have all handle the end."""
     for observer in observers:
