@@ -81,12 +81,14 @@ class Connection(ABC):
 class HttpReply:
     """One request of a connection, and the reply to it: a `whole` one, or `head`, any number of `data`, and `end`."""
 
-    def __init__(self, connection: Connection, request: RequestHead, *, is_last: bool) -> None:
+    def __init__(
+        self, connection: Connection, request: RequestHead, *, is_last: bool, is_admitted: bool = False
+    ) -> None:
         self._connection = connection
         self._chunked = request.is_http_1_1
         self._head = b""
         # Whether the service has seen the head and not refused it; once is enough for all requests with the same head.
-        self.is_admitted = False
+        self.is_admitted = is_admitted
         self.request = request
         self.source: Source | None = None  # what produces the answer; None before and after
         self.keep_alive = request.keep_alive and not is_last

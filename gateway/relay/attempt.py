@@ -37,6 +37,7 @@ _REFUSALS: Final = frozenset({400, 422})
 _RETRYABLE: Final = frozenset({BUSY, 500, 502, 503})  # not 504: a server between says that the engine is slow
 _FULL: Final = re.compile(rb"busy|overload|queue|capacity|too many|rate.?limit", re.IGNORECASE)
 """How an engine says with 503 that it has too much to do; vLLM: `currently busy and cannot accept new requests`."""
+_NOTHING: Final = frozenset[bytes]()
 _UNAUTHORIZED: Final = 401
 _NOT_FOUND: Final = 404
 OVERLOADED: Final = 503
@@ -90,7 +91,7 @@ class Attempt:
         self.last_read_s = 0.0  # when it was sent, or something of its answer was last read, by `time.perf_counter`
         # Parameters that the gateway adds to the request of a stream, and those of them that the engine has refused.
         self._added: tuple[bytes, ...] = ()
-        self._declined: frozenset[bytes] = frozenset()
+        self._declined = _NOTHING
         self._take()
 
     def _take(self) -> None:
@@ -112,16 +113,15 @@ class Attempt:
                 body, self._added = with_ids, (IDS,)
             if options is not None and habits.may_ask and USAGE not in declined:
                 body, self._added = asking(body, options), (*self._added, USAGE)
-        request, sender = exchange.request, exchange.sender
-        head, is_head = b"", request.method == "HEAD"
-        if sender.is_relayed:
-            head = self._head(request.target, body)
-        self.call = Call(head, body, self, head_only=is_head, whole=self, once=not request.may_repeat)
-        sender.send(self.call, self.upstream, candidates, exchange.lines, exchange.engine_id)
+        request, lines = exchange.request, exchange.lines
+        is_head, once = request.method == "HEAD", not request.may_repeat
+        head = self._head(request.target, body, lines) if exchange.sender.is_relayed else b""
+        call = self.call = Call(head, body, self, head_only=is_head, whole=self, once=once)
+        exchange.sender.send(call, self.upstream, candidates, lines, exchange.engine_id)
         if self.delivery.is_paused:
-            self.call.pause()
+            call.pause()
 
-    def _head(self, target: bytes, body: bytes) -> bytes:
+    def _head(self, target: bytes, body: bytes, lines: bytes) -> bytes:
         exchange, upstream = self.exchange, self.upstream
         request, api_key = exchange.request, upstream.backend.api_key
         if api_key is not None:
@@ -133,7 +133,7 @@ class Attempt:
             request.method.encode(),
             target,
             upstream.client.address.authority,
-            exchange.lines,
+            lines,
             key_lines,
             exchange.engine_id,
             length,
@@ -197,7 +197,7 @@ class Attempt:
     def ask(self, target: bytes, body: bytes, receiver: Receiver) -> None:
         """Send a request to the backend, whose answer goes to a receiver."""
         self.last_read_s = time.perf_counter()
-        self.call = Call(self._head(target, body), body, receiver)
+        self.call = Call(self._head(target, body, self.exchange.lines), body, receiver)
         self.upstream.client.send(self.call)
         if self.delivery.is_paused:
             self.call.pause()

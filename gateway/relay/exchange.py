@@ -95,7 +95,7 @@ class Exchange:
         self._price: Price | None = None  # what it is expected to cost, once that is asked
         self._charge: Charge | None = None  # what its client was charged in the queue's shares
         # Backends that have failed the request, and how: strikes, once another one has served it.
-        self._suspects: list[tuple[Backend, str]] = []
+        self._suspects: tuple[tuple[Backend, str], ...] = ()
         self._was_suspected = False  # whether there was one, also if it has got its strike
         self.timer: asyncio.TimerHandle | None = None  # for a deadline that the request sets itself
         self._deadline_s = math.inf  # by `time.perf_counter`
@@ -210,13 +210,9 @@ class Exchange:
         decision = relay.router.choose(routed, candidates)
         if reason:
             decision = replace(decision, reason=reason)
-        attempt = self._attempt_at(routed.model.upstreams[decision.backend], decision, candidates)
-        relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
-        return attempt
-
-    def _attempt_at(self, upstream: Upstream, decision: Decision, candidates: list[Backend]) -> Attempt:
         tell_send(self.delivery.observers, decision, candidates)  # before the load of the backend changes
-        attempt = self.attempt = Attempt(self, self.delivery, upstream, decision)
+        attempt = self.attempt = Attempt(self, self.delivery, routed.model.upstreams[decision.backend], decision)
+        relay.metrics.decisions.labels(routed.model.name, decision.policy, decision.reason).inc()
         return attempt
 
     def served_by(self, upstream: Upstream, decision: Decision) -> None:
@@ -228,7 +224,9 @@ class Exchange:
         self.relay.pool.report_failure(first.upstream.backend)
         self.relay.metrics.retries.labels(*first.upstream.metrics.labels, "proxy").inc()
         self.delivery.retry_from(first.upstream.backend.name)
-        self._attempt_at(upstream, decision, [upstream.backend]).is_sent()
+        tell_send(self.delivery.observers, decision, [upstream.backend])
+        self.attempt = Attempt(self, self.delivery, upstream, decision)
+        self.attempt.is_sent()
 
     # Failures
 
@@ -265,7 +263,7 @@ class Exchange:
         if verdict.step is Step.FAIL and otherwise is not None:
             verdict = replace(verdict, step=otherwise)
         if verdict.blame is Blame.IF_SERVED and message:
-            self._suspects.append((backend, message))
+            self._suspects += ((backend, message),)
             self._was_suspected = True
         self._carry_out(verdict, attempt, kind, message, others)
         self._report(verdict, backend, kind, message)
@@ -434,7 +432,7 @@ class Exchange:
             pool.report_success(backend)
         for suspect, message in self._suspects:
             pool.report(suspect, Strike(self.fingerprint(), message))
-        self._suspects.clear()
+        self._suspects = ()
 
     def succeed(self, attempt: Attempt, answer: PassThrough) -> None:
         """End with an answer that was passed on."""

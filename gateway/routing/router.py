@@ -93,11 +93,14 @@ class RoutedRequest:
         self.usage_options = usage_options
         self.has_choices = has_choices  # whether it is for a stream of several choices
         self.items = items  # inputs of a request for embeddings; 0 for others
-        # The parameters that only a baseline backend supports.
-        self.baseline_only = features.baseline_only if isinstance(features, RequestFeatures) else baseline_only
+        self.baseline_only = baseline_only  # the parameters that only a baseline backend supports
         # The features, or what computes them when they are first wanted.
-        self._features = features if isinstance(features, RequestFeatures) else None
-        self._describe = None if isinstance(features, RequestFeatures) else features
+        self._features: RequestFeatures | None = None
+        self._describe: Callable[[], RequestFeatures] | None = None
+        if isinstance(features, RequestFeatures):
+            self._features, self.baseline_only = features, features.baseline_only
+        else:
+            self._describe = features
 
     @property
     def features(self) -> RequestFeatures:
