@@ -108,7 +108,6 @@ class RoutedRequest:
         if self._features is None:
             assert self._describe is not None
             self._features = self._describe()
-            self._features.client = self.client.source
         return self._features
 
     def parsed(self) -> None:
@@ -202,16 +201,16 @@ class Router:
         )
         features = None if is_later else described()
         if features is not None:
-            if adapter:  # an application of its own, whose prompts are cached apart
-                features.template = template_of_adapter(adapter, features.template)
+            if adapter:
                 apart = crc32(adapter.encode())
-                features.prefix = tuple([hash((apart, each)) for each in features.prefix])
-            features.overuse = traffic.overuse(client)
+                prefix = tuple([hash((apart, each)) for each in features.prefix])
+                features.set_apart(template_of_adapter(adapter, features.template), prefix)
             ttft_s, tpot_s = client.slo_ttft_s, client.slo_tpot_s
             if wanted.slo_class:
                 ttft_s, tpot_s = self._class(wanted.slo_class)
-            features.slo_ttft_s = ttft_s if wanted.slo_ttft_s is None else wanted.slo_ttft_s
-            features.slo_tpot_s = tpot_s if wanted.slo_tpot_s is None else wanted.slo_tpot_s
+            ttft_s = ttft_s if wanted.slo_ttft_s is None else wanted.slo_ttft_s
+            tpot_s = tpot_s if wanted.slo_tpot_s is None else wanted.slo_tpot_s
+            features.demand(traffic.overuse(client), ttft_s, tpot_s)
         return RoutedRequest(
             model,
             described if features is None else features,
