@@ -222,6 +222,24 @@ class Backend:
         self.method, self.draft_schedule = speculation
         self.num_speculative_tokens = self.draft_schedule.k
 
+    def take(self) -> None:
+        """Count a request that is sent to it."""
+        self.in_flight += 1
+        self.sent += 1
+
+    def release(self) -> None:
+        """Count a request as ended."""
+        self.in_flight -= 1
+
+    def note_read(self, now_s: float) -> None:
+        """Note that something of an answer was read."""
+        self.read_s = now_s
+
+    def count_steps(self, tokens: float, steps: float) -> None:
+        """Count the tokens of an answer, and the steps that they took."""
+        self.answered_tokens += tokens
+        self.answered_steps += steps
+
     @property
     def difference(self) -> Difference | None:
         """Between the tokens per step that its answers show and those that its engine counts; None without."""

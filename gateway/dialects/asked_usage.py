@@ -81,6 +81,10 @@ class StreamHabits:
         self.has_nulls = False
         self.declined: frozenset[bytes] = frozenset()  # parameters that it refuses, or takes no notice of
 
+    def decline(self, *parameters: bytes) -> None:
+        """Note parameters that the engine refuses, or takes no notice of."""
+        self.declined = self.declined.union(parameters)
+
     def learn(self, events: bytes) -> None:
         """Learn from the last events of a complete stream that did not ask for usage, unless that is known."""
         if self._is_known:

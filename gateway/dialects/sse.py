@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import orjson
 
-from gateway.dialects.asked_usage import USAGE_FIELD, HiddenUsage
+from gateway.dialects.asked_usage import USAGE_FIELD, HiddenUsage, StreamHabits
 from gateway.dialects.ending import StreamEnding, events_of
 from policies.features.request import Endpoint
 
@@ -132,6 +132,14 @@ class EventStream:
         withheld, self.withheld = self.withheld, b""
         self.ending.is_complete = True
         return withheld
+
+    def watch(self, watcher: EventWatcher) -> None:
+        """Have a watcher see the events before the client."""
+        self.watcher = watcher
+
+    def hide_usage(self, habits: StreamHabits) -> None:
+        """Take out the usage, which the client did not ask for."""
+        self.hidden = HiddenUsage(habits)
 
     def restart(self) -> None:
         """Drop what the client has not got: another engine goes on with the stream."""

@@ -284,8 +284,8 @@ class RequestReader:
             begins = pattern.body_begins(data, at)
             if begins >= 0 and pattern.length <= limits.body_bytes:
                 self._unknown_heads = self._blank_lines = self._checked_bytes = 0
-                reply = HttpReply(connection, self.known_head, is_last=connection.server.is_stopping)
-                reply.is_admitted = True
+                is_last = connection.server.is_stopping
+                reply = HttpReply(connection, self.known_head, is_last=is_last, is_admitted=True)
                 return self._begin(connection, reply, pattern.length, data, begins)
         if data.startswith(b"\r\n", at):
             self._blank_lines += 1

@@ -81,19 +81,26 @@ class Connection(ABC):
 class HttpReply:
     """One request of a connection, and the reply to it: a `whole` one, or `head`, any number of `data`, and `end`."""
 
-    def __init__(self, connection: Connection, request: RequestHead, *, is_last: bool) -> None:
+    def __init__(
+        self, connection: Connection, request: RequestHead, *, is_last: bool, is_admitted: bool = False
+    ) -> None:
         self._connection = connection
         self._chunked = request.is_http_1_1
         self._head = b""
         # Whether the service has seen the head and not refused it; once is enough for all requests with the same head.
-        self.is_admitted = False
+        self.is_admitted = is_admitted
         self.request = request
-        self.source: Source | None = None  # what produces the answer; set by the service
+        self.source: Source | None = None  # what produces the answer; None before and after
         self.keep_alive = request.keep_alive and not is_last
         self.is_complete = False  # whether the request has been read completely
         self.has_ended = False  # whether the answer has ended or been aborted, or the client has disconnected
 
     # Called by the service and the source of the answer
+
+    def answered_by(self, source: Source) -> None:
+        """Note what answers the request from now on."""
+        if not self.has_ended:
+            self.source = source
 
     def head(self, status: int, lines: bytes) -> None:
         """Begin the answer; the head is written together with the first bytes of the body."""

@@ -82,6 +82,10 @@ class RequestHead:
         # What the service keeps with the head; it finds it there again with each request that has the same head.
         self.notes: Any = None
 
+    def keep(self, notes: Any) -> None:
+        """Keep something of the service with the head."""
+        self.notes = notes
+
 
 def read_head(data: bytes, begins: int, end: int, limits: HeadLimits) -> RequestHead:
     r"""Return the request head in `data[begins:end]`, which ends with an empty line.

@@ -1,10 +1,9 @@
-"""The conclusion of an exchange: its outcome (times, tokens, acceptance), what it is charged, and who is told."""
+"""What an exchange came to: its outcome (times, tokens, acceptance); what follows for its key, policy and series."""
 
 from __future__ import annotations
 
 import math
-import time
-from typing import TYPE_CHECKING, Final, TypeGuard
+from typing import Final, TypeGuard
 
 from backends import background
 from backends.backend import Backend
@@ -12,22 +11,19 @@ from backends.reported import MOST_CONTEXT_TOKENS
 from backends.speculation import Method
 from gateway.dialects.usage import Usage, first_usage
 from gateway.relay.answers import MeteredAnswer, PassThrough
-from gateway.relay.observers import EndedExchange, tell
+from gateway.relay.context import RelayContext
+from gateway.relay.delivery import Delivery
+from gateway.relay.observers import EndedExchange, tell_end
 from gateway.routing.model import Model, Upstream
-from gateway.routing.series import RequestSeries
 from policies.features.prompt import BYTES_PER_TOKEN
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision, Outcome
-
-if TYPE_CHECKING:
-    from gateway.relay.attempt import Attempt
-    from gateway.relay.context import Inbound
-    from gateway.relay.exchange import Exchange
 
 _OTHER: Final = Endpoint.OTHER
 _EMBEDDINGS: Final = Endpoint.EMBEDDINGS
 _BASELINE: Final = Method.BASELINE
 _ANSWERED = frozenset({"ok", "cancelled", "interrupted"})
+_RESCUES: Final = {"ok": "complete", "cancelled": "cancelled"}
 _MOST_PER_BYTE: Final = 64
 """Tokens that an engine may compute for each byte of a request: a query is ranked against many short documents."""
 
@@ -39,139 +35,145 @@ _AUDIO_BYTES_PER_S: Final = 8_000
 """Of a compressed recording, 64 kbit/s; few are smaller than a third of this."""
 
 
-def conclude(exchange: Exchange, status: int, label: str, *, is_over: bool = False) -> int:
-    """Account for an exchange, give up its place, and have its observers see its end, whatever one of these raises.
+def conclude(ended: EndedExchange, relay: RelayContext, delivery: Delivery, body: bytes, *, is_over: bool) -> None:
+    """End an exchange in steps, each of which is taken whatever the others raise: else a key would not get its place.
 
     A request whose time was over (`is_over`) is charged although it was not answered: its engine has worked for it.
-    Returns the tokens of the answer.
     """
-    relay, routed, delivery, attempt = exchange.relay, exchange.routed, exchange.delivery, exchange.attempt
-    assert routed is not None
-    answer, metrics = delivery.answer, relay.metrics
-    routed.model.traffic.end(routed.client)
-    delivery.times.ended_s = time.perf_counter()
-    ended = EndedExchange(
-        delivery.request_id,
-        exchange.inbound.request_headers.client,
-        routed,
-        None if attempt is None else attempt.decision,
-        None if attempt is None else attempt.upstream,
-        delivery.retried_from,
-        status,
-        label,
-        delivery.times,
-        None if answer is None else answer.usage,
-        None if answer is None else answer.events,
-        unread_bytes=0 if answer is None else answer.unread_bytes,
-    )
-    ended.was_paused = delivery.was_paused
+    model = ended.routed.model
+    model.traffic.end(ended.routed.client)
     try:
-        if exchange.rescuer is not None:
-            exchange.rescuer.note(ended)
-        if attempt is None:
-            metrics.requests.labels(routed.model.name, "", "", label).inc()
-        else:
-            attempt.upstream.metrics.outcomes[label].inc()
-            if delivery.endpoint is _OTHER:
-                _charge(ended, attempt, metrics, exchange.inbound, answer, is_over=is_over)
-            else:
-                _account(ended, attempt, metrics, is_observed=bool(delivery.observers), is_over=is_over)
-        if ended.tokens:
-            metrics.keys.labels(ended.client.name).inc(ended.tokens)
-    except Exception as error:  # noqa: BLE001 -- a defect here must not keep the place of a key
-        background.note("accounting", error, of=routed.model.name)
-    try:
-        relay.limits.leave(ended.client, ended.tokens)
-    except Exception as error:  # noqa: BLE001 -- the place is free; what it is charged cannot be added up
-        background.note("accounting", error, of=ended.client.name)
-    if delivery.observers:
-        tell(delivery.observers, lambda observer: observer.on_end(ended))
-    if ended.outcome is not None:
-        return ended.outcome.output_tokens
-    return 0 if ended.usage is None else ended.usage.output_tokens or 0
+        ended.conclude(*account_of(ended, delivery, body, is_over=is_over))
+    except Exception as error:  # noqa: BLE001
+        background.note("accounting", error, of=model.name)
+    for step in (_charge, _learn, _count):
+        try:
+            step(ended, relay)
+        except Exception as error:  # noqa: BLE001
+            background.note("accounting", error, of=model.name)
+    tell_end(delivery.observers, ended)
 
 
-def _account(
-    ended: EndedExchange, attempt: Attempt, metrics: RequestSeries, *, is_observed: bool, is_over: bool
-) -> None:
-    """Count the tokens and times of an exchange, and pass its outcome to the policy.
+Account = tuple[Usage | None, Outcome | None, int, int]
+"""The usage that is believed, the outcome, and the tokens of prompt and answer that the key is charged."""
 
-    Sets `ended.tokens`, and `ended.outcome` if the request was answered. If nobody learns or observes, an answer in one
-    piece is only counted: the outcome would need the features of the request, which are computed on first use.
+
+def account_of(ended: EndedExchange, delivery: Delivery, body: bytes, *, is_over: bool) -> Account:
+    """Return what an exchange came to.
+
+    If nobody learns or observes, an answer in one piece has no outcome: that would need the features of the request,
+    which are computed on first use.
     """
-    if ended.usage is None and ended.stream is not None and ended.label != "ok":
+    usage, decision, upstream, request = ended.usage, ended.decision, ended.upstream, delivery.request
+    if decision is None or upstream is None:
+        return usage, None, 0, 0
+    is_answered = ended.label in _ANSWERED
+    if request.endpoint is _OTHER:
+        # Only a `POST` with a body makes an engine work: asking again for a stored response reports its usage again.
+        if not body or request.method != "POST" or not (is_answered or is_over):
+            return usage, None, 0, 0
+        return _passed_through(ended, decision, upstream, request.path, body, delivery.answer)
+    if usage is None and ended.stream is not None and ended.label != "ok":
         latest = first_usage(ended.stream.last_documents())
-        ended.usage = latest if latest is not None and latest.output_tokens else None
-    upstream, model, times = attempt.upstream, ended.routed.model, ended.times
-    if ended.label not in _ANSWERED:
-        if is_over:
-            _charge_unseen(ended, upstream, ended.routed.features.prompt_tokens)
+        usage = latest if latest is not None and latest.output_tokens else None
+    if not is_answered:
+        if not is_over:
+            return usage, None, 0, 0
+        return usage, None, ended.routed.features.prompt_tokens, _unseen_tokens(ended, upstream, usage)
+    usage = _believed(usage, ended, upstream.backend)
+    if not delivery.observers and ended.stream is None and _is_plain(usage, ended.routed.model):
+        return usage, None, usage.prompt_tokens or 0, usage.output_tokens or 0
+    outcome = outcome_of(ended, usage, decision, upstream)
+    output_tokens = outcome.output_tokens
+    if ended.label == "cancelled" and not ended.rescued_from:
+        output_tokens += _unseen_tokens(ended, upstream, usage)
+    return usage, outcome, outcome.prompt_tokens, output_tokens
+
+
+def _charge(ended: EndedExchange, relay: RelayContext) -> None:
+    """Give up the place of the request among those of its key, and charge that its tokens."""
+    relay.limits.leave(ended.client, ended.tokens)
+    if ended.tokens:
+        relay.metrics.keys.labels(ended.client.name).inc(ended.tokens)
+
+
+def _learn(ended: EndedExchange, relay: RelayContext) -> None:
+    """Pass what was seen of the engine to those that learn."""
+    upstream, usage, outcome, routed = ended.upstream, ended.usage, ended.outcome, ended.routed
+    if upstream is not None and usage is not None and usage.ignored:  # or it is another engine, so it is probed now
+        relay.pool.report_failure(upstream.backend)
+    if upstream is None or ended.label not in _ANSWERED:
         return
-    usage, bound = _believed(ended, attempt, metrics), upstream.metrics
-    ended.usage = usage
-    if ended.routed.unseen is not None and usage is not None and not ended.rescued_from:
-        _learn_parts(ended, usage.prompt_tokens)
-    if not is_observed and ended.stream is None and _is_plain(usage, model):
-        prompt_tokens, output_tokens = usage.prompt_tokens or 0, usage.output_tokens or 0
-        bound.e2e.observe(times.ended_s - times.arrived_s)
-        bound.prompt_tokens.inc(prompt_tokens)
-        bound.output_tokens.inc(output_tokens)
-        ended.tokens = prompt_tokens + output_tokens
-        metrics.count_context(upstream.backend, bound, ended.tokens)
-        if ended.label == "ok" and not ended.was_paused:
-            upstream.learn_pace(times.ended_s - times.arrived_s - times.waited_s, output_tokens)
+    is_other = outcome is not None and outcome.request.endpoint is _OTHER
+    if routed.unseen is not None and usage is not None and not ended.rescued_from:
+        prompt_tokens = outcome.prompt_tokens if is_other and outcome is not None else usage.prompt_tokens
+        if prompt_tokens is not None:
+            routed.model.parts.learn(routed.unseen, routed.features.client, prompt_tokens)
+    if is_other or ended.rescued_from:  # times and steps of a rescued stream are not those of a single backend
         return
-    outcome = ended.outcome = outcome_of(ended, attempt.decision, upstream)
-    ended.tokens = outcome.prompt_tokens + outcome.output_tokens
-    if ended.rescued_from:  # its times and steps are not those of a single backend
-        bound.prompt_tokens.inc(outcome.prompt_tokens)
-        bound.output_tokens.inc(outcome.output_tokens)
+    has_pace = ended.label == "ok" and not ended.was_paused
+    if outcome is None:
+        if has_pace and usage is not None:
+            times = ended.times
+            upstream.learn_pace(times.ended_s - times.arrived_s - times.waited_s, usage.output_tokens or 0)
         return
-    if ended.label == "ok" and not ended.was_paused:
-        upstream.learn_pace(outcome.e2e_s, outcome.output_tokens / outcome.request.n)
-    elif ended.label == "cancelled":
-        _charge_unseen(ended, upstream)
+    features, model = outcome.request, routed.model
+    chunks = 0
+    if features.n == 1 and not outcome.is_estimated and ended.stream is not None:
+        chunks = ended.stream.content_chunks(features.endpoint, with_usage=True)
+    if chunks:
+        upstream.learn_chunks(outcome.output_tokens, chunks)
+    if has_pace:
+        upstream.learn_pace(outcome.e2e_s, outcome.output_tokens / features.n)
     if model.observe is not None:
         try:
             model.observe(outcome)
         except Exception as error:  # noqa: BLE001 -- the request has been served, even if the policy fails
             model.fallback.note(model.policy.name, "observe", error)
-    _count_outcome(outcome, usage, upstream, metrics, times.waited_s)
 
 
-def _charge(
-    ended: EndedExchange,
-    attempt: Attempt,
-    metrics: RequestSeries,
-    inbound: Inbound,
-    answer: PassThrough | None,
-    *,
-    is_over: bool,
-) -> None:
-    """Charge an exchange of an endpoint that is only passed through, and count its tokens.
-
-    Sets `ended.tokens` and `ended.outcome`. Only a `POST` with a body makes an engine work: asking again for a stored
-    response, for example, reports its usage again.
-    """
-    upstream, body = attempt.upstream, inbound.body
-    if not body or inbound.request_headers.method != "POST" or (ended.label not in _ANSWERED and not is_over):
+def _count(ended: EndedExchange, relay: RelayContext) -> None:
+    """Count the exchange, its tokens and its times."""
+    metrics, upstream, usage, outcome = relay.metrics, ended.upstream, ended.usage, ended.outcome
+    if upstream is None:
+        metrics.requests.labels(ended.routed.model.name, "", "", ended.label).inc()
         return
-    events = 0
+    bound, times = upstream.metrics, ended.times
+    if ended.rescued_from:
+        first = ended.routed.model.upstreams[ended.rescued_from].metrics.labels
+        metrics.rescues.labels(*first, _RESCUES.get(ended.label, "failed")).inc()
+    bound.outcomes[ended.label].inc()
+    if usage is not None:
+        for what in usage.ignored:
+            metrics.note_implausible(upstream.backend, what)
+    if ended.tokens:
+        bound.prompt_tokens.inc(ended.prompt_tokens)
+        bound.output_tokens.inc(ended.output_tokens)
+    if ended.label not in _ANSWERED or ended.rescued_from:
+        return
+    if outcome is None:
+        if usage is not None:
+            bound.e2e.observe(times.ended_s - times.arrived_s)
+            metrics.count_context(upstream.backend, bound, ended.tokens)
+    elif outcome.request.endpoint is not _OTHER:
+        _count_outcome(outcome, usage, upstream, relay, times.waited_s)
+
+
+def _passed_through(
+    ended: EndedExchange, decision: Decision, upstream: Upstream, path: str, body: bytes, answer: PassThrough | None
+) -> Account:
+    """Return what an exchange of an endpoint came to that is only passed through."""
+    usage, events = ended.usage, 0
     if isinstance(answer, MeteredAnswer):
-        if answer.usage is None:  # it was cut short
+        if usage is None:  # it was cut short
             answer.read_usage()
-            ended.usage = answer.usage
+            usage = answer.usage
         events = answer.events_passed
-    ended.usage = _believed(ended, attempt, metrics, _MOST_PER_BYTE * len(body))
-    prompt_tokens, output_tokens = tokens_of(inbound.path, body, ended.usage, events)
-    if ended.routed.unseen is not None and ended.usage is not None:
-        _learn_parts(ended, prompt_tokens)
-    ended.tokens = prompt_tokens + output_tokens
-    upstream.metrics.prompt_tokens.inc(prompt_tokens)
-    upstream.metrics.output_tokens.inc(output_tokens)
-    ended.outcome = Outcome(
+    usage = _believed(usage, ended, upstream.backend, _MOST_PER_BYTE * len(body))
+    prompt_tokens, output_tokens = tokens_of(path, body, usage, events)
+    outcome = Outcome(
         ended.routed.features,
-        attempt.decision,
+        decision,
         upstream.backend.method,
         ended.status,
         ttft_s=None,
@@ -181,45 +183,30 @@ def _charge(
         output_tokens=output_tokens,
         tokens_per_step=None,
     )
+    return usage, outcome, prompt_tokens, output_tokens
 
 
-def _learn_parts(ended: EndedExchange, prompt_tokens: int | None) -> None:
-    """Learn what the engine has made of the parts of a prompt that are no text."""
-    routed = ended.routed
-    if routed.unseen is not None and prompt_tokens is not None:
-        routed.model.parts.learn(routed.unseen, routed.features.client, prompt_tokens)
-
-
-def _believed(ended: EndedExchange, attempt: Attempt, metrics: RequestSeries, more_tokens: int = 0) -> Usage | None:
-    """Return the usage without what cannot be, which is counted; or it is another engine, so it is probed now."""
-    usage, backend = ended.usage, attempt.upstream.backend
-    if usage is None:
-        return None
-    most = backend.context_tokens or MOST_CONTEXT_TOKENS
-    if max(usage.prompt_tokens or 0, usage.output_tokens or 0, usage.accepted_tokens or 0) > most:
-        most *= ended.routed.features.n
-    usage.ignore_beyond(most + more_tokens, most)
-    if usage.ignored:
-        attempt.exchange.relay.pool.report_failure(backend)
-        for what in usage.ignored:
-            metrics.note_implausible(backend, what)
+def _believed(usage: Usage | None, ended: EndedExchange, backend: Backend, more_tokens: int = 0) -> Usage | None:
+    """Return the usage without what cannot be."""
+    if usage is not None:
+        most = backend.context_tokens or MOST_CONTEXT_TOKENS
+        if max(usage.prompt_tokens or 0, usage.output_tokens or 0, usage.accepted_tokens or 0) > most:
+            most *= ended.routed.features.n
+        usage.ignore_beyond(most + more_tokens, most)
     return usage
 
 
-def _charge_unseen(ended: EndedExchange, upstream: Upstream, prompt_tokens: int = 0) -> None:
-    """Charge what was generated of an answer in one piece that was given up, besides tokens of its prompt.
+def _unseen_tokens(ended: EndedExchange, upstream: Upstream, usage: Usage | None) -> int:
+    """Return what was generated of an answer in one piece that was given up.
 
     Nobody has seen it: it is estimated from the time that the engine had, and how fast it has been of late.
     """
     features, times = ended.routed.features, ended.times
-    output_tokens = 0
-    if not (features.stream or ended.usage or ended.unread_bytes) and features.endpoint is not _EMBEDDINGS:
-        each = (times.ended_s - times.arrived_s - times.waited_s) / upstream.pace_s
-        most = min(features.max_tokens or math.inf, upstream.backend.context_tokens or MOST_CONTEXT_TOKENS)
-        output_tokens = round(features.n * min(each, most))
-    ended.tokens += prompt_tokens + output_tokens
-    upstream.metrics.prompt_tokens.inc(prompt_tokens)
-    upstream.metrics.output_tokens.inc(output_tokens)
+    if features.stream or usage or ended.unread_bytes or features.endpoint is _EMBEDDINGS:
+        return 0
+    each = (times.ended_s - times.arrived_s - times.waited_s) / upstream.pace_s
+    most = min(features.max_tokens or math.inf, upstream.backend.context_tokens or MOST_CONTEXT_TOKENS)
+    return round(features.n * min(each, most))
 
 
 def _is_plain(usage: Usage | None, model: Model) -> TypeGuard[Usage]:
@@ -236,14 +223,13 @@ def _is_plain(usage: Usage | None, model: Model) -> TypeGuard[Usage]:
     )
 
 
-def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> Outcome:
+def outcome_of(ended: EndedExchange, usage: Usage | None, decision: Decision, upstream: Upstream) -> Outcome:
     """Return the outcome of a request.
 
     The number of tokens is the engine's, or an estimate: the number of chunks, times the usual tokens of one. Its times
     begin when the request left the gateway's queue: no backend is to blame for the wait.
     """
-    routed, times, stream, usage = ended.routed, ended.times, ended.stream, ended.usage or Usage()
-    features = routed.features
+    times, stream, usage, features = ended.times, ended.stream, usage or Usage(), ended.routed.features
     single = features.n == 1
     output_tokens = usage.output_tokens
     is_estimated = output_tokens is None
@@ -255,8 +241,6 @@ def outcome_of(ended: EndedExchange, decision: Decision, upstream: Upstream) -> 
         else:
             is_estimated = ended.unread_bytes > 0
             output_tokens = 0 if features.endpoint is _EMBEDDINGS else round(ended.unread_bytes / BYTES_PER_TOKEN)
-    elif is_own and chunks:
-        upstream.learn_chunks(output_tokens, chunks)
     tokens_per_step, steps = usage.tokens_per_step, None
     if is_own and is_estimated and not features.tools:
         steps = chunks or None
@@ -299,23 +283,20 @@ def _tokens_per_step(features: RequestFeatures, backend: Backend, tokens: int, c
 
 
 def _count_outcome(
-    outcome: Outcome, usage: Usage | None, upstream: Upstream, metrics: RequestSeries, waited_s: float
+    outcome: Outcome, usage: Usage | None, upstream: Upstream, relay: RelayContext, waited_s: float
 ) -> None:
-    bound, temperature = upstream.metrics, outcome.request.temperature
+    metrics, bound, temperature = relay.metrics, upstream.metrics, outcome.request.temperature
     bound.e2e.observe(outcome.e2e_s + waited_s)
     if outcome.ttft_s is not None:
         bound.ttft.observe(outcome.ttft_s + waited_s)
     if outcome.tpot_s is not None:
         bound.tpot.observe(outcome.tpot_s)
-    bound.prompt_tokens.inc(outcome.prompt_tokens)
-    bound.output_tokens.inc(outcome.output_tokens)
     if outcome.request.n == 1:
         metrics.count_context(upstream.backend, bound, outcome.prompt_tokens + outcome.output_tokens)
     if outcome.tokens_per_step is not None:
         source = "engine" if usage is not None and usage.tokens_per_step is not None else "chunks"
         steps = outcome.output_tokens / outcome.tokens_per_step
-        upstream.backend.answered_tokens += outcome.output_tokens
-        upstream.backend.answered_steps += steps
+        upstream.backend.count_steps(outcome.output_tokens, steps)
         metrics.count_steps(bound, temperature, source, steps, outcome.output_tokens)
     if outcome.drafted_tokens is not None and outcome.accepted_tokens is not None:
         metrics.count_drafts(bound, temperature, outcome.drafted_tokens, outcome.accepted_tokens)

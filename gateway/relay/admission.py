@@ -4,115 +4,177 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from backends import background
 from backends.backend import State
 from gateway.dialects.errors import GatewayError
-from gateway.relay.observers import LocationObserver, follow
+from gateway.relay.context import RelayContext
+from gateway.relay.delivery import Delivery
+from gateway.relay.exchange import Exchange, defect
+from gateway.relay.observers import LocationObserver, Observer, follow
 from gateway.relay.queue import rank_of
+from gateway.relay.roles import Refused, Reply, Sender
+from gateway.routing.access import RequestHeaders
+from gateway.routing.keys import Client
 from gateway.routing.router import SMALL_BYTES
 from policies.features.prompt import stored_in
 from policies.features.request import Endpoint
 
-if TYPE_CHECKING:
-    from gateway.relay.exchange import Exchange
-
 _DOWN: Final = State.DOWN
 _OTHER: Final = Endpoint.OTHER
 _NOTHING: Final[Mapping[str, object]] = {}
+_RELAYED: Final = Sender()
 
 
-def admit(exchange: Exchange) -> None:
-    """Check the limits of the key before anything is parsed; then route and send, or answer with an error."""
-    relay, client, body = exchange.relay, exchange.inbound.request_headers.client, exchange.inbound.body
+def begin(
+    relay: RelayContext,
+    request: RequestHeaders,
+    body: bytes,
+    reply: Reply,
+    sender: Sender = _RELAYED,
+    observers: Sequence[Observer] = (),
+    closed: tuple[str, ...] = (),
+) -> None:
+    """Check the limits of the key before anything is parsed; then route and send, or answer with an error.
+
+    Parameters
+    ----------
+    observers
+        Who follows the exchange besides those that follow all.
+    closed
+        Names of backends that have no room for the request.
+    """
+    request_id = request.request_id or relay.new_request_id()
+    delivery = Delivery(reply, request, request_id, time.perf_counter(), [*observers])
     try:
-        relay.limits.enter(client)
+        relay.limits.enter(request.client)
     except GatewayError as error:
-        exchange.refuse(error)
+        _refuse(relay, delivery, sender, error)
         return
     if len(body) <= SMALL_BYTES:
-        _route(exchange)
+        _route(relay, delivery, body, reply, sender, closed)
     else:
-        exchange.has_turn = True
-        relay.turns.add(client.id, _route_in_turn(exchange))
+        turn = _Turn(relay, request.client)
+        reply.answered_by(turn)
+        relay.turns.add(request.client.id, _route_in_turn(turn, delivery, body, reply, sender, closed))
 
 
-def _route_in_turn(exchange: Exchange) -> Iterator[None]:
+def _refuse(relay: RelayContext, delivery: Delivery, sender: Sender, error: GatewayError) -> None:
+    """Answer a request that was not admitted."""
+    error, request = sender.shown(error), delivery.request
+    refused = Refused(
+        delivery.request_id, request.method, request.path, request.lines, delivery.arrived_s, request.client.name
+    )
+    relay.note_refused(refused, error)
+    delivery.answer_with(error)
+
+
+class _Turn:
+    """A request whose large body waits to be parsed."""
+
+    def __init__(self, relay: RelayContext, client: Client) -> None:
+        self.relay = relay
+        self._client = client
+        self.is_open = True
+
+    def end(self) -> None:
+        """Wait no longer."""
+        self.is_open = False
+
+    def client_gone(self) -> None:
+        """Give up the place among the requests of the key."""
+        if self.is_open:
+            self.is_open = False
+            self.relay.limits.leave(self._client, 0)
+
+    def pause(self) -> None:
+        """Do nothing: nothing is answered."""
+
+    def resume(self) -> None:
+        """Do nothing."""
+
+
+def _route_in_turn(
+    turn: _Turn, delivery: Delivery, body: bytes, reply: Reply, sender: Sender, closed: tuple[str, ...]
+) -> Iterator[None]:
     """Find out, step by step, what it costs to parse the body before that is done; then route the request."""
-    relay, inbound = exchange.relay, exchange.inbound
+    relay = turn.relay
     try:
-        for _ in relay.router.check(inbound.body):
-            if not exchange.has_turn:
+        for _ in relay.router.check(body):
+            if not turn.is_open:
                 return
             yield
     except GatewayError as error:
-        exchange.has_turn = False
-        relay.limits.leave(inbound.request_headers.client, 0)
-        exchange.refuse(error)
+        turn.client_gone()
+        _refuse(relay, delivery, sender, error)
         return
-    if exchange.has_turn:
-        exchange.has_turn = False
-        _route(exchange)
+    if turn.is_open:
+        turn.end()
+        _route(relay, delivery, body, reply, sender, closed)
 
 
-def _route(exchange: Exchange) -> None:
-    relay = exchange.relay
+def _route(
+    relay: RelayContext, delivery: Delivery, body: bytes, reply: Reply, sender: Sender, closed: tuple[str, ...]
+) -> None:
+    exchange, rank = None, 0
     try:
-        _route_and_send(exchange)
-    except Exception as error:  # noqa: BLE001
-        known = _known(error, exchange)
-        if exchange in relay.exchanges:
-            exchange.end_with_error(known)
+        exchange, rank = _routed(relay, delivery, body, sender, closed)
+        reply.answered_by(exchange)
+        if exchange.routed.response_id and _is_homeless(exchange):
+            background.start("requests", _find_home(exchange, rank))
         else:
-            relay.limits.leave(exchange.inbound.request_headers.client, 0)
-            exchange.refuse(known)
+            exchange.begin(rank)
+    except Exception as error:  # noqa: BLE001
+        known = _known(error, delivery, exchange)
+        if exchange is not None and exchange.is_open:
+            exchange.end_with_error(known)
+        elif exchange is None:
+            relay.limits.leave(delivery.request.client, 0)
+            _refuse(relay, delivery, sender, known)
 
 
-def _known(error: Exception, exchange: Exchange) -> GatewayError:
+def _known(error: Exception, delivery: Delivery, exchange: Exchange | None) -> GatewayError:
     """Return the error for a client; a defect of the gateway must be answered too."""
-    return error if isinstance(error, GatewayError) else exchange.defect()
+    model = "" if exchange is None else exchange.routed.model.name
+    return error if isinstance(error, GatewayError) else defect(delivery.request_id, model)
 
 
-def _route_and_send(exchange: Exchange) -> None:
-    relay, inbound, delivery = exchange.relay, exchange.inbound, exchange.delivery
-    headers, endpoint, now_s, rank = inbound.request_headers, delivery.endpoint, time.monotonic(), 0
-    routed = exchange.routed = relay.router.route(headers, inbound.body, now_s)
-    model = routed.model
-    if relay.reporter is not None:
-        delivery.observers.extend(relay.reporter.follow(inbound, delivery.request_id))
+def _routed(
+    relay: RelayContext, delivery: Delivery, body: bytes, sender: Sender, closed: tuple[str, ...]
+) -> tuple[Exchange, int]:
+    """Return the exchange of a request, and its rank in the queue."""
+    request, endpoint, now_s, rank = delivery.request, delivery.endpoint, time.monotonic(), 0
+    routed = relay.router.route(request, body, now_s)
+    model, queue, rescuer, observers = routed.model, None, None, delivery.observers
+    traced = None if relay.reporter is None else relay.reporter.follow(request, delivery.request_id)
+    if traced is not None:
+        observers.append(traced)
     model.traffic.arrive(now_s)
-    model.traffic.begin(routed.client)
-    relay.exchanges.add(exchange)
-    if headers.timeout_s < relay.timeouts.total_s:
-        exchange.timer = asyncio.get_running_loop().call_later(headers.timeout_s, exchange.expire)
-    else:
-        exchange.deadline_s = inbound.arrived_s + relay.timeouts.total_s  # checked by `check_silence`
-    if endpoint is not _OTHER or (headers.method == "POST" and inbound.body):
+    if endpoint is not _OTHER or (request.method == "POST" and body):
         if followers := relay.followers.get(model.name):
-            delivery.observers.extend(follow(followers, routed, inbound.body))
+            observers.extend(follow(followers, routed, body))
         if endpoint is Endpoint.RESPONSES:
             conversation = "" if routed.response_id else stored_in(routed.document or {})
-            delivery.observers.append(LocationObserver(relay.router.locations, conversation))
+            observers.append(LocationObserver(relay.router.locations, conversation))
         if relay.queues and (queue := relay.queues.get(model.name)) is not None:
-            exchange.queue, rank = queue, rank_of(headers.client.priority, routed.priority)
+            rank = rank_of(request.client.priority, routed.priority)
             if endpoint is not _OTHER:
-                inbound.body = queue.body_for_engine(inbound.body, routed.priority, rank)
-    is_rescued = model.rescue and exchange.is_relayed and (routed.document or _NOTHING).get("stream") is True
+                body = queue.body_for_engine(body, routed.priority, rank)
+    is_rescued = model.rescue and sender.is_relayed and (routed.document or _NOTHING).get("stream") is True
     if is_rescued and relay.rescuer_for is not None and len(relay.pool.of(model.name)) > 1:
-        exchange.rescuer = relay.rescuer_for(exchange)
-    routed.document = None
-    if routed.response_id and _is_homeless(exchange):
-        background.start("requests", _find_home(exchange, rank))
-    else:
-        _send(exchange, rank)
+        rescuer = relay.rescuer_for(request, body, routed)
+    routed.parsed()
+    exchange = Exchange(relay, body, routed, delivery, sender, rescuer, queue, closed=closed, traced=traced)
+    model.traffic.begin(routed.client)
+    relay.exchanges.add(exchange)
+    return exchange, rank
 
 
 def _is_homeless(exchange: Exchange) -> bool:
     """Return whether it is not known where the response is to which a request refers, or that backend is gone."""
     routed = exchange.routed
-    assert routed is not None
     members = exchange.relay.pool.of(routed.model.name)
     is_there = [each.state is not _DOWN for each in members if each.name == routed.home]
     return len(members) > 1 and not any(is_there) and not routed.headers.backend
@@ -125,39 +187,23 @@ async def _find_home(exchange: Exchange, rank: int) -> None:
     answer to a conversation that is lost: where none holds it, the client is told so.
     """
     relay, routed = exchange.relay, exchange.routed
-    assert routed is not None
     try:
         wanted = routed.response_id
         async with relay.lookups.place(routed.client):
-            if exchange not in relay.exchanges:  # its client has gone, or its time is over
+            if not exchange.is_open:  # its client has gone, or its time is over
                 return
             up = relay.pool.up(routed.model.name)
             said = await asyncio.gather(*[relay.pool.watch(each).probe.has_response(wanted) for each in up])
-        if exchange not in relay.exchanges:
+        if not exchange.is_open:
             return
         if True in said:
-            routed.home = up[said.index(True)].name
-            relay.router.locations.remember(wanted, routed.home)
-        elif exchange.is_relayed and up and None not in said:
+            routed.found_at(up[said.index(True)].name)
+            relay.router.locations.remember(wanted, up[said.index(True)].name)
+        elif exchange.sender.is_relayed and up and None not in said:
             lost = f"; it was lost with its replica {routed.home}" if routed.home else ""
             message = f"Response with id '{wanted}' not found{lost}."
             param = "response_id" if exchange.delivery.endpoint is _OTHER else "previous_response_id"
             raise GatewayError(404, message, code="response_not_found", param=param)  # noqa: TRY301
-        _send(exchange, rank)
+        exchange.begin(rank)
     except Exception as error:  # noqa: BLE001
-        exchange.end_with_error(_known(error, exchange))
-
-
-def _send(exchange: Exchange, rank: int) -> None:
-    relay, inbound, routed = exchange.relay, exchange.inbound, exchange.routed
-    assert routed is not None
-    if exchange.queue is None:
-        try:
-            candidates = exchange.candidates(())
-        except GatewayError as none_up:
-            if none_up.status != 503 or not exchange.is_relayed or not relay.first_start.hold(exchange):
-                raise
-        else:
-            exchange.send(candidates)
-    else:
-        exchange.queue.send_or_enter(exchange, relay.router.members(routed), rank, len(inbound.body))
+        exchange.end_with_error(_known(error, exchange.delivery, exchange))

@@ -35,6 +35,10 @@ class PassThrough:
     error_status = 0  # of an error in the place of the answer, or among the events of a stream; 0 without one
     unread_bytes = 0  # bytes passed on without having been read for their usage
 
+    def note_error(self, status: int) -> None:
+        """Note an error among the events of a stream."""
+        self.error_status = status
+
     def feed(self, data: bytes) -> bytes:
         """Return what may be passed on of held and new data."""
         return data

@@ -1,6 +1,6 @@
-"""What exchanges share: the inbound request, the reply to write to, and the state of the gateway process.
+"""What exchanges share: the state of the gateway process.
 
-The hot path consists of callbacks on one event loop. A frontend (`gateway.relay.frontend`) begins an `Exchange` with a
+The hot path consists of callbacks on one event loop. A frontend (`gateway.relay.frontend`) begins an exchange with a
 `Reply`; the upstream client calls it with the answer; each chunk is passed on in the same call that read it. Nothing on
 this path waits for a file, a scrape or a fit.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
 from backends import background
 from backends.backend import Backend
@@ -20,74 +20,23 @@ from backends.health import Books
 from backends.http.wire import WriteBatch
 from backends.pool import Pool
 from gateway.dialects.errors import GatewayError
-from gateway.dialects.sse import EventStream
-from gateway.http.headers import Header, lines_of, request_id_lines
-from gateway.http.paths import canonical_path, format_of
-from gateway.relay.failures import Outlook
+from gateway.http.headers import Header, lines_of
+from gateway.http.paths import canonical_path
 from gateway.relay.first_start import FirstStart
 from gateway.relay.limits import Limits
 from gateway.relay.lookups import Lookups
-from gateway.relay.observers import EndedExchange, Follower, Observer
+from gateway.relay.observers import Follower
 from gateway.relay.queue import ModelQueue
+from gateway.relay.roles import Ongoing, Refused, Reply, Reporting, Rescuer, send_error
 from gateway.routing.access import Access, RequestHeaders
 from gateway.routing.large_bodies import Turns
-from gateway.routing.router import Router
+from gateway.routing.router import RoutedRequest, Router
 from gateway.routing.series import RequestSeries
-from policies.features.request import Endpoint
 
-if TYPE_CHECKING:
-    from gateway.relay.exchange import Exchange
-
-_OTHER: Final = Endpoint.OTHER
 _IDS_AT_ONCE: Final = 256
 _TOGETHER_S: Final = 1.0
 STOPPING: Final = "gateway_stopping"
 """The code of the error that ends what is in flight when the drain time is over."""
-
-
-class Reply(Protocol):
-    """The client's side of an exchange, implemented by a frontend."""
-
-    def head(self, status: int, lines: bytes) -> None:
-        """Begin the answer with its status and header lines."""
-
-    def data(self, chunk: bytes) -> None:
-        """Send bytes of the body at once."""
-
-    def end(self) -> None:
-        """End the answer."""
-
-    def whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send a complete answer; `lines` lack its content length."""
-
-    def abort(self) -> None:
-        """Close the connection, which shows the client that the answer is incomplete."""
-
-
-def send_error(reply: Reply, error: GatewayError, path: str, request_id: bytes, lines: bytes = b"") -> None:
-    """Answer with an error in the format of a path's API; `lines` are further header lines."""
-    lines = lines_of(error.headers()) + request_id_lines(path, request_id) + lines
-    reply.whole(error.status, lines, error.body(format_of(path)))
-
-
-class Inbound:
-    """A request as a frontend received it."""
-
-    def __init__(self, request_headers: RequestHeaders, body: bytes) -> None:
-        self.request_headers = request_headers
-        self.path = request_headers.path  # canonical path, without the query
-        self.target = request_headers.target  # canonical path and query
-        # Header lines for the next backend: those of the client, unless the gateway takes part in its trace.
-        self.lines = request_headers.lines
-        self.body = body
-        # The request's id for engines, which may refuse an id that another request has; set by the exchange. A client's
-        # own stands at its end, after random digits.
-        self.engine_id = b""
-        self.arrived_s = time.perf_counter()  # arrival of the last byte, by `time.perf_counter`
-
-    def fingerprint(self) -> int:
-        """Return a number by which the pool recognizes the request if it is sent again."""
-        return hash((self.target, self.body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,61 +52,6 @@ class Timeouts:
     first_byte_s: float = 600.0  # seconds from sending the request to the first byte of the answer
     idle_s: float = 60.0  # seconds between two reads of the answer
     total_s: float = math.inf  # seconds from the arrival of a request to the end of its answer
-
-
-class Rescuer(Protocol):
-    """What has other backends go on with the stream of one request whose backend fails: `gateway.rooms.rescue`."""
-
-    left: list[str]  # the backends that failed in the middle of the stream
-    is_waiting: bool  # whether the backend that is to go on has not sent anything yet
-
-    @property
-    def body(self) -> bytes | None:
-        """The body that is sent in place of the request's; None if no other backend could go on with it."""
-
-    @property
-    def has_ids(self) -> bool:
-        """Whether the engine has told the ids of tokens."""
-
-    def watch(self, events: EventStream) -> None:
-        """Follow the events of a stream that begins."""
-
-    def outlook(self) -> Outlook:
-        """Return what can be done for the rest of the stream."""
-
-    def go_on(self, candidates: list[Backend], message: str) -> None:
-        """Have one of the candidates go on with the stream; `message` is what the present backend did."""
-
-    def close(self) -> None:
-        """Write the end that is missing of a stream whose whole text has been passed on."""
-
-    def note_lost(self) -> None:
-        """Count a stream that is lost with its backend."""
-
-    def note(self, ended: EndedExchange) -> None:
-        """Record at the end of the exchange where its stream began, and count what came of it."""
-
-
-class Reporting(Protocol):
-    """What reports requests outside: `gateway.rooms.reports`."""
-
-    def follow(self, inbound: Inbound, request_id: bytes) -> Sequence[Observer]:
-        """Return who observes a request that was routed; nobody if it is not of interest."""
-
-    def refuse(self, refused: Refused, error: GatewayError) -> None:
-        """Report a request that was refused before it was routed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A request that was refused before it was routed."""
-
-    request_id: bytes
-    method: str
-    path: str
-    lines: bytes  # its header lines
-    arrived_s: float
-    client: str = ""  # name of its key; empty if that is not known
 
 
 class RelayContext:
@@ -180,11 +74,11 @@ class RelayContext:
         self.metrics = metrics
         self.timeouts = timeouts
         self.writes = writes
-        self.exchanges: set[Exchange] = set()  # the exchanges in flight
+        self.exchanges: set[Ongoing] = set()  # the exchanges in flight
         self.followers: dict[str, list[Follower]] = {}  # what observes the exchanges of a model, by its name
         self.queues: dict[str, ModelQueue] = {}  # the queues of the models that have one, by name
         # Returns what goes on with the streams of a request elsewhere; None if nothing does.
-        self.rescuer_for: Callable[[Exchange], Rescuer] | None = None
+        self.rescuer_for: Callable[[RequestHeaders, bytes, RoutedRequest], Rescuer] | None = None
         self.reporter: Reporting | None = None  # what reports requests outside; None if nothing does
         self.lookups = Lookups()  # of stored responses that are not known here
         self.turns = Turns()  # where large bodies are parsed one after another
@@ -234,19 +128,14 @@ class RelayContext:
     def books(self, backend: Backend) -> Books:
         """Return what the requests in flight at a backend tell of it."""
         now_s = time.perf_counter()
-        waiting: list[tuple[float, Exchange]] = []
-        for exchange in self.exchanges:
-            attempt = exchange.attempt
-            if attempt is None or attempt.upstream.backend is not backend or exchange.delivery.endpoint is _OTHER:
-                continue
-            if attempt.call is not None and not attempt.call.paused:
-                waiting.append((now_s - attempt.last_read_s, exchange))
-        silent_s = max((waited_s for waited_s, _ in waiting), default=0.0)
+        found = [each.silence_of(backend, now_s) for each in self.exchanges]
+        waiting = [each for each in found if each is not None]
+        silent_s = max((each.seconds for each in waiting), default=0.0)
         prompt_tokens = 0
         if silent_s > self.pool.rules.silence_s:
-            for waited_s, exchange in waiting:  # what was sent later than the first would not have held it up
-                if waited_s > silent_s - _TOGETHER_S and not exchange.delivery.times.first_s and exchange.routed:
-                    prompt_tokens = max(prompt_tokens, exchange.routed.features.prompt_tokens)
+            # What was sent later than the first would not have held it up.
+            together = [each.prompt_tokens for each in waiting if each.seconds > silent_s - _TOGETHER_S]
+            prompt_tokens = max(together)
         return Books(backend.read_s, silent_s, prompt_tokens)
 
     def sweep(self) -> None:
@@ -266,7 +155,7 @@ class RelayContext:
         error = GatewayError(503, "The gateway is stopping. Send the request again.", code=STOPPING, retry_after_s=1.0)
         self._for_each(lambda exchange: exchange.end_with_error(error))
 
-    def _for_each(self, call: Callable[[Exchange], None]) -> None:
+    def _for_each(self, call: Callable[[Ongoing], None]) -> None:
         """Call a function for each exchange in flight, also after one of them has raised."""
         for exchange in list(self.exchanges):
             with background.guarded("requests"):

@@ -8,12 +8,14 @@ from backends.http.receiver import HeaderList
 from gateway.dialects.errors import GatewayError
 from gateway.http.headers import request_id_lines
 from gateway.relay.answers import PassThrough, WholeAnswer, answer_for
-from gateway.relay.attempt import Attempt
-from gateway.relay.context import Inbound, Reply, send_error
 from gateway.relay.failures import Has
-from gateway.relay.observers import Observer, Times, tell
+from gateway.relay.observers import Observer, tell, tell_answer
+from gateway.relay.roles import Reply, send_error
+from gateway.routing.access import RequestHeaders
+from gateway.routing.model import Upstream
 from gateway.routing.router import RoutedRequest
 from policies.features.request import Endpoint
+from policies.policy import Decision
 
 _OTHER: Final = Endpoint.OTHER
 _NO_HEADERS: Final[HeaderList] = []
@@ -22,21 +24,47 @@ _NO_HEADERS: Final[HeaderList] = []
 class Delivery:
     """The answer on its way to the client."""
 
-    def __init__(self, reply: Reply, inbound: Inbound, request_id: bytes) -> None:
+    def __init__(
+        self, reply: Reply, request: RequestHeaders, request_id: bytes, arrived_s: float, observers: list[Observer]
+    ) -> None:
         self._reply = reply
-        self._inbound = inbound
+        self.request = request
         self.request_id = request_id  # the id of the request, for the client and in records
         self._headers = _NO_HEADERS
         # The answer of the present attempt; of a stream that was handed over, that of the first. None before its head.
         self.answer: PassThrough | None = None
-        self.endpoint = inbound.request_headers.endpoint  # the API of the request
+        self.endpoint = request.endpoint  # the API of the request
         self.has_begun = False  # whether the client has part of the answer
-        self.observers: list[Observer] = []  # who follows the exchange
+        self.observers = observers  # who follows the exchange
         self.retried_from = ""  # the backend that failed the request before; empty without one
         self.status = 0  # status of the answer; 0 before its head
-        self.times = Times(inbound.arrived_s)  # the times of the exchange
         self.is_paused = False  # whether the client is slow to receive it
         self.was_paused = False  # whether it was at any time
+        # Times of the exchange: see `gateway.relay.observers.Times`.
+        self.arrived_s = arrived_s
+        self.first_s = self.last_s = self.waited_s = 0.0
+
+    def restart(self) -> None:
+        """Drop what another attempt has left, of which the client has nothing."""
+        self.answer = None
+        self.first_s = 0.0
+
+    def retry_from(self, backend: str) -> None:
+        """Note which backend has failed the request."""
+        self.retried_from = backend
+
+    def wait(self, seconds: float) -> None:
+        """Note how long the request has waited in the gateway."""
+        self.waited_s = seconds
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Note whether the client is slow to receive the answer."""
+        self.is_paused = is_paused
+        self.was_paused = self.was_paused or is_paused
+
+    def note_first(self, now_s: float) -> None:
+        """Note when the first of the answer came."""
+        self.first_s = now_s
 
     def open(self, status: int, headers: HeaderList, routed: RoutedRequest) -> PassThrough:
         """Decide by the head how much of the answer is held before it is passed on."""
@@ -45,30 +73,32 @@ class Delivery:
         self.answer = answer
         return answer
 
-    def send_head(self, attempt: Attempt) -> None:
+    def send_head(self, upstream: Upstream, decision: Decision) -> None:
         """Begin the answer."""
         self.has_begun = True
-        self._reply.head(self.status, self._lines(attempt.upstream.lines_for_client(self._headers), attempt))
+        lines = self._lines(upstream.lines_for_client(self._headers), upstream, decision)
+        self._reply.head(self.status, lines)
 
     def send(self, answer: PassThrough, data: bytes, now_s: float) -> None:
         """Pass on bytes of the answer."""
         if answer.events is not None:
-            self.times.last_s = now_s
+            self.last_s = now_s
             if self.observers:
                 tell(self.observers, lambda observer: observer.on_chunk(data, now_s))
         self._reply.data(data)
 
-    def send_whole(self, answer: WholeAnswer, lines: bytes, body: bytes, attempt: Attempt) -> None:
+    def send_whole(
+        self, answer: WholeAnswer, status: int, lines: bytes, body: bytes, upstream: Upstream, decision: Decision
+    ) -> None:
         """Pass on an answer that was read in one piece; `lines` are its header lines for the client."""
         self.note_whole(answer)
-        self.has_begun = True
-        self._reply.whole(self.status, self._lines(lines, attempt), body)
+        self.answer, self.status, self.has_begun = answer, status, True
+        self._reply.whole(status, self._lines(lines, upstream, decision), body)
 
     def note_whole(self, answer: PassThrough) -> None:
         """Show a complete answer in one piece to those who follow."""
         if self.observers and isinstance(answer, WholeAnswer) and answer.body is not None:
-            body, document = answer.body, answer.document
-            tell(self.observers, lambda observer: observer.on_answer(body, document))
+            tell_answer(self.observers, answer.body, answer.document)
 
     def end(self, rest: bytes = b"") -> None:
         """Pass on the rest of the answer, and end it."""
@@ -76,12 +106,10 @@ class Delivery:
             self._reply.data(rest)
         self._reply.end()
 
-    def answer_with(self, error: GatewayError, attempt: Attempt | None) -> None:
-        """Answer with an error; nothing has been passed on."""
-        lines = self._inbound.request_headers.answer_lines
-        if attempt is not None:
-            lines += attempt.upstream.lines_of_choice(attempt.decision, self.retried_from)
-        send_error(self._reply, error, self._inbound.path, self.request_id, lines)
+    def answer_with(self, error: GatewayError, choice_lines: bytes = b"") -> None:
+        """Answer with an error; nothing has been passed on. `choice_lines` are header lines about a backend."""
+        request = self.request
+        send_error(self._reply, error, request.path, self.request_id, request.answer_lines + choice_lines)
 
     def interrupt(self, error: GatewayError) -> None:
         """End an answer that has begun: a stream with an event, another one by closing the connection."""
@@ -119,9 +147,9 @@ class Delivery:
             return "engine_error"
         return "ok" if status < 400 else "client_error"
 
-    def _lines(self, lines: bytes, attempt: Attempt) -> bytes:
+    def _lines(self, lines: bytes, upstream: Upstream, decision: Decision) -> bytes:
         """Return the header lines of an answer, from those of the engine."""
-        headers = self._inbound.request_headers
-        choice_lines = attempt.upstream.lines_of_choice(attempt.decision, self.retried_from)
-        id_lines = request_id_lines(headers.path, self.request_id)
-        return b"%b%b%b%b" % (lines, id_lines, headers.answer_lines, choice_lines)
+        request = self.request
+        choice_lines = upstream.lines_of_choice(decision, self.retried_from)
+        id_lines = request_id_lines(request.path, self.request_id)
+        return b"%b%b%b%b" % (lines, id_lines, request.answer_lines, choice_lines)

@@ -21,6 +21,7 @@ class Step(Enum):
     COMPLETE = "answered: the client has all of it"
     ENGINE_ERROR = "the engine's own error"
     WAIT = "goes on waiting"
+    TIME_OUT = "its time is over"
     FAIL = "an error of the gateway"
 
 

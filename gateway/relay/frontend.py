@@ -12,9 +12,8 @@ from backends import background
 from gateway.dialects.errors import GatewayError
 from gateway.http.headers import lines_of
 from gateway.http.reply import HttpReply
-from gateway.relay.admission import admit
-from gateway.relay.context import Inbound, RelayContext
-from gateway.relay.exchange import Exchange
+from gateway.relay.admission import begin
+from gateway.relay.context import RelayContext
 from gateway.routing.access import Access, RequestHeaders
 
 log = logging.getLogger(__name__)
@@ -65,9 +64,8 @@ class HttpFrontend:
         """Check the API key and the path of a request."""
         request = reply.request
         try:
-            request.notes = access_of(self._current, is_admin=self._is_admin).admit(
-                request.method, request.target, request.headers
-            )
+            access = access_of(self._current, is_admin=self._is_admin)
+            request.keep(access.admit(request.method, request.target, request.headers))
         except GatewayError as error:
             self._answer(reply, error)
 
@@ -81,9 +79,7 @@ class HttpFrontend:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
-        exchange = Exchange(self._current.relay, Inbound(headers, body), reply)
-        reply.source = exchange  # before `admit`, which may already answer
-        admit(exchange)
+        begin(self._current.relay, headers, body, reply)
 
     def refuse(self, reply: HttpReply, status: int, reason: str) -> None:
         """Answer a request that the server does not accept."""
@@ -106,7 +102,7 @@ class _AppCall:
         self._gone = asyncio.Event()
         self._may_send = asyncio.Event()
         self._may_send.set()
-        reply.source = self
+        reply.answered_by(self)
 
     async def run(self, app: ASGIApp) -> None:
         """Have the application answer the request."""

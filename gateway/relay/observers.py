@@ -21,13 +21,20 @@ from policies.policy import Decision, Outcome
 class Times:
     """The times of an exchange, by `time.perf_counter`; 0.0 for what did not happen."""
 
-    def __init__(self, arrived_s: float, first_s: float = 0.0, last_s: float = 0.0, ended_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        arrived_s: float,
+        first_s: float = 0.0,
+        last_s: float = 0.0,
+        ended_s: float = 0.0,
+        waited_s: float = 0.0,
+    ) -> None:
         self.arrived_s = arrived_s  # arrival of the request
         # first_s, last_s: first and last chunk of an answer; last only of a stream.
         self.first_s = first_s
         self.last_s = last_s
         self.ended_s = ended_s  # end of the answer
-        self.waited_s = 0.0  # seconds in the gateway's queue
+        self.waited_s = waited_s  # seconds in the gateway's queue
 
 
 class EndedExchange:
@@ -48,6 +55,10 @@ class EndedExchange:
         stream: EventStream | None = None,
         outcome: Outcome | None = None,
         unread_bytes: int = 0,
+        *,
+        was_paused: bool = False,
+        rescued_from: str = "",
+        rescued_at: int = 0,
     ) -> None:
         self.request_id = request_id
         self.client = client
@@ -62,13 +73,27 @@ class EndedExchange:
         self.usage = usage  # as the engine reported it; None without a report
         self.stream = stream  # the events of a stream; None for other answers
         self.outcome = outcome  # None if the request was not answered
-        self.tokens = 0  # prompt and output tokens that the key is charged
         # Bytes of an answer in one piece that was passed on without its usage having been read.
         self.unread_bytes = unread_bytes
-        self.was_paused = False  # whether the client was too slow for the answer at any time
+        self.was_paused = was_paused  # whether the client was too slow for the answer at any time
         # Name of the backend that began a stream which another one went on with, and the tokens of the answer then.
-        self.rescued_from = ""
-        self.rescued_at = 0
+        self.rescued_from = rescued_from
+        self.rescued_at = rescued_at
+        # What the key is charged: prompt and answer, and both.
+        self.prompt_tokens = self.output_tokens = self.tokens = 0
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of the answer, as far as they are known."""
+        if self.outcome is not None:
+            return self.outcome.output_tokens
+        return 0 if self.usage is None else self.usage.output_tokens or 0
+
+    def conclude(self, usage: Usage | None, outcome: Outcome | None, prompt_tokens: int, output_tokens: int) -> None:
+        """Keep what the exchange came to: see `gateway.relay.accounting.account_of`."""
+        self.usage, self.outcome = usage, outcome
+        self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
+        self.tokens = prompt_tokens + output_tokens
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -99,6 +124,13 @@ class Observer:
         """Handle the end, after the answer has been passed on."""
 
 
+class Traced(Observer):
+    """An observer by whose account the gateway takes part in the trace of a request."""
+
+    def __init__(self, lines: bytes) -> None:
+        self.lines = lines  # header lines for the next backend
+
+
 class Follower(Protocol):
     """What wants to observe exchanges."""
 
@@ -123,6 +155,33 @@ def tell(observers: list[Observer], event: Callable[[Observer], None]) -> None:
     for observer in observers:
         try:
             event(observer)
+        except Exception as error:  # noqa: BLE001
+            _note(error, observer)
+
+
+def tell_send(observers: list[Observer], decision: Decision, candidates: Sequence[Backend]) -> None:
+    """Have all handle the choice of a backend, as `tell` does, without a function for each request."""
+    for observer in observers:
+        try:
+            observer.on_send(decision, candidates)
+        except Exception as error:  # noqa: BLE001
+            _note(error, observer)
+
+
+def tell_answer(observers: list[Observer], body: bytes, document: object) -> None:
+    """Have all handle a complete answer in one piece."""
+    for observer in observers:
+        try:
+            observer.on_answer(body, document)
+        except Exception as error:  # noqa: BLE001
+            _note(error, observer)
+
+
+def tell_end(observers: list[Observer], ended: EndedExchange) -> None:
+    """Have all handle the end."""
+    for observer in observers:
+        try:
+            observer.on_end(ended)
         except Exception as error:  # noqa: BLE001
             _note(error, observer)
 

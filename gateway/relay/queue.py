@@ -14,18 +14,15 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, merge
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from backends.backend import Backend, State
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.json_body import set_field
-from gateway.relay.shares import LONG_PROMPT_S, FairShares, Party, price_of
+from gateway.relay.roles import Waiter
+from gateway.relay.shares import LONG_PROMPT_S, Charge, FairShares, Party
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.model import Traffic
-from policies.roles import Price
-
-if TYPE_CHECKING:
-    from gateway.relay.exchange import Exchange
 
 _LONGEST_RETRY_S = 60.0
 _LARGEST: Final = 2**31 - 1
@@ -53,7 +50,7 @@ class Place:
 
     def __init__(
         self,
-        waiter: Exchange,
+        waiter: Waiter,
         party: Party,
         members: tuple[str, ...],
         rank: int,
@@ -103,30 +100,18 @@ class ModelQueue:
             return body if (0 if sent is None else sent) == rank else set_field(body, "priority", rank)
         return set_field(body, "priority", 0) if sent and isinstance(sent, int | float) else body
 
-    def send_or_enter(self, waiter: Exchange, members: Sequence[Backend], rank: int, size_bytes: int) -> None:
-        """Send a request if one of its backends has few enough; else add it to the queue."""
-        head = waiter.inbound.request_headers
-        party = self.shares.party(head.client.id, head.client.weight)
-        if head.client.tenant_header:
-            party = party.tenant(head.tenant)
+    def send_or_enter(self, waiter: Waiter, rank: int) -> Place | None:
+        """Send a request if one of its backends has few enough; else add it to the queue, and return its place."""
+        members, client = waiter.members(), waiter.request.client
+        party = self.shares.party(client.id, client.weight)
+        if client.tenant_header:
+            party = party.tenant(waiter.request.tenant)
         if free := self._free_for(waiter, party, len(members)):
-            self._charge(waiter, party)
-            waiter.send(free)
-        else:
-            waiter.place = self._enter(waiter, party, members, rank, size_bytes)
+            waiter.take_turn(0.0, free, _charge(waiter, party))
+            return None
+        return self._enter(waiter, party, members, rank)
 
-    def _charge(self, waiter: Exchange, party: Party) -> None:
-        if waiter.inbound.request_headers.client is not ANONYMOUS:  # there are others
-            waiter.charge = party.charge(self._price(waiter))
-
-    def _price(self, waiter: Exchange) -> Price:
-        """Return what a request was expected to cost when it came."""
-        if waiter.price is None:
-            assert waiter.routed is not None
-            waiter.price = price_of(waiter.routed)
-        return waiter.price
-
-    def _free_for(self, waiter: Exchange, party: Party, members: int) -> list[Backend]:
+    def _free_for(self, waiter: Waiter, party: Party, members: int) -> list[Backend]:
         """Return the backends that a request may be sent to now, if its client's share has room for it."""
         bound = self.bounds.in_flight_per_backend
         if not party.has_room(members * bound):
@@ -141,18 +126,19 @@ class ModelQueue:
         return []
 
     def _within_share(
-        self, waiter: Exchange, party: Party, candidates: list[Backend], free: list[Backend]
+        self, waiter: Waiter, party: Party, candidates: list[Backend], free: list[Backend]
     ) -> list[Backend]:
         """Return those of the free backends on which the request may hold up others by its prompt."""
-        if waiter.inbound.request_headers.client is ANONYMOUS or len(candidates) == 1:
+        if waiter.request.client is ANONYMOUS or len(candidates) == 1:
             return free
-        price, bound = self._price(waiter), self.bounds.in_flight_per_backend
+        price, bound = waiter.price(), self.bounds.in_flight_per_backend
         if price.prefill_s <= LONG_PROMPT_S:
             return free
         return self.free(candidates[: party.backends_for(price, len(candidates), bound)])
 
-    def _enter(self, waiter: Exchange, party: Party, members: Sequence[Backend], rank: int, size_bytes: int) -> Place:
+    def _enter(self, waiter: Waiter, party: Party, members: Sequence[Backend], rank: int) -> Place:
         """Add a request to the queue; if it is full, the last request of a lower rank gives up its place."""
+        size_bytes = len(waiter.body)
         self._make_room(rank, size_bytes)
         self._number += 1
         names = tuple([backend.name for backend in members])
@@ -191,16 +177,13 @@ class ModelQueue:
                 self.leave(place)
                 now_s = self._clock()
                 self._sent.arrive(now_s)
-                waiter.place = None
-                self._charge(waiter, place.party)
-                waited_s = waiter.delivery.times.waited_s = now_s - place.since_s
-                waiter.relay.metrics.queue_wait.labels(self.model).observe(waited_s)
-                try:
-                    waiter.send(candidates)
-                except Exception:  # noqa: BLE001 -- a defect of the gateway, which must be answered too
-                    waiter.end_with_error(waiter.defect())
+                waiter.take_turn(now_s - place.since_s, candidates, _charge(waiter, place.party))
         finally:
             self._is_busy = False
+
+    def count_deadline(self) -> None:
+        """Count a request whose time is over before its turn."""
+        self.refused["deadline"] += 1
 
     def close(self) -> None:
         """Send nothing more; the requests that wait are ended by others."""
@@ -246,11 +229,10 @@ class ModelQueue:
                 return first, candidates
         return None
 
-    def _may_send(self, waiter: Exchange) -> bool:
+    def _may_send(self, waiter: Waiter) -> bool:
         """Return whether any backend that can serve a request may take more: else none of its line has to be asked."""
-        assert waiter.routed is not None
         try:
-            members = waiter.relay.router.members(waiter.routed)
+            members = waiter.members()
         except GatewayError:  # raised again where the client is told
             return True
         return any(backend.state in _SENT_TO for backend in self.free(members))
@@ -280,6 +262,11 @@ class ModelQueue:
             self.leave(place)
             text = f"The queue of {self.model} is full, and a request of higher priority has come."
             place.waiter.end_with_error(self.refusal("evicted", text))
+
+
+def _charge(waiter: Waiter, party: Party) -> Charge | None:
+    """Charge the client of a request that is sent, if there may be others."""
+    return None if waiter.request.client is ANONYMOUS else party.charge(waiter.price())
 
 
 def _turn(place: Place) -> tuple[int, float, float, int, Place]:

@@ -93,11 +93,14 @@ class RoutedRequest:
         self.usage_options = usage_options
         self.has_choices = has_choices  # whether it is for a stream of several choices
         self.items = items  # inputs of a request for embeddings; 0 for others
-        # The parameters that only a baseline backend supports.
-        self.baseline_only = features.baseline_only if isinstance(features, RequestFeatures) else baseline_only
+        self.baseline_only = baseline_only  # the parameters that only a baseline backend supports
         # The features, or what computes them when they are first wanted.
-        self._features = features if isinstance(features, RequestFeatures) else None
-        self._describe = None if isinstance(features, RequestFeatures) else features
+        self._features: RequestFeatures | None = None
+        self._describe: Callable[[], RequestFeatures] | None = None
+        if isinstance(features, RequestFeatures):
+            self._features, self.baseline_only = features, features.baseline_only
+        else:
+            self._describe = features
 
     @property
     def features(self) -> RequestFeatures:
@@ -105,8 +108,15 @@ class RoutedRequest:
         if self._features is None:
             assert self._describe is not None
             self._features = self._describe()
-            self._features.client = self.client.source
         return self._features
+
+    def parsed(self) -> None:
+        """Drop the parsed body, once the request has been admitted."""
+        self.document = None
+
+    def found_at(self, backend: str) -> None:
+        """Note which backend has the stored response that the request refers to."""
+        self.home = backend
 
     @property
     def unseen(self) -> Unseen | None:
@@ -183,15 +193,15 @@ class Router:
         else:
             described = features = model.describe(headers, document, load, text_features, prompt, self._tokens_of)
             if adapter:  # an application of its own, whose prompts are cached apart
-                features.template = template_of_adapter(adapter, features.template)
                 apart = crc32(adapter.encode())
-                features.prefix = tuple([hash((apart, each)) for each in features.prefix])
-            features.overuse = traffic.overuse(client)
+                prefix = tuple([hash((apart, each)) for each in features.prefix])
+                features.set_apart(template_of_adapter(adapter, features.template), prefix)
             ttft_s, tpot_s = client.slo_ttft_s, client.slo_tpot_s
             if wanted.slo_class:
                 ttft_s, tpot_s = self._class(wanted.slo_class)
-            features.slo_ttft_s = ttft_s if wanted.slo_ttft_s is None else wanted.slo_ttft_s
-            features.slo_tpot_s = tpot_s if wanted.slo_tpot_s is None else wanted.slo_tpot_s
+            ttft_s = ttft_s if wanted.slo_ttft_s is None else wanted.slo_ttft_s
+            tpot_s = tpot_s if wanted.slo_tpot_s is None else wanted.slo_tpot_s
+            features.demand(traffic.overuse(client), ttft_s, tpot_s)
         return RoutedRequest(
             model,
             described,

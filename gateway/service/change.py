@@ -18,8 +18,8 @@ from backends.pool import Joining
 from gateway.admin.policy_versions import PolicyVersions
 from gateway.config.settings import PoolSettings
 from gateway.gateway import Gateway, join
-from gateway.relay.exchange import Exchange
 from gateway.relay.queue import UNBOUNDED
+from gateway.relay.roles import Ongoing
 from gateway.routing.model import Model, Upstream
 from gateway.service.assembly import assemble, health_rules, learners_of, max_in_flight, queue_bounds
 
@@ -158,7 +158,7 @@ class Gone:
     backends: list[Backend]
     models: list[str]
     keys: list[str]
-    exchanges: set[Exchange]  # all requests in flight when they were removed
+    exchanges: set[Ongoing]  # all requests in flight when they were removed
 
     def has_ended(self) -> bool:
         """Return whether the requests have ended, after forgetting what they were sent to."""

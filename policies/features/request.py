@@ -215,6 +215,14 @@ class RequestFeatures:
         self.overuse = overuse
         self.unseen = unseen
 
+    def set_apart(self, template: str, prefix: tuple[int, ...]) -> None:
+        """Make the request one of an adapter, which is an application of its own, whose prompts are cached apart."""
+        self.template, self.prefix = template, prefix
+
+    def demand(self, overuse: float, slo_ttft_s: float | None, slo_tpot_s: float | None) -> None:
+        """Set what is asked for the request: whose it is, and within what bounds it is to be answered."""
+        self.overuse, self.slo_ttft_s, self.slo_tpot_s = overuse, slo_ttft_s, slo_tpot_s
+
     @property
     def context_tokens(self) -> int:
         """Length that the context is expected to reach: the prompt, and an answer of typical length or its limit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -11,8 +12,9 @@ import orjson
 
 from backends.backend import Backend
 from gateway.dialects.errors import GatewayError
-from gateway.relay.admission import admit
-from gateway.relay.context import Inbound, RelayContext
+from gateway.http.reply import Source
+from gateway.relay.admission import begin
+from gateway.relay.context import RelayContext
 from gateway.relay.exchange import Exchange
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.rooms.batches.lines import MOST_VALUES
@@ -26,6 +28,7 @@ _LAST: Final = 1_000_001
 """A priority behind those that keys may have."""
 _WEIGHT: Final = 0.001
 """Lines take no share of a model from others, whose delay weighs five times where it is chosen between replicas."""
+_REQUEST_ID: Final = re.compile(rb"request-id: ([^\r\n]*)")
 _MOST_ANSWER_BYTES: Final = 32 << 20
 _NOT_THEIRS: Final[dict[str, Any]] = {
     "slo_class": "",
@@ -79,15 +82,14 @@ class LineRequest(Observer):
         self._answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self._status, self._parts, self._left_bytes = 0, list[bytes](), _MOST_ANSWER_BYTES
         self._on_send = on_send  # called with each backend that it is sent to; returns whether another may get it
-        headers = read_head("POST", client, path, path.encode(), [(b"content-type", b"application/json")])
-        self._exchange = Exchange(relay, Inbound(headers, body), self)
-        self._exchange.delivery.observers.append(self)
+        self._relay, self._body = relay, body
+        self._request = read_head("POST", client, path, path.encode(), [(b"content-type", b"application/json")])
+        self._source: Source | None = None  # what answers it: nothing yet, a wait for its turn, or an exchange
         self.tokens = 0  # that it is charged
 
     async def answer(self, closed: tuple[str, ...]) -> Answer | None:
         """Send the request, not to backends that are closed to it, and return its answer; None if it is given up."""
-        self._exchange.closed = closed
-        admit(self._exchange)
+        begin(self._relay, self._request, self._body, self, observers=[self], closed=closed)
         return await self._answer
 
     def give_up(self) -> bool:
@@ -95,15 +97,23 @@ class LineRequest(Observer):
         if self._answer.done():
             return False
         self._answer.set_result(None)
-        self._exchange.client_gone()
+        self._leave()
         return True
+
+    def _leave(self) -> None:
+        if self._source is not None:
+            self._source.client_gone()
 
     # Called by the exchange
 
+    def answered_by(self, source: Source) -> None:
+        """Note what answers it."""
+        self._source = source
+
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
         """Note where it is sent."""
-        if not self._on_send(decision.backend):
-            self._exchange.closed = tuple(each.name for each in self._exchange.relay.pool.of(candidates[0].model))
+        if not self._on_send(decision.backend) and isinstance(self._source, Exchange):
+            self._source.close_to(tuple(each.name for each in self._relay.pool.of(candidates[0].model)))
 
     def on_end(self, ended: EndedExchange) -> None:
         """Note what it is charged."""
@@ -120,7 +130,7 @@ class LineRequest(Observer):
         if self._left_bytes < 0 and not self._answer.done():
             text = f"The answer has more than {_MOST_ANSWER_BYTES >> 20} MiB."
             self.whole(413, b"", GatewayError(413, text, code="answer_too_large").body())
-            asyncio.get_running_loop().call_soon(self._exchange.client_gone)  # not while it passes this on
+            asyncio.get_running_loop().call_soon(self._leave)  # not while it passes this on
 
     def end(self) -> None:
         """End the answer."""
@@ -129,9 +139,12 @@ class LineRequest(Observer):
     def whole(self, status: int, lines: bytes, body: bytes) -> None:
         """Take a complete answer."""
         if not self._answer.done():
-            attempt, delivery = self._exchange.attempt, self._exchange.delivery
-            backend = "" if attempt is None or not delivery.has_begun else attempt.upstream.backend.name
-            self._answer.set_result(Answer(status, body, delivery.request_id.decode("latin-1"), backend))
+            backend, found = "", _REQUEST_ID.search(lines)
+            request_id = b"" if found is None else found[1]
+            if isinstance(self._source, Exchange):
+                delivery = self._source.delivery
+                backend, request_id = self._source.sent_to() if delivery.has_begun else "", delivery.request_id
+            self._answer.set_result(Answer(status, body, request_id.decode("latin-1"), backend))
 
     def abort(self) -> None:
         """Mark the answer as incomplete."""

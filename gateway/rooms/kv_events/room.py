@@ -122,9 +122,9 @@ class KvEventsRoom(Room):
         """Return for how long the oldest request of each engine has been in flight: what it uses is not evicted."""
         now_s, found = time.perf_counter(), dict[_Name, float]()
         for exchange in self.gateway.relay.exchanges:
-            if exchange.routed is not None and exchange.attempt is not None:
-                name = exchange.routed.model.name, exchange.attempt.decision.backend
-                found[name] = max(found.get(name, 0.0), now_s - exchange.delivery.times.arrived_s)
+            if backend := exchange.sent_to():
+                name = exchange.routed.model.name, backend
+                found[name] = max(found.get(name, 0.0), exchange.age_s(now_s))
         return found
 
     async def _read(self) -> None:

@@ -9,181 +9,177 @@ from typing import ClassVar, Final, Protocol
 from backends.backend import Backend
 from backends.http.client import Call
 from backends.http.receiver import HeaderList
-from gateway.config.settings import PickerSettings
 from gateway.dialects.errors import GatewayError
 from gateway.http.headers import request_id_lines
 from gateway.relay.attempt import Attempt
-from gateway.relay.context import STOPPING, Inbound, RelayContext, Reply
+from gateway.relay.context import STOPPING
 from gateway.relay.exchange import Exchange
-from gateway.relay.observers import tell
+from gateway.relay.roles import Sender
 from gateway.rooms.picker.destinations import Destinations
 from gateway.routing.model import Upstream
+from gateway.routing.router import RoutedRequest, Router
 from policies.features.request import Endpoint
 from policies.policy import Decision
 
 
-class Proxy(Reply, Protocol):
+class Proxy(Protocol):
     """The proxy's side of an exchange; of the answer it gets errors only."""
 
-    def forward(self, upstream: Upstream, destinations: str) -> None:
+    def forward(self, upstream: Upstream, destinations: str, body: bytes, lines: bytes, engine_id: bytes) -> None:
         """Have the request sent to the first of some destinations, which is a backend's, or to the next if it fails."""
 
     def leave(self) -> None:
         """Leave the rest of the answer to the proxy."""
 
+    def abort(self) -> None:
+        """Have the proxy cut off the answer."""
 
-class PickedExchange(Exchange):
-    """An exchange whose request is sent, and whose answer is passed on, by a proxy.
 
-    Admission, choice and accounting are those of the relay. Retries are the proxy's: it has been told where else the
-    request may go.
-    """
+class ProxySender(Sender):
+    """The way of a request that a proxy sends, which may send it elsewhere than it was told."""
 
     is_relayed: ClassVar[bool] = False
 
     def __init__(
-        self,
-        relay: RelayContext,
-        inbound: Inbound,
-        proxy: Proxy,
-        destinations: Destinations,
-        subset: Collection[str] | None,
-        settings: PickerSettings,
+        self, proxy: Proxy, destinations: Destinations, subset: Collection[str] | None, fallbacks: int
     ) -> None:
-        super().__init__(relay, inbound, proxy)
         self._proxy = proxy
         self._destinations = destinations
         self._subset = subset  # the destinations that the proxy allows; None for all
-        self._fallbacks = settings.fallbacks
-        self._is_sampled = random.random() < settings.answers  # whether a policy that learns is to see the answer
-        self._is_read = False
+        self._fallbacks = fallbacks
+        self.is_read = False  # whether the proxy shows the answer
 
-    # The request
+    def read(self, *, is_read: bool) -> None:
+        """Note whether the proxy shows the answer."""
+        self.is_read = self.is_read or is_read
 
-    def refuse(self, error: GatewayError) -> None:
-        """Answer a request that was not admitted."""
-        super().refuse(as_shed(error))
-
-    def candidates(self, tried: tuple[str, ...], *, may_try: bool = True) -> list[Backend]:
-        """Return the backends that the request may be sent to: those whose destination is known and allowed."""
-        candidates = super().candidates(tried, may_try=may_try)
-        allowed = [backend for backend in candidates if self._is_allowed(backend)]
-        if not allowed and may_try:  # the backend on trial, which alone was left, may not be among those allowed
-            allowed = [each for each in super().candidates(tried, may_try=False) if self._is_allowed(each)]
-        if not allowed:
-            of = "that the proxy allows is up" if self._subset is not None else "has a known address"
-            raise GatewayError(503, f"No endpoint {of}. Try again shortly.", code="no_backend", retry_after_s=2.0)
-        return allowed
+    def candidates(
+        self, router: Router, routed: RoutedRequest, tried: tuple[str, ...], *, may_try: bool
+    ) -> list[Backend]:
+        """Return the candidates whose destination is known and allowed."""
+        for tries in (True, False) if may_try else (False,):  # the one on trial, which comes alone, may not be allowed
+            found = router.candidates(routed, tried, may_try=tries)
+            if allowed := [backend for backend in found if self._is_allowed(backend)]:
+                return allowed
+        of = "that the proxy allows is up" if self._subset is not None else "has a known address"
+        raise GatewayError(503, f"No endpoint {of}. Try again shortly.", code="no_backend", retry_after_s=2.0)
 
     def _is_allowed(self, backend: Backend) -> bool:
         destination = self._destinations.of(backend)
         return destination != "" and (self._subset is None or destination in self._subset)
 
-    def call(self, attempt: Attempt, candidates: list[Backend]) -> Call:
-        """Have the proxy send the request to the backend of an attempt, or else to another candidate."""
-        chosen = attempt.upstream.backend
+    def send(self, call: Call, upstream: Upstream, candidates: list[Backend], lines: bytes, engine_id: bytes) -> None:
+        """Have the proxy send the request to a backend, or else to another candidate."""
+        chosen = upstream.backend
         others = sorted(
             (each for each in candidates if each is not chosen), key=lambda each: each.in_flight / each.weight
         )
         named = [self._destinations.of(each) for each in (chosen, *others[: self._fallbacks])]
-        self._proxy.forward(attempt.upstream, ",".join(dict.fromkeys(named)))
-        return Call(b"", b"", attempt)
+        self._proxy.forward(upstream, ",".join(dict.fromkeys(named)), call.body, lines, engine_id)
 
-    def backend_is_down(self, backend: Backend) -> None:
-        """Leave it to the proxy to send the request elsewhere."""
+    def shown(self, error: GatewayError) -> GatewayError:
+        """Return an error as the protocol has it."""
+        return as_shed(error)
 
-    def end_with_error(self, error: GatewayError) -> None:
-        """End with an error; an answer that has begun is cut off, unless the proxy can go on with it alone."""
-        error, answer = as_shed(error), self.delivery.answer
-        if error.code == STOPPING and answer is not None and not self._is_read:
-            self._proxy.leave()
-            self.succeed(answer)
-            return
-        has_begun = self.delivery.has_begun
-        super().end_with_error(error)
-        if has_begun:
-            self._proxy.abort()
+    def goes_on(self, error: GatewayError) -> bool:
+        """Leave an answer that is not read to the proxy, if this process stops."""
+        if error.code != STOPPING or self.is_read:
+            return False
+        self._proxy.leave()
+        return True
 
-    # The answer
+    def cut_off(self) -> None:
+        """Have the proxy cut off the answer."""
+        self._proxy.abort()
+
+
+class Picked:
+    """What a proxy says of an exchange whose request it sends, and whose answer it passes on.
+
+    Admission, choice and accounting are those of the relay. Retries are the proxy's: it has been told where else the
+    request may go.
+    """
+
+    def __init__(self, exchange: Exchange, sender: ProxySender, destinations: Destinations, answers: float) -> None:
+        self._exchange = exchange
+        self._sender = sender
+        self._destinations = destinations
+        self._is_sampled = random.random() < answers  # whether a policy that learns is to see the answer
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether a backend has been chosen."""
+        return self._exchange.attempt is not None
 
     def needs_answer(self) -> bool:
         """Return whether anything needs the body of the answer."""
-        if self.inbound.request_headers.client.tokens_per_minute is not None:
+        exchange = self._exchange
+        if exchange.request.client.tokens_per_minute is not None:
             return True
-        if any(observer.needs_answer for observer in self.delivery.observers):
+        if any(observer.needs_answer for observer in exchange.delivery.observers):
             return True
-        is_inference = self.delivery.endpoint is not Endpoint.OTHER
-        learns = self.routed is not None and self.routed.model.observe is not None
-        return is_inference and self._is_sampled and learns
+        is_inference = exchange.delivery.endpoint is not Endpoint.OTHER
+        return is_inference and self._is_sampled and exchange.routed.model.observe is not None
 
     def served_by(self, destination: str) -> None:
         """Handle which destination has answered: a fallback if the proxy could not reach the chosen one."""
-        first, routed = self.attempt, self.routed
-        if first is None or routed is None or destination == self._destinations.of(first.upstream.backend):
+        first = self._exchange.attempt
+        if first is None or destination == self._destinations.of(first.upstream.backend):
             return
-        upstream = next(
-            (each for each in routed.model.upstreams.values() if self._destinations.of(each.backend) == destination),
-            None,
-        )
-        if upstream is None:  # of no replica of this pool
-            return
-        first.release()
-        self.relay.pool.report_failure(first.upstream.backend)
-        self.relay.metrics.retries.labels(*first.upstream.metrics.labels, "proxy").inc()
-        self.delivery.retried_from = first.upstream.backend.name
-        decision = Decision(upstream.backend.name, "override", "fallback")
-        second = self.attempt = Attempt(self, upstream, decision)
-        tell(self.delivery.observers, lambda observer: observer.on_send(decision, [upstream.backend]))
-        second.take()
-        second.call = Call(b"", b"", second)
+        for upstream in self._exchange.routed.model.upstreams.values():
+            if self._destinations.of(upstream.backend) == destination:  # else of no replica of this pool
+                self._exchange.served_by(upstream, Decision(upstream.backend.name, "override", "fallback"))
+                return
 
     def lines_for_client(self) -> bytes:
         """Return the header lines that the answer gets: the id of the request, and which backend was chosen and why."""
-        attempt, inbound = self.attempt, self.inbound
-        assert attempt is not None
-        return (
-            request_id_lines(inbound.path, self.delivery.request_id)
-            + inbound.request_headers.answer_lines
-            + attempt.upstream.lines_of_choice(attempt.decision, self.delivery.retried_from)
-        )
+        request, attempt = self._exchange.request, self._exchange.attempt
+        choice_lines = b"" if attempt is None else attempt.lines_of_choice()
+        return request_id_lines(request.path, self._exchange.delivery.request_id) + request.answer_lines + choice_lines
 
     def on_head(self, status: int, headers: HeaderList, *, is_read: bool) -> None:
         """Handle the head of the answer; again if it is found out later that its body is handled."""
-        attempt = self.attempt
+        attempt = self._exchange.attempt
         if attempt is None or attempt.call is None:
             return
-        self._is_read = self._is_read or is_read
-        attempt.call.paused = not self._is_read  # its silence is not the backend's
-        if self.delivery.answer is None:
+        self._sender.read(is_read=is_read)
+        if self._sender.is_read:
+            attempt.call.resume()
+        else:
+            attempt.call.pause()  # its silence is not the backend's
+        if self._exchange.delivery.answer is None:
             attempt.on_head(status, headers)
 
     def on_data(self, data: bytes) -> None:
         """Handle bytes of the answer, which the proxy has passed on."""
-        if self._is_open() and self.attempt is not None:
-            self.attempt.on_data(data)
+        if (attempt := self._open()) is not None:
+            attempt.on_data(data)
 
     def on_end(self) -> None:
         """Handle the end of the answer."""
-        if not self._is_open() or self.attempt is None:
+        if (attempt := self._open()) is None:
             return
-        if self._is_read:
-            self.attempt.on_end()
+        if self._sender.is_read:
+            attempt.on_end()
         else:
-            self.on_close()
-
-    def on_close(self) -> None:
-        """Handle that the proxy has nothing more to say: the request has ended, or was cancelled."""
-        if not self._is_open():
-            self.client_gone()  # while its body waits to be parsed
-            return
-        answer = self.delivery.answer
-        if answer is None or self._is_read:
             self.client_gone()
-        else:
-            self.succeed(answer)
 
-    def _is_open(self) -> bool:
-        return self in self.relay.exchanges
+    def pause(self) -> None:
+        """Do nothing: the proxy passes the answer on."""
+
+    def resume(self) -> None:
+        """Do nothing."""
+
+    def client_gone(self) -> None:
+        """Handle that the proxy has nothing more to say: the request has ended, or was cancelled."""
+        answer, attempt = self._exchange.delivery.answer, self._open()
+        if attempt is None or answer is None or self._sender.is_read:
+            self._exchange.client_gone()
+        else:
+            self._exchange.succeed(attempt, answer)
+
+    def _open(self) -> Attempt | None:
+        return self._exchange.attempt if self._exchange.is_open else None
 
 
 def as_shed(error: GatewayError) -> GatewayError:

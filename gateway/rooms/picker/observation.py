@@ -42,4 +42,4 @@ class Observation:
     def close(self) -> None:
         """Handle the end of the stream: that of the answer, or because it was cut off."""
         if self._stream is not None and self._stream.exchange is not None:
-            self._stream.exchange.on_close()
+            self._stream.exchange.client_gone()

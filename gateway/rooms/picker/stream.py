@@ -13,11 +13,13 @@ from backends import background
 from gateway.dialects.errors import GatewayError, gateway_failed, too_large
 from gateway.http.headers import Header, headers_of, lines_of
 from gateway.http.paths import canonical_path, is_for_clients
-from gateway.relay.admission import admit
-from gateway.relay.context import Inbound, send_error
+from gateway.http.reply import Source
+from gateway.relay.admission import begin
+from gateway.relay.exchange import Exchange
+from gateway.relay.roles import send_error
 from gateway.rooms.picker import messages
 from gateway.rooms.picker.destinations import Destinations
-from gateway.rooms.picker.exchange import PickedExchange
+from gateway.rooms.picker.exchange import Picked, ProxySender
 from gateway.rooms.picker.ext_proc_pb2 import HttpBody, ProcessingMode, ProcessingRequest
 from gateway.rooms.picker.unfinished import Unfinished
 from gateway.routing.access import RequestHeaders
@@ -87,8 +89,9 @@ class Stream:
         self._has_trailers = False
         self.held_bytes = 0  # as `gateway.rooms.picker.unfinished.Upload`
         self.began_s = self.read_s = 0.0
-        self._inbound: Inbound | None = None
-        self.exchange: PickedExchange | None = None  # the exchange; None until the request is complete
+        self._sender: ProxySender | None = None  # None until the request is complete
+        self._source: Source | None = None  # what answers the request; None before and after
+        self.exchange: Picked | None = None  # the exchange; None until the request has been routed
         self._passes_answer = True  # whether the body of the answer comes this way
         self._is_read = False
         self._most_bytes = picking.gateway.settings.server.max_body_bytes
@@ -121,8 +124,8 @@ class Stream:
         if self._answering is not None:
             self._answering.cancel()
         self._picking.streams.pop(self._name, None)
-        if self.exchange is not None and not self.is_observed:
-            self.exchange.on_close()
+        if self._source is not None and not self.is_observed:
+            self._source.client_gone()
 
     # The request
 
@@ -174,7 +177,7 @@ class Stream:
         self.whole(answer.status_code, lines, answer.content)
 
     def _on_request_body(self, piece: HttpBody) -> None:
-        if self.has_ended or self._answering is not None or self._inbound is not None:
+        if self.has_ended or self._answering is not None or self._sender is not None:
             return  # Envoy may send the last piece twice: https://github.com/envoyproxy/envoy/issues/46237
         if self._request_headers is None:
             raise ProtocolError("a piece of a request's body before its headers")
@@ -199,17 +202,14 @@ class Stream:
         if self.has_ended or self._answering is not None:
             return
         headers, picking = self._request_headers, self._picking
-        if headers is None or self._inbound is not None:
+        if headers is None or self._sender is not None:
             raise ProtocolError("the end of a request before its headers, or a second one")
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._release_body()
-        self._inbound = Inbound(headers, body)
         settings = picking.gateway.settings.picker
         assert settings is not None
-        exchange = self.exchange = PickedExchange(
-            self._relay, self._inbound, self, picking.destinations, self._subset, settings
-        )
-        admit(exchange)
+        self._sender = ProxySender(self, picking.destinations, self._subset, settings.fallbacks)
+        begin(self._relay, headers, body, self, self._sender)
 
     def _release_body(self) -> None:
         self._picking.unfinished.release(self)
@@ -220,12 +220,19 @@ class Stream:
         self._release_body()
         self._relay.refuse(self, self._relay.access, error, self._method, self._target, self._headers)
 
-    # What the exchange says: see `gateway.rooms.picker.exchange.Proxy`
+    # What the relay says: see `gateway.relay.roles.Reply` and `gateway.rooms.picker.exchange.Proxy`
 
-    def forward(self, upstream: Upstream, destinations: str) -> None:
+    def answered_by(self, source: Source) -> None:
+        """Note what answers the request."""
+        settings, sender = self._picking.gateway.settings.picker, self._sender
+        self._source = source
+        if isinstance(source, Exchange) and settings is not None and sender is not None:
+            self._source = self.exchange = Picked(source, sender, self._picking.destinations, settings.answers)
+
+    def forward(self, upstream: Upstream, destinations: str, body: bytes, lines: bytes, engine_id: bytes) -> None:
         """Have the proxy send the request to the first of some destinations."""
-        inbound = self._inbound
-        assert inbound is not None
+        request = self._request_headers
+        assert request is not None
         names = {name for name, _ in self._headers}
         headers: list[Header] = []
         removed = {name for name in names if name.startswith(_MARK)} - {messages.DESTINATION.encode()}
@@ -234,17 +241,17 @@ class Stream:
             removed |= names & {b"x-api-key"}
         elif not self._relay.access.keyring.is_open:
             removed |= names & _KEYS
-        headers.append((b"x-request-id", inbound.engine_id))
-        if inbound.target != self._target:
-            headers.append((b":path", inbound.target))
-        if len(inbound.body) != self._size_bytes and b"content-length" in names:
-            headers.append((b"content-length", b"%d" % len(inbound.body)))
-        if inbound.lines is not inbound.request_headers.lines:  # the gateway takes part in the trace
-            headers += [header for header in headers_of(inbound.lines) if header[0] == b"traceparent"]
+        headers.append((b"x-request-id", engine_id))
+        if request.target != self._target:
+            headers.append((b":path", request.target))
+        if len(body) != self._size_bytes and b"content-length" in names:
+            headers.append((b"content-length", b"%d" % len(body)))
+        if lines is not request.lines:  # the gateway takes part in the trace
+            headers += [header for header in headers_of(lines) if header[0] == b"traceparent"]
         self._picking.streams[self._name] = self
         self._wire.send(messages.forward(destinations, self._name, headers, sorted(map(bytes.decode, removed))))
         if self._has_body:
-            for piece in messages.request_body(inbound.body, is_last=not self._has_trailers):
+            for piece in messages.request_body(body, is_last=not self._has_trailers):
                 self._wire.send(piece)
         if self._has_trailers:
             self._wire.send(messages.REQUEST_TRAILERS)
@@ -278,7 +285,7 @@ class Stream:
 
     def _on_response_headers(self, message: ProcessingRequest) -> None:
         exchange = self.exchange
-        if exchange is None or exchange.attempt is None:  # the proxy's own answer
+        if exchange is None or not exchange.is_sent:  # the proxy's own answer
             self._wire.send(messages.response_headers([]))
             return
         is_last = message.response_headers.end_of_stream

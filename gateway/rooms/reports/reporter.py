@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from random import getrandbits, random
 
 from gateway.config.settings import TelemetrySettings
 from gateway.dialects.errors import GatewayError
-from gateway.relay.context import Inbound, Refused
 from gateway.relay.observers import Times
+from gateway.relay.roles import Refused
 from gateway.rooms.reports.access_log import AccessLog
 from gateway.rooms.reports.outlet import Outlet
 from gateway.rooms.reports.trail import TraceParent, Trail, read_traceparent
+from gateway.routing.access import RequestHeaders
 
 _SPANS_DELAY_S = 1.0
 _LOG_DELAY_S = 0.1
@@ -20,7 +20,7 @@ _LOG_LINES = 4096
 
 
 class Reporter:
-    """Reports the requests of one gateway process: `gateway.relay.context.Reporting`."""
+    """Reports the requests of one gateway process: `gateway.relay.roles.Reporting`."""
 
     def __init__(self, settings: TelemetrySettings) -> None:
         otlp = settings.otlp
@@ -34,24 +34,19 @@ class Reporter:
             self._spans = Outlet(Spans(otlp), otlp.queue, _SPANS_DELAY_S)
         self.outlets = [outlet for outlet in (self._spans, self._log) if outlet is not None]
 
-    def follow(self, inbound: Inbound, request_id: bytes) -> Sequence[Trail]:
+    def follow(self, request: RequestHeaders, request_id: bytes) -> Trail | None:
         """Return the trail of a request, if anything will be reported of it."""
-        trail = self._trail(request_id, inbound.request_headers.method, inbound.path, inbound.lines, inbound)
-        return () if trail is None else (trail,)
+        return self._trail(request_id, request.method, request.path, request.lines)
 
     def refuse(self, refused: Refused, error: GatewayError) -> None:
         """Report a request that was refused before it was routed."""
         trail = self._trail(refused.request_id, refused.method, refused.path, refused.lines)
         if trail is None:
             return
-        trail.client, trail.status, trail.label = refused.client, error.status, "refused"
-        trail.error = error.code or str(error.status)
-        trail.times = Times(refused.arrived_s, ended_s=time.perf_counter())
-        self._put(trail)
+        times = Times(refused.arrived_s, ended_s=time.perf_counter())
+        trail.refuse(refused.client, error.status, error.code or str(error.status), times)
 
-    def _trail(
-        self, request_id: bytes, method: str, path: str, lines: bytes, inbound: Inbound | None = None
-    ) -> Trail | None:
+    def _trail(self, request_id: bytes, method: str, path: str, lines: bytes) -> Trail | None:
         share = self._log_share
         is_logged = share > 0.0 and (share >= 1.0 or random() < share)
         if self._spans is None and not is_logged:
@@ -62,7 +57,7 @@ class Reporter:
             is_sampled = random() < self._sample_ratio if parent is None else parent.is_sampled
             trace_id = (getrandbits(128) or 1) if parent is None else parent.trace_id
             trace = TraceParent(trace_id, getrandbits(64) or 1, is_sampled)
-        return Trail(self._put, request_id, method, path, parent, trace, inbound, is_logged=is_logged)
+        return Trail(self._put, request_id, method, path, lines, parent, trace, is_logged=is_logged)
 
     def _put(self, trail: Trail) -> None:
         if self._spans is not None and trail.is_sampled:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from random import getrandbits
 
 from backends.backend import Backend
+from backends.http.address import Address
 from gateway.http.paths import endpoint_of
-from gateway.relay.context import Inbound
-from gateway.relay.observers import EndedExchange, Observer, Times
+from gateway.relay.observers import EndedExchange, Times, Traced
 from policies.features.request import RequestFeatures
 from policies.policy import Decision, Outcome
 
@@ -90,8 +90,17 @@ class Leg:
         self.method = self.host = ""
         self.port = 0  # address of the backend; its path and 0 for a Unix socket
 
+    def fail(self, kind: str) -> None:
+        """Note why the request went to another backend then."""
+        self.failure = kind
 
-class Trail(Observer):
+    def end(self, method: str, address: Address) -> None:
+        """Note where the backend was, and how it speculates."""
+        self.method = method
+        self.host, self.port = address.path or address.host, 0 if address.path else address.port
+
+
+class Trail(Traced):
     """The trail of one request."""
 
     def __init__(
@@ -100,14 +109,15 @@ class Trail(Observer):
         request_id: bytes,
         method: str,
         path: str,
+        lines: bytes,
         parent: TraceParent | None,
         trace: TraceParent | None,
-        inbound: Inbound | None = None,
         *,
         is_logged: bool = False,
     ) -> None:
+        super().__init__(lines)
+        self._received = lines  # header lines of the client
         self._report = report  # called with the trail when its exchange has ended
-        self._inbound = inbound  # the request; None for one that was refused before it was routed
         self.request_id = request_id
         self.method = method
         self.path = path
@@ -136,21 +146,24 @@ class Trail(Observer):
 
     def on_send(self, decision: Decision, candidates: Sequence[Backend]) -> None:
         """Begin a leg, and tell the backend its span."""
-        trace, inbound = self.trace, self._inbound
-        span_id = 0
-        if trace is not None and inbound is not None and (trace.is_sampled or self.parent is None):
+        trace, span_id = self.trace, 0
+        if trace is not None and (trace.is_sampled or self.parent is None):
             span_id = getrandbits(64) or 1
             span = TraceParent(trace.trace_id, span_id, trace.is_sampled)
-            inbound.lines = with_parent(inbound.request_headers.lines, span, keeps_state=self.parent is not None)
+            self.lines = with_parent(self._received, span, keeps_state=self.parent is not None)
         self.legs.append(Leg(decision, time.perf_counter(), span_id))
 
     def on_retry(self, kind: str) -> None:
         """Record why the last backend failed."""
-        self.legs[-1].failure = kind
+        self.legs[-1].fail(kind)
+
+    def refuse(self, client: str, status: int, error: str, times: Times) -> None:
+        """Report a request that was refused before it was routed."""
+        self.client, self.status, self.label, self.error, self.times = client, status, "refused", error, times
+        self._report(self)
 
     def on_end(self, ended: EndedExchange) -> None:
         """Keep what is reported, without the texts of the request, and report it."""
-        self._inbound = None  # its body may be long, and the trail may wait
         self.client, self.model = ended.client.name, ended.routed.model.name
         self.status, self.label, self.times = ended.status, ended.label, ended.times
         self.retried_from, self.rescued_from = ended.retried_from, ended.rescued_from
@@ -158,7 +171,5 @@ class Trail(Observer):
         for leg in self.legs:
             upstream = ended.routed.model.upstreams.get(leg.decision.backend)
             if upstream is not None:  # else it was removed meanwhile
-                address = upstream.client.address
-                leg.method = upstream.backend.said.method.value
-                leg.host, leg.port = address.path or address.host, 0 if address.path else address.port
+                leg.end(upstream.backend.said.method.value, upstream.client.address)
         self._report(self)

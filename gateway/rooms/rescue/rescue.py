@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Final
 
 import orjson
@@ -13,14 +12,14 @@ from backends.http.receiver import HeaderList, UpstreamError
 from gateway.dialects.sse import EventStream
 from gateway.dialects.usage import Usage
 from gateway.http.headers import media_type
-from gateway.relay.attempt import Attempt
-from gateway.relay.exchange import Exchange
-from gateway.relay.failures import Outlook, backend_failed
-from gateway.relay.observers import EndedExchange
+from gateway.relay.failures import Outlook
+from gateway.relay.roles import Rescued, Streaming
 from gateway.rooms.rescue.continued import ContinuedStream, InexactSeamError, ends_within_character
 from gateway.rooms.rescue.passed import PassedStream
 from gateway.rooms.rescue.request import COMPLETIONS_TARGET, RescuableRequest, rescuable
+from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
+from gateway.routing.router import RoutedRequest
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +29,6 @@ MAX_RESCUES: Final = 2
 _DECODE_TARGET: Final = b"/detokenize"
 _MAX_DECODED_BYTES: Final = 1 << 23
 _MAX_DROPPED: Final = 3  # tokens of an incomplete character, which has up to four bytes
-_OUTCOMES: Final = {"ok": "complete", "cancelled": "cancelled"}
 
 
 class Rescue:
@@ -40,10 +38,11 @@ class Rescue:
     it continues them.
     """
 
-    def __init__(self, exchange: Exchange, request: RescuableRequest | None) -> None:
+    def __init__(self, target: bytes, request: RescuableRequest | None) -> None:
+        self._target = target  # of the request
         self.left: list[str] = []
         self.is_waiting = False
-        self._exchange = exchange
+        self._attempt: Streaming | None = None  # at the backend that is to go on; None before one is
         self._request = request  # None if no other backend could go on with it
         self._passed: PassedStream | None = None  # what the client has; None before the first event
         self._events: EventStream | None = None
@@ -71,8 +70,8 @@ class Rescue:
     def watch(self, events: EventStream) -> None:
         """Follow the events of a stream that begins."""
         if self._request is not None:
-            self._events = events
-            self._passed = events.watcher = PassedStream()
+            self._events, self._passed = events, PassedStream()
+            events.watch(self._passed)
 
     def outlook(self) -> Outlook:
         """Return what can be done for the rest of the stream."""
@@ -82,56 +81,42 @@ class Rescue:
             return Outlook.END
         return Outlook.ELSEWHERE if len(self.left) < MAX_RESCUES else Outlook.NONE
 
-    def go_on(self, candidates: list[Backend], message: str) -> None:
+    def go_on(self, attempt: Streaming, candidates: list[Backend], message: str) -> None:
         """Have one of the candidates go on with the stream; `message` is what the present backend did."""
-        exchange, (request, passed) = self._exchange, self._parts()
-        upstream = self._attempt().upstream
+        request, passed = self._parts()
+        upstream = attempt.upstream
         name = upstream.backend.name
         if not self.left:
             self._left_tokens = len(passed.ids)
         self.left.append(name)
         self._left_at, self._left_message = upstream, message
-        self._attempt().cancel()
+        following = self._attempt = attempt.leave_for(candidates)
         if self._events is not None:
             self._events.restart()
-        attempt = exchange.choose(candidates, reason="rescue")
         self._continued, self.is_waiting, self._dropped = None, True, 0
-        model, to = upstream.backend.model, attempt.decision.backend
-        fields = {"request_id": exchange.delivery.request_id.decode("latin-1"), "model": model, "backend": to}
+        model, to = upstream.backend.model, following.upstream.backend.name
+        fields = {"request_id": attempt.request_id.decode("latin-1"), "model": model, "backend": to}
         text = "a stream of %s goes on at %s, %d tokens long: %s %s"
         log.info(text, model, to, len(passed.ids), name, message, extra={"fields": fields})
         if passed.ids:
             self._decode()
         else:  # as the request was: nothing has been generated
             self._continued = ContinuedStream(request, passed)
-            self._send(exchange.inbound.target, request.body)
+            following.ask(self._target, request.body, self)
 
-    def close(self) -> None:
+    def close(self, attempt: Streaming) -> None:
         """Write the end that is missing of a stream whose whole text has been passed on."""
         request, passed = self._parts()
-        attempt = self._attempt()
-        attempt.cancel()
         if self._events is not None:
             self._events.restart()
-        attempt.on_data(ContinuedStream(request, passed).close(passed.finish_reason))
-        attempt.on_end()
+        attempt.end_with(ContinuedStream(request, passed).close(passed.finish_reason))
 
-    def note_lost(self) -> None:
-        """Count a stream that is lost with its backend, unless another one has gone on with it."""
-        if not self.left:
-            self._count(self._attempt().upstream, "impossible")
-
-    def note(self, ended: EndedExchange) -> None:
-        """Record at the end of the exchange where its stream began, and count what came of it."""
+    def rescued(self) -> Rescued | None:
+        """Return what has been rescued; None if no other backend went on."""
         if not self.left or self._passed is None:
-            return
-        ended.rescued_from, ended.rescued_at = self.left[0], self._left_tokens
-        if ended.usage is None:
-            ended.usage = Usage(prompt_tokens=len(self._passed.prompt_ids), output_tokens=len(self._passed.ids))
-        self._count(ended.routed.model.upstreams[self.left[0]], _OUTCOMES.get(ended.label, "failed"))
-
-    def _count(self, upstream: Upstream, outcome: str) -> None:
-        self._exchange.relay.metrics.rescues.labels(*upstream.metrics.labels, outcome).inc()
+            return None
+        usage = Usage(prompt_tokens=len(self._passed.prompt_ids), output_tokens=len(self._passed.ids))
+        return Rescued(self.left[0], self._left_tokens, usage)
 
     # Called by the upstream client
 
@@ -146,7 +131,7 @@ class Rescue:
 
     def on_data(self, data: bytes) -> None:
         """Pass events on, or keep a decoded text."""
-        continued, attempt = self._continued, self._attempt()
+        continued, attempt = self._continued, self._now()
         if continued is None:
             self._decoded.append(data)
             self._decoded_bytes += len(data)
@@ -164,13 +149,13 @@ class Rescue:
         if self._continued is None:
             self._continue()
         elif self._continued.is_done:
-            self._attempt().on_end()
+            self._now().on_end()
         else:
             self.on_error(UpstreamError("broken", "ended the rest of an answer before it was complete"))
 
     def on_error(self, error: UpstreamError) -> None:
         """Handle a failure of the backend that is to go on as one of any other."""
-        self._attempt().on_error(error)
+        self._now().on_error(error)
 
     # The two calls
 
@@ -178,7 +163,7 @@ class Rescue:
         request, passed = self._parts()
         self._decoded, self._decoded_bytes = [], 0
         ids = passed.ids[: len(passed.ids) - self._dropped].tolist()
-        self._send(_DECODE_TARGET, orjson.dumps({"model": request.model, "tokens": ids}))
+        self._now().ask(_DECODE_TARGET, orjson.dumps({"model": request.model, "tokens": ids}), self)
 
     def _continue(self) -> None:
         """Continue the tokens so far, if their text is the one that the client has."""
@@ -202,30 +187,18 @@ class Rescue:
         continued = self._continued = ContinuedStream(request, passed)
         remaining = request.remaining_tokens(len(passed.ids))
         if remaining is not None and remaining <= 0:
-            attempt = self._attempt()
-            attempt.on_data(continued.close("length"))
-            attempt.cancel()
-            attempt.on_end()
+            self._now().end_with(continued.close("length"))
             return
-        self._send(COMPLETIONS_TARGET, request.continuation(passed.prompt_ids.tolist(), passed.ids.tolist()))
-
-    def _send(self, target: bytes, body: bytes) -> None:
-        attempt = self._attempt()
-        attempt.last_read_s = time.perf_counter()
-        attempt.call = attempt.send(target, body, self)
+        self._now().ask(COMPLETIONS_TARGET, request.continuation(passed.prompt_ids.tolist(), passed.ids.tolist()), self)
 
     def _give_up(self) -> None:
         """End the stream with the error of the backend that failed, since another one cannot go on exactly."""
-        attempt, upstream = self._attempt(), self._left_at
-        assert upstream is not None
-        attempt.cancel()
-        attempt.upstream = upstream
-        name, message = upstream.backend.name, self._left_message
-        self._exchange.end_with_error(backend_failed(name, "broken", message, has_begun=True, may_repeat=True))
+        assert self._left_at is not None
+        self._now().give_up(self._left_at, self._left_message)
 
-    def _attempt(self) -> Attempt:
-        assert self._exchange.attempt is not None
-        return self._exchange.attempt
+    def _now(self) -> Streaming:
+        assert self._attempt is not None
+        return self._attempt
 
     def _parts(self) -> tuple[RescuableRequest, PassedStream]:
         assert self._request is not None
@@ -233,10 +206,9 @@ class Rescue:
         return self._request, self._passed
 
 
-def rescue_for(exchange: Exchange) -> Rescue:
-    """Return what goes on with the stream of an exchange that has been routed."""
-    routed, inbound = exchange.routed, exchange.inbound
-    request = None
-    if routed is not None and routed.document is not None and not routed.headers.backend:
-        request = rescuable(exchange.delivery.endpoint, inbound.body, routed.document)
-    return Rescue(exchange, request)
+def rescue_for(request: RequestHeaders, body: bytes, routed: RoutedRequest) -> Rescue:
+    """Return what goes on with the stream of a request elsewhere."""
+    found = None
+    if routed.document is not None and not routed.headers.backend:
+        found = rescuable(request.endpoint, body, routed.document)
+    return Rescue(request.target, found)

@@ -19,8 +19,8 @@ from backends.http.wire import WriteBatch
 from backends.pool import Pool
 from backends.speculation import Method
 from gateway.http.headers import Header
-from gateway.relay.admission import admit
-from gateway.relay.context import Inbound, RelayContext, Timeouts
+from gateway.relay.admission import begin
+from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.exchange import Exchange
 from gateway.relay.limits import Limits
 from gateway.routing.access import Access
@@ -55,6 +55,10 @@ class RecordingReply:
         self.headers: dict[str, str] = {}
         self.chunks: list[bytes] = []
         self.ended = self.aborted = False
+        self.source: Any = None
+
+    def answered_by(self, source: Any) -> None:
+        self.source = source
 
     def head(self, status: int, lines: bytes) -> None:
         self.status = status
@@ -148,9 +152,8 @@ class Relay:
         reply = RecordingReply()
         request_headers = self.context.access.admit(method, path.encode(), headers)
         assert request_headers is not None
-        exchange = Exchange(self.context, Inbound(request_headers, body), reply)
-        admit(exchange)
-        return exchange, reply
+        begin(self.context, request_headers, body, reply)
+        return reply.source, reply
 
     def receiver(self, name: str, number: int = -1) -> Receiver:
         """Return the receiver of a call to a backend."""

@@ -244,7 +244,7 @@ def test_nothing_waits_that_could_be_sent_and_nothing_is_lost(seed: int) -> None
         places = [exchange for exchange, _ in exchanges if exchange.place is not None]
         places = [exchange for exchange in places if exchange in relay.context.exchanges]
         assert len(places) == queue.waiting <= 12
-        assert queue.waiting_bytes == sum(len(exchange.inbound.body) for exchange in places) <= 4000
+        assert queue.waiting_bytes == sum(len(exchange.body) for exchange in places) <= 4000
         assert not any(
             queue._free_for(each, each.place.party, len(each.place.members)) for each in places if each.place
         )
@@ -341,7 +341,7 @@ def test_the_time_of_waiting_is_no_time_of_the_backend() -> None:
     relay.model.observe = outcomes.append
     ask(relay, "-")
     exchange, _ = ask(relay, "1")
-    exchange.delivery.times.arrived_s -= 100.0
+    exchange.delivery.arrived_s -= 100.0
     relay.context.queues["m"]._clock = lambda: later(100.0)
     relay.answer("a")
     relay.receiver("a").on_head(200, EVENTS_HEAD)

@@ -22,8 +22,8 @@ SHOWN = {
     ("gateway/rooms/batches/api.py", "answer"): 1,  # of the record of a batch, by which its key is found again
     ("gateway/rooms/batches/run.py", "settings_of"): 1,  # names of the same pool file, as it is now
     ("gateway/rooms/recorder/document.py", "_document"): 2,
-    ("gateway/relay/accounting.py", "conclude"): 2,  # a label of a series; a log
-    ("gateway/relay/exchange.py", "refuse"): 1,  # the access log
+    ("gateway/relay/accounting.py", "_charge"): 1,  # a label of a series
+    ("gateway/relay/admission.py", "_refuse"): 1,  # the access log
     ("gateway/relay/limits.py", "enter"): 2,  # errors
     ("gateway/relay/lookups.py", "place"): 1,  # an error
     ("gateway/rooms/reports/trail.py", "on_end"): 1,

@@ -105,7 +105,7 @@ def test_what_others_say_ends_no_line_and_steers_no_terminal(text: str) -> None:
 
 def test_a_request_that_cannot_be_reported_keeps_no_other_back(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gateway.access")
-    broken, good = (Trail(lambda _: None, each, "GET", "/", None, None) for each in (b"broken", b"good"))
+    broken, good = (Trail(lambda _: None, each, "GET", "/", b"", None, None) for each in (b"broken", b"good"))
     broken.times = None  # type: ignore[assignment]
     good.times = Times(1.0, ended_s=2.0)
     assert AccessLog().write([broken, good])

@@ -1,0 +1,221 @@
+"""What the parts of the relay are to each other: each knows the others by these roles, and none by its class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+from backends.backend import Backend
+from backends.http.client import Call
+from backends.http.receiver import Receiver, UpstreamError
+from gateway.dialects.errors import GatewayError
+from gateway.dialects.sse import EventStream
+from gateway.dialects.usage import Usage
+from gateway.http.headers import lines_of, request_id_lines
+from gateway.http.paths import format_of
+from gateway.http.reply import Source
+from gateway.relay.failures import Outlook
+from gateway.relay.observers import Traced
+from gateway.relay.shares import Charge
+from gateway.routing.access import RequestHeaders
+from gateway.routing.model import Upstream
+from gateway.routing.router import RoutedRequest, Router
+from policies.roles import Price
+
+
+class Reply(Protocol):
+    """The client's side of an exchange, implemented by a frontend."""
+
+    def answered_by(self, source: Source) -> None:
+        """Note what answers the request from now on; it is told when the client is slow, or has gone."""
+
+    def head(self, status: int, lines: bytes) -> None:
+        """Begin the answer with its status and header lines."""
+
+    def data(self, chunk: bytes) -> None:
+        """Send bytes of the body at once."""
+
+    def end(self) -> None:
+        """End the answer."""
+
+    def whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send a complete answer; `lines` lack its content length."""
+
+    def abort(self) -> None:
+        """Close the connection, which shows the client that the answer is incomplete."""
+
+
+def send_error(reply: Reply, error: GatewayError, path: str, request_id: bytes, lines: bytes = b"") -> None:
+    """Answer with an error in the format of a path's API; `lines` are further header lines."""
+    lines = lines_of(error.headers()) + request_id_lines(path, request_id) + lines
+    reply.whole(error.status, lines, error.body(format_of(path)))
+
+
+class Waiter(Protocol):
+    """A request that may have to wait, as the queue of its model and `gateway.relay.first_start` know it."""
+
+    request: RequestHeaders
+    body: bytes
+    is_open: bool  # whether it has not ended yet
+
+    def price(self) -> Price:
+        """Return what it was expected to cost when it came."""
+
+    def members(self) -> Sequence[Backend]:
+        """Return the backends that can serve it, whatever their state."""
+
+    def candidates(self, tried: tuple[str, ...], *, may_try: bool = True) -> list[Backend]:
+        """Return the backends that it may be sent to, without those tried; raises if there is none."""
+
+    def take_turn(self, waited_s: float, candidates: list[Backend] | None = None, charge: Charge | None = None) -> None:
+        """Send it after a wait to one of the candidates, by default of all; `charge` is what its client was charged."""
+
+    def end_with_error(self, error: GatewayError) -> None:
+        """End it with an error."""
+
+
+class Ongoing(Waiter, Protocol):
+    """An exchange in flight, as the process knows it."""
+
+    routed: RoutedRequest
+
+    def sent_to(self) -> str:
+        """Return the name of the backend that has it; empty while none has."""
+
+    def age_s(self, now_s: float) -> float:
+        """Return how long ago the request had arrived."""
+
+    def backend_is_down(self, backend: Backend) -> None:
+        """Handle that a backend is down."""
+
+    def check_silence(self, now_s: float) -> None:
+        """Handle that the backend has been silent for too long."""
+
+    def silence_of(self, backend: Backend, now_s: float) -> Silence | None:
+        """Return for how long a backend has told nothing of this request; None if nothing is waited for there."""
+
+
+class Silence(NamedTuple):
+    """For how long a backend has told nothing of a request."""
+
+    seconds: float
+    prompt_tokens: int  # of the prompt, if nothing of the answer has come; else 0
+
+
+class Rescued(NamedTuple):
+    """A stream that another backend went on with."""
+
+    backend: str  # name of the one that began it
+    tokens: int  # of the answer then
+    usage: Usage  # as far as it is known without the engine's report
+
+
+class Streaming(Protocol):
+    """The attempt whose backend fails in the middle of a stream, or goes on with it, as a rescue knows it."""
+
+    upstream: Upstream  # the backend
+
+    @property
+    def request_id(self) -> bytes:
+        """The id of the request."""
+
+    def leave_for(self, candidates: list[Backend]) -> Streaming:
+        """Cancel the call, and return an attempt at one of the candidates; its `ask` must follow."""
+
+    def ask(self, target: bytes, body: bytes, receiver: Receiver) -> None:
+        """Send a request to the backend, whose answer goes to a receiver."""
+
+    def on_data(self, data: bytes) -> None:
+        """Pass events on to the client."""
+
+    def end_with(self, events: bytes) -> None:
+        """Cancel the call, and end the stream with some last events."""
+
+    def on_end(self) -> None:
+        """End the stream."""
+
+    def on_error(self, error: UpstreamError) -> None:
+        """Handle a failure of the backend."""
+
+    def give_up(self, upstream: Upstream, message: str) -> None:
+        """End the stream with the error of a backend that failed before."""
+
+
+class Rescuer(Protocol):
+    """What has other backends go on with the stream of one request whose backend fails: `gateway.rooms.rescue`."""
+
+    left: list[str]  # the backends that failed in the middle of the stream
+    is_waiting: bool  # whether the backend that is to go on has not sent anything yet
+
+    @property
+    def body(self) -> bytes | None:
+        """The body that is sent in place of the request's; None if no other backend could go on with it."""
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the engine has told the ids of tokens."""
+
+    def watch(self, events: EventStream) -> None:
+        """Follow the events of a stream that begins."""
+
+    def outlook(self) -> Outlook:
+        """Return what can be done for the rest of the stream."""
+
+    def go_on(self, attempt: Streaming, candidates: list[Backend], message: str) -> None:
+        """Have one of the candidates go on with the stream; `message` is what the present backend did."""
+
+    def close(self, attempt: Streaming) -> None:
+        """Write the end that is missing of a stream whose whole text has been passed on."""
+
+    def rescued(self) -> Rescued | None:
+        """Return what has been rescued; None if no other backend went on."""
+
+
+class Sender:
+    """The way of a request to the backends: by default the gateway itself sends it, and can send it again."""
+
+    is_relayed: ClassVar[bool] = True
+
+    def candidates(
+        self, router: Router, routed: RoutedRequest, tried: tuple[str, ...], *, may_try: bool
+    ) -> list[Backend]:
+        """Return the backends that a request may be sent to in this way, without those tried; raises without any."""
+        return router.candidates(routed, tried, may_try=may_try)
+
+    def send(self, call: Call, upstream: Upstream, candidates: list[Backend], lines: bytes, engine_id: bytes) -> None:
+        """Send the request to a backend, which was chosen among the candidates."""
+        upstream.client.send(call)
+
+    def shown(self, error: GatewayError) -> GatewayError:
+        """Return an error as the client is told of it."""
+        return error
+
+    def goes_on(self, error: GatewayError) -> bool:
+        """Return whether an answer that has come goes on without the gateway, whatever the error here."""
+        return False
+
+    def cut_off(self) -> None:
+        """Cut off an answer that has begun, and ended with an error."""
+
+
+class Reporting(Protocol):
+    """What reports requests outside: `gateway.rooms.reports`."""
+
+    def follow(self, request: RequestHeaders, request_id: bytes) -> Traced | None:
+        """Return who observes a request that was routed; nobody if it is not of interest."""
+
+    def refuse(self, refused: Refused, error: GatewayError) -> None:
+        """Report a request that was refused before it was routed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that was refused before it was routed."""
+
+    request_id: bytes
+    method: str
+    path: str
+    lines: bytes  # its header lines
+    arrived_s: float
+    client: str = ""  # name of its key; empty if that is not known
