@@ -17,7 +17,6 @@ root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
     "deploy/**.md",
-    "tests/picker_conformance/README.md",
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",

@@ -110,7 +110,7 @@ class PlayedStream:
         *,
         path: str = CHAT,
         method: str = "POST",
-        subset: Sequence[str] | None = None,
+        subset: list[str] | str | None = None,
         is_last: bool = False,
         request_mode: int = FULL_DUPLEX,
     ) -> None:
@@ -121,7 +121,7 @@ class PlayedStream:
         message.protocol_config.response_body_mode = self._response_mode
         if subset is not None:
             hint = message.metadata_context.filter_metadata["envoy.lb.subset_hint"]
-            hint.get_or_create_list("x-gateway-destination-endpoint-subset").extend(subset)
+            hint["x-gateway-destination-endpoint-subset"] = subset
         self.handler.handle(message)
 
     def body(self, *pieces: bytes) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from gateway.dialects.errors import GatewayError
 from gateway.relay.context import STOPPING
@@ -70,6 +71,41 @@ async def test_what_is_known_later_is_sent_and_ends_the_call() -> None:
         assert await call.read() is grpc.aio.EOF
         assert await call.code() is grpc.StatusCode.OK
         assert proxy.in_flight() == IDLE
+
+
+@pytest.mark.parametrize("stage", range(4))
+async def test_a_call_that_the_proxy_ends_early_ends_well(stage: int) -> None:
+    piece = ProcessingRequest(request_body=HttpBody(body=b"{"))
+    messages = [[], [piece], COMPLETE, [*COMPLETE, response_headers(200, JSON, "")]][stage]
+    async with serving({}) as (proxy, _, channel):
+        call = await begun(channel, *messages)
+        await call.done_writing()
+        while await call.read() is not grpc.aio.EOF:
+            pass
+        assert await call.code() is grpc.StatusCode.OK
+        assert proxy.in_flight() == IDLE
+
+
+async def test_messages_that_are_only_shown_are_not_answered() -> None:
+    shown = ProcessingRequest(observability_mode=True, response_headers={})
+    async with serving({}) as (_, _, channel):
+        call: Any = channel.stream_stream(PROCESS)()
+        await call.write(shown.SerializeToString())
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_health_is_told_of_each_service_that_there_is() -> None:
+    async with serving({}) as (_, _, channel):
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check", HealthCheckRequest.SerializeToString, HealthCheckResponse.FromString
+        )
+        for service in ("liveness", "readiness", SERVICE, ""):
+            assert (await check(HealthCheckRequest(service=service))).status == HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await check(HealthCheckRequest(service="no.such.Service"))
+        assert failure.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 async def test_a_message_that_is_none_is_refused() -> None:
