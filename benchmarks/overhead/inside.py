@@ -28,7 +28,8 @@ import uvloop
 
 from backends.backend import State
 from backends.http.client import Connection, UpstreamClient
-from benchmarks.overhead.collector import collector
+from backends.launch.ports import free_port
+from benchmarks.overhead import process
 from benchmarks.overhead.load import chat_body
 from benchmarks.overhead.measure import environment
 from gateway.config.load import load_pool
@@ -207,7 +208,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
         if "otlp" in arguments.telemetry:
-            arguments.telemetry["otlp"].setdefault("endpoint", stack.enter_context(collector()))
+            port, folder = free_port(), stack.enter_context(tempfile.TemporaryDirectory(prefix="inside-"))
+            stack.enter_context(process.upstream(port, Path(folder), {}))  # which takes whatever it is sent
+            arguments.telemetry["otlp"].setdefault("endpoint", f"http://127.0.0.1:{port}")
         _print(arguments)
 
 
