@@ -16,6 +16,7 @@ import pytest
 
 from gateway.config.settings import PoolSettings
 from gateway.config.settings.keys import KeySettings
+from gateway.rooms.batches import room
 from gateway.rooms.batches.storage import Storage
 from gateway.routing.keys import digest
 from gateway.service.change import prepare
@@ -90,7 +91,11 @@ async def test_after_any_order_of_reloads_a_key_sees_its_own_only(tmp_path: Path
             await client.close()
 
 
-async def test_a_batch_whose_key_is_gone_fails_and_never_runs_as_another(tmp_path: Path) -> None:
+async def test_a_batch_whose_key_is_gone_fails_and_never_runs_as_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_KEY_COMES_S", 0.5)
+
     async def holds(wire: Wire) -> None:
         await wire.until_closed()
 
@@ -187,7 +192,7 @@ async def test_a_line_that_is_always_refused_holds_up_nobody(tmp_path: Path, sta
 
     async with batches(tmp_path, keys=keys_of("a", "b"), methods={"a": "baseline"}, behaviour=behave) as running:
         async with client_of(running, "sk-a") as poison, client_of(running, "sk-b") as other:
-            names = [f"{number}" for number in range(400)]
+            names = [f"{number}" for number in range(200)]
             batch = await begin(poison, jsonl(line("refused"), *map(line, names)))
             began_s = time.monotonic()
             await ended(other, (await begin(other, jsonl(*map(line, names[:20])))).id)
@@ -195,12 +200,12 @@ async def test_a_line_that_is_always_refused_holds_up_nobody(tmp_path: Path, sta
 
             async def all_others_are() -> bool:
                 counts = (await poison.batches.retrieve(batch.id)).request_counts
-                return counts is not None and counts.completed == 400
+                return counts is not None and counts.completed == 200
 
             await eventually_async(all_others_are)
             assert seen_of(running)["refused"] <= 5  # its pauses grow
             await poison.batches.cancel(batch.id)
-            assert len(await answers_of(poison, await ended(poison, batch.id, "cancelled"))) == 400
+            assert len(await answers_of(poison, await ended(poison, batch.id, "cancelled"))) == 200
 
 
 @pytest.mark.parametrize("status", [401, 404, 500])
@@ -325,11 +330,11 @@ async def test_no_line_comes_before_requests(tmp_path: Path, sent: bytes) -> Non
 
 
 async def test_lines_are_begun_that_can_end(tmp_path: Path) -> None:
-    """Lines of a second beside a request of 20 ms twice a second: each runs about once."""
+    """Lines of half a second beside a request of 20 ms twice a second: each runs about once."""
 
     async def behave(wire: Wire) -> None:
         is_line = b"line" in wire.seen.body
-        await asyncio.sleep(1.0 if is_line else 0.02)
+        await asyncio.sleep(0.5 if is_line else 0.02)
         await well(wire)
 
     async with batches(tmp_path, methods={"a": "baseline"}, behaviour=behave) as running, client_of(running) as client:
