@@ -9,7 +9,18 @@ import pytest
 from backends.backend import State
 from gateway.rooms.picker.ext_proc_pb2 import ProcessingRequest
 from gateway.rooms.picker.stream import ProtocolError
-from tests.gateway.rooms.picker.played_proxy import ANSWER, BODY, EVENTS, FULL_DUPLEX, IDLE, JSON, NONE, PlayedProxy
+from tests.gateway.rooms.picker.played_proxy import (
+    ANSWER,
+    BODY,
+    CHAT,
+    EVENTS,
+    FULL_DUPLEX,
+    IDLE,
+    JSON,
+    NONE,
+    PlayedProxy,
+    http_headers,
+)
 from tests.support.waiting import eventually
 
 A, B, FOREIGN = "10.0.0.1:8000", "10.0.0.2:8000", "203.0.113.9:9"
@@ -143,6 +154,18 @@ async def test_a_pool_without_a_replica_gives_503() -> None:
     for backend in proxy.backends.values():
         backend.state = State.DOWN
     assert proxy.picked().error[0] == 503
+
+
+@pytest.mark.parametrize("namespace", ["envoy.lb.subset_hint", "other"])
+async def test_an_older_proxy_that_tells_neither_a_subset_nor_modes_has_the_whole_pool(namespace: str) -> None:
+    stream = PlayedProxy().stream()
+    message = ProcessingRequest(
+        request_headers=http_headers([(":method", "POST"), (":path", CHAT), (":authority", "gateway")])
+    )
+    message.metadata_context.filter_metadata[namespace]["other"] = "value"
+    stream.handler.handle(message)
+    stream.body(BODY)
+    assert stream.destinations == f"{A},{B},10.0.0.3:8000"
 
 
 # The answer
