@@ -159,7 +159,7 @@ def _is_room_of(module: str, member: object) -> TypeGuard[type[Room]]:
 
 
 def join(gateway: Gateway) -> None:
-    """Have the rooms follow the exchanges of the models that there are now."""
+    """Connect the rooms to the exchanges of the models that there are now."""
     relay = gateway.relay
     relay.followers = {name: [] for name in gateway.models}
     for model in gateway.models.values():

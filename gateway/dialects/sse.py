@@ -134,7 +134,7 @@ class EventStream:
         return withheld
 
     def watch(self, watcher: EventWatcher) -> None:
-        """Have a watcher see the events before the client."""
+        """Show the events to a watcher before the client."""
         self.watcher = watcher
 
     def hide_usage(self, habits: StreamHabits) -> None:

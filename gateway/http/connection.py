@@ -179,7 +179,7 @@ class ServerConnection(Connection):
             self.abort()
 
     def forget_head(self) -> None:
-        """Have the service admit the next request, even if it has the head of an earlier one."""
+        """Ask the service about the next request, even if it has the head of an earlier one."""
         self._reader.known_head = None
 
     def idle_since_s(self) -> float:

@@ -67,7 +67,7 @@ class Connection(ABC):
 
     @abstractmethod
     def forget_head(self) -> None:
-        """Have the service admit the next request, even if it has the head of an earlier one."""
+        """Ask the service about the next request, even if it has the head of an earlier one."""
 
     @abstractmethod
     def idle_since_s(self) -> float:

@@ -92,7 +92,7 @@ class HttpServer:
         self._warned = Seldom()
 
     def forget_heads(self) -> None:
-        """Have the service admit the next request of each connection: it would decide otherwise than before."""
+        """Ask the service about the next request of each connection: it would decide otherwise than before."""
         for connection in self.connections:
             connection.forget_head()
 

@@ -113,7 +113,7 @@ class Listener:
         task.add_done_callback(self._handshakes.pop)
 
     async def _begin_tls(self, accepted: socket.socket) -> None:
-        """Have a connection speak TLS; it is closed if it does not in time, or says something else."""
+        """Begin TLS on a connection, which is closed if it does not in time, or says something else."""
         assert self._certificate is not None
         loop = asyncio.get_running_loop()
         accepted.setblocking(False)

@@ -105,7 +105,7 @@ class _AppCall:
         reply.answered_by(self)
 
     async def run(self, app: ASGIApp) -> None:
-        """Have the application answer the request."""
+        """Pass the request to the application."""
         request, body = self._reply.request, self._body or b""
         path, _, query = request.target.partition(b"?")
         framing = (b"content-length", b"transfer-encoding")
@@ -152,14 +152,14 @@ class _AppCall:
             self._gone.set()
 
     def client_gone(self) -> None:
-        """Have the application see the disconnection."""
+        """Tell the application that the client has gone."""
         self._gone.set()
         self._may_send.set()
 
     def pause(self) -> None:
-        """Have the application wait with its next message."""
+        """Pause the application before its next message."""
         self._may_send.clear()
 
     def resume(self) -> None:
-        """Have the application go on."""
+        """Resume the application."""
         self._may_send.set()

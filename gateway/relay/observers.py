@@ -151,7 +151,7 @@ def follow(followers: Sequence[Follower], routed: RoutedRequest, body: bytes) ->
 
 
 def tell(observers: list[Observer], event: Callable[[Observer], None]) -> None:
-    """Have all handle an event. What they raise is noted: the request has nothing to do with it."""
+    """Tell all of an event. What they raise is noted: the request has nothing to do with it."""
     for observer in observers:
         try:
             event(observer)
@@ -160,7 +160,7 @@ def tell(observers: list[Observer], event: Callable[[Observer], None]) -> None:
 
 
 def tell_send(observers: list[Observer], decision: Decision, candidates: Sequence[Backend]) -> None:
-    """Have all handle the choice of a backend, as `tell` does, without a function for each request."""
+    """Tell all of the choice of a backend, as `tell` does, without a function for each request."""
     for observer in observers:
         try:
             observer.on_send(decision, candidates)
@@ -169,7 +169,7 @@ def tell_send(observers: list[Observer], decision: Decision, candidates: Sequenc
 
 
 def tell_answer(observers: list[Observer], body: bytes, document: object) -> None:
-    """Have all handle a complete answer in one piece."""
+    """Tell all of a complete answer in one piece."""
     for observer in observers:
         try:
             observer.on_answer(body, document)
@@ -178,7 +178,7 @@ def tell_answer(observers: list[Observer], body: bytes, document: object) -> Non
 
 
 def tell_end(observers: list[Observer], ended: EndedExchange) -> None:
-    """Have all handle the end."""
+    """Tell all of the end."""
     for observer in observers:
         try:
             observer.on_end(ended)

@@ -163,7 +163,7 @@ class Rescuer(Protocol):
         """Return what can be done for the rest of the stream."""
 
     def go_on(self, attempt: Streaming, candidates: list[Backend], message: str) -> None:
-        """Have one of the candidates go on with the stream; `message` is what the present backend did."""
+        """Resume the stream on one of the candidates; `message` is what the present backend did."""
 
     def close(self, attempt: Streaming) -> None:
         """Write the end that is missing of a stream whose whole text has been passed on."""

@@ -294,7 +294,7 @@ class Model:
     # Hooks of the policy, which may raise anything. That of `choose` is called by the router.
 
     def forget(self, backend: str) -> None:
-        """Have the policy drop what it keeps of a backend that has left."""
+        """Drop what the policy keeps of a backend that has left."""
         self.troubles.forget(backend)
         if self.informed is not None:
             self._guarded("forget", self.informed.forget, backend)
@@ -316,12 +316,12 @@ class Model:
             self._guarded("evicted", self.informed.evicted, backend, unused_s, is_full)
 
     def correct(self, backend: str, factor: float) -> None:
-        """Have the policy correct the tokens per step that answers of a backend show."""
+        """Correct the tokens per step that answers of a backend show to the policy."""
         if self.informed is not None:
             self._guarded("correct", self.informed.correct, backend, factor)
 
     def observe_shadow(self, outcome: Outcome) -> None:
-        """Have the policy learn from drafting that was replayed on an answer."""
+        """Teach the policy drafting that was replayed on an answer."""
         if self.learner is not None:
             self._guarded("observe_shadow", self.learner.observe_shadow, outcome)
 

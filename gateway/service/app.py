@@ -145,7 +145,7 @@ def create_app(gateway: Gateway) -> FastAPI:
 
 
 def _answer_errors(app: FastAPI) -> None:
-    """Have all errors answered in OpenAI's format, those of FastAPI too."""
+    """Answer all errors in OpenAI's format, those of FastAPI too."""
 
     @app.exception_handler(GatewayError)
     async def answer(_: Request, error: GatewayError) -> Response:
@@ -318,7 +318,7 @@ def _yield_to_event_loop() -> None:
 
 
 def refresh(gateway: Gateway) -> None:
-    """Have the rooms do what is due, and update the series; one that cannot be is left as it is."""
+    """Run what is due in the rooms, and update the series; one that cannot be is left as it is."""
     for room in gateway.rooms:
         with background.guarded("tick", of=type(room).__name__):
             room.tick()

@@ -113,7 +113,7 @@ class Change:
                 step()
 
     def _share_upstreams(self) -> None:
-        """Have the requests in flight, which keep the old models, sent to the replicas that there are now."""
+        """Send the requests in flight, which keep the old models, to the replicas that there are now."""
         gateway, later = self.gateway, self.later
         for name, model in later.models.items():
             for (
@@ -134,7 +134,7 @@ class Change:
         }
 
     def _forget(self, backend: Backend, before: Mapping[str, Model]) -> None:
-        """Have the policies forget a replica that has left, or is another one now."""
+        """Tell the policies of a replica that has left, or is another one now."""
         if any(backend is member for member in self.members):
             return  # another client for the same replica
         self.gateway.relay.router.locations.forget(backend.name)

@@ -223,7 +223,7 @@ class _Serving:
             flushing.cancel()
 
     async def _flush(self) -> None:
-        """Have the workers show what this process counts."""
+        """Pass on to the workers what this process counts."""
         while True:
             self._metrics.flush()
             await asyncio.sleep(_FLUSH_S)

@@ -200,7 +200,7 @@ class BatchesApi:
         return _page(asked, self._batch_ids(asked.owner), self.batch, bool)
 
     def cancel(self, asked: Asked) -> Document:
-        """Have a batch end."""
+        """End a batch."""
         record = self.batch(asked)
         if record["status"] in ENDED:
             raise GatewayError(409, f"This batch has ended: it is {record['status']}.", code="batch_ended")

@@ -26,13 +26,13 @@ class Proxy(Protocol):
     """The proxy's side of an exchange; of the answer it gets errors only."""
 
     def forward(self, upstream: Upstream, destinations: str, body: bytes, lines: bytes, engine_id: bytes) -> None:
-        """Have the request sent to the first of some destinations, which is a backend's, or to the next if it fails."""
+        """Send the request to the first of some destinations, which is a backend's, or to the next if it fails."""
 
     def leave(self) -> None:
         """Leave the rest of the answer to the proxy."""
 
     def abort(self) -> None:
-        """Have the proxy cut off the answer."""
+        """Tell the proxy to cut off the answer."""
 
 
 class ProxySender(Sender):
@@ -69,7 +69,7 @@ class ProxySender(Sender):
         return destination != "" and (self._subset is None or destination in self._subset)
 
     def send(self, call: Call, upstream: Upstream, candidates: list[Backend], lines: bytes, engine_id: bytes) -> None:
-        """Have the proxy send the request to a backend, or else to another candidate."""
+        """Tell the proxy to send the request to a backend, or else to another candidate."""
         chosen = upstream.backend
         others = sorted(
             (each for each in candidates if each is not chosen), key=lambda each: each.in_flight / each.weight
@@ -89,7 +89,7 @@ class ProxySender(Sender):
         return True
 
     def cut_off(self) -> None:
-        """Have the proxy cut off the answer."""
+        """Tell the proxy to cut off the answer."""
         self._proxy.abort()
 
 

@@ -86,7 +86,7 @@ class PickerServer:
         self._checks = background.keep_running("picker", self._check_regularly, of="its health")
 
     def _listen(self, server: grpc.aio.Server, opened: socket.socket) -> None:
-        """Have gRPC listen where a socket is bound, which it cannot take over."""
+        """Listen with gRPC where a socket is bound, which it cannot take over."""
         host, port = opened.getsockname()[:2]
         address = host_and_port(host, port)
         opened.close()

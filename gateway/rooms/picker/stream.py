@@ -198,7 +198,7 @@ class Stream:
             self._on_request_end()
 
     def _on_request_end(self) -> None:
-        """Have a backend chosen, now or when one is free."""
+        """Choose a backend, now or when one is free."""
         if self.has_ended or self._answering is not None:
             return
         headers, picking = self._request_headers, self._picking
@@ -230,7 +230,7 @@ class Stream:
             self._source = self.exchange = Picked(source, sender, self._picking.destinations, settings.answers)
 
     def forward(self, upstream: Upstream, destinations: str, body: bytes, lines: bytes, engine_id: bytes) -> None:
-        """Have the proxy send the request to the first of some destinations."""
+        """Tell the proxy to send the request to the first of some destinations."""
         request = self._request_headers
         assert request is not None
         names = {name for name, _ in self._headers}
@@ -266,7 +266,7 @@ class Stream:
         """Pass on nothing: the proxy does."""
 
     def whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Have the proxy answer with an error."""
+        """Tell the proxy to answer with an error."""
         if not self.has_ended:
             self.has_ended = True
             self._wire.send(messages.immediate(status, headers_of(lines), body))
@@ -278,7 +278,7 @@ class Stream:
         self._wire.end()
 
     def abort(self) -> None:
-        """Have the proxy cut off the answer."""
+        """Tell the proxy to cut off the answer."""
         self.whole(502, b"", b"")
 
     # The answer

@@ -82,7 +82,7 @@ class Rescue:
         return Outlook.ELSEWHERE if len(self.left) < MAX_RESCUES else Outlook.NONE
 
     def go_on(self, attempt: Streaming, candidates: list[Backend], message: str) -> None:
-        """Have one of the candidates go on with the stream; `message` is what the present backend did."""
+        """Resume the stream on one of the candidates; `message` is what the present backend did."""
         request, passed = self._parts()
         upstream = attempt.upstream
         name = upstream.backend.name
