@@ -72,9 +72,9 @@ def run_virtual(
     --------
     >>> from backends.calibration.load import load_calibration
     >>> from backends.drafting.script import plain_steps
-    >>> from backends.simulator.engine.fleet import Replica
+    >>> from backends.simulator.engine.fleet import SimulatedReplica
     >>> from backends.speculation import Method
-    >>> fleet = Fleet([Replica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE)])
+    >>> fleet = Fleet([SimulatedReplica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE)])
     >>> script = Script(100, 20, *plain_steps(20))
     >>> timeline = run_virtual(fleet, [(0.0, script), (0.5, script)])
     >>> timeline.output_tokens

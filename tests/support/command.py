@@ -14,7 +14,6 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.overhead.process import tree
 from tests.support.paths import ROOT
 from tests.support.waiting import TIMEOUT_S, eventually_blocking
 
@@ -77,6 +76,22 @@ def until_ready(command: Command) -> None:
     until(lambda: all(command.get("/readyz").status_code == 200 for _ in range(30)), what="all workers ready")
 
 
+def family(pid: int) -> set[int]:
+    """Return a process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    pids, pending = {pid}, [pid]
+    while pending:
+        for child in children.get(pending.pop(), []):
+            pids.add(child)
+            pending.append(child)
+    return pids
+
+
 def alive(pids: set[int]) -> set[int]:
     """Return the processes that still run; zombies do not count."""
     running = set()
@@ -129,7 +144,7 @@ def gateway_command(
             command.picker = match[1]
         yield command
     finally:
-        processes = set(tree(process.pid))
+        processes = family(process.pid)
         if process.poll() is None:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

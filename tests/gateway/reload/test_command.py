@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.overhead.process import tree
-from tests.support.command import ADMIN_KEY, Command, alive, gateway_command, until, until_ready
+from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
 from tests.support.upstream import upstreams_in_thread
 
 POOL = """
@@ -65,7 +64,7 @@ def test_sighup_reloads_the_pool_file(pool: Pool, tmp_path: Path, workers: int) 
     pool.write("ab")
     with gateway_command(pool.path, tmp_path, "--workers", str(workers)) as command:
         until_ready(command)
-        processes = set(tree(command.process.pid))
+        processes = family(command.process.pid)
         assert served_by(command) == {"a", "b"}
         pool.write("bc", "sk-2")
         os.killpg(command.process.pid, signal.SIGHUP)  # the workers ignore it
@@ -118,7 +117,7 @@ def test_a_worker_that_is_replaced_has_the_new_settings(pool: Pool, tmp_path: Pa
         pool.write("b")
         assert command.post("/admin/reload", None, headers=command.admin).status_code == 200
         until(lambda: served_by(command) == {"b"})
-        before = set(tree(command.process.pid))
+        before = family(command.process.pid)
         for victim in [pid for pid in before if b"spawn_main" in command_line(pid)]:
             os.kill(victim, signal.SIGKILL)
         until(lambda: command.printed().count("restarting it") == 2)

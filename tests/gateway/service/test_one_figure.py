@@ -113,14 +113,22 @@ async def test_all_places_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         async def chat(number: int) -> None:
             await running.chat(f"hello {number}", temperature=0.0, stream=True)
 
+        is_wanted = True
+
+        async def traffic() -> None:
+            while is_wanted:  # an hour has 1.2 s here: its traffic may not pause
+                await asyncio.gather(*map(chat, range(12)))
+
         async def is_known() -> bool:
-            await asyncio.gather(*map(chat, range(12)))
             texts = (await running.client.get("/metrics")).text
             known = series(texts, "gateway_backend_tokens_per_step")
             fleet = await running.client.get("/admin/fleet", params={"model": MODEL}, headers=ADMIN)
             return len(known) == 3 and not any(value != value for value in known.values()) and fleet.is_success
 
+        chats = asyncio.create_task(traffic())
         await eventually_async(is_known)
+        is_wanted = False
+        await chats
         running.gateway.pool.report(running.backend("plain"), Ejected(0.1, "for a moment"))
         await running.until(lambda: running.backend("plain").state is State.RECOVERING)
         (fleets,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))

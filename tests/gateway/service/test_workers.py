@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.overhead.process import tree
 from gateway.config.settings import PoolSettings
 from gateway.listening.listener import listen
 from gateway.routing.keys import digest
@@ -21,7 +20,7 @@ from gateway.service import workers
 from gateway.service.replicas import plan
 from gateway.service.worker import Assignment, Current
 from gateway.service.workers import Workers
-from tests.support.command import ADMIN_KEY, Command, alive, gateway_command, until, until_ready
+from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
 from tests.support.upstream import upstreams_in_thread
 from tests.support.waiting import TIMEOUT_S, eventually
 
@@ -76,7 +75,7 @@ def test_it_prints_its_address_once_all_accept_and_leaves_no_process(pool: Path,
         for _ in range(8):
             assert command.get("/health").status_code == 200  # without waiting
         until(lambda: command.post("/v1/chat/completions", CHAT, headers=KEY).status_code == 200)
-        processes = set(tree(command.process.pid))
+        processes = family(command.process.pid)
         assert len(processes) > (workers if workers > 1 else 0)
         assert command.end() == 0
         until(lambda: alive(processes) == set())
@@ -166,7 +165,7 @@ async def unwanted(**_: object) -> list[str]:
 def test_workers_end_when_their_parent_is_killed(pool: Path, tmp_path: Path) -> None:
     with gateway_command(pool, tmp_path, "--workers", "2") as command:
         until(lambda: command.get("/readyz").status_code == 200)
-        processes = set(tree(command.process.pid))
+        processes = family(command.process.pid)
         command.process.kill()
         command.process.wait()
         until(lambda: alive(processes) == set())

@@ -206,9 +206,9 @@ def test_a_trace_on_a_fleet_equals_one_trace_per_replica() -> None:
 def test_processes_load_the_compiled_rules_one_at_a_time() -> None:
     program = """
 from backends.calibration.load import load_calibration
-from backends.simulator.engine.fleet import Replica, load_rules
+from backends.simulator.engine.fleet import SimulatedReplica, load_rules
 from backends.speculation import Method
-replica = Replica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE)
+replica = SimulatedReplica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE)
 print("loading", flush=True)
 load_rules(replica)
 """
