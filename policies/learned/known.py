@@ -99,7 +99,7 @@ class Known:
     def learn_drafts(self, replica: KnownReplica, one: Drafted, now_s: float) -> None:
         """Learn the tokens per step of an answer: those of its arm, and by how much its replica is apart."""
         means, weight, own = self.per_step, one.weight * one.share, one.weight
-        rest = one.excess - means.mean(replica.arm, one.groups)
+        rest = one.excess - mean_of(replica.arm, means.around(one.groups))
         means.add(replica.arm, one.groups, one.excess - replica.apart, weight, own, now_s)
         if self._of_arm.get(replica.arm, 0) > 1:
             means.add(replica.own, _ALL, rest, _APART * weight, _APART * own, now_s)
@@ -107,7 +107,7 @@ class Known:
 
     def tokens(self, request: RequestFeatures, lengths: Groups) -> float:
         """Return the expected tokens of each sequence of the answer."""
-        tokens, limit = TYPICAL_TOKENS * math.exp(self.lengths.mean("", lengths)), request.max_tokens
+        tokens, limit = TYPICAL_TOKENS * math.exp(mean_of("", self.lengths.around(lengths))), request.max_tokens
         return max(1.0, tokens if limit is None or tokens < limit else float(limit))
 
     def send(self, request: RequestFeatures, delay: Delay, delays: Sequence[Delay], now_s: float) -> Work:

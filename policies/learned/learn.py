@@ -15,7 +15,7 @@ from policies.learned.known import Drafted, Known, Memo
 from policies.learned.prefix_memory import ESTIMATE
 from policies.learned.prior import expected_by_k
 from policies.learned.replica import STEPS, KnownReplica
-from policies.learned.table import ANSWERS, Groups
+from policies.learned.table import ANSWERS, Groups, mean_of
 
 
 class Lessons:
@@ -89,7 +89,7 @@ class Lessons:
         tokens = max(_SHORTEST, outcome.output_tokens / request.n)
         if request.max_tokens is not None:
             tokens = min(tokens, float(max(1, request.max_tokens)))
-        expected = lengths.mean("", groups)
+        expected = mean_of("", lengths.around(groups))
         log = min(max(math.log(tokens / TYPICAL_TOKENS), expected - _FAR), expected + _FAR)
         weight = _ESTIMATE if outcome.is_estimated else 1.0
         lengths.add("", groups, log, weight * share, weight, now_s)
@@ -123,7 +123,7 @@ class Lessons:
         """Learn the tokens per step of an answer, unless they show that its drafter does otherwise than it did."""
         known, request = self._known, outcome.request
         by_k = self._by_k(replica.method, replica.k, request, outcome)
-        mean = known.per_step.mean(replica.arm, groups) + replica.apart
+        mean = mean_of(replica.arm, known.per_step.around(groups)) + replica.apart
         place = replica.place(batch, _mean_k(outcome, outcome.output_tokens / per_step))
         excess, weight = replica.excess(by_k, per_step, place)
         is_runaway = excess - mean > _WELL and _is_overlong(outcome, _memo(outcome))

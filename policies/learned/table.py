@@ -127,13 +127,14 @@ class Mean:
 
 
 class Group:
-    """The means of a group, by arm."""
+    """The means of a group, by arm; a key tells which groups are around it."""
 
-    __slots__ = ("key", "means")
+    __slots__ = ("around", "key", "means")
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: Key, larger: tuple[Group, ...]) -> None:
         self.key = key
         self.means: dict[str, Mean] = {}
+        self.around = (*larger, self)  # the largest first
 
 
 class Means:
@@ -143,17 +144,11 @@ class Means:
         self.table, self.statistics = table, statistics
         self._most = most  # bound on the means that other gateways tell
         self.groups: dict[Key, Group] = {}
-        self._around: dict[Key, tuple[Group, ...]] = {}  # by the finest, which tells all others
         self._version: tuple[int, int] = 0, 0
 
     def around(self, groups: Groups) -> tuple[Group, ...]:
-        """Return what is known of groups, the largest first."""
-        found = self._around.get(groups[-1])
-        if found is None:
-            if len(self._around) >= _MOST_GROUPS:
-                self._around = {}
-            found = self._around[groups[-1]] = tuple([_group(self.groups, key) for key in groups])
-        return found
+        """Return what is known of groups, the largest first; those that are new begin."""
+        return _group(self.groups, groups).around
 
     def count(self, arm: str, key: Key) -> float:
         """Return how many answers of a group are known."""
@@ -162,8 +157,12 @@ class Means:
         return 0.0 if mean is None else mean.count
 
     def mean(self, arm: str, groups: Groups) -> float:
-        """Return the mean of a request's groups, each weighed against that of the one around it; 0 of nothing."""
-        return mean_of(arm, self.around(groups))
+        """Return the mean of a request's groups, each weighed against that of the one around it; 0 of nothing.
+
+        Changes nothing; may be called from any thread.
+        """
+        known = self.groups
+        return mean_of(arm, tuple([known[key] for key in groups if key in known]))
 
     def add(self, arm: str, groups: Groups, log: float, weight: float, own: float, now_s: float) -> None:
         """Add an answer, with its weight in what all clients share, and in what its own client has alone."""
@@ -182,13 +181,12 @@ class Means:
         """Return `groups` as all sums have it; may be called from any thread."""
         groups: dict[Key, Group] = {}
         for key, (weight, log, own, own_log) in self.told():
-            around = tuple([_group(groups, group) for group in nested(key[1:])])
-            _add(around, key[0], weight, log, own, own_log)
+            _add(_group(groups, nested(key[1:])).around, key[0], weight, log, own, own_log)
         return groups
 
     def take(self, groups: dict[Key, Group]) -> None:
         """Replace what is known by what was read."""
-        self.groups, self._around = groups, {}
+        self.groups = groups
 
     def told(self) -> Iterator[tuple[Key, Sums]]:
         """Yield the sums of all gateways by arm and finest group, within what can be; from any thread."""
@@ -254,13 +252,14 @@ def mean_of(arm: str, around: tuple[Group, ...]) -> float:
     return mean
 
 
-def _group(groups: dict[Key, Group], key: Key) -> Group:
-    """Return a group; of too many, one that is not kept."""
-    found = groups.get(key)
+def _group(known: dict[Key, Group], groups: Groups) -> Group:
+    """Return the last of some groups; of too many, one that is not kept."""
+    key = groups[-1]
+    found = known.get(key)
     if found is None:
-        found = Group(key)
-        if len(groups) < _MOST_GROUPS or len(key) < _TEMPLATE:
-            groups[key] = found
+        found = Group(key, _group(known, groups[:-1]).around if len(groups) > 1 else ())
+        if len(known) < _MOST_GROUPS or len(key) < _TEMPLATE:
+            known[key] = found
     return found
 
 

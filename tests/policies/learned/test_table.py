@@ -66,6 +66,13 @@ def test_a_template_is_a_group_from_its_second_request_on() -> None:
     assert kinds.of(asked).groups[-1][-1] == "1f3a09bc"
 
 
+def test_a_mean_that_is_asked_for_changes_nothing() -> None:
+    """Pages and rules ask from other threads."""
+    table, _ = means()
+    assert table.mean("ngram:5", Kinds().of(request("code")).groups) == 0.0
+    assert not table.groups
+
+
 def test_what_is_read_from_the_sums_is_what_was_added() -> None:
     table, clock = means()
     kinds = Kinds()
