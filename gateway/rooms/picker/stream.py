@@ -11,7 +11,7 @@ import httpx
 
 from backends import background
 from gateway.dialects.errors import GatewayError, gateway_failed, too_large
-from gateway.http.headers import Header, headers_of, lines_of
+from gateway.http.headers import ENGINE_PRIORITY, Header, headers_of, lines_of
 from gateway.http.paths import canonical_path, is_for_clients
 from gateway.http.reply import Source
 from gateway.relay.admission import begin
@@ -223,7 +223,7 @@ class Stream:
     # What the relay says: see `gateway.relay.roles.Reply` and `gateway.rooms.picker.exchange.Proxy`
 
     def answered_by(self, source: Source) -> None:
-        """Note what answers the request."""
+        """Set what answers the request."""
         settings, sender = self._picking.gateway.settings.picker, self._sender
         self._source = source
         if isinstance(source, Exchange) and settings is not None and sender is not None:
@@ -236,6 +236,7 @@ class Stream:
         names = {name for name, _ in self._headers}
         headers: list[Header] = []
         removed = {name for name in names if name.startswith(_MARK)} - {messages.DESTINATION.encode()}
+        removed |= names & {ENGINE_PRIORITY}
         if upstream.backend.api_key is not None:
             headers.append((b"authorization", f"Bearer {upstream.backend.api_key}".encode()))
             removed |= names & {b"x-api-key"}

@@ -81,6 +81,11 @@ async def test_headers_that_are_for_the_gateway_do_not_reach_the_engine() -> Non
     assert stream.set_headers["x-request-id"].endswith("-r"), "so that nobody takes the id of another's request"
 
 
+async def test_a_priority_that_only_an_engine_reads_does_not_reach_it() -> None:
+    stream = PlayedProxy().picked(headers=[("x-vllm-priority", "-99"), ("x-session-id", "7")])
+    assert stream.removed_headers == ["x-vllm-priority"], "the bounds of the key would not hold"
+
+
 async def test_what_was_judged_is_what_the_engine_gets() -> None:
     stream = PlayedProxy().picked(path="/v1/chat/%63ompletions/?x=1")
     assert stream.set_headers[":path"] == "/v1/chat/completions?x=1"
