@@ -232,7 +232,7 @@ class Backend:
         self.in_flight -= 1
 
     def note_read(self, now_s: float) -> None:
-        """Note that something of an answer was read."""
+        """Record when something of an answer was last read."""
         self.read_s = now_s
 
     def count_steps(self, tokens: float, steps: float) -> None:

@@ -243,7 +243,7 @@ def thinned(request: ReplayRequest, share: float, temperature: float = 0.0) -> R
 
 
 def break_later(policy: Policy, run: Run) -> None:
-    """Have a replica become slow when the warm-up has ended; the policy is not told."""
+    """Slow a replica down once the warm-up has ended; the policy is not told."""
     if run.slow is None:
         return
     choose, left = policy.choose, [run.warmup]

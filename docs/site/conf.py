@@ -56,7 +56,7 @@ def _add_contents(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def _adapt(app: Sphinx, name: str, source: list[str]) -> None:
-    """Have links show titles of pages, and searches find what readers look for; leave README out of the navigation."""
+    """Show titles of pages in links, add search terms that readers use, and leave README out of the navigation."""
     source[0] = _FILE_NAME.sub("[]", source[0])
     source[0] = _SEARCHED.sub(lambda found: f"```{{index}} ! {found[1].replace(', ', ', ! ')}\n```", source[0])
     if name == "README":  # the front page on a forge: here for its links, which are checked

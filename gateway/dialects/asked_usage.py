@@ -82,7 +82,7 @@ class StreamHabits:
         self.declined: frozenset[bytes] = frozenset()  # parameters that it refuses, or takes no notice of
 
     def decline(self, *parameters: bytes) -> None:
-        """Note parameters that the engine refuses, or takes no notice of."""
+        """Record parameters that the engine refuses or ignores."""
         self.declined = self.declined.union(parameters)
 
     def learn(self, events: bytes) -> None:

@@ -98,7 +98,7 @@ class HttpReply:
     # Called by the service and the source of the answer
 
     def answered_by(self, source: Source) -> None:
-        """Note what answers the request from now on."""
+        """Set what answers the request from now on."""
         if not self.has_ended:
             self.source = source
 

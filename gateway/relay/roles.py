@@ -28,7 +28,7 @@ class Reply(Protocol):
     """The client's side of an exchange, implemented by a frontend."""
 
     def answered_by(self, source: Source) -> None:
-        """Note what answers the request from now on; it is told when the client is slow, or has gone."""
+        """Set what answers the request from now on; it is told when the client is slow, or has gone."""
 
     def head(self, status: int, lines: bytes) -> None:
         """Begin the answer with its status and header lines."""
