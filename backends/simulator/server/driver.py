@@ -71,6 +71,7 @@ class Driver:
         self._ids: dict[Play, int] = {}
         self._ends_s = 0.0  # end of the current step, on the engine's clock
         self._step: EngineStep | None = None
+        self._counters = self._fleet.counters()
         self._is_running = False
 
     def load(self) -> EngineLoad:
@@ -78,8 +79,8 @@ class Driver:
         return self._replica.report(time.monotonic())
 
     def counters(self) -> Counters:
-        """Return the engine's counters."""
-        return self._fleet.counters()
+        """Return the engine's counters, of the steps that have ended."""
+        return self._counters
 
     def play(
         self,
@@ -121,6 +122,7 @@ class Driver:
         now_s = time.monotonic()
         if self._step is not None:
             self._deliver(self._step, now_s)
+        self._counters = self._fleet.counters()  # before the engine counts the step that begins
         begins_s = max(self._ends_s, self._engine_time(now_s - _MAX_LAG_S))
         self._step = self._fleet.step(begins_s)
         if self._step is None:
