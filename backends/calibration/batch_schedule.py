@@ -39,7 +39,7 @@ def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context
     >>> config = {"num_speculative_tokens": 3}
     >>> parameters = EngineParameters.of(load_calibration("llama-3.1-8b-h100"), Method.EAGLE3, config)
     >>> (1e3 * decode_step_s(parameters, np.array([1.0, 64.0]), 3, 600.0)).round(2).tolist()
-    [9.38, 18.8]
+    [9.49, 19.04]
     """
     step, drafting = parameters.step, parameters.drafting
     tokens, context = batches * (1 + k), batches * context_tokens
@@ -55,8 +55,7 @@ def decode_step_s(parameters: EngineParameters, batches: Floats, k: int, context
     if step.graph_tokens:
         verify_s += np.where(tokens > step.graph_tokens, step.no_graph_s, 0.0)
     drafting_s: Floats | float = 0.0
-    if passes := max(parameters.least_passes, k):
-        passes = 1 if drafting.parallel else passes
+    if passes := drafting.passes(max(parameters.least_passes, k)):
         drafting_s = (
             drafting.base_s
             + drafting.verify_share * verify_s

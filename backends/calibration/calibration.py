@@ -98,9 +98,10 @@ class StepTime(_Sourced):
 class Drafting(_Sourced):
     """Time that drafting adds to a step.
 
-    base + per_pass * passes + verify_share * verify + passes * (per_request * drafting requests
-    + per_context_token * their context); passes is k, or 1 if all positions are drafted in parallel. A step
-    of adaptive verification takes `adaptive_s` more.
+    base + verify_share * verify + passes * (per_pass + per_request * drafting requests + per_context_token * their
+    context). The passes are k, or 1 if all positions are drafted in parallel, and the first of them, which reads what
+    the step before it accepted, takes as long as `first_passes`. A step of adaptive verification takes `adaptive_s`
+    more.
     """
 
     unmeasured_ms: tuple[float, float] | None = None
@@ -108,11 +109,16 @@ class Drafting(_Sourced):
 
     base_s: Seconds = 0.0
     per_pass_s: Seconds = 0.0
+    first_passes: float = Field(default=1.0, ge=1)
     per_request_s: Seconds = 0.0
     per_context_token_s: Seconds = 0.0
     verify_share: Share = 0.0
     adaptive_s: Seconds = 0.0
     parallel: bool = False
+
+    def passes(self, k: int) -> float:
+        """Return how many of the later passes drafting k tokens takes as long as."""
+        return (1 if self.parallel else k) - 1 + self.first_passes if k else 0.0
 
 
 class _Curve(_Sourced):

@@ -14,8 +14,6 @@ _LARGE_GIB = 70
 
 _GPU_RESERVED_GIB = 3.0  # for activations and graphs, our estimate
 _SOURCE = "fitted to TPOT of {} in ai-dynamo/aiconfigurator, silicon_sample.csv at 095f58a (Apache-2.0)"
-_PASS_S = 2e-4
-"""What the host takes for a pass of a draft: passes on L40S, A100 and GH200 differ by less than their bandwidths."""
 
 
 def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calibration:
@@ -73,7 +71,10 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
                 if large
                 else {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
             ),
-            "methods": {method: _drafts(method, each, bandwidth) for method, each in calibration.methods.items()},
+            "methods": {
+                method: _drafts(method, each, bandwidth, number * source.bandwidth_tb_s)
+                for method, each in calibration.methods.items()
+            },
         }
     )
 
@@ -110,16 +111,22 @@ def base_calibration(name: str, like: Calibration) -> Calibration:
     )
 
 
-def _drafts(method: Method, entry: MethodCalibration, bandwidth: float) -> MethodCalibration:
-    """Return a method's calibration for another bandwidth, by which its passes go; lookups are the host's."""
+def _drafts(method: Method, entry: MethodCalibration, slower: float, bandwidth_tb_s: float) -> MethodCalibration:
+    """Return a method's calibration for another bandwidth.
+
+    By it go the reading of the drafter's weights and of its context; the rest of a pass is launches, and the host's, as
+    is all of a lookup.
+    """
     if method in MODELLESS:
         return entry
-    names, drafting = ("base_s", "per_context_token_s"), entry.drafting
-    host_s = min(_PASS_S, drafting.per_pass_s)
-    times = {name: getattr(drafting, name) * bandwidth for name in names}
-    times["per_pass_s"] = host_s + (drafting.per_pass_s - host_s) * bandwidth
-    drafting = drafting.model_copy(update=times)
-    return entry.model_copy(update={"drafting": drafting})
+    drafting = entry.drafting
+    read_s = min(drafting.per_pass_s, entry.weights_gib * 2**30 / (bandwidth_tb_s * 1e12))
+    times = {
+        "base_s": drafting.base_s,
+        "per_pass_s": drafting.per_pass_s + read_s * (slower - 1),
+        "per_context_token_s": drafting.per_context_token_s * slower,
+    }
+    return entry.model_copy(update={"drafting": drafting.model_copy(update=times)})
 
 
 def _machine(calibration: Calibration) -> tuple[int, Gpu]:

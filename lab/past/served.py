@@ -158,7 +158,7 @@ def _amounts(
         k = np.full(len(batch), served.k)
         if parameters.k_by_batch:
             k = np.array(parameters.k_by_batch)[np.minimum(batch.round().astype(int), len(parameters.k_by_batch) - 1)]
-        passes = steps * (1 if parameters.drafting.parallel else np.maximum(parameters.least_passes, k))
+        passes = steps * [parameters.drafting.passes(max(parameters.least_passes, each)) for each in k]
         amounts |= {
             ("step", "speculation_overhead_s"): steps,
             (served.method.value, "base_s"): steps,

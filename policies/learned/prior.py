@@ -52,7 +52,7 @@ def expected_step(calibration: str, method: Method, k: int, verified_drafts: int
     drafted = _drafted_per_step(draft_profile(known, method, _config(k)), k)
     verified = 1.0 + (drafted if verified_drafts is None else verified_drafts)
     step, drafting = parameters.step, parameters.drafting
-    passes = 0 if k == 0 else 1 if drafting.parallel else k
+    passes = drafting.passes(k)
     share = 1.0 + (drafting.verify_share if k else 0.0)
     return StepCost(
         base_s=share * (step.base_s + step.experts_s)

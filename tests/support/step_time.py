@@ -45,6 +45,6 @@ def step_s(
     passes = max(parameters.least_passes, k)
     if passes and requests:
         pass_s = drafting.per_pass_s + drafting.per_request_s * requests + drafting.per_context_token_s * context_tokens
-        drafting_s = drafting.base_s + drafting.verify_share * verify_s + (1 if drafting.parallel else passes) * pass_s
+        drafting_s = drafting.base_s + drafting.verify_share * verify_s + drafting.passes(passes) * pass_s
     speculation_s = step.speculation_overhead_s if drafting_s or drafted else 0.0
     return verify_s + drafting_s + step.overhead_s + speculation_s

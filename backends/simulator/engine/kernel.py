@@ -221,7 +221,7 @@ def _step(state: FleetState, number: int, ended: int) -> int:  # noqa: PLR0912, 
         drafting_s = (
             replica.draft_base_s
             + replica.draft_verify_share * verify_s
-            + passes
+            + (passes + replica.draft_more_passes)
             * (
                 replica.draft_per_pass_s
                 + replica.draft_per_request_s * drafting

@@ -44,6 +44,7 @@ REPLICA = np.dtype(
         ("speculation_overhead_s", np.float64),
         ("draft_base_s", np.float64),
         ("draft_per_pass_s", np.float64),
+        ("draft_more_passes", np.float64),  # by how many passes the first takes longer than the others
         ("draft_per_request_s", np.float64),
         ("draft_per_context_token_s", np.float64),
         ("draft_verify_share", np.float64),
@@ -190,6 +191,7 @@ def replica_record(parameters: EngineParameters) -> npt.NDArray[Any]:
     for name in type(step).model_fields:
         if name != "source":
             record[name] = getattr(step, name)
+    record["draft_more_passes"] = drafting.first_passes - 1
     for name in ("base_s", "per_pass_s", "per_request_s", "per_context_token_s", "verify_share", "adaptive_s"):
         record[f"draft_{name}"] = getattr(drafting, name)
     record["parallel"] = drafting.parallel

@@ -111,7 +111,7 @@ def choose_verified(state: FleetState, replica: Record, batch: npt.NDArray[np.in
     """
     survival, ranked = np.zeros((replica.running, replica.k)), np.empty(replica.running * replica.k)
     count, tokens, emitting = _rank_drafts(state, replica, batch, survival, ranked)
-    passes = 1 if replica.parallel else replica.k
+    passes = (1 if replica.parallel else replica.k) + replica.draft_more_passes
     draft_s = replica.draft_base_s + passes * (replica.draft_per_pass_s + replica.draft_per_request_s * replica.running)
     expected, budget = float(emitting), 0
     most = expected / (draft_s + _profiled_s(replica, tokens))

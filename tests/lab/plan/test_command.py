@@ -58,18 +58,18 @@ def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_p
     pool.write_text(POOL)
     code, printed, _ = run(trace, "--replicas", 2, "--config", pool, *FEW, "--out", out, "--json", figures)
     assert code == 0
-    assert "2x eagle3 k<=2" in printed
+    assert "2x eagle3 k=3" in printed
     assert "the plan, best of one kind" in printed
     assert "present" in printed
-    assert "To change: 1x baseline, 1x ngram k=4 -> 2x eagle3 k<=2." in printed
+    assert "To change: 1x baseline, 1x ngram k=4 -> 2x eagle3 k=3." in printed
     assert "eagle3 k=3: 15.75 GiB of weights (0.79 of the draft)" in printed
     plan = orjson.loads(figures.read_bytes())
-    assert plan["chosen"] == "2x eagle3 k<=2"
+    assert plan["chosen"] == "2x eagle3 k=3"
     present = next(one for one in plan["mixes"] if one["is"] == "present")
     assert present["mix"] == "1x baseline, 1x ngram k=4"
     assert 0 < present["loss"]["low"] < present["loss"]["value"] < present["loss"]["high"]
     assert present["worse_in"] == 1.0
-    assert plan["verdict"].startswith("Run 2x eagle3 k<=2: ")
+    assert plan["verdict"].startswith("Run 2x eagle3 k=3: ")
     assert plan["verdict"] in printed
     assert printed.startswith("Step times of plain, lookup: llama-3.1-8b-h100.\n")
     assert "--max-model-len" not in printed  # the engine's own; the longest request of a trace says nothing of it
@@ -80,21 +80,20 @@ def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_p
 
     made = load_pool(out).models["llama"]
     assert made.policy.name == "least_loaded"
-    assert list(made.backends) == ["eagle3-to-k2-1", "eagle3-to-k2-2"]
-    served = made.backends["eagle3-to-k2-2"].serve
+    assert list(made.backends) == ["eagle3-k3-1", "eagle3-k3-2"]
+    served = made.backends["eagle3-k3-2"].serve
     assert served is not None
     assert served.env == {"CUDA_VISIBLE_DEVICES": "1"}
     assert served.flags == ["--gpu-memory-utilization", "0.9"]
-    config = made.backends["eagle3-to-k2-2"].speculative_config
+    config = made.backends["eagle3-k3-2"].speculative_config
     assert config is not None
-    assert (config.model, config.num_speculative_tokens) == ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", 2)
+    assert (config.model, config.num_speculative_tokens) == ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", 3)
     commands = [shlex.split(line) for line in printed.splitlines() if "vllm serve" in line]
     assert len(commands) == 2
     for words in commands:
         assert words[1:4] == ["vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct"]
         spec = orjson.loads(words[words.index("--speculative-config") + 1])
-        assert spec.pop("num_speculative_tokens_per_batch_size")[0][2] == 2
-        assert spec == {"method": "eagle3", "num_speculative_tokens": 2, "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}
+        assert spec == {"method": "eagle3", "num_speculative_tokens": 3, "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}
 
 
 @pytest.mark.slow
