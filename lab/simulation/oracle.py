@@ -69,7 +69,7 @@ class Oracle:
             return _steps(request, one, self._k[number])
         place = depth.place(self._fleet.replicas[number].in_flight + 1)
         levels = depth.levels[place[0] : place[0] + 2]
-        costs = [expected_step(one.calibration, one.method, k) for k in levels]
+        costs = [expected_step(one.calibration, one.method, k, most_k=self._k[number]) for k in levels]
         here = (0, place[1])
         self._costs[number] = [between(column, here) for column in zip(*costs, strict=True)]
         low, high = (_steps(request, one, k) for k in levels)

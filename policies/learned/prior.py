@@ -44,20 +44,22 @@ class StepCost(NamedTuple):
 
 
 @cache
-def expected_step(calibration: str, method: Method, k: int, verified_drafts: int | None = None) -> StepCost:
-    """Return the step cost of a method on the calibration's machine."""
+def expected_step(
+    calibration: str, method: Method, k: int, verified_drafts: int | None = None, most_k: int = 0
+) -> StepCost:
+    """Return the step cost of a method on the calibration's machine; `most_k` is the most k of its schedule."""
     known = load_calibration(calibration)
-    method = _calibrated(calibration, method) if k else Method.BASELINE
-    parameters = EngineParameters.of(known, method, _config(k))
-    drafted = _drafted_per_step(draft_profile(known, method, _config(k)), k)
+    method = _calibrated(calibration, method) if k or most_k else Method.BASELINE
+    parameters = EngineParameters.of(known, method, _config(max(k, most_k)))
+    drafted = _drafted_per_step(draft_profile(known, method, _config(k)), k) if k else 0.0
     verified = 1.0 + (drafted if verified_drafts is None else verified_drafts)
     step, drafting = parameters.step, parameters.drafting
-    passes = drafting.passes(k)
-    share = 1.0 + (drafting.verify_share if k else 0.0)
+    passes = drafting.passes(max(k, parameters.least_passes if most_k else 0))  # a drafter runs for k = 0 too
+    share = 1.0 + (drafting.verify_share if passes else 0.0)
     return StepCost(
         base_s=share * (step.base_s + step.experts_s)
         + step.overhead_s
-        + (step.speculation_overhead_s + drafting.base_s + passes * drafting.per_pass_s if k else 0.0),
+        + (step.speculation_overhead_s + drafting.base_s + passes * drafting.per_pass_s if passes else 0.0),
         per_request_s=share * (step.per_request_s + step.per_token_above_knee_s * verified)
         + passes * drafting.per_request_s,
         per_context_token_s=share * step.per_context_token_s * (1.0 + step.context_per_draft * (verified - 1.0))

@@ -65,9 +65,9 @@ class KnownReplica:
         if schedule.adaptive:
             schedule = adaptive_schedule(calibration, method, schedule)
         self.depth = depth_of(schedule)
-        levels: list[tuple[int, int | None]] = [(k, None)]
+        levels: list[tuple[int, int | None, int]] = [(k, None, k)]
         if self.depth is not None:
-            levels = [(k, level) if schedule.adaptive else (level, None) for level in self.depth.levels]
+            levels = [(k, level, k) if schedule.adaptive else (level, None, k) for level in self.depth.levels]
         self.priors = [expected_step(calibration, method, *level) for level in levels]
         self.has_shadow = method in SHADOWED
         self.joins = 2.5 if method in ASYNCHRONOUS else 1.5

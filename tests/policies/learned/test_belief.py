@@ -188,7 +188,7 @@ def test_a_replica_with_a_schedule_is_shown_at_the_k_of_the_batch() -> None:
     assert few.tokens_per_step > 1.5
     assert few.speedup > 1.2
     assert many.tokens_per_step == 1.0
-    assert many.speedup == pytest.approx(1.0, rel=0.1)
+    assert 0.7 < many.speedup < 0.9, "with k = 0 the head still runs: that is no baseline"
 
 
 def test_what_two_gateways_have_learned_is_what_both_believe() -> None:
