@@ -10,19 +10,9 @@ from typing import Any, Protocol
 from backends.draft_schedule import DraftSchedule, Speculation, draft_schedule, effective_k
 from backends.drafter_limit import DrafterLimit, beyond_of
 from backends.engine import Engine, Said
+from backends.health import Health
 from backends.speculation import Method
 from backends.step_comparison import Difference
-
-
-class State(StrEnum):
-    """Whether a backend may be sent requests."""
-
-    STARTING = "starting"  # no successful probe yet
-    UP = "up"
-    DOWN = "down"  # refuses, hangs or fails its health check
-    EJECTED = "ejected"  # passes its health check, but fails what others serve; used again after a pause
-    RECOVERING = "recovering"  # back from one of the two: gets a request on trial, then a growing share
-    DRAINING = "draining"  # taken out by an operator; requests in flight may finish
 
 
 class EngineChange(StrEnum):
@@ -138,18 +128,14 @@ class Backend:
         Whether what happens beyond its drafter's limit is what its engine's version of vLLM does.
     engine
         What is known of the engine that answers there now; what follows from it is below, set with it.
-    context_tokens
-        Tokens of the longest context, as its `/v1/models` says; 0 if unknown.
+    health
+        What is known of its health.
     sent
         Requests that this process has sent to it.
-    contradictions
-        What its engine does that contradicts the pool file, by kind.
-    are_several
-        Whether several engines answer at its address.
     read_s
         When something of an answer was last read from it, by `time.perf_counter`.
-    answered_tokens, answered_steps, answered_by_peers
-        Tokens so far of answers whose steps are known, and these steps; both for the peers of this process.
+    answered_tokens, answered_steps
+        Tokens so far of answers whose steps are known, and these steps.
 
     Attributes
     ----------
@@ -163,7 +149,7 @@ class Backend:
     Examples
     --------
     >>> backend = Backend("a", "llama", Method.NGRAM, "http://127.0.0.1:8001", num_speculative_tokens=5)
-    >>> backend.state is State.STARTING, backend.state_reason, backend.in_flight
+    >>> backend.health.state is State.STARTING, backend.health.reason, backend.in_flight
     (True, 'not yet checked', 0)
     """
 
@@ -180,20 +166,14 @@ class Backend:
     drafter_limit: DrafterLimit | None = None
     asks_version: bool = False
 
-    state: State = State.STARTING
-    state_reason: str = "not yet checked"
+    health: Health = field(default_factory=Health)
     in_flight: int = 0
     engine: Engine = field(default_factory=Engine)
     sent: int = 0
     load: EngineLoad = field(default_factory=EngineLoad)
-    context_tokens: int = 0
-    adapters: frozenset[str] = frozenset()
-    contradictions: Mapping[str, str] = field(default_factory=dict)
-    are_several: bool = False
     read_s: float = 0.0
     answered_tokens: float = 0.0
     answered_steps: float = 0.0
-    answered_by_peers: tuple[float, float] = 0.0, 0.0
     said: Speculation = field(init=False)
     said_limit: DrafterLimit | None = field(init=False)
     draft_schedule: DraftSchedule = field(init=False)
@@ -210,15 +190,14 @@ class Backend:
             self.engine, self.load = Engine(), EngineLoad()
             self.observe({}, self.said)
         self.engine.said = said
-        self.context_tokens, self.adapters = said.context_tokens, said.adapters
         limit = self.said_limit
         if limit is not None and self.asks_version:
             limit = replace(limit, beyond=beyond_of(self.said.method, said.version))
-        self.drafter_limit = None if limit is not None and 0 < self.context_tokens <= limit.tokens else limit
+        self.drafter_limit = None if limit is not None and 0 < said.context_tokens <= limit.tokens else limit
 
     def observe(self, contradictions: Mapping[str, str], speculation: Speculation) -> None:
         """Set how the engine speculates, and in what it contradicts the pool file."""
-        self.contradictions = contradictions
+        self.engine.contradictions = contradictions
         self.method, self.draft_schedule = speculation
         self.num_speculative_tokens = self.draft_schedule.k
 
@@ -248,6 +227,5 @@ class Backend:
     @property
     def contradiction(self) -> str | None:
         """What the pool file says and the engine does, in words; None if they agree."""
-        if not self.contradictions:
-            return None
-        return f"the pool file says {self.said}, but {' and '.join(self.contradictions.values())}"
+        found = self.engine.contradictions
+        return f"the pool file says {self.said}, but {' and '.join(found.values())}" if found else None

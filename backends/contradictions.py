@@ -78,7 +78,7 @@ def observed(said: Speculation, kinds: Collection[str], engine: EngineMetrics) -
 def compare(backend: Backend, engine: EngineMetrics) -> bool:
     """Set in what an engine contradicts the pool file, and how it speculates; return whether that is new."""
     found = contradictions(backend.said, engine)
-    is_new = found != backend.contradictions
+    is_new = found != backend.engine.contradictions
     if is_new:
         backend.observe(found, observed(backend.said, found, engine))
     return is_new

@@ -92,6 +92,7 @@ class Engine:
     acceptance: AcceptanceOfLate = field(default_factory=AcceptanceOfLate)
     occupancy: Occupancy = field(default_factory=Occupancy)
     comparison: StepComparison = field(default_factory=StepComparison)
+    contradictions: Mapping[str, str] = field(default_factory=dict)  # to the pool file, by kind
     habits: Any = None  # what the relay has learned of its streams
 
 

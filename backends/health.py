@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Final, NamedTuple
 
-from backends.backend import State
 from backends.engine_metrics import EngineMetrics
+
+
+class State(StrEnum):
+    """Whether a backend may be sent requests."""
+
+    STARTING = "starting"  # no successful probe yet
+    UP = "up"
+    DOWN = "down"  # refuses, hangs or fails its health check
+    EJECTED = "ejected"  # passes its health check, but fails what others serve; used again after a pause
+    RECOVERING = "recovering"  # back from one of the two: gets a request on trial, then a growing share
+    DRAINING = "draining"  # taken out by an operator; requests in flight may finish
+
 
 SERVING: Final = frozenset({State.UP, State.RECOVERING})
 _MAX_TRIAL_S: Final = 60.0

@@ -14,20 +14,21 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVarTuple
 
 from backends import background
-from backends.backend import Backend, EngineChange, State
+from backends.backend import Backend, EngineChange
 from backends.engine_metrics import EngineMetrics
 from backends.health import (
     Alone,
     Books,
     Drain,
     Evidence,
+    Health,
     HealthRules,
     Others,
     Probed,
     Served,
+    State,
     Strike,
     Unreachable,
     judge,
@@ -38,8 +39,6 @@ from backends.watch import Watch
 
 logger = logging.getLogger(__name__)
 
-Told = TypeVarTuple("Told")
-
 
 @dataclass(slots=True)
 class Joining:
@@ -47,6 +46,32 @@ class Joining:
 
     watch: Watch
     result: ProbeResult | None = None
+
+
+class Listener:
+    """Who hears what becomes of the replicas of a pool. Each event does nothing unless a subclass overrides it."""
+
+    def went_down(self, backend: Backend) -> None:
+        """Handle that a replica went down: its requests can be retried. One that is ejected may still answer."""
+
+    def became_ready(self, backend: Backend) -> None:
+        """Handle that a replica may be sent more requests than before."""
+
+    def was_ejected(self, backend: Backend, duration_s: float, reason: str) -> None:
+        """Handle that a replica was ejected on evidence that this process has; not by `Ejected`."""
+
+    def engine_changed(self, backend: Backend, change: EngineChange) -> None:
+        """Handle a change that an engine went through, as its metrics show."""
+
+    def difference_changed(self, backend: Backend) -> None:
+        """Handle that the `difference` of a replica is new, another one or gone."""
+
+    def reported_implausible(self, backend: Backend, what: str) -> None:
+        """Handle that a replica reported what cannot be; `what` is its name."""
+
+    def books(self, backend: Backend) -> Books:
+        """Return what the books of this process say of its requests at a replica."""
+        return Books(backend.read_s)
 
 
 class Pool:
@@ -61,7 +86,7 @@ class Pool:
     []
     >>> pool.report(backend, Drain())
     True
-    >>> backend.state_reason
+    >>> backend.health.reason
     'drained by an operator'
     """
 
@@ -80,26 +105,15 @@ class Pool:
             watch = Watch(backend, probe(backend, rules.timeout_s), rules)
             self._watches[backend.model, backend.name] = watch
         self.recovery = Recovery(rules.slow_start_s)  # the replicas on their way back
-        # Called with a replica that went down, so that its requests without a first byte can be retried. One that is
-        # ejected may still answer those that it has.
-        self.on_down: Callable[[Backend], None] | None = None
-        # Called with a replica that may be sent more requests than before.
-        self.on_ready: Callable[[Backend], None] | None = None
-        # Called with a replica, the seconds and the reason when it is ejected on evidence that this process has; not by
-        # `eject`.
-        self.on_eject: Callable[[Backend, float, str], None] | None = None
-        # Called with a replica whose engine went through a change, as its metrics show.
-        self.on_engine_change: Callable[[Backend, EngineChange], None] | None = None
-        # Called with a replica and the name of what it reported that cannot be.
-        self.on_implausible: Callable[[Backend, str], None] | None = None
-        # Called with a replica whose `difference` is new, another one or gone.
-        self.on_difference: Callable[[Backend], None] | None = None
-        # Returns what the books of this process say of its requests at a replica.
-        self.books: Callable[[Backend], Books] = lambda _: Books()
+        self._listener = Listener()
         self.unlike_contexts: set[str] = set()  # models whose engines take contexts of unlike length
         self._is_started = False
         self._misnamed: set[str] = set()  # models that no engine serves, as was said
         self._closing: set[asyncio.Task[None]] = set()
+
+    def listen(self, listener: Listener) -> None:
+        """Tell a listener from now on; it knows the relay, which knows the pool, so that no constructor can take it."""
+        self._listener = listener
 
     async def start(self) -> None:
         """Start probing."""
@@ -187,15 +201,15 @@ class Pool:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         backend = watch.backend
-        backend.state, backend.state_reason = State.DRAINING, "removed from the pool"
-        self.recovery.follow(backend, replace(watch.health, state=State.DRAINING))
+        backend.health = replace(backend.health, state=State.DRAINING, reason="removed from the pool")
+        self.recovery.follow(backend)
         logger.info("%s has left the pool, with %d requests", watch.label, backend.in_flight)
 
     def _admit(self, watch: Watch) -> None:
         backend = watch.backend
         before = self._watches.get((backend.model, backend.name))
         self._watches[backend.model, backend.name] = watch
-        if before is not None and before.health.is_drained:
+        if before is not None and before.backend.health.is_drained:
             self.report(backend, Drain())
         if self._is_started:
             watch.start(self._judge)
@@ -213,7 +227,7 @@ class Pool:
 
     def up(self, model: str) -> list[Backend]:
         """Return the replicas of a model that are up."""
-        return [backend for backend in self._by_model.get(model, ()) if backend.state is State.UP]
+        return [backend for backend in self._by_model.get(model, ()) if backend.health.state is State.UP]
 
     def watch(self, backend: Backend) -> Watch:
         """Return what is known of a replica."""
@@ -246,22 +260,21 @@ class Pool:
         if isinstance(evidence, Strike | Unreachable):
             watch.wake.set()
             watch.probe.was_refused |= isinstance(evidence, Unreachable)
-        members = [self.watch(other) for other in self.up(backend.model) if other is not backend]
+        members = [other for other in self.up(backend.model) if other is not backend]
         longest_up_s = max((now_s - other.health.up_since_s for other in members), default=0.0)
         others = Others(len(members), longest_up_s, self.recovery.trials(backend))
-        before = watch.health
-        if before.state is not backend.state:
-            before = replace(before, state=backend.state)
-        after = watch.health = judge(before, evidence, others, self.rules, now_s)
+        before = backend.health
+        after = backend.health = judge(before, evidence, others, self.rules, now_s)
         if after is not before:
-            self._follow(watch, before.state)
+            self._follow(watch, before)
         if after.state is State.EJECTED is not before.state and isinstance(evidence, Strike):
-            _tell(self.on_eject, backend, after.ejection_s, evidence.message)
+            with background.guarded("probes", of=watch.label):
+                self._listener.was_ejected(backend, after.ejection_s, evidence.message)
         return after.state is not before.state
 
     def report_success(self, backend: Backend) -> None:
         """Record a request for inference that the replica served, or whose answer it has begun if it is on trial."""
-        if backend.state is State.RECOVERING or self.watch(backend).health.strikes:
+        if backend.health.state is State.RECOVERING or backend.health.strikes:
             self.report(backend, Served())
 
     def _judge(self, watch: Watch, result: ProbeResult) -> None:
@@ -272,25 +285,26 @@ class Pool:
         if wrong and backend.model not in self._misnamed:
             logger.warning("%s: %s", backend.model, wrong)
         (self._misnamed.add if wrong else self._misnamed.discard)(backend.model)
-        if self.on_implausible is not None:
-            for what in result.ignored:
-                self.on_implausible(backend, what)
-        difference, context_tokens = backend.difference, backend.context_tokens
+        for what in result.ignored:
+            self._listener.reported_implausible(backend, what)
+        difference, context_tokens = backend.difference, backend.engine.said.context_tokens
         for change in watch.take(result, now_s):
-            _tell(self.on_engine_change, backend, change)
-        if backend.context_tokens != context_tokens:
+            with background.guarded("probes", of=watch.label):
+                self._listener.engine_changed(backend, change)
+        if backend.engine.said.context_tokens != context_tokens:
             self._compare_contexts(backend.model)
         if backend.difference != difference:
-            _tell(self.on_difference, backend)
+            with background.guarded("probes", of=watch.label):
+                self._listener.difference_changed(backend)
         books = Books(backend.read_s)
         if backend.in_flight:
             with background.guarded("probes", of=watch.label):
-                books = self.books(backend)
+                books = self._listener.books(backend)
         proof = result.is_certain, result.is_proven
         self.report(backend, Probed(result.problem, result.refused, result.engine, *proof, books))
 
     def _compare_contexts(self, model: str) -> None:
-        known = {each.context_tokens for each in self.of(model)} - {0}
+        known = {each.engine.said.context_tokens for each in self.of(model)} - {0}
         if len(known) < 2:
             self.unlike_contexts.discard(model)
         elif model not in self.unlike_contexts:
@@ -298,30 +312,24 @@ class Pool:
             what = f"{min(known):,} to {max(known):,} tokens"
             logger.warning("%s: its engines take contexts of %s; each request goes to those that take it", model, what)
 
-    def _follow(self, watch: Watch, before: State) -> None:
-        """Make the health of a replica known."""
-        backend, state, reason = watch.backend, watch.health.state, watch.health.reason
-        if state is not before:
+    def _follow(self, watch: Watch, before: Health) -> None:
+        """Make it known that the health of a replica is another one than before."""
+        backend, was = watch.backend, before.state
+        state, reason = backend.health.state, backend.health.reason
+        if state is not was:
             level = logging.WARNING if state in {State.DOWN, State.EJECTED} else logging.INFO
             logger.log(level, "%s is %s%s", watch.label, state, f": {reason}" if reason else "")
-        elif state is State.STARTING and reason != backend.state_reason and not backend.launched:
+        elif state is State.STARTING and reason != before.reason and not backend.launched:
             logger.warning("%s cannot be reached yet: %s", watch.label, reason)
-        backend.state, backend.state_reason = state, reason
-        self.recovery.follow(backend, watch.health)
-        if before is State.UP and state is not before and not self.up(backend.model):
+        self.recovery.follow(backend)
+        if was is State.UP and state is not was and not self.up(backend.model):
             for other in self.of(backend.model):
-                if other.state is State.EJECTED:
+                if other.health.state is State.EJECTED:
                     self.watch(other).wake.set()  # it returns with its next probe
                 else:
                     self.report(other, Alone())
-        if state is State.DOWN and before is not State.DOWN:
-            _tell(self.on_down, backend)
-        if state is State.RECOVERING or (state is State.UP and before is not State.UP):
-            _tell(self.on_ready, backend)
-
-
-def _tell(callback: Callable[[Backend, *Told], None] | None, backend: Backend, *told: *Told) -> None:
-    """Report to who wants to know; what that raises changes nothing here."""
-    if callback is not None:
-        with background.guarded("probes", of=f"{backend.model}/{backend.name}"):
-            callback(backend, *told)
+        with background.guarded("probes", of=watch.label):
+            if state is State.DOWN and was is not State.DOWN:
+                self._listener.went_down(backend)
+            if state is State.RECOVERING or (state is State.UP and was is not State.UP):
+                self._listener.became_ready(backend)

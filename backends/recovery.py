@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from backends.backend import Backend, State
-from backends.health import Health
+from backends.backend import Backend
+from backends.health import State
 
 TRIAL: Final = "trial"
 """Reason of the decision that sends a request on trial."""
@@ -24,7 +24,6 @@ class _Return:
     """The return of one replica."""
 
     backend: Backend
-    health: Health
     trials: int = 0  # requests on trial that it has
 
 
@@ -37,15 +36,13 @@ class Recovery:
         # The returns by model and name; empty most of the time, which the request path checks first.
         self.replicas: dict[tuple[str, str], _Return] = {}
 
-    def follow(self, backend: Backend, health: Health) -> None:
+    def follow(self, backend: Backend) -> None:
         """Follow a replica while it recovers."""
         key = backend.model, backend.name
-        if health.state is not State.RECOVERING:
+        if backend.health.state is not State.RECOVERING:
             self.replicas.pop(key, None)
-        elif (found := self.replicas.get(key)) is not None:
-            found.health = health
-        else:
-            self.replicas[key] = _Return(backend, health)
+        elif key not in self.replicas:
+            self.replicas[key] = _Return(backend)
 
     def trials(self, backend: Backend) -> int:
         """Return how many requests on trial a replica has."""
@@ -55,7 +52,7 @@ class Recovery:
     def is_on_trial(self, backend: Backend) -> bool:
         """Return whether a replica has yet to serve a request."""
         found = self.replicas.get((backend.model, backend.name))
-        return found is not None and found.health.is_on_trial
+        return found is not None and backend.health.is_on_trial
 
     def begin_trial(self, backend: Backend) -> None:
         """Count a request on trial that is sent."""
@@ -73,20 +70,21 @@ class Recovery:
         """Return the replicas that may be sent a request, in the order of `members`."""
         now_s = time.monotonic() if now_s is None else now_s
         left = [backend for backend in members if backend.name not in tried]
-        up = [backend for backend in left if backend.state is State.UP]
+        up = [backend for backend in left if backend.health.state is State.UP]
         back = [found for backend in left if (found := self.replicas.get((backend.model, backend.name))) is not None]
         if not up:
             return [found.backend for found in back]  # better than none
         if may_try:
             for found in back:
-                if found.health.is_on_trial and not found.trials:
+                if found.backend.health.is_on_trial and not found.trials:
                     return [found.backend]
         mean = sum(backend.in_flight for backend in up) / sum(backend.weight for backend in up)
         ready = {backend.name for backend in up}
         for found in back:
-            passed_s = now_s - found.health.returning_since_s
+            health = found.backend.health
+            passed_s = now_s - health.returning_since_s
             share = min(1.0, passed_s / self.slow_start_s) if self.slow_start_s else 1.0
             bound = max(1.0, share * mean * found.backend.weight)
-            if not found.health.is_on_trial and found.backend.in_flight < bound:
+            if not health.is_on_trial and found.backend.in_flight < bound:
                 ready.add(found.backend.name)
         return [backend for backend in left if backend.name in ready]

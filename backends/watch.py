@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Final
 
 from backends import background
-from backends.backend import Backend, EngineChange, EngineLoad, State
+from backends.backend import Backend, EngineChange, EngineLoad
 from backends.contradictions import compare
 from backends.engine import SEVERAL
 from backends.engine_metrics import EngineMetrics
-from backends.health import SERVING, Health, HealthRules
+from backends.health import SERVING, HealthRules, State
 from backends.probe import Probe, ProbeResult
 
 logger = logging.getLogger(__name__)
@@ -34,13 +34,15 @@ class Watch:
         self.backend = backend
         self.probe = probe
         self.rules = rules
-        self.health = Health(backend.state, backend.state_reason)
         self.serves: tuple[str, ...] = ()  # what it serves in place of its model, as last probed
         self.wake = asyncio.Event()  # set to have it probed now
         self.probed = asyncio.Event()  # set once it has been
         self.has_left = False  # the pool, though requests to it may be in flight
         self.task: asyncio.Task[None] | None = None
+        self.are_several = False  # whether several engines answer at its address
         self._peers_in_flight = 0  # requests that other gateway processes have in flight to it
+        # Tokens of answers of the peers whose steps are known, and these steps, so far.
+        self._answered_by_peers = 0.0, 0.0
         self._foreign = 0  # requests in the engine that no known gateway process has sent
 
     @property
@@ -58,15 +60,15 @@ class Watch:
     def is_progressing(self) -> bool:
         """Whether the replica's metrics have changed of late while it had requests."""
         late_s = 2.0 * (self.rules.interval_s + self.rules.timeout_s)
-        return self.is_at_work and time.monotonic() - self.health.progress_at_s <= late_s
+        return self.is_at_work and time.monotonic() - self.backend.health.progress_at_s <= late_s
 
     def tokens_per_step(self) -> dict[str, float] | None:
         """Return the tokens per step of late, as shown by its answers and as counted; None if not compared."""
         return self.backend.engine.comparison.figures(self._most_per_step())
 
-    def set_peers_in_flight(self, in_flight: int, *, recounted: int = 0) -> None:
-        """Set how many requests other gateway processes have in flight to it."""
-        backend = self.backend
+    def hear_peers(self, in_flight: int, answered: tuple[float, float], *, recounted: int = 0) -> None:
+        """Set how many requests other gateway processes have in flight to it, and what it has answered to them."""
+        backend, self._answered_by_peers = self.backend, answered
         self._peers_in_flight = in_flight
         self._foreign = max(0, self._foreign - recounted)
         load, others = backend.load, self._foreign + in_flight
@@ -79,13 +81,13 @@ class Watch:
         """Probe the replica again and again, and have each result judged."""
         while True:
             self.wake.clear()
-            judge(self, await self.probe_now(admit=self.backend.state not in SERVING))
+            judge(self, await self.probe_now(admit=self.backend.health.state not in SERVING))
             self.probed.set()
             pause_s = self.rules.interval_s
-            if self.backend.state is State.STARTING:
+            if self.backend.health.state is State.STARTING:
                 pause_s = min(pause_s, _STARTING_PAUSE_S)
-            elif self.backend.state is State.EJECTED:
-                pause_s = min(pause_s, max(0.05, self.health.ejected_until_s - time.monotonic()))
+            elif self.backend.health.state is State.EJECTED:
+                pause_s = min(pause_s, max(0.05, self.backend.health.ejected_until_s - time.monotonic()))
             try:
                 async with asyncio.timeout(pause_s):
                     await self.wake.wait()
@@ -120,7 +122,7 @@ class Watch:
     async def _probe_once(self, *, admit: bool) -> ProbeResult:
         try:
             async with asyncio.timeout(5.0 * self.rules.timeout_s):
-                return await self.probe.run(admit=admit, prove=self.health.has_stalled)
+                return await self.probe.run(admit=admit, prove=self.backend.health.has_stalled)
         except Exception as error:  # noqa: BLE001 -- an OSError that httpx does not know, say
             logger.warning("a probe failed: %s", type(error).__name__)
             return ProbeResult(f"cannot be probed ({type(error).__name__})", late=isinstance(error, TimeoutError))
@@ -132,16 +134,16 @@ class Watch:
             return []
         how, difference = (backend.method, backend.draft_schedule), backend.difference
         backend.set_engine(result.said, is_new=result.is_new)
-        if self.probe.processes.are_several != backend.are_several:
-            backend.are_several = not backend.are_several
-            if backend.are_several:
+        if self.probe.processes.are_several != self.are_several:
+            self.are_several = not self.are_several
+            if self.are_several:
                 logger.warning("%s: %s", self.label, SEVERAL)
             else:
                 logger.info("%s: one engine answers at its address now", self.label)
         changes = []
         if result.is_new and before.said.card is not None:
             changes.append(EngineChange.RESTART)
-        elif page is not None and before.metrics is not None and not backend.are_several:
+        elif page is not None and before.metrics is not None and not self.are_several:
             changes += _changes(before.metrics, page)
         for change in changes:
             logger.info("%s: its engine has changed %s", self.label, change.replace("_", " "))
@@ -160,11 +162,11 @@ class Watch:
         """Compare what an engine counts with what was said and with its answers, and take in its load."""
         backend, engine = self.backend, self.backend.engine
         if compare(backend, page):
-            if backend.contradictions:
+            if engine.contradictions:
                 logger.warning("%s: %s", self.label, backend.contradiction)
             else:
                 logger.info("%s speculates as the pool file says: %s", self.label, backend.said)
-        by_peers, most_per_step = backend.answered_by_peers, self._most_per_step()
+        by_peers, most_per_step = self._answered_by_peers, self._most_per_step()
         answered = backend.answered_tokens + by_peers[0], backend.answered_steps + by_peers[1]
         engine.comparison.add(page, answered, most_per_step, now_s)
         engine.acceptance.add(page, now_s)

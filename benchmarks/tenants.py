@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import uvloop
 
-from backends.backend import State
+from backends.health import Health, State
 from backends.http.client import Connection, UpstreamClient
 from benchmarks.overhead.inside import _ANSWER, _ANSWER_HEAD, _HEAD, BackendTransport, NullTransport, _no_app
 from benchmarks.overhead.load import chat_body
@@ -68,7 +68,7 @@ class Load:
         self.ready: deque[Client] = deque()
         self.server = HttpServer(HttpFrontend(gateway, _no_app, set()), ServerLimits(), writes=gateway.relay.writes)
         for upstream in gateway.models["m"].upstreams.values():
-            upstream.backend.state = State.UP
+            upstream.backend.health = Health(State.UP)
             for _ in range(PLACES // 2 + 1):  # the next request is sent before the one that ends gives up its own
                 connection = Connection(cast("UpstreamClient", upstream.client))
                 connection.connection_made(BackendTransport(connection, self.carried))  # type: ignore[arg-type]

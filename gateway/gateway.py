@@ -22,8 +22,9 @@ from gateway.admin.policy_versions import PolicyVersions
 from gateway.config.settings import PoolSettings
 from gateway.peers.exchange import PeerExchange
 from gateway.peers.peers import Peers
-from gateway.relay.context import RelayContext
+from gateway.relay.context import RelayContext, RescuerFor
 from gateway.relay.observers import Follower
+from gateway.relay.roles import Reporting
 from gateway.routing.access import Access
 from gateway.routing.model import Model
 from gateway.state.sync import State
@@ -60,13 +61,18 @@ class Gateway:
     is_started: bool = False  # whether its periodic tasks run
     # Of what was taken out of use: each frees what that held, and returns whether the requests of then have ended.
     leaving: list[Callable[[], bool]] = field(default_factory=list)
+    # Reads the pool file again, or tells what that would change; None if this process was not started with one.
+    reload: Reload | None = None
     # Returns the processes of the replicas that the gateway started: `pid`, `restarts`, ... by `model/backend`.
     launched: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
     rooms: list[Room] = field(default_factory=list)  # what joins it
     # Called after each change of the other attributes.
     on_change: list[Callable[[], None]] = field(default_factory=list)
-    # Reads the pool file again, or tells what that would change; None if this process was not started with one.
-    reload: Reload | None = None
+
+    def take_over(self, later: Gateway, versions: dict[str, PolicyVersions]) -> None:
+        """Serve with the parts of a later gateway that its settings determine, and with these policy versions."""
+        self.settings, self.models, self.relay = later.settings, later.models, later.relay
+        self.admin_access, self.policy_versions = later.admin_access, versions
 
     def is_ready(self) -> bool:
         """Return whether each model has a replica that is up."""
@@ -88,6 +94,10 @@ class Room:
         The kinds of its work beside the requests, whose failures are counted.
     restart_keys
         Beginnings of the keys of the pool file of which it takes note at a start only.
+    rescuer_for
+        What goes on with the streams of requests elsewhere; None if it does not.
+    reporter
+        What reports requests outside; None if it does not.
     keep_prompt_bytes
         Size of the largest body whose prompt is to be kept until the exchange has ended.
     needs_scores
@@ -99,6 +109,8 @@ class Room:
     order: ClassVar[int] = 0
     work: ClassVar[tuple[str, ...]] = ()
     restart_keys: ClassVar[tuple[str, ...]] = ()
+    rescuer_for: RescuerFor | None = None
+    reporter: Reporting | None = None
     keep_prompt_bytes: int = 0
     needs_scores: bool = False
     page: ClassVar[str] = ""
@@ -160,13 +172,16 @@ def _is_room_of(module: str, member: object) -> TypeGuard[type[Room]]:
 
 def join(gateway: Gateway) -> None:
     """Connect the rooms to the exchanges of the models that there are now."""
-    relay = gateway.relay
-    relay.followers = {name: [] for name in gateway.models}
+    rooms, relay = gateway.rooms, gateway.relay
     for model in gateway.models.values():
         if model.explainer is not None:
-            model.explainer.explain_candidates = any(room.needs_scores for room in gateway.rooms)
-    relay.router.keep_prompt_bytes = max((room.keep_prompt_bytes for room in gateway.rooms), default=0)
-    for room in gateway.rooms:
+            model.explainer.explain_candidates = any(room.needs_scores for room in rooms)
+    relay.router.keep_prompts(max((room.keep_prompt_bytes for room in rooms), default=0))
+    followers: dict[str, list[Follower]] = {name: [] for name in gateway.models}
+    for room in rooms:
         with background.guarded("observers", of=type(room).__name__):
             for name, follower in room.follow().items():
-                relay.followers[name].append(follower)
+                followers[name].append(follower)
+    rescuers = [room.rescuer_for for room in rooms if room.rescuer_for is not None]
+    reporters = [room.reporter for room in rooms if room.reporter is not None]
+    relay.join(followers, next(iter(rescuers), None), next(iter(reporters), None))

@@ -26,7 +26,7 @@ from typing import Any, cast
 
 import uvloop
 
-from backends.backend import State
+from backends.health import Health, State
 from backends.http.client import Connection, UpstreamClient
 from backends.launch.ports import free_port
 from benchmarks.overhead import process
@@ -136,7 +136,7 @@ async def measure(
     settings = settings.model_copy(update={"telemetry": TelemetrySettings.model_validate(telemetry)})
     gateway = assemble(settings, plan(settings, Path()).backends, digest("admin"))
     for backend in gateway.pool:
-        backend.state = State.UP
+        backend.health = Health(State.UP)
     service = HttpFrontend(gateway, _no_app, set())
     server = HttpServer(service, ServerLimits(), writes=gateway.relay.writes)
     frontend, client, carried = ServerConnection(server), NullTransport(), list[Connection]()

@@ -13,7 +13,8 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
-from backends.backend import Backend, State
+from backends.backend import Backend
+from backends.health import State
 from gateway.admin.policy import add_policy_routes
 from gateway.dialects.errors import GatewayError
 from gateway.gateway import Gateway
@@ -118,11 +119,11 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
     engine = gateway.pool.engine(backend)
     load = backend.load
     return {
-        "state": backend.state,
-        "reason": backend.state_reason,
+        "state": backend.health.state,
+        "reason": backend.health.reason,
         "method": backend.said.method,
         "num_speculative_tokens": backend.said.schedule.k,
-        "contradictions": backend.contradictions,
+        "contradictions": backend.engine.contradictions,
         "observed": {"method": backend.method, "num_speculative_tokens": backend.num_speculative_tokens},
         "tokens_per_step": _tokens_per_step(gateway, backend),
         "url": backend.url,
@@ -173,7 +174,7 @@ def _set_drained(gateway: Gateway, reference: BackendReference, *, drained: bool
     return {
         "model": backend.model,
         "backend": backend.name,
-        "state": backend.state,
+        "state": backend.health.state,
         "in_flight": backend.in_flight,
     }
 
@@ -213,7 +214,7 @@ def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, A
             {
                 "backend": member.name,
                 "method": member.said.method,
-                "state": member.state,
+                "state": member.health.state,
                 "simulated": member.simulated,
                 "in_flight": member.in_flight,
                 "eligible": member.name in assessed,
@@ -232,12 +233,12 @@ def _note(assessed: Assessment | None, backend: Backend, routed: RoutedRequest) 
     risk = routed.model.troubles.risk(routed.features, backend)
     wrong = "" if risk is None else str(risk)
     if assessed is None:
-        return wrong if wrong and backend.state is State.UP else _ineligible(backend, routed.features)
+        return wrong if wrong and backend.health.state is State.UP else _ineligible(backend, routed.features)
     return "; ".join(filter(None, (assessed.note, _beyond(backend, routed.features), wrong)))
 
 
 def _beyond(backend: Backend, request: RequestFeatures) -> str:
-    limit, tokens, most = backend.drafter_limit, request.prompt_tokens, backend.context_tokens
+    limit, tokens, most = backend.drafter_limit, request.prompt_tokens, backend.engine.said.context_tokens
     if 0 < most <= tokens and not request.is_unknown:
         return f"its context of {most:,} tokens is too short for a prompt of about {tokens:,}"
     if limit is None:
@@ -250,8 +251,10 @@ def _beyond(backend: Backend, request: RequestFeatures) -> str:
 
 def _ineligible(backend: Backend, request: RequestFeatures) -> str:
     """Return why a backend cannot serve a request."""
-    if backend.state is not State.UP:
-        return f"{backend.state}: {backend.state_reason}" if backend.state_reason else backend.state.value
+    if backend.health.state is not State.UP:
+        return (
+            f"{backend.health.state}: {backend.health.reason}" if backend.health.reason else backend.health.state.value
+        )
     if request.baseline_only:
         return f"a speculating vLLM does not support {' and '.join(request.baseline_only)}"
     if beyond := _beyond(backend, request):

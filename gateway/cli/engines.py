@@ -201,9 +201,9 @@ def _differences(engine: Engine, *, is_said: bool) -> Iterator[Issue]:
         yield Issue(("url",), engine.result.problem)
     if engine.is_several:
         yield Issue(("url",), SEVERAL)
-    for kind, what in backend.contradictions.items():
+    for kind, what in backend.engine.contradictions.items():
         yield Issue(where if kind == "k" else ("method",), f"the pool file says {backend.said}, but {what}")
-    if engine.told and not backend.contradictions:
+    if engine.told and not backend.engine.contradictions:
         if engine.method not in {backend.said.method, None}:
             yield Issue(("method",), f"the pool file says {backend.said.method}, but its engine {engine.method}")
         for key, value in engine.config().items():

@@ -39,8 +39,11 @@ GONE_S = 60.0
 _RESPONSES_S, _MOST_RESPONSES = 2.0, 1000
 """For how long, and how many, locations of stored responses are reported."""
 
-_REPORTS_OF_A_PROMPT, _MOST_PROMPTS = 3, 64
-"""In how many reports a prompt stands, so that a reader may miss two of them; and how many are new in one, the last."""
+MOST_PROMPTS = 64
+"""How many prompts are new in a report, the last that were sent."""
+
+_REPORTS_OF_A_PROMPT = 3
+"""In how many reports a prompt stands, so that a reader may miss two of them."""
 
 _REPORTS_TO_COUNT = 2
 """Reports after which a process counts, so that nothing is believed that an ended one has left."""
@@ -66,17 +69,18 @@ class Peers:
         self,
         pool: Pool,
         limits: Limits,
-        keyring: Keyring,
         locations: ResponseLocations,
-        models: Mapping[str, Model],
+        sent: Sent,
         clock: Callable[[], float] = time.monotonic,
         host: str | None = None,
     ) -> None:
         self._pool = pool
         self._limits = limits
-        self._keyring = keyring  # the keys whose use counts
         self._locations = locations
-        self._models = models
+        self._sent = sent  # prompts that were sent since the last report
+        self._keyring = Keyring([])  # the keys whose use counts
+        self._models: Mapping[str, Model] = {}
+        self._shares: Mapping[str, FairShares] = {}  # of the models with a queue
         self._clock = clock  # returns monotonic seconds
         # Name of this host: addresses such as 127.0.0.1 name other replicas on other hosts.
         self._host = platform.node() if host is None else host
@@ -94,15 +98,11 @@ class Peers:
         self._draining: dict[str, Draining] = {}
         self._responses: deque[tuple[float, str, str]] = deque(maxlen=_MOST_RESPONSES)  # time, id, backend
         self._response_count = 0
-        self.shares: Mapping[str, FairShares] = {}  # of the models with a queue
-        self.sent: Sent = deque(maxlen=_MOST_PROMPTS)  # since the last report
         self._prompts: deque[list[SentPrompt]] = deque(maxlen=_REPORTS_OF_A_PROMPT)
-        pool.on_eject = self._note_ejection
-        locations.on_new = self._note_response
 
-    def follow(self, keyring: Keyring, models: Mapping[str, Model]) -> None:
-        """Replace the known keys and models, and forget the names of replicas, which may have changed too."""
-        self._keyring, self._models = keyring, models
+    def follow(self, keyring: Keyring, models: Mapping[str, Model], shares: Mapping[str, FairShares]) -> None:
+        """Replace the keys, models and shares, and forget the names of replicas, which may have changed too."""
+        self._keyring, self._models, self._shares = keyring, models, shares
         self._ids.clear()
         present = {self._id(backend) for backend in self._pool}
         self._draining = {replica: said for replica, said in self._draining.items() if replica in present}
@@ -115,12 +115,15 @@ class Peers:
     def update(self) -> None:
         """Write a new report if the state has changed, or the last one is a second old."""
         now_s = self._clock()
+        while self._locations.new:
+            self._response_count += 1
+            self._responses.append((now_s, *self._locations.new.popleft()))
         in_flight = {self._id(backend): backend.in_flight for backend in self._pool if backend.in_flight}
         keys = self._limits.report()
         steady = {key: use.steady() for key, use in keys.items()}
         state = (in_flight, steady, self._ejection_count, self._response_count, dict(self._draining))
         is_new_to_some, self._greetings = self._greetings > 0, max(0, self._greetings - 1)
-        if not is_new_to_some and not self.sent and state == self._reported and now_s - self._reported_s < HEARTBEAT_S:
+        if not is_new_to_some and not self._sent and state == self._reported and now_s - self._reported_s < HEARTBEAT_S:
             return
         self._reported, self._reported_s = state, now_s
         self.number += 1
@@ -135,9 +138,9 @@ class Peers:
         while self._responses and now_s - self._responses[0][0] > _RESPONSES_S:
             self._responses.popleft()
         responses = {response: backend for _, response, backend in self._responses}
-        sent = [SentPrompt(self._id(one), each.prefix, each.prefix_tokens) for one, each in self.sent]
+        sent = [SentPrompt(self._id(one), each.prefix, each.prefix_tokens) for one, each in self._sent]
         self._prompts.appendleft(sent)
-        self.sent.clear()
+        self._sent.clear()
         self.report = Report(
             self.writer,
             self.number,
@@ -148,7 +151,7 @@ class Peers:
             self._draining,
             responses,
             [*self._prompts],
-            {name: shares.totals_s for name, shares in self.shares.items()},
+            {name: shares.totals_s for name, shares in self._shares.items()},
         ).encode()
 
     def receive(self, data: bytes) -> None:
@@ -168,7 +171,7 @@ class Peers:
         peer.number, peer.heard_s, peer.counts, peer.in_flight = report.number, self._clock(), True, report.in_flight
         self._add_answered(peer, report.answered)
         for model, totals_s in report.served_s.items():
-            if (shares := self.shares.get(model)) is not None:
+            if (shares := self._shares.get(model)) is not None:
                 known = {
                     key: total_s for key, total_s in totals_s.items() if self._keyring.with_id(key.partition(" ")[0])
                 }
@@ -196,7 +199,7 @@ class Peers:
             if peer.counts and now_s - peer.heard_s > SILENT_S:
                 peer.counts = False
                 self._limits.forget(writer)
-                for shares in self.shares.values():
+                for shares in self._shares.values():
                     shares.forget(writer)
             elif now_s - peer.heard_s > 2.0 * GONE_S:
                 del self._peers[writer]
@@ -207,8 +210,8 @@ class Peers:
                 (recounted.update if peer.counts else recounted.subtract)(peer.in_flight)
         for backend in self._pool:
             replica = self._id(backend)
-            self._pool.watch(backend).set_peers_in_flight(counts[replica], recounted=recounted[replica])
-            backend.answered_by_peers = self._answered.get(replica, (0.0, 0.0))
+            answered = self._answered.get(replica, (0.0, 0.0))
+            self._pool.watch(backend).hear_peers(counts[replica], answered, recounted=recounted[replica])
         alive = sum(peer.counts for peer in self._peers.values())
         if is_reported or not alive:
             self._limits.divide(alive)
@@ -248,11 +251,8 @@ class Peers:
             if self._id(backend) == replica:
                 self._pool.report(backend, Drain(said.drained))
 
-    def _note_response(self, response: str, backend: str) -> None:
-        self._response_count += 1
-        self._responses.append((self._clock(), response, backend))
-
-    def _note_ejection(self, backend: Backend, duration_s: float, reason: str) -> None:
+    def note_ejection(self, backend: Backend, duration_s: float, reason: str) -> None:
+        """Report that this process has ejected a replica."""
         self._ejection_count += 1
         self._ejections[self._id(backend)] = (self._ejection_count, self._clock() + duration_s, reason)
 

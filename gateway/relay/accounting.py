@@ -189,7 +189,7 @@ def _passed_through(
 def _believed(usage: Usage | None, ended: EndedExchange, backend: Backend, more_tokens: int = 0) -> Usage | None:
     """Return the usage without what cannot be."""
     if usage is not None:
-        most = backend.context_tokens or MOST_CONTEXT_TOKENS
+        most = backend.engine.said.context_tokens or MOST_CONTEXT_TOKENS
         if max(usage.prompt_tokens or 0, usage.output_tokens or 0, usage.accepted_tokens or 0) > most:
             most *= ended.routed.features.n
         usage.ignore_beyond(most + more_tokens, most)
@@ -205,7 +205,7 @@ def _unseen_tokens(ended: EndedExchange, upstream: Upstream, usage: Usage | None
     if features.stream or usage or ended.unread_bytes or features.endpoint is _EMBEDDINGS:
         return 0
     each = (times.ended_s - times.arrived_s - times.waited_s) / upstream.pace_s
-    most = min(features.max_tokens or math.inf, upstream.backend.context_tokens or MOST_CONTEXT_TOKENS)
+    most = min(features.max_tokens or math.inf, upstream.backend.engine.said.context_tokens or MOST_CONTEXT_TOKENS)
     return round(features.n * min(each, most))
 
 

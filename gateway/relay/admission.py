@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from backends import background
-from backends.backend import State
+from backends.health import State
 from gateway.dialects.errors import GatewayError
 from gateway.relay.context import RelayContext
 from gateway.relay.delivery import Delivery
@@ -176,7 +176,7 @@ def _is_homeless(exchange: Exchange) -> bool:
     """Return whether it is not known where the response is to which a request refers, or that backend is gone."""
     routed = exchange.routed
     members = exchange.relay.pool.of(routed.model.name)
-    is_there = [each.state is not _DOWN for each in members if each.name == routed.home]
+    is_there = [each.health.state is not _DOWN for each in members if each.name == routed.home]
     return len(members) > 1 and not any(is_there) and not routed.headers.backend
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from backends import background
@@ -54,44 +54,54 @@ class Timeouts:
     total_s: float = math.inf  # seconds from the arrival of a request to the end of its answer
 
 
+RescuerFor = Callable[[RequestHeaders, bytes, RoutedRequest], Rescuer]
+"""Returns what goes on elsewhere with the stream of a request: its head, its body and its routing."""
+
+
+@dataclass(eq=False)
 class RelayContext:
-    """The state shared by all exchanges of a gateway process."""
+    """The state shared by all exchanges of a gateway process.
 
-    def __init__(
+    A reload replaces the first four in a copy: exchanges in flight keep theirs, and are in `exchanges` of both.
+    """
+
+    router: Router
+    access: Access
+    timeouts: Timeouts
+    queues: dict[str, ModelQueue]  # the queues of the models that have one, by name
+    pool: Pool
+    limits: Limits
+    metrics: RequestSeries
+    writes: WriteBatch
+    exchanges: set[Ongoing] = field(default_factory=set)  # the exchanges in flight
+    lookups: Lookups = field(default_factory=Lookups)  # of stored responses that are not known here
+    turns: Turns = field(default_factory=Turns)  # where large bodies are parsed one after another
+    # Where requests wait for the first replica of their model.
+    first_start: FirstStart = field(default_factory=FirstStart)
+    # What rooms do for exchanges, as `join` says.
+    followers: Mapping[str, Sequence[Follower]] = field(default_factory=dict)
+    rescuer_for: RescuerFor | None = None
+    reporter: Reporting | None = None
+    _ids: list[bytes] = field(default_factory=list)
+
+    def join(
         self,
-        router: Router,
-        pool: Pool,
-        access: Access,
-        limits: Limits,
-        metrics: RequestSeries,
-        timeouts: Timeouts,
-        writes: WriteBatch,
+        followers: Mapping[str, Sequence[Follower]],
+        rescuer_for: RescuerFor | None = None,
+        reporter: Reporting | None = None,
     ) -> None:
-        self.router = router
-        self.pool = pool
-        self.access = access
-        self.limits = limits
-        self.metrics = metrics
-        self.timeouts = timeouts
-        self.writes = writes
-        self.exchanges: set[Ongoing] = set()  # the exchanges in flight
-        self.followers: dict[str, list[Follower]] = {}  # what observes the exchanges of a model, by its name
-        self.queues: dict[str, ModelQueue] = {}  # the queues of the models that have one, by name
-        # Returns what goes on with the streams of a request elsewhere; None if nothing does.
-        self.rescuer_for: Callable[[RequestHeaders, bytes, RoutedRequest], Rescuer] | None = None
-        self.reporter: Reporting | None = None  # what reports requests outside; None if nothing does
-        self.lookups = Lookups()  # of stored responses that are not known here
-        self.turns = Turns()  # where large bodies are parsed one after another
-        self.first_start = FirstStart()  # where requests wait for the first replica of their model
-        self._ids: list[bytes] = []
+        """Have rooms take part in what comes: they know the relay, so that it can be told of them only later.
 
-    def successor(self, router: Router, access: Access, timeouts: Timeouts) -> RelayContext:
-        """Return the context of later exchanges; those in flight keep theirs, and are in `exchanges` of both."""
-        later = RelayContext(router, self.pool, access, self.limits, self.metrics, timeouts, self.writes)
-        later.exchanges, later.reporter = self.exchanges, self.reporter
-        later.turns, later.lookups, later.first_start = self.turns, self.lookups, self.first_start
-        later.rescuer_for = self.rescuer_for
-        return later
+        Parameters
+        ----------
+        followers
+            What observes the exchanges of a model, by its name.
+        rescuer_for
+            What goes on with streams elsewhere; None if nothing does.
+        reporter
+            What reports requests outside; None if nothing does.
+        """
+        self.followers, self.rescuer_for, self.reporter = followers, rescuer_for, reporter
 
     def new_request_id(self) -> bytes:
         """Return 32 random hex digits: nobody can know the ids of others, and take them first."""

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from backends.backend import Backend, State
-from backends.health import Strike, Unreachable
+from backends.backend import Backend
+from backends.health import State, Strike, Unreachable
 from gateway.dialects.errors import EXCEEDED, GatewayError, exceeded, gateway_failed
 from gateway.relay.accounting import conclude
 from gateway.relay.answers import PassThrough
@@ -328,7 +328,7 @@ class Exchange:
             return
         is_waiting = not self.delivery.has_begun or (self.rescuer is not None and self.rescuer.is_waiting)
         if is_waiting and self.sender.is_relayed:  # else it is for the proxy to send it elsewhere
-            self.failed(attempt, "down", backend.state_reason)
+            self.failed(attempt, "down", backend.health.reason)
 
     def silence_of(self, backend: Backend, now_s: float) -> Silence | None:
         """Return for how long a backend has told nothing of this request; None if nothing is waited for there."""
@@ -359,7 +359,7 @@ class Exchange:
             self.failed(attempt, "stalled", f"sent nothing for {silent_s:.1f} s of a stream")
             return
         limit_s = timeouts.idle_s if is_answering else timeouts.first_byte_s
-        is_down = backend.state is State.DOWN
+        is_down = backend.health.state is State.DOWN
         if is_down:
             limit_s = min(limit_s, _DOWN_TIMEOUT_S)
         step = Step.WAIT
@@ -369,7 +369,7 @@ class Exchange:
         if step is Step.WAIT and silent_s > limit_s:
             step = Step.TIME_OUT
             if is_down:
-                step = self.failed(attempt, "down", backend.state_reason, otherwise=step)
+                step = self.failed(attempt, "down", backend.health.reason, otherwise=step)
             if step is Step.TIME_OUT:
                 self.failed(attempt, "timeout", f"sent nothing for {limit_s:g} s")
 

@@ -7,7 +7,8 @@ import time
 from typing import Final
 
 from backends import background
-from backends.backend import Backend, State
+from backends.backend import Backend
+from backends.health import State
 from gateway.relay.roles import Waiter
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class FirstStart:
 
     def hold(self, waiter: Waiter, model: str) -> bool:
         """Keep a request that no replica can take yet; return whether it waits."""
-        if model in self._started or all(each.state is not State.STARTING for each in waiter.members()):
+        if model in self._started or all(each.health.state is not State.STARTING for each in waiter.members()):
             return False
         waiting = [(each, since_s) for each, since_s in self._waiting.get(model, ()) if each.is_open]
         held = sum(len(each.body) for each, _ in waiting) + len(waiter.body)

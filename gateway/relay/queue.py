@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, merge
 from typing import Final
 
-from backends.backend import Backend, State
+from backends.backend import Backend
+from backends.health import State
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.json_body import set_field
 from gateway.relay.roles import Waiter
@@ -235,7 +236,7 @@ class ModelQueue:
             members = waiter.members()
         except GatewayError:  # raised again where the client is told
             return True
-        return any(backend.state in _SENT_TO for backend in self.free(members))
+        return any(backend.health.state in _SENT_TO for backend in self.free(members))
 
     def _each_line(self) -> Iterator[list[Place]]:
         return (line for lines in self._lines.values() for line in lines.values())

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backends.backend import State
+from backends.health import State
 from policies.roles import Price
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ def price_of(routed: RoutedRequest) -> Price:
     if model.explainer is not None:
         try:
             backends = [each.backend for each in model.upstreams.values()]
-            up = [each for each in backends if each.state is State.UP]
+            up = [each for each in backends if each.health.state is State.UP]
             if (price := model.explainer.price(features, up or backends)) is not None:
                 return price
         except Exception as error:  # noqa: BLE001

@@ -21,6 +21,7 @@ def fitting(request: RequestFeatures, backends: Sequence[Backend]) -> Sequence[B
     prompt = request.prompt_tokens if request.unseen is None else request.unseen.most_tokens
     answer = request.context_tokens - request.prompt_tokens
     tokens = max(_MARGIN * prompt + answer, request.max_tokens or 0)
-    longest = max([one.context_tokens for one in backends], default=0)
+    longest = max([one.engine.said.context_tokens for one in backends], default=0)
     least = min(tokens, longest)
-    return [one for one in backends if not one.context_tokens or one.context_tokens >= least]
+    lengths = [(one, one.engine.said.context_tokens) for one in backends]
+    return [one for one, tokens in lengths if not tokens or tokens >= least]

@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Iterable
 
-from backends.backend import Backend, State
+from backends.backend import Backend
 from backends.contradictions import KINDS
-from backends.health import SERVING
+from backends.health import SERVING, State
 from backends.pool import Pool
 from backends.speculation import Method
 from gateway.routing.model import Model
@@ -41,10 +41,10 @@ class BackendGauges:
         for backend in pool:
             labels = (backend.model, backend.name, backend.said.method.value)
             self._in_flight.labels(*labels).set(backend.in_flight)
-            self._up.labels(*labels).set(backend.state in SERVING)
+            self._up.labels(*labels).set(backend.health.state in SERVING)
             for state in State:
-                self._state.labels(*labels, state.value).set(backend.state is state)
-            self._shares_address.labels(*labels).set(backend.are_several)
+                self._state.labels(*labels, state.value).set(backend.health.state is state)
+            self._shares_address.labels(*labels).set(pool.watch(backend).are_several)
             found = backend.difference
             self._shown_over_counted.labels(*labels).set(1.0 if found is None else found.shown / found.counted)
             of_late = backend.engine.acceptance.at(now_s)
@@ -52,7 +52,7 @@ class BackendGauges:
             self._tokens_per_step.labels(*labels).set(math.nan if of_late is None else of_late.tokens_per_step)
             self._acceptance.labels(*labels).set(math.nan if rate is None else rate)
             for kind in KINDS:
-                self._contradiction.labels(*labels, kind).set(kind in backend.contradictions)
+                self._contradiction.labels(*labels, kind).set(kind in backend.engine.contradictions)
             self._running.labels(*labels).set(backend.load.running)
             self._waiting.labels(*labels).set(backend.load.waiting)
             self._kv_usage.labels(*labels).set(backend.load.kv_usage)

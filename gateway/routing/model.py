@@ -61,6 +61,10 @@ class Upstream:
         self._answer_lines = b"", False
         self._choice_lines: dict[tuple[str, str], bytes] = {}  # by policy and reason, of which there are few
 
+    def count_by(self, metrics: BackendSeries) -> None:
+        """Count requests in these series from now on."""
+        self.metrics = metrics
+
     @property
     def habits(self) -> StreamHabits:
         """What the streams of its engine tell of usage unasked."""
@@ -265,6 +269,12 @@ class Model:
         self.troubles = (None if self.learner is None else self.learner.troubles) or Troubles()
         if self.learner is not None:
             self.observe = self.learner.observe
+
+    def share_upstreams(self, before: Model) -> None:
+        """Send the requests in flight of an earlier model, which keep that, to the replicas that there are now."""
+        before.upstreams.clear()
+        before.upstreams.update(self.upstreams)
+        self.upstreams = before.upstreams
 
     def describe(
         self,

@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 from zlib import crc32
 
 import orjson
 
-from backends.backend import Backend, State
+from backends.backend import Backend
+from backends.health import State
 from backends.pool import Pool
 from backends.recovery import TRIAL
 from backends.speculation import Method
@@ -141,19 +143,25 @@ class Router:
         pool: Pool,
         most_values: int = 1_500_000,
         locations: ResponseLocations | None = None,
+        sent: Sent | None = None,
+        slo_classes: Mapping[str, Slo] = MappingProxyType({}),
     ) -> None:
         self._models = models  # models by each name that clients may use, including aliases
         self._pool = pool
         self._recovery = pool.recovery
-        self.keep_prompt_bytes = 0  # size of the largest body whose prompt is kept until its exchange has ended
+        self._keep_prompt_bytes = 0  # size of the largest body whose prompt is kept until its exchange has ended
         # Most that the values of a body may count to, as `gateway.routing.large_bodies` counts them.
         self._most_values = most_values
-        self.slo_classes: Mapping[str, Slo] = {}  # latency objectives that a request may name
+        self._slo_classes = slo_classes  # latency objectives that a request may name
         self.locations = locations or ResponseLocations()  # the backends that hold stored responses, and their tokens
         self._tokens_of = self.locations.tokens_of
-        self.sent: Sent | None = None  # prompts to be told to other gateways
+        self.sent = sent  # prompts to be told to other gateways; None if there is none
         served = {id(model): model for model in models.values()}
         self._only = next(iter(served.values())) if len(served) == 1 else None
+
+    def keep_prompts(self, most_bytes: int) -> None:
+        """Keep the prompts of bodies up to a size until their exchanges have ended."""
+        self._keep_prompt_bytes = most_bytes
 
     def check(self, body: bytes) -> Iterator[None]:
         """Check in steps that a large body may be parsed, which `route` does."""
@@ -211,7 +219,7 @@ class Router:
             headers=wanted,
             document=document,
             baseline_only=baseline_only(document) if is_later else (),
-            prompt=prompt if len(body) <= self.keep_prompt_bytes else None,
+            prompt=prompt if len(body) <= self._keep_prompt_bytes else None,
             usage_options=usage_options,
             adapter=adapter,
             has_choices=has_choices,
@@ -220,8 +228,8 @@ class Router:
 
     def _class(self, name: str) -> Slo:
         """Return the objective of a class of requests."""
-        if (found := self.slo_classes.get(name)) is None:
-            known = ", ".join(self.slo_classes) or "nothing, as the gateway has no slo_classes"
+        if (found := self._slo_classes.get(name)) is None:
+            known = ", ".join(self._slo_classes) or "nothing, as the gateway has no slo_classes"
             message = f"x-slo-class is {name[:_SHOWN_CHARS]!r}; expected {known}."
             raise GatewayError(400, message, code="invalid_header")
         return found
@@ -229,7 +237,7 @@ class Router:
     def candidates(self, routed: RoutedRequest, tried: Collection[str] = (), *, may_try: bool = False) -> list[Backend]:
         """Return the backends that are up and can serve the request, without those already tried."""
         members = self.members(routed)
-        ready = [backend for backend in members if backend.state is _UP]
+        ready = [backend for backend in members if backend.health.state is _UP]
         if tried:
             ready = [backend for backend in ready if backend.name not in tried]
         if self._recovery.replicas:
@@ -251,7 +259,7 @@ class Router:
         name, headers = routed.model.name, routed.headers
         members = self._pool.of(name)
         if routed.adapter:
-            members = [backend for backend in members if routed.adapter in backend.adapters]
+            members = [backend for backend in members if routed.adapter in backend.engine.said.adapters]
         if headers.backend or headers.method:
             return _requested(members, routed.client, headers, name)
         if routed.home is not None:
@@ -261,12 +269,12 @@ class Router:
             members = [backend for backend in members if backend.method is Method.BASELINE] or members
         if name in self._pool.unlike_contexts:
             kept = fitting(routed.features, members)
-            members = kept if any(each.state is _UP for each in kept) else members
+            members = kept if any(each.health.state is _UP for each in kept) else members
         for backend in members:
             if backend.drafter_limit is not None:
                 kept = surviving(routed.features, members)
                 # What may be too long goes where it is taken, if all others are away.
-                is_away = routed.features.is_unknown and not any(each.state is _UP for each in kept)
+                is_away = routed.features.is_unknown and not any(each.health.state is _UP for each in kept)
                 return members if is_away else kept
         return members
 
@@ -314,7 +322,7 @@ class Router:
             model = self._models.get(name)
             if model is None:
                 for backend in self._pool:
-                    if name in backend.adapters and client.may_adapt(backend.model, name):
+                    if name in backend.engine.said.adapters and client.may_adapt(backend.model, name):
                         return self._models[backend.model], name
         # One answer for both, which does not reveal what exists.
         if model is None or (client.models is not None and not client.may_use(model.name)):
@@ -338,7 +346,7 @@ class Router:
         reasons = "; ".join(
             f"{backend.name} failed this request"
             if backend.name in tried
-            else f"{backend.name} is {backend.state}: {backend.state_reason}"
+            else f"{backend.name} is {backend.health.state}: {backend.health.reason}"
             for backend in members
         )
         needs = f" that can serve {' and '.join(routed.baseline_only)}" if routed.baseline_only else ""

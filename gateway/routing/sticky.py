@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
 from typing import Any, Final
 
 _ID: Final = re.compile(rb'"id"\s*:\s*"(resp_[^"\\]{1,120})"')
@@ -12,6 +11,7 @@ _WHOLE_ID: Final = re.compile(r"resp_[\w-]{1,120}", re.ASCII)
 _PATH: Final = "/v1/responses/"
 _MOST_CHARS: Final = 128
 _UNKNOWN: Final = None, 0
+_MOST_NEW: Final = 1000
 
 
 class ResponseLocations:
@@ -30,8 +30,8 @@ class ResponseLocations:
         self._capacity = capacity  # number of responses remembered; a new one replaces the oldest
         # Backend and tokens by id; of a conversation, which is not a single response, the tokens alone.
         self._stored: OrderedDict[str, tuple[str | None, int]] = OrderedDict()
-        # Called with id and backend of each response found by `note_answer`.
-        self.on_new: Callable[[str, str], None] | None = None
+        # Id and backend of the latest responses found by `note_answer`; who tells peers of them takes them out.
+        self.new: deque[tuple[str, str]] = deque(maxlen=_MOST_NEW)
 
     def note_answer(self, beginning: bytes, backend: str) -> str:
         """Remember the backend of an answer whose first bytes have a response id; return that, or nothing."""
@@ -39,8 +39,7 @@ class ResponseLocations:
             return ""
         response_id = match[1].decode("latin-1")
         self.remember(response_id, backend)
-        if self.on_new is not None:
-            self.on_new(response_id, backend)
+        self.new.append((response_id, backend))
         return response_id
 
     def note_tokens(self, stored: str, tokens: int) -> None:

@@ -17,7 +17,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from backends import background
-from backends.backend import Backend, EngineChange
 from gateway import __version__
 from gateway.admin.routes import admin_router
 from gateway.dialects.errors import GatewayError, gateway_failed, nothing_here
@@ -179,7 +178,12 @@ def _cards(gateway: Gateway, request: Request) -> list[dict[str, Any]]:
     cards = []
     for name, settings in gateway.settings.models.items():
         members = gateway.pool.of(name)
-        adapters = {adapter for backend in members for adapter in backend.adapters if client.may_adapt(name, adapter)}
+        adapters = {
+            adapter
+            for backend in members
+            for adapter in backend.engine.said.adapters
+            if client.may_adapt(name, adapter)
+        }
         own = {"object": "model", "created": int(time.time()), "owned_by": "vllm", "root": name, "parent": name}
         cards += [own | {"id": adapter} for adapter in sorted(adapters - {*gateway.settings.models, *settings.aliases})]
         if not client.may_use(name):
@@ -238,8 +242,6 @@ async def _start(gateway: Gateway, count_failure: Callable[[str], None]) -> None
         room.start()
     await gateway.state.start()
     gateway.peer_exchange.start()
-    gateway.pool.on_engine_change = partial(_note_engine_change, gateway)
-    gateway.pool.on_difference = partial(_note_difference, gateway)
     await gateway.pool.start()
     await gateway.pool.wait_until_probed(_FIRST_PROBE_TIMEOUT_S)
 
@@ -257,15 +259,6 @@ async def _stop(gateway: Gateway, count_failure: Callable[[str], None]) -> None:
         for upstream in model.upstreams.values():
             upstream.client.close()
     background.on_failure.remove(count_failure)
-
-
-def _note_engine_change(gateway: Gateway, backend: Backend, change: EngineChange) -> None:
-    gateway.models[backend.model].engine_changed(backend.name, change)
-
-
-def _note_difference(gateway: Gateway, backend: Backend) -> None:
-    found = backend.difference
-    gateway.models[backend.model].correct(backend.name, 1.0 if found is None else found.counted / found.shown)
 
 
 async def _tick(gateway: Gateway) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from backends.backend import Backend
@@ -15,23 +17,28 @@ from backends.http.wire import WriteBatch
 from backends.pool import Pool
 from gateway.admin.policy_versions import policy_versions_of
 from gateway.config.settings import KeySettings, ModelSettings, PoolSettings, SloSettings
-from gateway.gateway import Gateway, join, rooms
+from gateway.gateway import Gateway, Reload, Room, join, rooms
 from gateway.http.cors import Cors
 from gateway.peers.exchange import PeerExchange
-from gateway.peers.peers import Peers
+from gateway.peers.peers import MOST_PROMPTS, Peers
 from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
 from gateway.relay.queue import ModelQueue, QueueBounds
+from gateway.relay.shares import FairShares
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream
-from gateway.routing.router import Router, Slo
+from gateway.routing.router import Router, Sent, Slo
 from gateway.routing.series import RequestSeries
+from gateway.routing.sticky import ResponseLocations
 from gateway.service.default_temperature import assumed_temperature, must_ask
-from gateway.service.stores import PEERS, open_live, open_store, read_launched
+from gateway.service.replica_events import ReplicaEvents
+from gateway.service.stores import open_live, open_store, read_launched
 from gateway.state.sync import State
 from gateway.telemetry.registry import Registry
 from policies.build import build
+from policies.features.request import RequestFeatures
+from policies.policy import Policy
 from policies.roles import Heir
 from policies.statistics import Statistics
 
@@ -40,77 +47,96 @@ def assemble(
     settings: PoolSettings,
     backends: Sequence[Backend],
     admin_digest: bytes,
-    previous: Gateway | None = None,
     *,
     metrics: Registry | None = None,
     run_dir: Path | None = None,
+    reload: Reload | None = None,
 ) -> Gateway:
-    """Return the parts of a gateway process, without opening or starting anything."""
-    metrics = previous.metrics if previous is not None else metrics or Registry()
-    writes = WriteBatch() if previous is None else previous.relay.writes
+    """Return the parts of a gateway process that is to start; nothing is opened or started here."""
+    metrics, writes = metrics or Registry(), WriteBatch()
     series = RequestSeries(metrics)
-    backends = [_kept(backend, previous) for backend in backends]
-    pool = Pool(backends, health_rules(settings)) if previous is None else previous.pool
+    pool, limits = Pool(backends, health_rules(settings)), Limits(max_in_flight(settings))
+    kinds = [kind for kind in rooms() if kind.is_on(settings)]
+    access, admin_access = _access(settings, admin_digest, kinds)
     models: dict[str, Model] = {}
-    by_name: dict[str, Model] = {}
-    for name, model_settings in settings.models.items():
-        members = [backend for backend in backends if backend.model == name]
-        upstreams = {each.name: _upstream(each, settings, series, writes, previous) for each in members}
-        model = models[name] = _model(name, model_settings, upstreams, previous)
-        by_name |= dict.fromkeys((name, *model_settings.aliases), model)
-    if previous is None:
-        kinds = [kind for kind in rooms() if kind.is_on(settings)]
-    else:
-        kinds = [type(room) for room in previous.rooms]
-    answered = {path: most for kind in kinds for path, most in kind.client_paths(settings).items()}
-    access, admin_access = _access(settings, admin_digest, answered)
-    for name in models:
+    for name, of_model in settings.models.items():
+        members = [each for each in backends if each.model == name]
+        upstreams = {each.name: _upstream(each, settings, series, writes) for each in members}
+        policy = build(of_model.policy.name, of_model.policy.settings)
+        models[name] = _model(name, of_model, policy, assumed_temperature(of_model), upstreams)
         series.retries_refused.labels(name)  # at once: the rate of a series that begins with an event misses that
-    locations = None if previous is None else previous.relay.router.locations
-    router = Router(by_name, pool, settings.server.max_body_values, locations)
-    router.slo_classes = {name: _slo_of(slo) for name, slo in settings.slo_classes.items()}
-    timeouts = _timeouts(settings)
-    if previous is None:
-        limits = Limits(max_in_flight(settings))
-        relay = RelayContext(router, pool, access, limits, series, timeouts, writes)
-        pool.on_down, pool.on_ready, pool.on_implausible = relay.abandon, relay.ready, series.note_implausible
-        pool.books = relay.books
-        relay.queues = _queues(settings, None)
-        state = State(open_store(settings.state), learners_of(models), metrics)
-        peers = Peers(pool, limits, access.keyring, router.locations, models)
-        folder = None if run_dir is None or settings.server.workers == 1 else run_dir / PEERS
-        live = open_live(settings.state, folder, peers.writer)
-        router.sent = None if live is None else peers.sent
-        exchange = PeerExchange(peers, live, metrics)
-    else:
-        for name in models.keys() & previous.models.keys():
-            models[name].parts = previous.models[name].parts
-        router.sent = previous.relay.router.sent
-        relay = previous.relay.successor(router, access, timeouts)
-        relay.queues = _queues(settings, previous)
-        state, peers, exchange = previous.state, previous.peers, previous.peer_exchange
-    peers.shares = {name: queue.shares for name, queue in relay.queues.items()}
+    queues = {name: ModelQueue(name, bounds) for name, bounds in queue_bounds(settings).items()}
+    locations, sent = ResponseLocations(), deque[tuple[Backend, RequestFeatures]](maxlen=MOST_PROMPTS)
+    peers = Peers(pool, limits, locations, sent)
+    peers.follow(access.keyring, models, shares_of(queues))
+    live = open_live(settings, run_dir, peers.writer)
+    router = _router(settings, models, pool, locations, None if live is None else sent)
+    state = State(open_store(settings.state), learners_of(models), metrics)
     policy_versions = policy_versions_of(models, state.documents)
-    if previous is None:
-        for versions in policy_versions.values():
-            versions.follow()
+    for versions in policy_versions.values():
+        versions.follow()
     gateway = Gateway(
         settings,
         models,
         pool,
-        relay,
+        RelayContext(router, access, _timeouts(settings), queues, pool, limits, series, writes),
         metrics,
         admin_access,
         state,
         peers,
-        exchange,
+        PeerExchange(peers, live, metrics),
         policy_versions,
+        reload=reload,
         launched=dict if run_dir is None else functools.partial(read_launched, run_dir),
     )
-    if previous is None:
-        gateway.rooms = [kind(gateway) for kind in kinds]
-        join(gateway)
+    pool.listen(ReplicaEvents(gateway))
+    gateway.rooms.extend([kind(gateway) for kind in kinds])
+    join(gateway)
     return gateway
+
+
+def successor(gateway: Gateway, settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes) -> Gateway:
+    """Return the parts of a running gateway under other settings: what these determine is new, the rest is the same.
+
+    A replica that stays keeps its object, its connections, and what is known of it; a model its policy, with what that
+    has learned, and its counts; a queue what waits in it. Nothing of the running gateway is changed here.
+    """
+    relay, running = gateway.relay, gateway.models
+    access, admin_access = _access(settings, admin_digest, [type(room) for room in gateway.rooms])
+    present = [_kept(each, gateway.pool) for each in backends]
+    has_same_connections = _of_connections(gateway.settings) == _of_connections(settings)
+    models: dict[str, Model] = {}
+    for name, of_model in settings.models.items():
+        before = running.get(name)
+        upstreams = {}
+        for each in present:
+            if each.model == name:
+                known = before.upstreams.get(each.name) if before is not None and has_same_connections else None
+                is_known = known is not None and known.backend is each
+                upstreams[each.name] = (
+                    known if known is not None and is_known else _upstream(each, settings, relay.metrics, relay.writes)
+                )
+        if before is None:
+            policy, temperature = build(of_model.policy.name, of_model.policy.settings), assumed_temperature(of_model)
+        else:
+            policy, temperature = _policy_after(before, gateway.settings.models[name], of_model)
+        models[name] = _model(name, of_model, policy, temperature, upstreams, before)
+        relay.metrics.retries_refused.labels(name)
+    queues = {name: relay.queues.get(name) or ModelQueue(name, each) for name, each in queue_bounds(settings).items()}
+    router = _router(settings, models, gateway.pool, relay.router.locations, relay.router.sent)
+    return replace(
+        gateway,
+        settings=settings,
+        models=models,
+        relay=replace(relay, router=router, access=access, timeouts=_timeouts(settings), queues=queues),
+        admin_access=admin_access,
+        policy_versions=policy_versions_of(models, gateway.state.documents),
+    )
+
+
+def shares_of(queues: Mapping[str, ModelQueue]) -> dict[str, FairShares]:
+    """Return how the clients share each model that has a queue."""
+    return {name: queue.shares for name, queue in queues.items()}
 
 
 def max_in_flight(settings: PoolSettings) -> int | None:
@@ -144,46 +170,41 @@ def is_same_replica(one: Backend, other: Backend) -> bool:
     return all(getattr(one, field) == getattr(other, field) for field in identity)
 
 
-def _kept(backend: Backend, previous: Gateway | None) -> Backend:
+def _kept(backend: Backend, pool: Pool) -> Backend:
     """Return the running gateway's object for a replica if it has one: with its state, load and requests."""
-    for known in () if previous is None else previous.pool.of(backend.model):
-        if is_same_replica(known, backend):
-            return known
-    return backend
+    return next((known for known in pool.of(backend.model) if is_same_replica(known, backend)), backend)
 
 
-def _upstream(
-    backend: Backend, settings: PoolSettings, series: RequestSeries, writes: WriteBatch, previous: Gateway | None
-) -> Upstream:
-    """Return the upstream of a backend: the running one if its settings are the same."""
-    if previous is not None and _of_clients(previous.settings) == _of_clients(settings):
-        before = previous.models.get(backend.model)
-        known = None if before is None else before.upstreams.get(backend.name)
-        if known is not None and known.backend is backend:
-            return known
-    client = UpstreamClient(
-        Address.parse(backend.url),
-        connect_timeout_s=settings.timeouts.connect_s,
-        keep_alive_s=settings.timeouts.keep_alive_s,
-        writes=writes,
-    )
-    return Upstream(backend, client, series.of(backend), drops_cors=settings.cors is not None)
+def _upstream(backend: Backend, settings: PoolSettings, series: RequestSeries, writes: WriteBatch) -> Upstream:
+    connect_timeout_s, keep_alive_s, drops_cors = _of_connections(settings)
+    address = Address.parse(backend.url)
+    client = UpstreamClient(address, connect_timeout_s=connect_timeout_s, keep_alive_s=keep_alive_s, writes=writes)
+    return Upstream(backend, client, series.of(backend), drops_cors=drops_cors)
 
 
-def _of_clients(settings: PoolSettings) -> tuple[float, float, bool]:
-    """Return the settings that upstreams depend on."""
+def _of_connections(settings: PoolSettings) -> tuple[float, float, bool]:
+    """Return the settings that upstreams depend on: two time-outs, and whether CORS is dropped."""
     return settings.timeouts.connect_s, settings.timeouts.keep_alive_s, settings.cors is not None
 
 
-def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], previous: Gateway | None) -> Model:
-    """Return a model, with what the running one has learned and counts."""
+def _model(
+    name: str,
+    settings: ModelSettings,
+    policy: Policy,
+    temperature: float,
+    upstreams: dict[str, Upstream],
+    before: Model | None = None,
+) -> Model:
+    """Return a model, with what the running one counts."""
     rescue, ask_usage = settings.rescue, settings.ask_usage
-    before = None if previous is None else previous.models.get(name)
-    temperature = assumed_temperature(settings)
-    if previous is None or before is None:
-        policy = build(settings.policy.name, settings.policy.settings)
+    if before is None:
         return Model(name, policy, temperature, upstreams, rescue=rescue, ask_usage=ask_usage)
-    old = previous.settings.models[name]
+    counts = before.traffic, before.fallback, before.parts
+    return Model(name, policy, temperature, upstreams, *counts, rescue=rescue, ask_usage=ask_usage)
+
+
+def _policy_after(before: Model, old: ModelSettings, settings: ModelSettings) -> tuple[Policy, float]:
+    """Return the policy of a model that goes on, with what the running one has learned, and the default temperature."""
     policy = before.policy
     if old.policy != settings.policy:
         policy = build(settings.policy.name, settings.policy.settings)
@@ -193,14 +214,21 @@ def _model(name: str, settings: ModelSettings, upstreams: dict[str, Upstream], p
             except Exception as error:  # noqa: BLE001 -- it begins with nothing, as at a start
                 before.fallback.note(policy.name, "take_over", error)
                 policy = build(settings.policy.name, settings.policy.settings)
-    if must_ask(old) and must_ask(settings):
-        temperature = before.default_temperature
-    counts = before.traffic, before.fallback
-    return Model(name, policy, temperature, upstreams, *counts, rescue=rescue, ask_usage=ask_usage)
+    is_asked = must_ask(old) and must_ask(settings)
+    return policy, before.default_temperature if is_asked else assumed_temperature(settings)
 
 
-def _access(settings: PoolSettings, admin_digest: bytes, answered: Mapping[str, int]) -> tuple[Access, Access | None]:
+def _router(
+    settings: PoolSettings, models: Mapping[str, Model], pool: Pool, locations: ResponseLocations, sent: Sent | None
+) -> Router:
+    by_name = {alias: models[name] for name, each in settings.models.items() for alias in (name, *each.aliases)}
+    slo_classes = {name: _slo_of(slo) for name, slo in settings.slo_classes.items()}
+    return Router(by_name, pool, settings.server.max_body_values, locations, sent, slo_classes)
+
+
+def _access(settings: PoolSettings, admin_digest: bytes, kinds: Sequence[type[Room]]) -> tuple[Access, Access | None]:
     """Return the access at the address of the clients, and at the admin address if there is one."""
+    answered = {path: most_bytes for kind in kinds for path, most_bytes in kind.client_paths(settings).items()}
     keyring = Keyring([(key.digest or b"", _client_of(key, settings)) for key in settings.keys], admin_digest)
     cors = None if settings.cors is None else Cors(settings.cors.origins)
     nothing, page, metrics = set[str](), {"/dashboard"}, {"/metrics"}
@@ -229,12 +257,6 @@ def queue_bounds(settings: PoolSettings) -> dict[str, QueueBounds]:
         for name, model in settings.models.items()
         if (queue := model.queue) is not None
     }
-
-
-def _queues(settings: PoolSettings, previous: Gateway | None) -> dict[str, ModelQueue]:
-    """Return the queue of each model that has one: the running one, with what waits in it."""
-    running = {} if previous is None else previous.relay.queues
-    return {name: running.get(name) or ModelQueue(name, bounds) for name, bounds in queue_bounds(settings).items()}
 
 
 def _slo_of(slo: SloSettings | None) -> Slo:

@@ -21,7 +21,7 @@ from gateway.gateway import Gateway, join
 from gateway.relay.queue import UNBOUNDED
 from gateway.relay.roles import Ongoing
 from gateway.routing.model import Model, Upstream
-from gateway.service.assembly import assemble, health_rules, learners_of, max_in_flight, queue_bounds
+from gateway.service.assembly import health_rules, learners_of, max_in_flight, queue_bounds, shares_of, successor
 
 _FIRST_PROBE_S = 1.0
 """How long a change waits for the first probes of new replicas, so that those that answer take requests at once."""
@@ -31,7 +31,7 @@ async def prepare(gateway: Gateway, settings: PoolSettings, backends: Sequence[B
     """Return a change to other settings and replicas, which has changed nothing yet."""
     if any(backend.url.startswith("https:") for backend in backends):
         await asyncio.to_thread(trusted)
-    later = assemble(settings, backends, admin_digest, gateway)
+    later = successor(gateway, settings, backends, admin_digest)
     members = [upstream.backend for model in later.models.values() for upstream in model.upstreams.values()]
     present = {id(backend) for backend in gateway.pool}
     joining = await gateway.pool.probe(
@@ -77,7 +77,7 @@ class Change:
         steps: list[Callable[[], object]] = [
             partial(gateway.pool.update, self.members, self.joining, health_rules(later.settings)),
             partial(gateway.relay.limits.update, keyring.clients, max_in_flight(later.settings)),
-            partial(gateway.peers.follow, keyring, later.models),
+            partial(gateway.peers.follow, keyring, later.models, shares_of(later.relay.queues)),
             # A name that is another key's now: what is shown by it begins anew.
             *(
                 partial(gateway.metrics.forget, key=client.name)
@@ -102,10 +102,7 @@ class Change:
         bounds = queue_bounds(later.settings)
         for name, queue in gateway.relay.queues.items():
             queue.bounds = bounds.get(name, UNBOUNDED)
-        gateway.settings = later.settings
-        gateway.relay, gateway.admin_access = later.relay, later.admin_access
-        gateway.models, gateway.policy_versions = later.models, versions
-        gateway.pool.on_ready = later.relay.ready
+        gateway.take_over(later, versions)
         if gone.backends or gone.models or gone.keys:
             gateway.leaving.append(gone.has_ended)
         for step in steps:
@@ -116,14 +113,10 @@ class Change:
         """Send the requests in flight, which keep the old models, to the replicas that there are now."""
         gateway, later = self.gateway, self.later
         for name, model in later.models.items():
-            for (
-                upstream
-            ) in model.upstreams.values():  # since it was prepared, one of the same name may have been forgotten
-                upstream.metrics = gateway.relay.metrics.of(upstream.backend)
+            for upstream in model.upstreams.values():  # since it was prepared, one of its name may have been forgotten
+                upstream.count_by(gateway.relay.metrics.of(upstream.backend))
             if (before := gateway.models.get(name)) is not None:
-                before.upstreams.clear()
-                before.upstreams.update(model.upstreams)
-                model.upstreams = before.upstreams
+                model.share_upstreams(before)
 
     def _kept_versions(self) -> dict[str, PolicyVersions]:
         """Return the versions of each model: those that are followed already, where they are the same."""

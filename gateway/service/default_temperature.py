@@ -10,8 +10,8 @@ import asyncio
 import logging
 from collections.abc import Iterator
 
-from backends.backend import State
 from backends.calibration.load import load_calibration
+from backends.health import State
 from backends.pool import Pool
 from gateway.config.settings import ModelSettings
 
@@ -53,7 +53,7 @@ async def find_temperature(model: str, settings: ModelSettings, pool: Pool) -> f
         await asyncio.sleep(_POLL_S)
     temperature = known_temperature(settings)
     for backend in pool.up(model):
-        if temperature is None and backend.state is State.UP:  # it may have left while others were asked
+        if temperature is None and backend.health.state is State.UP:  # it may have left while others were asked
             temperature = await pool.watch(backend).probe.default_temperature()
     if temperature is None:
         logger.warning(

@@ -150,9 +150,13 @@ class _Serving:
 
     async def _serve_alone(self) -> int:
         gateway = self._gateway = assemble(
-            self._settings, self._replicas.backends, self._admin_digest, metrics=self._metrics, run_dir=self._run_dir
+            self._settings,
+            self._replicas.backends,
+            self._admin_digest,
+            metrics=self._metrics,
+            run_dir=self._run_dir,
+            reload=partial(self._reloader.reload, "admin"),
         )
-        gateway.reload = partial(self._reloader.reload, "admin")
         server = Server(gateway, self._companion, has_process=True, on_started=self._started.set)
         self._end_by(server.drain, lambda: server.in_flight)
         await server.serve_at(*self._sockets)

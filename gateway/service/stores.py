@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.config.settings import StateSettings
+from gateway.config.settings import PoolSettings, StateSettings
 from gateway.peers.live import Live, LiveFolder
 from gateway.state.sqlite import SqliteStore
 from gateway.state.store import Store
@@ -30,13 +30,14 @@ def open_store(state: StateSettings | None) -> Store | None:
     return SqliteStore(state.file) if state.file is not None else None
 
 
-def open_live(state: StateSettings | None, folder: Path | None, writer: str) -> Live | None:
+def open_live(settings: PoolSettings, run_dir: Path | None, writer: str) -> Live | None:
     """Return the exchange with peers: through Redis, or else the folder of workers; None for a lone process."""
+    state = settings.state
     if state is not None and state.redis is not None:
         from gateway.peers.live_redis import LiveRedis
 
         return LiveRedis(state.redis.get_secret_value(), state.prefix, writer)
-    return None if folder is None else LiveFolder(folder, writer)
+    return None if run_dir is None or settings.server.workers == 1 else LiveFolder(run_dir / PEERS, writer)
 
 
 def describe(state: StateSettings | None) -> str:

@@ -17,7 +17,6 @@ from typing import Any
 from backends import background
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
-from gateway.gateway import Gateway
 from gateway.listening.listener import listen
 from gateway.reload.reloader import Outcome, ReloadError
 from gateway.service.assembly import assemble
@@ -112,19 +111,20 @@ class Assignment:
 class Worker:
     """The part of a worker process that talks with its parent."""
 
-    def __init__(self, gateway: Gateway, number: int, link: Link) -> None:
-        self._gateway = gateway
-        self._alive = Alive(number)
+    def __init__(self, current: Current, run_dir: Path, link: Link) -> None:
+        self.gateway = assemble(
+            current.settings, current.backends, current.admin_digest, run_dir=run_dir, reload=self._ask_reload
+        )
+        self._alive = Alive(current.number)
         self._link = link
         self._asked: deque[asyncio.Future[list[str]]] = deque()
-        gateway.reload = self._ask_reload
 
     async def show_life(self) -> None:
         """Send a sign of life to the parent every second, for as long as the event loop runs."""
         while True:
-            if not self._alive.is_ready and self._gateway.is_ready():
+            if not self._alive.is_ready and self.gateway.is_ready():
                 self._alive = replace(self._alive, is_ready=True)
-            self._link.send(replace(self._alive, in_flight=len(self._gateway.relay.exchanges)))
+            self._link.send(replace(self._alive, in_flight=len(self.gateway.relay.exchanges)))
             await asyncio.sleep(ALIVE_S)
 
     async def follow(self) -> None:
@@ -151,7 +151,7 @@ class Worker:
     async def _change(self, current: Current) -> None:
         self._alive = replace(self._alive, number=current.number, problem="")
         try:
-            change = await prepare(self._gateway, current.settings, current.backends, current.admin_digest)
+            change = await prepare(self.gateway, current.settings, current.backends, current.admin_digest)
             change.commit()
         except Exception as error:
             log.exception("this worker cannot make a change")
@@ -168,9 +168,7 @@ def work(assignment: Assignment, link: socket.socket) -> None:
 
 
 async def _work(assignment: Assignment, link: socket.socket) -> int:
-    current = assignment.current
-    gateway = assemble(current.settings, current.backends, current.admin_digest, run_dir=assignment.run_dir)
-    worker = Worker(gateway, current.number, await Link.over(link))
+    worker = Worker(assignment.current, assignment.run_dir, await Link.over(link))
     tasks: list[asyncio.Task[None]] = []
 
     async def follow() -> None:
@@ -181,7 +179,7 @@ async def _work(assignment: Assignment, link: socket.socket) -> int:
         tasks.append(background.keep_running("workers", worker.show_life, of="sign of life"))
         tasks.append(background.start("workers", follow()))
 
-    server = Server(gateway, assignment.companion, has_process=True, on_started=on_started)
+    server = Server(worker.gateway, assignment.companion, has_process=True, on_started=on_started)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C also reaches the parent, which terminates the workers

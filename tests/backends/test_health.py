@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.backend import Backend, State
+from backends.backend import Backend
 from backends.engine_metrics import EngineMetrics
 from backends.health import (
     SERVING,
@@ -23,6 +23,7 @@ from backends.health import (
     Others,
     Probed,
     Served,
+    State,
     Strike,
     Unreachable,
     judge,
@@ -238,12 +239,12 @@ def test_a_trial_that_no_request_comes_for_ends_by_itself() -> None:
 
 
 def test_the_share_of_a_replica_that_starts_slowly_grows_with_time_and_weight() -> None:
-    backends = [Backend(name, "m", Method.BASELINE, "http://127.0.0.1:1", state=State.UP) for name in "abc"]
+    backends = [Backend(name, "m", Method.BASELINE, "http://127.0.0.1:1", health=Health(State.UP)) for name in "abc"]
     back, *up = backends
-    back.state = State.RECOVERING
+    back.health = Health(State.RECOVERING)
     up[0].in_flight, up[1].in_flight = 8, 12
     recovery = Recovery(slow_start_s=10.0)
-    recovery.follow(back, Health(State.RECOVERING))
+    recovery.follow(back)
 
     def bound_at(now_s: float) -> int:
         for back.in_flight in range(100):
@@ -260,9 +261,9 @@ def test_the_share_of_a_replica_that_starts_slowly_grows_with_time_and_weight() 
 
 
 def test_a_replica_on_trial_gets_one_request_at_a_time() -> None:
-    back, up = (Backend(name, "m", Method.BASELINE, "http://127.0.0.1:1", state=State.UP) for name in "ab")
-    back.state, recovery = State.RECOVERING, Recovery(slow_start_s=10.0)
-    recovery.follow(back, Health(State.RECOVERING, is_on_trial=True))
+    back, up = (Backend(name, "m", Method.BASELINE, "http://127.0.0.1:1", health=Health(State.UP)) for name in "ab")
+    back.health, recovery = Health(State.RECOVERING, is_on_trial=True), Recovery(slow_start_s=10.0)
+    recovery.follow(back)
     assert recovery.candidates([back, up], (), may_try=True) == [back]
     assert recovery.candidates([back, up], (), may_try=False) == [up]
     recovery.begin_trial(back)

@@ -12,16 +12,38 @@ from dataclasses import replace
 import pytest
 import uvloop
 
-from backends.backend import Backend, EngineChange, State
+from backends.backend import Backend, EngineChange
 from backends.engine_metrics import EngineMetrics
-from backends.health import Drain, Ejected, HealthRules, Probed, Strike, Unreachable
-from backends.pool import Pool
+from backends.health import Drain, Ejected, Health, HealthRules, Probed, State, Strike, Unreachable
+from backends.pool import Listener, Pool
 from backends.probe import Probe, ProbeResult
 from backends.speculation import Method
 from tests.support.upstream import Upstream
 from tests.support.waiting import eventually, stays
 
 RULES = HealthRules(interval_s=0.05, timeout_s=0.3, eject_s=0.2, eject_max_s=0.5, slow_start_s=0.0, stall_s=0.4)
+
+
+class Heard(Listener):
+    """What a pool has told."""
+
+    def __init__(self) -> None:
+        self.down: list[Backend] = []
+        self.ready: list[str] = []
+        self.ejections: list[tuple[str, float, str]] = []
+        self.changes: list[tuple[str, EngineChange]] = []
+
+    def went_down(self, backend: Backend) -> None:
+        self.down.append(backend)
+
+    def became_ready(self, backend: Backend) -> None:
+        self.ready.append(backend.name)
+
+    def was_ejected(self, backend: Backend, duration_s: float, reason: str) -> None:
+        self.ejections.append((backend.name, duration_s, reason))
+
+    def engine_changed(self, backend: Backend, change: EngineChange) -> None:
+        self.changes.append((backend.name, change))
 
 
 @contextlib.asynccontextmanager
@@ -67,7 +89,7 @@ async def test_a_replica_that_refuses_from_the_start_is_logged_once_unless_the_g
         seen = Refused.probes
         await eventually(lambda: Refused.probes >= seen + 3)
         assert lines() == expected + ([] if launched else ["m/a cannot be reached yet: refuses connections (2)"])
-        assert backend.state is State.STARTING
+        assert backend.health.state is State.STARTING
     finally:
         await pool.stop()
 
@@ -77,7 +99,7 @@ async def test_a_model_that_all_engines_call_otherwise_is_one_line(caplog: pytes
         upstream.model = "other"
 
     async with running_pool(serve_other, others=2) as (pool, _, _):
-        await eventually(lambda: all("serves other, not m" in each.state_reason for each in pool))
+        await eventually(lambda: all("serves other, not m" in each.health.reason for each in pool))
         said = (
             "m: none of 3 engines serves m, all serve other: call the model other in the pool file, or start them with "
             "--served-model-name m"
@@ -111,7 +133,7 @@ async def test_a_healthy_replica_comes_up_with_its_load_and_metrics() -> None:
 
     async with running_pool(busy) as (pool, backend, _):
         backend.in_flight = 4
-        await eventually(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.health.state is State.UP)
         assert pool.up("m") == [backend]
         assert (backend.load.running, backend.load.waiting, backend.load.kv_usage) == (3, 2, 0.25)
         assert backend.load.others == 1  # four of the five requests are from this gateway
@@ -119,7 +141,7 @@ async def test_a_healthy_replica_comes_up_with_its_load_and_metrics() -> None:
         assert backend.load.accepted_per_position == (9, 6)
         card = backend.engine.said.card
         assert card is not None
-        assert card["max_model_len"] == backend.context_tokens == 2048
+        assert card["max_model_len"] == backend.engine.said.context_tokens == 2048
 
 
 @pytest.mark.parametrize(
@@ -143,22 +165,21 @@ async def test_a_healthy_replica_comes_up_with_its_load_and_metrics() -> None:
 )
 async def test_an_unhealthy_replica_is_down_with_a_reason(prepare: Callable[[Upstream], None], reason: str) -> None:
     async with running_pool(prepare) as (pool, backend, _):
-        await eventually(lambda: backend.state is State.DOWN)
-        assert reason in backend.state_reason
+        await eventually(lambda: backend.health.state is State.DOWN)
+        assert reason in backend.health.reason
         assert pool.up("m") == []
 
 
 @pytest.mark.slow
 async def test_a_change_of_the_engine_is_reported_once() -> None:
     async with running_pool() as (pool, backend, upstream):
-        changes: list[tuple[str, EngineChange]] = []
-        pool.on_engine_change = lambda changed, change: changes.append((changed.name, change))
+        pool.listen(heard := Heard())
         await eventually(lambda: pool.engine(backend) is not None)
         page = upstream.metrics
         for started in (b"1.0", b"7.0"):
             upstream.metrics = page + b"process_start_time_seconds " + started + b"\n"
             await eventually(lambda at_s=float(started): _engine(pool, backend).started_s == at_s)
-        await stays(lambda: changes == [("a", EngineChange.RESTART)], 0.2)
+        await stays(lambda: heard.changes == [("a", EngineChange.RESTART)], 0.2)
 
 
 @pytest.mark.parametrize("hook", ["on_engine_change", "on_ready", "on_down"])
@@ -174,9 +195,9 @@ async def test_probes_go_on_after_a_hook_that_raises(hook: str) -> None:
             upstream.metrics = page + b"process_start_time_seconds " + started + b"\n"
             await eventually(lambda at_s=float(started): _engine(pool, backend).started_s == at_s)
         upstream.health_status = 500
-        await eventually(lambda: backend.state is State.DOWN)
+        await eventually(lambda: backend.health.state is State.DOWN)
         upstream.health_status = 200
-        await eventually(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.health.state is State.UP)
 
 
 def _engine(pool: Pool, backend: Backend) -> EngineMetrics:
@@ -188,28 +209,28 @@ def _engine(pool: Pool, backend: Backend) -> EngineMetrics:
 @pytest.mark.slow
 async def test_a_replica_is_down_after_the_second_failed_probe() -> None:
     async with running_pool() as (_, backend, upstream):
-        await eventually(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.health.state is State.UP)
         upstream.health_hangs = True
-        await stays(lambda: backend.state is State.UP, 0.2)
-        await eventually(lambda: backend.state is State.DOWN)
+        await stays(lambda: backend.health.state is State.UP, 0.2)
+        await eventually(lambda: backend.health.state is State.DOWN)
         upstream.health_hangs = False
-        await eventually(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.health.state is State.UP)
 
 
 @pytest.mark.slow
 def test_a_replica_is_not_blamed_for_what_this_process_was_busy_with() -> None:
     async def main() -> None:
         async with running_pool() as (_, backend, upstream):
-            await eventually(lambda: backend.state is State.UP)
+            await eventually(lambda: backend.health.state is State.UP)
             for _ in range(18):
                 end_s = time.monotonic() + RULES.timeout_s
                 while time.monotonic() < end_s:
                     pass
                 await asyncio.sleep(0)
-                assert backend.state is State.UP
-            await stays(lambda: backend.state is State.UP, 1.0)
+                assert backend.health.state is State.UP
+            await stays(lambda: backend.health.state is State.UP, 1.0)
             upstream.health_hangs = True
-            await eventually(lambda: backend.state is State.DOWN)
+            await eventually(lambda: backend.health.state is State.DOWN)
 
     uvloop.run(main())  # as the gateway: after a long turn, time-outs come before what has arrived
 
@@ -217,58 +238,57 @@ def test_a_replica_is_not_blamed_for_what_this_process_was_busy_with() -> None:
 @pytest.mark.slow
 async def test_a_replica_that_hangs_is_found_by_a_process_that_is_always_late() -> None:
     async with running_pool() as (_, backend, upstream):
-        await eventually(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.health.state is State.UP)
         upstream.health_hangs = True
 
         def is_down() -> bool:
             end_s = time.monotonic() + RULES.timeout_s / 2
             while time.monotonic() < end_s:
                 pass
-            return backend.state is State.DOWN
+            return backend.health.state is State.DOWN
 
         await eventually(is_down)
 
 
 async def test_a_replica_that_dies_is_reported_and_comes_back() -> None:
     async with running_pool() as (pool, backend, upstream):
-        went_down: list[Backend] = []
-        pool.on_down = went_down.append
-        await eventually(lambda: backend.state is State.UP)
+        pool.listen(heard := Heard())
+        await eventually(lambda: backend.health.state is State.UP)
         await upstream.die()
-        await eventually(lambda: backend.state is State.DOWN)
-        assert went_down == [backend]
+        await eventually(lambda: backend.health.state is State.DOWN)
+        assert heard.down == [backend]
         await upstream.come_back()
-        await eventually(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.health.state is State.UP)
 
 
 async def test_a_failure_wakes_the_probe() -> None:
     async with running_pool(rules=replace(RULES, interval_s=60.0)) as (pool, backend, upstream):
-        await eventually(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.health.state is State.UP)
         upstream.health_status = 503
-        await stays(lambda: backend.state is State.UP, 0.2)
+        await stays(lambda: backend.health.state is State.UP, 0.2)
         pool.report_failure(backend)
-        await eventually(lambda: pool.watch(backend).health.failed_probes > 0)
+        await eventually(lambda: backend.health.failed_probes > 0)
 
 
 @pytest.mark.slow
 async def test_a_drained_replica_stays_out_until_it_is_readmitted() -> None:
     async with running_pool() as (pool, backend, upstream):
-        await eventually(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.health.state is State.UP)
         pool.report(backend, Drain())
-        await stays(lambda: backend.state is State.DRAINING, 0.2)
+        await stays(lambda: backend.health.state is State.DRAINING, 0.2)
         pool.report(backend, Unreachable("refused"))
-        assert backend.state is State.DRAINING
+        assert backend.health.state is State.DRAINING
         await upstream.die()
-        await stays(lambda: backend.state is State.DRAINING, 0.2)
+        await stays(lambda: backend.health.state is State.DRAINING, 0.2)
         pool.report(backend, Drain(False))
-        await stays(lambda: backend.state is not State.UP, 0.1)
+        await stays(lambda: backend.health.state is not State.UP, 0.1)
         await upstream.come_back()
-        await eventually(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.health.state is State.UP)
 
 
 def unprobed(*names: str) -> tuple[Pool, list[Backend]]:
     """Return a pool that is not probed, with backends that are up."""
-    backends = [Backend(name, "m", Method.BASELINE, "http://127.0.0.1:1", state=State.UP) for name in names]
+    backends = [Backend(name, "m", Method.BASELINE, "http://127.0.0.1:1", health=Health(State.UP)) for name in names]
     return Pool(backends, RULES), backends
 
 
@@ -279,17 +299,16 @@ def strike(pool: Pool, backend: Backend, *requests: int) -> None:
 
 def test_ejections_on_own_evidence_are_reported_and_spare_the_last_replica() -> None:
     pool, (backend, other) = unprobed("a", "b")
-    ejections: list[tuple[str, float, str]] = []
-    pool.on_eject = lambda backend, duration_s, reason: ejections.append((backend.name, duration_s, reason))
+    pool.listen(heard := Heard())
     strike(pool, backend, 1, 2, 3, 4)
     strike(pool, other, 1, 2, 3, 4)
-    assert [backend.state, other.state] == [State.EJECTED, State.UP]
-    assert ejections == [("a", 0.2, "broke its answer")]
+    assert [backend.health.state, other.health.state] == [State.EJECTED, State.UP]
+    assert heard.ejections == [("a", 0.2, "broke its answer")]
     assert pool.report(backend, Unreachable("refused"))
     assert pool.report(backend, Probed())
     pool.report(backend, Ejected(5.0, "failed at another gateway"))
-    assert backend.state_reason == "failed at another gateway; ejected for 5 s"
-    assert len(ejections) == 1, "that is known there"
+    assert backend.health.reason == "failed at another gateway; ejected for 5 s"
+    assert len(heard.ejections) == 1, "that is known there"
 
 
 def test_time_outs_count_if_no_metrics_show_the_engine_at_work() -> None:
@@ -302,20 +321,19 @@ def test_time_outs_count_if_no_metrics_show_the_engine_at_work() -> None:
         backend.engine.metrics = engine
         for request in range(3):
             pool.report_timeout(backend, request, "sent nothing")
-        assert backend.state is state
+        assert backend.health.state is state
 
 
 def test_a_replica_that_recovers_is_up_as_soon_as_no_other_is() -> None:
     pool, (backend, other) = unprobed("a", "b")
-    ready: list[str] = []
-    pool.on_ready = lambda backend: ready.append(backend.name)
+    pool.listen(heard := Heard())
     pool.report(backend, Ejected(1e-9, "failed"))
     pool.report(backend, Probed())
     assert pool.recovery.is_on_trial(backend)
     assert pool.up("m") == [other]
     pool.report(other, Unreachable("refused"))
-    assert (backend.state, pool.recovery.replicas) == (State.UP, {})
-    assert ready == ["a", "a"]
+    assert (backend.health.state, pool.recovery.replicas) == (State.UP, {})
+    assert heard.ready == ["a", "a"]
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -335,7 +353,7 @@ async def test_a_probe_that_fails_in_no_known_way_is_not_the_last(hangs: bool) -
     pool = Pool([backend], HealthRules(interval_s=0.01, timeout_s=0.05), Odd)
     await pool.start()
     try:
-        await eventually(lambda: backend.state is State.UP)
+        await eventually(lambda: backend.health.state is State.UP)
     finally:
         await pool.stop()
 

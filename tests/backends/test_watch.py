@@ -15,8 +15,7 @@ from backends.probe import Probe, ProbeResult
 from backends.speculation import Method
 from backends.watch import Watch
 
-OWN = {"state", "state_reason", "in_flight", "weight", "read_s", "answered_tokens", "answered_steps"}
-OWN |= {"answered_by_peers"}
+OWN = {"health", "in_flight", "weight", "read_s", "answered_tokens", "answered_steps"}
 """What is not of the engine."""
 
 
@@ -55,7 +54,7 @@ def test_nothing_of_an_engine_stays_when_it_restarts() -> None:
     for number in range(40):
         watch.take(ProbeResult(said=said(1024, "0.19.0"), is_new=number == 0, engine=silent), float(number))
     watch.backend.engine.habits = object()
-    assert watch.backend.contradictions
+    assert watch.backend.engine.contradictions
     assert watch.backend.engine.occupancy.minutes
     new = ProbeResult(said=said(32768), is_new=True, engine=EngineMetrics(speculates=True, started_s=2.0))
     changes = watch.take(new, 99.0)
@@ -76,5 +75,5 @@ def test_an_engine_that_has_no_metrics_any_more_has_no_load_of_the_one_before() 
     watch.take(ProbeResult(said=said(1024), is_new=True, engine=page), 1.0)
     watch.take(ProbeResult(said=said(1024), is_new=True), 2.0)
     backend = watch.backend
-    assert (backend.load.running, backend.contradictions, backend.method) == (0, {}, Method.EAGLE3)
+    assert (backend.load.running, backend.engine.contradictions, backend.method) == (0, {}, Method.EAGLE3)
     assert not watch.is_at_work

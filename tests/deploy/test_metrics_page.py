@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from backends.backend import State
+from backends.health import State
 from gateway.routing.series import OUTCOMES, temperature_bucket
 from tests.support.deploy_tools import ROOT
 from tests.support.registered_metrics import Series, registered, sample_names

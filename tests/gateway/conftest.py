@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from backends.backend import Backend, State
+from backends.backend import Backend
 from backends.drafter_limit import DrafterLimit
+from backends.health import State
 from backends.speculation import Method
 from gateway.config.settings import PoolSettings
 from gateway.gateway import Gateway
@@ -44,7 +45,7 @@ class Running:
         await eventually(condition, timeout_s)
 
     async def until_up(self, *names: str) -> None:
-        await self.until(lambda: all(self.backend(name).state is State.UP for name in names or self.upstreams))
+        await self.until(lambda: all(self.backend(name).health.state is State.UP for name in names or self.upstreams))
 
     async def until_read(self) -> None:
         """Wait until the gateway has read all that its clients have written: it answers a later request."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 from pydantic import ValidationError
 
-from backends.backend import Backend, EngineChange, EngineLoad, State
+from backends.backend import Backend, EngineChange, EngineLoad
+from backends.health import Health, State
 from backends.speculation import Method
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
@@ -26,7 +27,7 @@ REQUEST = RequestFeatures(model="m", endpoint=Endpoint.CHAT)
 
 
 def backend(name: str, in_flight: int = 0, weight: float = 1.0, method: Method = Method.NGRAM) -> Backend:
-    return Backend(name, "m", method, "http://127.0.0.1:1", weight=weight, state=State.UP, in_flight=in_flight)
+    return Backend(name, "m", method, "http://127.0.0.1:1", weight=weight, health=Health(State.UP), in_flight=in_flight)
 
 
 def names(policy: Policy, candidates: Sequence[Backend], times: int) -> list[str]:

@@ -41,9 +41,9 @@ def backend_view(served: Model, watch: Watch, measured: Measured, requests_per_s
         # The longest context that its drafter serves: `tokens`, and what happens `beyond`; None if it has no limit.
         "drafter_limit": backend.drafter_limit,
         "simulated": backend.simulated,
-        "up": backend.state in SERVING,  # as `gateway_backend_up`
-        "state": backend.state.value,
-        "reason": backend.state_reason,
+        "up": backend.health.state in SERVING,  # as `gateway_backend_up`
+        "state": backend.health.state.value,
+        "reason": backend.health.reason,
         # Why the policy has taken it out, what is wrong with its drafter, and in which way it is not as the pool file
         # says, by its engine's counters and by its answers; None where it is well.
         "outlier": None if detector is None else detector.reasons.get(backend.name),

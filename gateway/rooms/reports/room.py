@@ -21,7 +21,7 @@ class ReportsRoom(Room):
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
-        reporter = gateway.relay.reporter = Reporter(gateway.settings.telemetry)
+        reporter = self.reporter = Reporter(gateway.settings.telemetry)
         self.outlets = reporter.outlets
 
     @staticmethod

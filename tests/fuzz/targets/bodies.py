@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 
-from backends.backend import Backend, State
-from backends.health import HealthRules
+from backends.backend import Backend
+from backends.health import Health, HealthRules, State
 from backends.pool import Pool
 from backends.speculation import Method
 from gateway.dialects.errors import GatewayError
@@ -41,7 +41,7 @@ def _backends() -> list[Backend]:
     methods = (Method.BASELINE, Method.NGRAM, Method.EAGLE3)
     backends = [Backend(method.value, "m", method, f"http://127.0.0.1:{1 + at}") for at, method in enumerate(methods)]
     for backend in backends:
-        backend.state = State.UP
+        backend.health = Health(State.UP)
     return backends
 
 

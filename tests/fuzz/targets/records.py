@@ -42,7 +42,7 @@ _upstream = Upstream(_backend, UpstreamClient(Address.parse("http://127.0.0.1:1"
 _kind = policies()["thresholds"]
 _model = Model("m", _kind(_kind.Settings()), 1.0, {"b": _upstream})
 _router = Router({"m": _model}, Pool([_backend], HealthRules()))
-_router.keep_prompt_bytes = _MAX_BYTES
+_router.keep_prompts(_MAX_BYTES)
 _file = Path(tempfile.mkdtemp(prefix="fuzz-record-", dir="/dev/shm")) / "trace.jsonl"
 
 

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from backends.backend import EngineLoad, State
-from backends.health import Strike
+from backends.backend import EngineLoad
+from backends.health import Health, State, Strike
 from gateway.dialects.errors import GatewayError
 from gateway.peers.peers import SILENT_S
 from gateway.peers.report import Draining, Ejection, Report, SentPrompt, decode
 from gateway.relay.limits import KeyUse, Limits
-from gateway.relay.shares import FairShares
 from gateway.routing.keys import Keyring
 from policies.features.request import Endpoint, RequestFeatures
 from policies.roles import Price
@@ -64,21 +63,20 @@ def test_requests_of_others_count_at_the_next_exchange() -> None:
 
 def test_what_others_answered_is_added_while_they_are_known() -> None:
     one, two, three = known(3)
-    backend = one.backends[0]
     two.backends[0].answered_tokens, two.backends[0].answered_steps = 60.0, 20.0
     three.backends[0].answered_tokens, three.backends[0].answered_steps = 40.0, 40.0
     exchange(one, two, three, passed_s=1.0)
-    assert backend.answered_by_peers == (100.0, 60.0)
-    assert three.backends[0].answered_by_peers == (60.0, 20.0)
+    assert one.answered_by_peers() == (100.0, 60.0)
+    assert three.answered_by_peers() == (60.0, 20.0)
     exchange(one, two, rounds=8, passed_s=1.0)  # the third is silent
-    assert backend.answered_by_peers == (100.0, 60.0)
+    assert one.answered_by_peers() == (100.0, 60.0)
     two.backends[0].answered_tokens, two.backends[0].answered_steps = 90.0, 30.0
     exchange(one, two, three, rounds=2, passed_s=1.0)
-    assert backend.answered_by_peers == (130.0, 70.0)
+    assert one.answered_by_peers() == (130.0, 70.0)
     late = PeerProcess(one.peers._clock)
     late.backends[0].answered_tokens, late.backends[0].answered_steps = 500.0, 100.0
     exchange(one, two, late, rounds=3, passed_s=1.0)
-    assert backend.answered_by_peers == (130.0, 70.0)  # what it answered before is not new
+    assert one.answered_by_peers() == (130.0, 70.0)  # what it answered before is not new
 
 
 def test_what_the_engine_has_beyond_that_is_of_other_clients() -> None:
@@ -158,13 +156,13 @@ def test_replicas_at_local_addresses_are_those_of_the_host() -> None:
 def test_an_ejection_applies_to_all_for_the_time_left() -> None:
     one, two = known(2)
     one.pool.report(one.backends[0], Strike(1, "broke the connection"))
-    assert one.backends[0].state is State.EJECTED
+    assert one.backends[0].health.state is State.EJECTED
     exchange(one, two)
-    assert two.backends[0].state is State.EJECTED
-    assert two.backends[0].state_reason.startswith("broke the connection (seen by another gateway process); ejected")
-    two.backends[0].state = State.UP  # after its time, or as its last one
+    assert two.backends[0].health.state is State.EJECTED
+    assert two.backends[0].health.reason.startswith("broke the connection (seen by another gateway process); ejected")
+    two.backends[0].health = Health(State.UP)  # after its time, or as its last one
     exchange(one, two, rounds=3)
-    assert two.backends[0].state is State.UP, "an ejection is applied once"
+    assert two.backends[0].health.state is State.UP, "an ejection is applied once"
     assert decode(two.peers.report).ejected == {}, "and not passed on"
     exchange(one, two, passed_s=120.0)
     assert not one.peers._ejections, "nothing is kept of ejections that are over"
@@ -174,14 +172,14 @@ def test_what_an_operator_said_last_counts_at_all() -> None:
     one, two = known(2)
     one.peers.set_drained(one.backends[0], drained=True)
     exchange(one, two)
-    assert two.backends[0].state is State.DRAINING
+    assert two.backends[0].health.state is State.DRAINING
     two.peers.set_drained(two.backends[0], drained=False)
     exchange(one, two, rounds=3)
-    assert State.DRAINING not in {one.backends[0].state, two.backends[0].state}
+    assert State.DRAINING not in {one.backends[0].health.state, two.backends[0].health.state}
     one.peers.set_drained(one.backends[1], drained=True)
     late = PeerProcess(one.peers._clock)
     exchange(one, two, late, rounds=3, passed_s=1.0)
-    assert [backend.state for backend in late.backends] == [State.UP, State.DRAINING], "one that comes later too"
+    assert [backend.health.state for backend in late.backends] == [State.UP, State.DRAINING], "one that comes later too"
 
 
 def test_stored_responses_are_found_by_all() -> None:
@@ -195,10 +193,10 @@ def test_stored_responses_are_found_by_all() -> None:
 
 def test_the_last_replica_that_is_up_stays() -> None:
     one, two = known(2)
-    two.backends[1].state = State.DOWN
+    two.backends[1].health = Health(State.DOWN)
     one.pool.report(one.backends[0], Strike(1, "broke the connection"))
     exchange(one, two)
-    assert two.backends[0].state is State.UP
+    assert two.backends[0].health.state is State.UP
 
 
 def test_the_limit_of_a_key_holds_over_all() -> None:
@@ -291,8 +289,8 @@ def test_processes_know_each_other_after_two_exchanges_without_any_request() -> 
 def test_clients_are_charged_for_what_others_have_served_them() -> None:
     one, two = known(2)
     for process in (one, two):
-        process.peers.shares = {"m": FairShares()}
-    mine, others = (process.peers.shares["m"].party(TEAM.id, 2.0) for process in (one, two))
+        process.peers.follow(process.keyring, process.models, {"m": process.shares})
+    mine, others = (process.shares.party(TEAM.id, 2.0) for process in (one, two))
     price = Price(1.0, 0.5, 4.0, 0.0)
     mine.charge(price)
     exchange(one, two, passed_s=1.0)
@@ -320,7 +318,7 @@ def cached(process: PeerProcess) -> list[float]:
 def test_prompts_that_others_have_sent_are_known() -> None:
     one, two = known(2)
     assert cached(two) == [1000, 1000]
-    one.peers.sent.append((one.backends[1], PROMPT))
+    one.sent.append((one.backends[1], PROMPT))
     exchange(one, two)
     assert cached(two) == [1000, 100]
     assert cached(one) == [1000, 1000], "its policy knows what it has sent itself"
@@ -330,7 +328,7 @@ def test_prompts_that_others_have_sent_are_known() -> None:
 def test_a_prompt_is_known_though_two_reports_were_missed(missed: int, expected: float) -> None:
     one, two = known(2)
     cached(two)
-    one.peers.sent.append((one.backends[1], PROMPT))
+    one.sent.append((one.backends[1], PROMPT))
     for number in range(missed + 1):
         one.backends[0].in_flight = number
         one.peers.update()
@@ -341,17 +339,17 @@ def test_a_prompt_is_known_though_two_reports_were_missed(missed: int, expected:
 def test_a_prompt_that_is_no_prompt_is_ignored() -> None:
     one, two = known(2)
     cached(two)
-    one.peers.sent.append((one.backends[1], replace(PROMPT, prefix_tokens=(500,))))
+    one.sent.append((one.backends[1], replace(PROMPT, prefix_tokens=(500,))))
     exchange(one, two)
     assert cached(two) == [1000, 1000]
 
 
 def test_other_keys_are_followed() -> None:
     one, two = known(2)
-    one.peers.follow(Keyring([]), {})
+    one.peers.follow(Keyring([]), {}, {})
     assert admits(two.limits)
     exchange(one, two)
-    one.peers.follow(Keyring([(TEAM_KEY, TEAM)]), {})
+    one.peers.follow(Keyring([(TEAM_KEY, TEAM)]), {}, {})
     assert admits(one.limits)
     account = one.limits._accounts[TEAM.id]
     assert account.peers == {}, "its key was unknown"

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from backends.backend import Backend, State
+from backends.backend import Backend
 from backends.engine_metrics import EngineMetrics
-from backends.health import HealthRules
+from backends.health import Health, HealthRules, State
 from backends.http.address import Address
 from backends.http.client import Call
 from backends.http.receiver import AnswerHead, Receiver, UpstreamError
 from backends.http.wire import WriteBatch
-from backends.pool import Pool
+from backends.pool import Listener, Pool
 from backends.speculation import Method
 from gateway.http.headers import Header
 from gateway.relay.admission import begin
@@ -111,13 +111,27 @@ class RecordingClient:
         raise AssertionError("an exchange closes no client")
 
 
+class RelayEvents(Listener):
+    """Has the pool tell the relay, as in a gateway."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+
+    def went_down(self, backend: Backend) -> None:
+        self._relay.context.abandon(backend)
+
+    def became_ready(self, backend: Backend) -> None:
+        self._relay.context.ready(backend)
+
+
 class Relay:
     """A relay with backends that the tests play."""
 
     def __init__(self, *names: str, policy: dict[str, Any] | None = None, client: Client | None = None) -> None:
         methods = dict(zip(names, (Method.BASELINE, Method.NGRAM, Method.SUFFIX), strict=False))
         self.backends = {
-            name: Backend(name, "m", method, "http://127.0.0.1:1", state=State.UP) for name, method in methods.items()
+            name: Backend(name, "m", method, "http://127.0.0.1:1", health=Health(State.UP))
+            for name, method in methods.items()
         }
         self.clients = {name: RecordingClient(Address.parse("http://127.0.0.1:1")) for name in names}
         settings = {"name": "static", "backend": names[0]} if policy is None else policy
@@ -134,13 +148,15 @@ class Relay:
         self.limits = Limits()
         self.context = RelayContext(
             Router({"m": self.model}, self.pool),
-            self.pool,
             Access(Keyring([(digest("sk"), self.client)]), ["/*"]),
+            TIMEOUTS,
+            {},
+            self.pool,
             self.limits,
             self.metrics,
-            TIMEOUTS,
             WriteBatch(),
         )
+        self.pool.listen(RelayEvents(self))
 
     def send(
         self, body: bytes | None = None, path: str = CHAT, method: str = "POST", headers: list[Header] | None = None
@@ -213,7 +229,7 @@ def test_the_limit_of_a_key_comes_before_the_parsing_of_the_body() -> None:
 def test_without_a_backend_that_is_up_the_answer_is_503() -> None:
     relay = Relay("a", "b")
     for backend in relay.backends.values():
-        backend.state = State.DOWN
+        backend.health = Health(State.DOWN)
     _, reply = relay.send()
     assert (reply.status, reply.code, reply.headers["retry-after"]) == (503, "no_backend", "2")
     assert relay.in_flight() == [0, 0, 0, 0, 0]
@@ -287,7 +303,7 @@ def test_a_lack_of_files_in_the_gateway_is_no_fault_of_a_backend() -> None:
     _, reply = relay.send()
     relay.receiver("a").on_error(UpstreamError("exhausted", "no file left"))
     assert (reply.status, reply.code) == (503, "backend_exhausted")
-    assert relay.backends["a"].state is State.UP
+    assert relay.backends["a"].health.state is State.UP
     assert relay.clients["b"].heads == []
 
 
@@ -298,7 +314,7 @@ def test_requests_that_wait_for_a_backend_that_goes_down_are_sent_to_another_one
     receiver = relay.receiver("a")
     receiver.on_head(200, EVENTS_HEAD)
     receiver.on_data(FIRST)
-    relay.backends["a"].state = State.DOWN
+    relay.backends["a"].health = Health(State.DOWN)
     relay.context.abandon(relay.backends["a"])
     assert len(relay.clients["b"].heads) == 1
     assert (waiting.chunks, streaming.chunks, streaming.ended) == ([], [FIRST], False)
@@ -334,14 +350,14 @@ FAULTS = ["broken", "garbage", "500", "502", "text/html", "stream error"]
 def test_three_requests_that_another_backend_served_eject_the_one_that_failed_them(fault: str) -> None:
     relay = Relay("a", "b")
     for number in range(3):
-        assert relay.backends["a"].state is State.UP
+        assert relay.backends["a"].health.state is State.UP
         relay.send(body_of(number))
         fail(relay, "a", fault)
         assert relay.pool.watch(relay.backends["a"]).wake.is_set(), "the probe is to look at once"
         assert not relay.pool.watch(relay.backends["b"]).wake.is_set()
         relay.answer("b")
-    assert relay.backends["a"].state is State.EJECTED
-    assert relay.backends["b"].state is State.UP
+    assert relay.backends["a"].health.state is State.EJECTED
+    assert relay.backends["b"].health.state is State.UP
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -351,7 +367,7 @@ def test_a_request_that_is_repeated_ejects_no_backend(fault: str) -> None:
         relay.send(body_of(1))
         fail(relay, "a", fault)
         relay.answer("b")
-    assert relay.backends["a"].state is State.UP
+    assert relay.backends["a"].health.state is State.UP
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -362,7 +378,7 @@ def test_requests_that_no_backend_serves_eject_none(fault: str) -> None:
         fail(relay, "a", fault)
         (second,) = [name for name in "bc" if len(relay.clients[name].calls) and relay.backends[name].in_flight]
         fail(relay, second, fault)
-    assert [backend.state for backend in relay.backends.values()] == [State.UP] * 3
+    assert [backend.health.state for backend in relay.backends.values()] == [State.UP] * 3
     assert relay.in_flight() == [0] * 6
 
 
@@ -375,7 +391,7 @@ def test_a_success_in_between_clears_the_evidence() -> None:
         if number % 2:
             relay.send(body_of(number))
             relay.answer("a")
-    assert relay.backends["a"].state is State.UP
+    assert relay.backends["a"].health.state is State.UP
 
 
 @pytest.mark.parametrize("status", [400, 404, 429])
@@ -385,7 +401,7 @@ def test_an_engine_that_refuses_a_request_does_not_confirm_that_another_one_was_
         relay.send(body_of(number))
         fail(relay, "a", "500")
         relay.answer("b", b'{"error": "no"}', status)
-    assert relay.backends["a"].state is State.UP
+    assert relay.backends["a"].health.state is State.UP
 
 
 def test_a_time_out_behind_the_backend_is_passed_on_and_not_run_again() -> None:
@@ -409,14 +425,14 @@ def test_an_engine_that_says_it_is_busy_is_taken_out_if_it_is_not_or_most_others
         fail(relay, "a", "503")
         relay.answer(next(name for name in names[1:] if relay.backends[name].in_flight))
         assert reply.status == 200
-    assert relay.backends["a"].state is state
+    assert relay.backends["a"].health.state is state
 
 
 @pytest.mark.parametrize(("is_client_slow", "state"), [(False, State.EJECTED), (True, State.UP)])
 def test_streams_of_three_requests_that_break_off_eject(is_client_slow: bool, state: State) -> None:
     relay = Relay("a", "b")
     for number in range(3):
-        assert relay.backends["a"].state is State.UP
+        assert relay.backends["a"].health.state is State.UP
         exchange, _ = relay.send(body_of(number))
         relay.receiver("a").on_head(200, EVENTS_HEAD)
         relay.receiver("a").on_data(FIRST)
@@ -424,28 +440,27 @@ def test_streams_of_three_requests_that_break_off_eject(is_client_slow: bool, st
             exchange.pause()
             exchange.resume()
         relay.receiver("a").on_error(UpstreamError("broken", "closed the connection"))
-    assert relay.backends["a"].state is state
+    assert relay.backends["a"].health.state is state
 
 
 def test_the_last_backend_that_is_up_is_not_ejected() -> None:
     relay = Relay("a", "b")
-    relay.backends["b"].state = State.DOWN
+    relay.backends["b"].health = Health(State.DOWN)
     for number in range(9):
         _, reply = relay.send(body_of(number))
         fail(relay, "a", "broken")
         assert reply.status == 502
-    assert relay.backends["a"].state is State.UP
+    assert relay.backends["a"].health.state is State.UP
 
 
 def test_an_ejected_backend_may_answer_the_requests_that_it_has() -> None:
     relay = Relay("a", "b")
-    relay.pool.on_down = relay.context.abandon
     _, waiting = relay.send(body_of(9))
     for number in range(3):
         relay.send(body_of(number))
         fail(relay, "a", "500")
         relay.answer("b")
-    assert relay.backends["a"].state is State.EJECTED
+    assert relay.backends["a"].health.state is State.EJECTED
     relay.receiver("a", 0).on_head(200, [*JSON_HEAD, (b"content-length", b"%d" % len(ANSWER))])
     relay.receiver("a", 0).on_data(ANSWER)
     relay.receiver("a", 0).on_end()
@@ -465,7 +480,7 @@ def test_requests_that_are_not_for_inference_are_passed_through_and_not_judged(m
         relay.receiver("a").on_error(UpstreamError("broken", "closed the connection"))
         if relay.backends["b"].in_flight:
             relay.answer("b")
-    assert relay.backends["a"].state is State.UP
+    assert relay.backends["a"].health.state is State.UP
 
 
 @pytest.mark.parametrize("method", ["OPTIONS", "HEAD", "GET"])
@@ -623,7 +638,7 @@ def test_a_stream_that_ends_with_an_error_is_a_strike_unless_another_backend_fai
         for data in (FIRST, b'data: {"error": {"code": 500}}\n\n', DONE):
             receiver.on_data(data)
         receiver.on_end()
-        return len(relay.pool.watch(relay.backends[name]).health.strikes)
+        return len(relay.backends[name].health.strikes)
 
     relay.send()
     assert end_with_error("a") == 1
@@ -716,7 +731,7 @@ def test_a_stream_is_complete_once_its_last_event_has_been_passed_on(path: str, 
         assert reply.ended is (ending != "client gone")
     assert relay.count("gateway_requests_total", outcome="ok") == 3
     assert relay.count("gateway_key_tokens_total", key="team") == 30
-    assert relay.backends["a"].state is State.UP
+    assert relay.backends["a"].health.state is State.UP
     assert relay.in_flight() == [0, 0, 0, 0, 0]
 
 
@@ -756,7 +771,7 @@ def test_time_outs_are_evidence_only_without_metrics_that_show_work(running: int
     for number in range(3):
         exchange, _ = relay.send(body_of(number))
         exchange.check_silence(later(10.5))
-    assert relay.backends["a"].state is state
+    assert relay.backends["a"].health.state is state
 
 
 def test_a_request_that_is_slow_ejects_no_backend_however_often_it_is_repeated() -> None:
@@ -764,7 +779,7 @@ def test_a_request_that_is_slow_ejects_no_backend_however_often_it_is_repeated()
     for _ in range(9):
         exchange, _ = relay.send(body_of(1))
         exchange.check_silence(later(10.5))
-    assert relay.backends["a"].state is State.UP
+    assert relay.backends["a"].health.state is State.UP
 
 
 def test_after_the_first_byte_the_limit_is_that_of_an_idle_stream() -> None:
@@ -798,7 +813,7 @@ def test_an_answer_that_is_paused_for_a_slow_client_is_not_silent() -> None:
 def test_a_backend_that_fails_its_probes_gets_five_seconds() -> None:
     relay = Relay("a", "b")
     exchange, _ = relay.send()
-    relay.backends["a"].state = State.DOWN
+    relay.backends["a"].health = Health(State.DOWN)
     exchange.check_silence(later(4.5))
     assert relay.clients["b"].heads == []
     exchange.check_silence(later(5.5))

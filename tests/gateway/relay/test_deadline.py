@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from backends.backend import State
+from backends.health import State
 from backends.http.receiver import UpstreamError
 from gateway.dialects.errors import GatewayError
 from tests.gateway.relay.test_attempts import (
@@ -73,8 +73,8 @@ def test_deadlines_are_no_evidence_against_a_backend() -> None:
     for number in range(9):
         exchange, _ = relay.send(body_of(number))
         exchange.check_silence(later(31.0))
-    assert relay.backends["a"].state is State.UP
-    assert not relay.pool.watch(relay.backends["a"]).health.strikes
+    assert relay.backends["a"].health.state is State.UP
+    assert not relay.backends["a"].health.strikes
 
 
 @pytest.mark.parametrize("total_s", [30.0, float("inf")])
@@ -133,7 +133,7 @@ def test_when_every_replica_breaks_its_answers_few_requests_are_sent_twice() -> 
         if relay.backends["b"].in_flight:
             relay.receiver("b").on_error(UpstreamError("broken", "closed the connection"))
         codes.append(reply.code)
-        assert relay.backends["a"].state is State.UP, "without a second attempt there is no evidence"
+        assert relay.backends["a"].health.state is State.UP, "without a second attempt there is no evidence"
     assert set(codes) == {"backend_broken"}
     retried = len(relay.clients["b"].heads)
     assert 10 + 0.2 * 190 <= retried <= 10 + 0.2 * 200 + 1 + 60, "and one for each second that this takes"

@@ -13,8 +13,8 @@ from itertools import pairwise
 import httpx
 import pytest
 
-from backends.backend import State
 from backends.drafter_limit import Beyond, DrafterLimit
+from backends.health import State
 from tests.gateway.conftest import MODEL, Running, Start
 from tests.support.faults import answer_broken_json, answer_garbage, answer_html
 from tests.support.upstream import END, Wire, delta, well
@@ -100,7 +100,7 @@ async def test_a_client_that_leaves_cancels_the_upstream_request(gateway_of: Sta
         request.cancel()
         await running.until(lambda: running.upstreams["a"].aborted == 1)
         await running.until(lambda: running.backend("a").in_flight == 0)
-        assert running.backend("a").state is State.UP  # the backend is not at fault
+        assert running.backend("a").health.state is State.UP  # the backend is not at fault
         page = (await running.client.get("/metrics")).text
         assert 'gateway_requests_total{backend="a",method="baseline",model="m",outcome="cancelled"} 1.0' in page
 
@@ -122,7 +122,7 @@ async def test_a_dead_backend_gets_no_requests_until_it_is_back(gateway_of: Star
         answers = [await running.chat() for _ in range(6)]
         assert {answer.status_code for answer in answers} == {200}
         assert {answer.headers["x-gateway-backend"] for answer in answers} == {"b"}
-        assert running.backend("a").state is State.DOWN
+        assert running.backend("a").health.state is State.DOWN
         await running.upstreams["a"].come_back()
         await running.until_up("a")
         again = {(await running.chat()).headers["x-gateway-backend"] for _ in range(6)}
@@ -217,7 +217,7 @@ async def test_baseline_only_parameters_go_to_a_baseline(gateway_of: Start) -> N
             chosen = {(await running.chat(**field)).headers["x-gateway-backend"] for _ in range(4)}
             assert chosen == {"a"}
         await running.upstreams["a"].die()
-        await running.until(lambda: running.backend("a").state is State.DOWN)
+        await running.until(lambda: running.backend("a").health.state is State.DOWN)
         response = await running.chat(min_p=0.1)
         assert response.status_code == 503
         assert "min_p" in response.json()["error"]["message"]
@@ -231,7 +231,7 @@ async def test_requests_beyond_a_drafters_limit_go_elsewhere(gateway_of: Start) 
             assert {(await running.chat(messages=long)).headers["x-gateway-backend"] for _ in range(6)} == {"a"}
             assert {(await running.chat()).headers["x-gateway-backend"] for _ in range(20)} == {"a", "b"}
         await running.upstreams["a"].die()
-        await running.until(lambda: running.backend("a").state is State.DOWN)
+        await running.until(lambda: running.backend("a").health.state is State.DOWN)
         assert (await running.chat(messages=long)).status_code == 503, "it would end the engine"
         running.backend("b").said_limit = running.backend("b").drafter_limit = DrafterLimit(1024)
         assert (await running.chat(messages=long)).headers["x-gateway-backend"] == "b"
@@ -357,5 +357,5 @@ async def test_a_gateway_out_of_file_descriptors_ejects_no_backend(gateway_of: S
                 os.close(number)
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "backend_exhausted"
-        assert [running.backend(name).state for name in "ab"] == [State.UP, State.UP]
+        assert [running.backend(name).health.state for name in "ab"] == [State.UP, State.UP]
         assert (await running.chat()).status_code == 200

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from backends.backend import State
+from backends.health import Health, State
 from gateway.relay import first_start
 from tests.gateway.relay.test_attempts import Relay
 
@@ -26,13 +26,13 @@ def starting(*names: str, state: State = State.STARTING) -> Relay:
     """Return a relay whose replicas have not been up."""
     relay = Relay(*names, policy={"name": "least_loaded"})
     for backend in relay.backends.values():
-        backend.state = state
+        backend.health = Health(state)
     return relay
 
 
 def up(relay: Relay, name: str) -> None:
     """Have a replica be up."""
-    relay.backends[name].state = State.UP
+    relay.backends[name].health = Health(State.UP)
     relay.context.ready(relay.backends[name])
 
 
@@ -49,7 +49,7 @@ def test_a_request_waits_for_the_first_replica_and_is_sent_there() -> None:
 def test_where_one_has_been_up_nothing_waits() -> None:
     relay = starting("a", "b")
     up(relay, "a")
-    relay.backends["a"].state = State.DOWN
+    relay.backends["a"].health = Health(State.DOWN)
     _, reply = relay.send()
     assert (reply.status, reply.code) == (503, "no_backend")
 

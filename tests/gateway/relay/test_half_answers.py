@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from backends.backend import State
 from backends.engine_metrics import EngineMetrics
+from backends.health import State
 from backends.http.receiver import AnswerHead
 from tests.gateway.relay.test_attempts import (
     ANSWER,
@@ -56,13 +56,13 @@ def answer_whole(relay: Relay, name: str, document: object, *, is_read_at_once: 
 def test_half_an_answer_in_one_piece_is_tried_elsewhere_and_is_a_strike(path: str, is_read_at_once: bool) -> None:
     relay = Relay("a", "b")
     for number in range(3):
-        assert relay.backends["a"].state is State.UP
+        assert relay.backends["a"].health.state is State.UP
         _, reply = relay.send(json.dumps({"model": "m", "input": ["x", "y"], "seed": number}).encode(), path)
         answer_whole(relay, "a", HALF[path], is_read_at_once=is_read_at_once)
         assert reply.chunks == []
         relay.answer("b", ANSWER.replace(b"[{}]", b"[{}, {}]"))
         assert (reply.status, reply.headers["x-gateway-retried-from"]) == (200, "a")
-    assert relay.backends["a"].state is State.EJECTED
+    assert relay.backends["a"].health.state is State.EJECTED
     assert relay.count("gateway_requests_total", backend="a", outcome="ok") == 0
     assert relay.count("gateway_key_tokens_total") == 30, "only whole answers are charged"
 
@@ -130,7 +130,7 @@ def test_half_a_stream_ends_with_an_error_event_and_is_a_strike(events: list[byt
         assert reply.body.endswith(END)
         assert (reply.body.count(END), reply.ended) == (1, True)
     assert outcomes(relay) == {"interrupted": 3}
-    assert relay.backends["a"].state is State.EJECTED
+    assert relay.backends["a"].health.state is State.EJECTED
     assert relay.count("gateway_key_tokens_total") < 30, "it is not charged as a whole answer"
 
 
@@ -161,7 +161,7 @@ def test_an_error_that_the_engine_names_itself_is_passed_on_as_it_is(
     stream(relay, "a", FIRST, *events)
     assert (reply.body, reply.ended) == (b"".join([FIRST, *events]), True)
     assert outcomes(relay) == {outcome: 1}
-    strikes = len(relay.pool.watch(relay.backends["a"]).health.strikes)
+    strikes = len(relay.backends["a"].health.strikes)
     assert strikes == (outcome == "engine_error")
 
 
@@ -215,7 +215,7 @@ def test_what_is_full_passes_a_request_on_until_one_is_free_and_is_not_ejected(s
         relay.answer(name)
         assert (reply.status, reply.headers["x-gateway-backend"]) == (200, name)
         assert reply.headers["x-gateway-retried-from"] != name
-    assert {backend.state for backend in relay.backends.values()} == {State.UP}
+    assert {backend.health.state for backend in relay.backends.values()} == {State.UP}
     assert relay.count("gateway_retries_total", kind="busy") == 40 * full
     assert outcomes(relay) == {"ok": 40}
 
@@ -258,4 +258,4 @@ def test_an_engine_that_calls_itself_full_while_it_has_nothing_to_do_is_sick(is_
             else:
                 refuse(relay, "a", 503)
             relay.answer(busy(relay)[0])
-        assert relay.backends["a"].state is state
+        assert relay.backends["a"].health.state is state

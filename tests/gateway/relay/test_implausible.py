@@ -122,5 +122,5 @@ async def test_a_page_that_unpacks_to_much_more_takes_no_other_replica_out() -> 
     async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
         running.upstreams["a"].metrics_behaviour = page
         while await counted(running, "metrics") < 5:
-            assert {backend.state for backend in running.gateway.pool} == {"up"}
+            assert {backend.health.state for backend in running.gateway.pool} == {"up"}
             assert (await running.chat()).status_code == 200

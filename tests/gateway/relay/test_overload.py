@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backends.backend import State
+from backends.health import State
 from tests.gateway.conftest import MODEL, Start
 from tests.support.upstream import Wire, delta
 from tests.support.waiting import eventually
@@ -27,7 +27,7 @@ async def hang(wire: Wire) -> None:
 async def test_the_restart_of_the_only_backend_fails_no_request_of_a_queue(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, queue=with_queue(max_in_flight_per_backend=8)) as running:
         await running.upstreams["a"].die()
-        await running.until(lambda: running.backend("a").state is State.DOWN)
+        await running.until(lambda: running.backend("a").health.state is State.DOWN)
         tasks = [asyncio.create_task(running.chat(f"request {number}")) for number in range(5)]
         await eventually(lambda: running.gateway.relay.queues[MODEL].waiting == 5)
         await running.upstreams["a"].come_back()
@@ -53,4 +53,4 @@ async def test_at_its_deadline_a_request_is_answered_and_its_engine_stops(gatewa
             await eventually(lambda aborted=aborted: running.upstreams["a"].aborted == aborted)
         response = await running.chat(headers={"x-request-timeout": "soon"})
         assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_header")
-        assert running.backend("a").state is State.UP
+        assert running.backend("a").health.state is State.UP

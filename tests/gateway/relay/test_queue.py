@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from backends.backend import Backend, State
-from backends.health import Ejected, Probed, Unreachable
+from backends.backend import Backend
+from backends.health import Ejected, Probed, State, Unreachable
 from backends.http.receiver import AnswerHead, UpstreamError
 from backends.speculation import Method
 from gateway.config.settings import PoolSettings
@@ -48,7 +48,6 @@ def queued(*names: str, bound: int = 1, waiting: int = 10, size: int = 1 << 20, 
     ]
     relay.context.access = Access(Keyring(keys), ["/*"])
     relay.context.queues = {"m": ModelQueue("m", QueueBounds(bound, waiting, size, wait_s=30.0, **bounds))}
-    relay.pool.on_ready = relay.context.ready
     return relay
 
 
@@ -404,7 +403,7 @@ def test_an_error_after_a_wait_is_an_error_of_the_backend() -> None:
     relay.answer("a")
     relay.receiver("a").on_error(UpstreamError("broken", "closed the connection"))
     assert (reply.status, reply.code) == (502, "backend_broken")
-    assert relay.backends["a"].state is State.UP
+    assert relay.backends["a"].health.state is State.UP
 
 
 def test_a_client_with_many_requests_does_not_delay_those_of_others() -> None:

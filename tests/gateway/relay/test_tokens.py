@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backends.backend import State
+from backends.health import State
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.rooms.recorder.document import RequestNotes
 from gateway.routing.router import RoutedRequest
@@ -177,7 +177,7 @@ async def test_an_engine_that_was_down_may_come_back_as_another_one() -> None:
         for _ in range(2):
             assert b'"usage"' not in (await running.chat(stream=True)).content
         await upstream.die()
-        await running.until(lambda: running.backend("a").state is State.DOWN)
+        await running.until(lambda: running.backend("a").health.state is State.DOWN)
         upstream.behaviour = other
         await upstream.come_back()
         await running.until_up()

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from backends.backend import State
 from backends.engine_metrics import EngineMetrics
-from backends.health import Ejected, Probed
+from backends.health import Ejected, Health, Probed, State
 from backends.http.receiver import UpstreamError
 from gateway.http.headers import Header
 from gateway.routing.access import read_head
@@ -67,7 +66,7 @@ def test_the_failure_of_a_request_on_trial_ejects_and_reaches_no_client(fault: s
     fail(relay, "a", fault)
     relay.answer("b")
     assert (reply.status, reply.headers["x-gateway-retried-from"]) == (200, "a")
-    assert relay.backends["a"].state is State.EJECTED
+    assert relay.backends["a"].health.state is State.EJECTED
     assert relay.in_flight() == [0] * 5
 
 
@@ -78,7 +77,7 @@ def test_a_request_on_trial_needs_no_retry_budget() -> None:
     _, reply = relay.send()
     fail(relay, "a", "broken")
     relay.answer("b")
-    assert (reply.status, relay.backends["a"].state) == (200, State.EJECTED)
+    assert (reply.status, relay.backends["a"].health.state) == (200, State.EJECTED)
 
 
 def test_a_request_that_no_replica_serves_says_nothing_and_the_next_one_is_sent_on_trial() -> None:
@@ -142,13 +141,13 @@ def test_a_silent_request_on_trial_is_moved_unless_the_engine_makes_progress(
     watch = relay.pool.watch(relay.backends["a"])
     if running is not None:
         relay.backends["a"].engine.metrics = EngineMetrics(running=running)
-    watch.health = replace(watch.health, progress_at_s=time.monotonic() - progress_s)
+    watch.backend.health = replace(watch.backend.health, progress_at_s=time.monotonic() - progress_s)
     exchange, reply = relay.send()
     exchange.check_silence(later(6.5))
     assert sent(relay)["b"] == 0
     exchange.check_silence(later(7.5))
     assert sent(relay)["b"] == is_moved
-    assert relay.backends["a"].state is (State.EJECTED if is_moved else State.RECOVERING)
+    assert relay.backends["a"].health.state is (State.EJECTED if is_moved else State.RECOVERING)
     relay.answer("b" if is_moved else "a")
     assert reply.status == 200
     assert relay.count("gateway_retries_total", kind="trial") == is_moved
@@ -157,7 +156,7 @@ def test_a_silent_request_on_trial_is_moved_unless_the_engine_makes_progress(
 def test_a_silent_request_on_trial_stays_where_no_other_replica_can_serve_it() -> None:
     relay = recovering("a", "b")
     exchange, reply = relay.send()
-    relay.backends["b"].state = State.DOWN
+    relay.backends["b"].health = Health(State.DOWN)
     exchange.check_silence(later(9.5))
     assert reply.status == 0
     relay.answer("a")
@@ -169,7 +168,7 @@ def test_a_request_on_trial_whose_replica_refuses_it_is_served_by_another_one() 
     _, reply = relay.send()
     relay.receiver("a").on_error(UpstreamError("connect", "refused"))
     relay.answer("b")
-    assert (reply.status, relay.backends["a"].state) == (200, State.DOWN)
+    assert (reply.status, relay.backends["a"].health.state) == (200, State.DOWN)
     assert relay.pool.recovery.replicas == {}
 
 
@@ -199,8 +198,8 @@ def test_long_answers_of_many_requests_are_no_evidence() -> None:
         assert not reply.ended
         receiver.on_data(DONE)
         receiver.on_end()
-    assert relay.backends["a"].state is State.UP
-    assert not relay.pool.watch(relay.backends["a"]).health.strikes
+    assert relay.backends["a"].health.state is State.UP
+    assert not relay.backends["a"].health.strikes
     assert relay.count("gateway_requests_total", outcome="ok") == 9
     assert sent(relay) == {"a": 9, "b": 0}
 
@@ -211,6 +210,6 @@ def test_a_failure_counts_once_another_replica_has_begun_to_answer() -> None:
         relay.send(json.dumps({"model": "m", "stream": True, "messages": [{"content": str(number)}]}).encode())
         relay.receiver("a").on_error(UpstreamError("broken", "closed the connection"))
         relay.receiver("b").on_head(200, EVENTS_HEAD)
-        assert relay.backends["a"].state is State.UP
+        assert relay.backends["a"].health.state is State.UP
         relay.receiver("b").on_data(FIRST)
-    assert relay.backends["a"].state is State.EJECTED, "before any of the long answers is complete"
+    assert relay.backends["a"].health.state is State.EJECTED, "before any of the long answers is complete"

@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from backends import background
-from backends.backend import State
-from backends.health import Drain
+from backends.health import Drain, State
 from gateway.config.settings import PoolSettings
 from gateway.relay.context import RelayContext
 from gateway.routing.keys import digest
@@ -85,7 +84,7 @@ async def test_replicas_are_added_and_removed_while_a_stream_goes_on(gateway_of:
             kept, old = running.backend("b"), running.backend("a")
             await change(running, backends=backends_of(b, c))
             assert running.backend("b") is kept
-            assert running.backend("c").state is State.UP, "its first probe is waited for"
+            assert running.backend("c").health.state is State.UP, "its first probe is waited for"
             assert await names(running) == {"b", "c"}
             assert old.in_flight == 1
             assert running.gateway.leaving
@@ -329,10 +328,10 @@ async def test_a_drained_replica_stays_drained(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline", "b": "baseline"}) as running, third() as c:
         running.gateway.pool.report(running.backend("a"), Drain())
         await change(running, backends=backends_of(*running.upstreams.values()), aliases=["other"])
-        assert running.backend("a").state is State.DRAINING
+        assert running.backend("a").health.state is State.DRAINING
         await change(
             running, backends=backends_of(running.upstreams["b"]) | {"a": {"method": "baseline", "url": c.url}}
         )
-        assert running.backend("a").state is State.DRAINING
+        assert running.backend("a").health.state is State.DRAINING
         running.gateway.pool.report(running.backend("a"), Drain(False))
         await running.until_up("a")

@@ -31,7 +31,7 @@ async def load(running: Running, **adapters: list[str]) -> None:
     for name, loaded in adapters.items():
         running.upstreams[name].adapters = loaded
     for name, loaded in adapters.items():
-        await running.until(lambda name=name, loaded=loaded: running.backend(name).adapters == {*loaded})  # type: ignore[misc]
+        await running.until(lambda name=name, loaded=loaded: running.backend(name).engine.said.adapters == {*loaded})  # type: ignore[misc]
 
 
 async def test_a_request_goes_where_its_adapter_is_loaded(gateway_of: Start) -> None:
@@ -85,9 +85,9 @@ async def test_a_list_without_end_harms_nobody(gateway_of: Start) -> None:
     async with gateway_of(THREE) as running:
         names = ["x" * 300, *[f"adapter-{number}" for number in range(3000)]]
         running.upstreams["a"].adapters = names
-        await running.until(lambda: running.backend("a").adapters)
-        assert len(running.backend("a").adapters) <= 1000
-        assert names[0] not in running.backend("a").adapters
+        await running.until(lambda: running.backend("a").engine.said.adapters)
+        assert len(running.backend("a").engine.said.adapters) <= 1000
+        assert names[0] not in running.backend("a").engine.said.adapters
         card = json.dumps({"data": [{"id": MODEL}, *[{"id": "y" * 1000, "parent": MODEL}] * 3000]}).encode()
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(card)
         running.upstreams["b"].models = head + card

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backends.backend import State
+from backends.health import Health, State
 from policies.features.request import TYPICAL_TOKENS
 from tests.gateway.conftest import MODEL, start_gateway
 
@@ -31,7 +31,7 @@ LONG_PROMPT = "word " * 3000
 async def test_a_request_goes_where_it_is_taken(text: str, body: dict[str, Any], goes_to: str) -> None:
     async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
         running.upstreams["a"].max_model_len, running.upstreams["b"].max_model_len = SHORT, LONG
-        await running.until(lambda: {each.context_tokens for each in running.gateway.pool} == {SHORT, LONG})
+        await running.until(lambda: {each.engine.said.context_tokens for each in running.gateway.pool} == {SHORT, LONG})
         answers = [await running.chat(text, **body) for _ in range(8)]
         counts = Counter(answer.headers["x-gateway-backend"] for answer in answers)
         assert "".join(sorted(counts)) == goes_to
@@ -43,7 +43,7 @@ async def test_it_goes_elsewhere_while_none_that_takes_it_is_up(caplog: pytest.L
             running.upstreams["a"].max_model_len, running.upstreams["b"].max_model_len = SHORT, LONG
             await running.until(lambda: MODEL in running.gateway.pool.unlike_contexts)
         assert caplog.text.count("its engines take contexts of 1,024 to") == 1
-        running.backend("b").state = State.EJECTED
+        running.backend("b").health = Health(State.EJECTED)
         assert (await running.chat(LONG_PROMPT)).headers["x-gateway-backend"] == "a"
         running.upstreams["a"].max_model_len = LONG
         await running.until(lambda: MODEL not in running.gateway.pool.unlike_contexts)

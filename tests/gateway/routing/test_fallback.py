@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from backends.backend import Candidate, EngineChange, State
+from backends.backend import Candidate, EngineChange
+from backends.health import State
 from backends.pool import Pool
 from backends.step_comparison import Difference
+from gateway.service.replica_events import ReplicaEvents
 from policies import policy
 from policies.features.request import RequestFeatures
 from policies.policy import Assessment, Decision, Outcome, Policy, PolicySettings
@@ -139,12 +141,10 @@ async def test_every_hook_may_raise_and_a_reload_is_made_as_a_whole(gateway_of: 
         await running.until(lambda: fallback._failed["engine_changed"] == 1)
         probes = upstream.connections
         running.backend("a").engine.comparison.difference = Difference(3.0, 2.0)
-        notify = running.gateway.pool.on_difference
-        assert notify is not None
-        notify(running.backend("a"))
+        ReplicaEvents(running.gateway).difference_changed(running.backend("a"))
         assert fallback._failed["correct"] == 1
         upstream.health_status = 500
-        await running.until(lambda: running.backend("a").state is State.DOWN)  # it is still probed
+        await running.until(lambda: running.backend("a").health.state is State.DOWN)  # it is still probed
         upstream.health_status = 200
         async with Upstream("c", MODEL) as c:
             await change(running, backends=backends_of(upstream, c), policy=broken(*hooks, "assess"))

@@ -10,7 +10,7 @@ from itertools import count
 import httpx
 import pytest
 
-from backends.backend import State
+from backends.health import State
 from gateway.relay import lookups
 from tests.gateway.conftest import MODEL, Running, Start, start_gateway
 from tests.support.upstream import Behaviour, Wire
@@ -83,7 +83,7 @@ async def test_the_client_hears_with_which_replica_its_response_was_lost(gateway
         first = (await ask(running)).json()
         home = first["model"]
         await running.upstreams[home].die()
-        await running.until(lambda: running.backend(home).state is State.DOWN)
+        await running.until(lambda: running.backend(home).health.state is State.DOWN)
         response = await ask(running, first["id"])
         assert response.status_code == 404
         assert response.json()["error"]["message"].endswith(f"not found; it was lost with its replica {home}.")

@@ -188,7 +188,7 @@ async def test_names_of_models_are_told_only_to_those_who_may_use_them(gateway_o
             await client.get("/readyz"),
         ]
         await running.upstreams["a"].die()
-        await running.until(lambda: running.backend("a").state == "down")
+        await running.until(lambda: running.backend("a").health.state == "down")
         keyless.append(await client.options("/v1/chat/completions"))
         keyless.append(await client.get("/readyz"))
         assert [response.status_code for response in keyless] == [200, 200, 401, 401, 503, 503, 503]

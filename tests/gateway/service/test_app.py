@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.backend import State
+from backends.health import State
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
 from tests.support.upstream import END, Wire, answer, delta
 from tests.support.waiting import stays
@@ -150,7 +150,9 @@ async def test_drain_and_resume(gateway_of: Start) -> None:
         response = await running.client.post("/admin/drain", json=backend, headers=ADMIN)
         assert response.json()["state"] == "draining"
         assert {(await running.chat()).headers["x-gateway-backend"] for _ in range(4)} == {"b"}
-        await stays(lambda: running.backend("a").state is State.DRAINING, 0.5, "successful probes do not resume it")
+        await stays(
+            lambda: running.backend("a").health.state is State.DRAINING, 0.5, "successful probes do not resume it"
+        )
         described = (await running.client.get("/admin/pool", headers=ADMIN)).json()
         assert described["models"][MODEL]["backends"]["a"]["state"] == "draining"
         await running.client.post("/admin/resume", json=backend, headers=ADMIN)

@@ -59,7 +59,9 @@ async def test_swapped_methods_show_everywhere(caplog: pytest.LogCaptureFixture)
             "ngram": {},
         }
         running.upstreams["a"].metrics, running.upstreams["b"].metrics = page(k=3, drafts=850, later_steps=850), page()
-        await running.until(lambda: running.backend("a").contradictions and running.backend("b").contradictions)
+        await running.until(
+            lambda: running.backend("a").engine.contradictions and running.backend("b").engine.contradictions
+        )
 
         a = f"{MODEL}/a: the pool file says baseline, but its engine speculates, with k 3"
         b = f"{MODEL}/b: the pool file says ngram with k 5, but its engine does not speculate"
@@ -83,7 +85,9 @@ async def test_swapped_methods_show_everywhere(caplog: pytest.LogCaptureFixture)
         assert 'gateway_backend_up{backend="a",method="custom_class"' not in metrics
 
         running.upstreams["a"].metrics, running.upstreams["b"].metrics = page(), page(k=5)
-        await running.until(lambda: not running.backend("a").contradictions and not running.backend("b").contradictions)
+        await running.until(
+            lambda: not running.backend("a").engine.contradictions and not running.backend("b").engine.contradictions
+        )
         assert {each["observed"]["method"] for each in (await backends(running)).values()} == {"baseline", "ngram"}
         assert f"{MODEL}/b speculates as the pool file says: ngram with k 5" in caplog.messages
 
@@ -97,7 +101,9 @@ async def test_policies_go_by_what_is_observed() -> None:
         replicas = learned.known.replicas
         assert {name: replica.arm for name, replica in replicas.items()} == {"a": "baseline:0", "b": "ngram:5"}
         running.upstreams["a"].metrics, running.upstreams["b"].metrics = page(k=3, drafts=850, later_steps=850), page()
-        await running.until(lambda: running.backend("a").contradictions and running.backend("b").contradictions)
+        await running.until(
+            lambda: running.backend("a").engine.contradictions and running.backend("b").engine.contradictions
+        )
         await running.chat()
         assert {name: replica.arm for name, replica in replicas.items()} == {"a": "custom_class:3", "b": "baseline:0"}
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}

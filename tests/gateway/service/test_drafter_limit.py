@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from backends.backend import Backend, State
+from backends.backend import Backend
 from backends.drafter_limit import Beyond, DrafterLimit
 from backends.engine import Said
+from backends.health import State
 from backends.probe import Probe
 from backends.simulator.server.settings import ReplicaSettings
 from backends.speculation import Method
@@ -245,7 +246,7 @@ async def test_images_end_no_engine_while_another_can_serve_them(policy: str) ->
             assert {await sent(low) for _ in range(4)} == {"plain", "head"}, "these are known to be short"
 
         await running.upstreams["plain"].die()
-        await running.until(lambda: running.backend("plain").state is State.DOWN)
+        await running.until(lambda: running.backend("plain").health.state is State.DOWN)
         assert await sent(with_images(1, detail="high")) == "head", "nobody else can take it, and it may be short"
         response = await running.client.post("/v1/chat/completions", json=three)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "no_backend")

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from backends.backend import State
-from backends.health import Ejected
+from backends.health import Ejected, State
 from gateway.cli.app import app
 from gateway.rooms.fleet import model, room
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
@@ -130,7 +129,7 @@ async def test_all_places_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         is_wanted = False
         await chats
         running.gateway.pool.report(running.backend("plain"), Ejected(0.1, "for a moment"))
-        await running.until(lambda: running.backend("plain").state is State.RECOVERING)
+        await running.until(lambda: running.backend("plain").health.state is State.RECOVERING)
         (fleets,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
         fleets._next_s = float("inf")  # what it has said stands
         await running.until(lambda: fleets.running is not None and fleets.running.done())

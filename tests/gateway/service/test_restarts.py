@@ -8,8 +8,10 @@ from itertools import cycle
 
 import pytest
 
-from backends.backend import EngineChange, State
+from backends.backend import Backend, EngineChange
 from backends.engine import SEVERAL
+from backends.health import State
+from backends.pool import Listener
 from tests.gateway.conftest import FAST, MODEL, start_gateway
 from tests.support.registered_metrics import value_of
 from tests.support.upstream import Upstream, Wire, answer, well
@@ -44,6 +46,16 @@ def become(upstream: Upstream, what: str) -> None:
         upstream.behaviour = of_another_key
 
 
+class Changes(Listener):
+    """Counts what engines go through."""
+
+    def __init__(self) -> None:
+        self.seen = Counter[EngineChange]()
+
+    def engine_changed(self, backend: Backend, change: EngineChange) -> None:
+        self.seen[change] += 1
+
+
 @pytest.mark.parametrize("pages", [(STARTED % (9, 7), STARTED % (12, 3)), (PAGE % 9, PAGE % 2), (b"", b"")])
 async def test_a_longer_context_after_a_restart_is_known(pages: tuple[bytes, bytes]) -> None:
     async with start_gateway({"a": "baseline"}) as running:
@@ -54,13 +66,13 @@ async def test_a_longer_context_after_a_restart_is_known(pages: tuple[bytes, byt
         )
         a.metrics = pages[0]
         await running.until(lambda: (backend.engine.metrics is None) == (not pages[0]))
-        changes = Counter[EngineChange]()
-        running.gateway.pool.on_engine_change = lambda _, change: changes.update([change])
+        changes = Changes()
+        running.gateway.pool.listen(changes)
         engine, habits = backend.engine, upstream.habits
         a.metrics, a.max_model_len, a.behaviour = pages[1], 32_768, long_prompt
         await running.until(lambda: backend.engine is not engine)
         await running.chat()
-        assert (backend.context_tokens, changes) == (32_768, {EngineChange.RESTART: 1})
+        assert (backend.engine.said.context_tokens, changes.seen) == (32_768, {EngineChange.RESTART: 1})
         assert upstream.habits is not habits
         assert value_of(running.gateway.metrics, "gateway_prompt_tokens_total") == 20_000
         assert value_of(running.gateway.metrics, "gateway_implausible_reports_total") == 0
@@ -70,7 +82,7 @@ async def test_a_usage_that_cannot_be_has_the_engine_asked_again() -> None:
     async with start_gateway({"a": "baseline"}, health=SELDOM) as running:
         running.upstreams["a"].max_model_len, running.upstreams["a"].behaviour = 32_768, long_prompt
         await running.chat()
-        await running.until(lambda: running.backend("a").context_tokens == 32_768)
+        await running.until(lambda: running.backend("a").engine.said.context_tokens == 32_768)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +96,8 @@ async def test_no_client_sees_that_another_engine_is_at_an_address(what: str, re
         answers = [await running.chat(str(number), stream=number % 2 == 0, headers=own) for number in range(6)]
         assert {each.status_code for each in answers} == {200}
         assert {each.headers["x-gateway-backend"] for each in answers} == {"b"}
-        await running.until(lambda: running.backend("a").state is State.DOWN)
-        assert running.backend("a").state_reason.startswith(reason)
+        await running.until(lambda: running.backend("a").health.state is State.DOWN)
+        assert running.backend("a").health.reason.startswith(reason)
         assert value_of(running.gateway.metrics, "gateway_retries_total", kind=what) > 0
         become(running.upstreams["b"], what)
         last = await running.chat(headers=own)
@@ -109,7 +121,7 @@ async def test_what_a_client_has_asked_for_itself_is_its_own_answer() -> None:
         for upstream in running.upstreams.values():
             upstream.behaviour = lambda wire: wire.json({"detail": "Not Found"}, 404)
         assert (await running.chat()).json() == {"detail": "Not Found"}
-        assert {backend.state for backend in running.gateway.pool} == {State.UP}
+        assert {backend.health.state for backend in running.gateway.pool} == {State.UP}
 
 
 async def test_several_engines_behind_one_address(caplog: pytest.LogCaptureFixture) -> None:
@@ -123,7 +135,7 @@ async def test_several_engines_behind_one_address(caplog: pytest.LogCaptureFixtu
     async with start_gateway(policy={"name": "learned"}) as running:
         upstream, backend = running.upstreams["a"], running.backend("a")
         upstream.metrics_behaviour = in_turn
-        await running.until(lambda: backend.are_several)
+        await running.until(lambda: running.gateway.pool.watch(backend).are_several)
         engine, probes = backend.engine, running.gateway.pool.watch(backend)
         await running.chat()
         for _ in range(6):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backends.backend import State
+from backends.health import State
 from tests.gateway.conftest import Running, start_gateway
 from tests.support.upstream import Wire, answer, well
 from tests.support.waiting import eventually_async, stays
@@ -54,7 +54,7 @@ async def test_an_engine_that_stands_still_is_out_until_it_answers(
         a.seen.clear()
         assert set(await served_by(running)) == {"b"}
         await running.until(lambda: a.seen)
-        await stays(lambda: running.backend("a").state is State.DOWN, 0.5)
+        await stays(lambda: running.backend("a").health.state is State.DOWN, 0.5)
         assert {each.target for each in a.seen} == {"/v1/completions"}, "asked by its probe, and by no client"
         a.behaviour = well
         await eventually_async(lambda: _is_back(running, "a"))
@@ -81,7 +81,7 @@ async def test_an_engine_that_computes_a_long_prompt_does_not_stand_still() -> N
 
         def goes_on() -> bool:
             other.metrics = PAGE % (1, (asyncio.get_running_loop().time() % 10.0) / 10.0)
-            return running.backend("a").state is running.backend("b").state is State.UP
+            return running.backend("a").health.state is running.backend("b").health.state is State.UP
 
         await stays(goes_on, 4 * STALL_S)
         done.set()
@@ -93,8 +93,8 @@ async def test_an_engine_that_sleeps_gets_no_requests(state: bytes) -> None:
     async with started() as running:
         a = running.upstreams["a"]
         awake, a.metrics = a.metrics, SLEEPS % state + b'vllm:engine_sleep_state{sleep_state="awake"} 0\n'
-        await running.until(lambda: running.backend("a").state is State.DOWN)
-        assert running.backend("a").state_reason == "is asleep: POST /wake_up to it"
+        await running.until(lambda: running.backend("a").health.state is State.DOWN)
+        assert running.backend("a").health.reason == "is asleep: POST /wake_up to it"
         assert set(await served_by(running)) == {"b"}
         assert not a.seen
         a.metrics = awake
@@ -108,8 +108,8 @@ async def test_an_engine_that_is_paused_gets_no_requests_where_it_tells() -> Non
         a.max_model_len += 1  # it restarts, in development mode
         await running.until(lambda: running.backend("a").engine.said.tells_pause)
         a.is_paused = True
-        await running.until(lambda: running.backend("a").state is State.DOWN)
-        assert running.backend("a").state_reason == "is paused: POST /resume to it"
+        await running.until(lambda: running.backend("a").health.state is State.DOWN)
+        assert running.backend("a").health.reason == "is paused: POST /resume to it"
         assert set(await served_by(running)) == {"b"}
         a.is_paused = False
         await running.until_up("a")

@@ -8,7 +8,8 @@ import yaml
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
-from backends.backend import Backend, State
+from backends.backend import Backend
+from backends.health import Health, State
 from backends.speculation import Method
 from backends.validation import issues_of
 from policies.features.request import Endpoint, RequestFeatures, describe
@@ -33,7 +34,7 @@ def policy(text: str = RULES) -> Thresholds:
 
 def backend(name: str, in_flight: int = 0, weight: float = 1.0, method: str = "") -> Backend:
     kind = Method(method or name)
-    return Backend(name, "m", kind, "http://127.0.0.1:1", weight=weight, state=State.UP, in_flight=in_flight)
+    return Backend(name, "m", kind, "http://127.0.0.1:1", weight=weight, health=Health(State.UP), in_flight=in_flight)
 
 
 def pool(**in_flight: int) -> list[Backend]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from backends.backend import State
+from backends.health import Health, State
 from gateway.config.settings import PoolSettings
 from gateway.rooms.picker.destinations import Destinations
 from gateway.rooms.picker.ext_proc_pb2 import (
@@ -65,7 +65,7 @@ class PlayedProxy:
         self.settings = PoolSettings.model_validate(settings | dict(pool or {}))
         self.backends = {backend.name: backend for backend in plan(self.settings, Path()).backends}
         for backend in self.backends.values():
-            backend.state = State.UP
+            backend.health = Health(State.UP)
         self.gateway = assemble(self.settings, list(self.backends.values()), digest("admin"))
         self.picking = Picking(self.gateway, Destinations(), httpx.AsyncClient())
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from backends.backend import State
+from backends.health import Health, State
 from gateway.rooms.picker.ext_proc_pb2 import ProcessingRequest
 from gateway.rooms.picker.stream import ProtocolError
 from tests.gateway.rooms.picker.played_proxy import (
@@ -152,7 +152,7 @@ async def test_a_subset_without_a_replica_gives_503(subset: list[str]) -> None:
 async def test_a_pool_without_a_replica_gives_503() -> None:
     proxy = PlayedProxy()
     for backend in proxy.backends.values():
-        backend.state = State.DOWN
+        backend.health = Health(State.DOWN)
     assert proxy.picked().error[0] == 503
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from backends.backend import State
+from backends.health import State
 from lab.trace.read import read_trace
 from tests.gateway.conftest import MODEL, Running, Start
 from tests.support.token_engine import TokenEngine, answer_of, decode
@@ -336,7 +336,7 @@ async def test_the_backend_that_cut_streams_which_others_completed_is_ejected(ga
         running.upstreams["a"].behaviour = engine(events=5)
         running.upstreams["b"].behaviour = engine()
         number = 0
-        while running.backend("a").state is State.UP and number < 20:
+        while running.backend("a").health.state is State.UP and number < 20:
             number += 1
             check_is_whole(await stream(running, messages=[{"role": "user", "content": f"{number}"}]))
-        assert running.backend("a").state is State.EJECTED
+        assert running.backend("a").health.state is State.EJECTED
