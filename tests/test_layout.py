@@ -55,6 +55,17 @@ def test_the_core_imports_no_room() -> None:
     assert wrong == set()
 
 
+def test_one_name_means_one_thing() -> None:
+    """A public class of the gateway has its name for itself."""
+    names = Counter(
+        node.name
+        for path in modules("gateway")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in names.items() if count > 1} == set()
+
+
 def test_compiled_modules_have_no_final_tuple_of_floats_alone() -> None:
     """Compiled by mypyc, such a name raises `NameError` where it is used; `Final[tuple[float, ...]]` does not."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from backends import background
 from gateway.config.settings import DiscoverSettings, PoolSettings
-from gateway.discovery.source import MOST_REPLICAS, Outcome, Replica, Source, SourceError
+from gateway.discovery.source import MOST_REPLICAS, Outcome, Replica, ReplicaSource, SourceError
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ Found = dict[tuple[str, str], Sequence[Replica]]
 """Replicas by model and name of the source."""
 
 
-def source_of(settings: DiscoverSettings) -> Source:
+def source_of(settings: DiscoverSettings) -> ReplicaSource:
     """Return the source that some settings name."""
     if settings.kubernetes is not None:
         from gateway.discovery.kubernetes import KubernetesSource
@@ -49,7 +49,9 @@ class _Followed:
     An answer without replicas, or a failure, changes nothing: the probes tell which replicas are up.
     """
 
-    def __init__(self, model: str, name: str, source: Source, on_change: Callable[[], None], on_end: OnAnswer) -> None:
+    def __init__(
+        self, model: str, name: str, source: ReplicaSource, on_change: Callable[[], None], on_end: OnAnswer
+    ) -> None:
         self.replicas: Sequence[Replica] = ()
         self.has_answered = asyncio.Event()
         self._where = f"models.{model}.discover.{name}"
@@ -112,7 +114,7 @@ class Discovery:
         self,
         on_change: Callable[[], None],
         on_answer: OnAnswer,
-        make: Callable[[DiscoverSettings], Source] = source_of,
+        make: Callable[[DiscoverSettings], ReplicaSource] = source_of,
     ) -> None:
         self._on_change = on_change  # called when a source has found other replicas
         # Called with model, name of the source, outcome and number of replicas after each answer.

@@ -31,7 +31,7 @@ Outcome = Literal["found", "nothing", "failed"]
 Report = Callable[[Collection[Replica]], None]
 
 
-class Source(Protocol):
+class ReplicaSource(Protocol):
     """A source of replicas."""
 
     async def follow(self, report: Report) -> None:

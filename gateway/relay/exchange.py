@@ -26,8 +26,8 @@ from gateway.relay.delivery import Delivery
 from gateway.relay.failures import (
     RULES,
     Blame,
+    Notice,
     Outlook,
-    Report,
     Situation,
     Step,
     Verdict,
@@ -310,11 +310,11 @@ class Exchange:
             pool.report(backend, Strike(self.fingerprint(), message))
         if verdict.step is Step.COMPLETE:
             return
-        if report is Report.UNREACHABLE:
+        if report is Notice.UNREACHABLE:
             pool.report(backend, Unreachable(message))
-        elif report is Report.TIMEOUT and self.delivery.endpoint is not _OTHER:
+        elif report is Notice.TIMEOUT and self.delivery.endpoint is not _OTHER:
             pool.report_timeout(backend, self.fingerprint(), message)
-        elif report is not Report.NOTHING:
+        elif report is not Notice.NOTHING:
             pool.report_failure(backend)
 
     def fingerprint(self) -> int:

@@ -49,7 +49,7 @@ class Outlook(Enum):
     END = "only its end is missing"
 
 
-class Report(Enum):
+class Notice(Enum):
     """What the pool is told besides strikes."""
 
     NOTHING = "nothing"
@@ -77,7 +77,7 @@ class Rule:
     goes_on: bool = True  # whether another replica may go on with a stream
     otherwise: Step = Step.FAIL
     blame: Blame = Blame.IF_SERVED  # of a failure after which the request was sent to another replica
-    report: Report = Report.FAILURE
+    report: Notice = Notice.FAILURE
 
 
 RULES: Final = {
@@ -86,7 +86,7 @@ RULES: Final = {
         Retried.ALWAYS,
         is_free=True,
         blame=Blame.NEVER,
-        report=Report.UNREACHABLE,
+        report=Notice.UNREACHABLE,
     ),
     "broken": Rule("a cut, or an answer that is given up: no last event, no reason to finish, `abort`"),
     "garbage": Rule("not HTTP, or not the answer that was asked for"),
@@ -101,7 +101,7 @@ RULES: Final = {
         goes_on=False,
         otherwise=Step.ENGINE_ERROR,
         blame=Blame.NEVER,
-        report=Report.NOTHING,
+        report=Notice.NOTHING,
     ),
     "error": Rule("an error of the engine within a stream", otherwise=Step.ENGINE_ERROR),
     "stalled": Rule(
@@ -109,20 +109,20 @@ RULES: Final = {
         Retried.NEVER,
         otherwise=Step.WAIT,
         blame=Blame.NEVER,
-        report=Report.NOTHING,
+        report=Notice.NOTHING,
     ),
-    "down": Rule("its probes find it down, and nothing comes", is_free=True, blame=Blame.NEVER, report=Report.NOTHING),
+    "down": Rule("its probes find it down, and nothing comes", is_free=True, blame=Blame.NEVER, report=Notice.NOTHING),
     "trial": Rule(
         "on trial, silent and without progress",
         is_free=True,
         goes_on=False,
         otherwise=Step.WAIT,
         blame=Blame.NOW,
-        report=Report.NOTHING,
+        report=Notice.NOTHING,
     ),
-    "timeout": Rule("silent for longer than `timeouts` allow", Retried.NEVER, goes_on=False, report=Report.TIMEOUT),
-    "redirect": Rule("a redirect to another server", Retried.NEVER, goes_on=False, report=Report.NOTHING),
-    "exhausted": Rule("the gateway has no file or port left", Retried.NEVER, goes_on=False, report=Report.NOTHING),
+    "timeout": Rule("silent for longer than `timeouts` allow", Retried.NEVER, goes_on=False, report=Notice.TIMEOUT),
+    "redirect": Rule("a redirect to another server", Retried.NEVER, goes_on=False, report=Notice.NOTHING),
+    "exhausted": Rule("the gateway has no file or port left", Retried.NEVER, goes_on=False, report=Notice.NOTHING),
 }
 """By the kind of failure, as errors (`backend_broken`) and metrics name it."""
 

@@ -34,7 +34,7 @@ _MOST_PER_CHUNK = 256.0
 """Bounds of what an answer's usage can say of its pace and its chunks; no engine is near them."""
 
 
-class Sender(Protocol):
+class BackendClient(Protocol):
     """Sends requests to a backend, as `UpstreamClient` does."""
 
     address: Address
@@ -49,7 +49,9 @@ class Sender(Protocol):
 class Upstream:
     """A backend with its HTTP client and its metrics, as the relay uses it."""
 
-    def __init__(self, backend: Backend, client: Sender, metrics: BackendSeries, *, drops_cors: bool = False) -> None:
+    def __init__(
+        self, backend: Backend, client: BackendClient, metrics: BackendSeries, *, drops_cors: bool = False
+    ) -> None:
         self.backend = backend
         self._drops_cors = drops_cors  # whether the gateway does CORS, so that the engine's headers of it are dropped
         self.client = client

@@ -1,6 +1,6 @@
 """Changing the settings and replicas of a running gateway process, in two steps.
 
-`prepare` does everything that may fail or take long, beside the running gateway. `Change.commit` then puts the new
+`prepare` does everything that may fail or take long, beside the running gateway. `Handover.commit` then puts the new
 parts in place of the old ones, in one call on the event loop. Requests in flight keep the parts that they began with.
 """
 
@@ -27,7 +27,9 @@ _FIRST_PROBE_S = 1.0
 """How long a change waits for the first probes of new replicas, so that those that answer take requests at once."""
 
 
-async def prepare(gateway: Gateway, settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes) -> Change:
+async def prepare(
+    gateway: Gateway, settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes
+) -> Handover:
     """Return a change to other settings and replicas, which has changed nothing yet."""
     if any(backend.url.startswith("https:") for backend in backends):
         await asyncio.to_thread(trusted)
@@ -38,11 +40,11 @@ async def prepare(gateway: Gateway, settings: PoolSettings, backends: Sequence[B
         [backend for backend in members if id(backend) not in present], health_rules(settings), _FIRST_PROBE_S
     )
     weights = {(backend.model, backend.name): backend.weight for backend in backends}
-    return Change(gateway, later, members, joining, weights)
+    return Handover(gateway, later, members, joining, weights)
 
 
 @dataclass(slots=True)
-class Change:
+class Handover:
     """A prepared change of a gateway process."""
 
     gateway: Gateway

@@ -37,7 +37,7 @@ from gateway.service.change import prepare
 from gateway.service.replicas import SIMULATOR, Replicas, plan
 from gateway.service.server import MakeCompanion, Server, raise_open_file_limit
 from gateway.service.stores import PEERS, write_launched
-from gateway.service.worker import Assignment, Current
+from gateway.service.worker import Assignment, Configuration
 from gateway.service.workers import Workers
 from gateway.telemetry.log_format import configure_logging
 from gateway.telemetry.registry import Registry
@@ -212,7 +212,7 @@ class _Serving:
     async def _serve_with_workers(self) -> int:
         background.on_failure.append(self._series.count_failure)
         (self._run_dir / PEERS).mkdir()
-        current = Current(0, self._settings, self._replicas.backends, self._admin_digest)
+        current = Configuration(0, self._settings, self._replicas.backends, self._admin_digest)
         places = [opened if is_listening(opened) else opened.getsockname()[:2] for opened in self._sockets]
         self._workers = Workers(
             Assignment(0, current, places, self._run_dir, self._companion),

@@ -31,7 +31,7 @@ _LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Current:
+class Configuration:
     """To a worker: serve with these settings and replicas from now on."""
 
     number: int  # grows with each change
@@ -102,7 +102,7 @@ class Assignment:
     """What a worker begins with."""
 
     worker: int  # from 0
-    current: Current
+    current: Configuration
     places: Sequence[socket.socket | tuple[str, int]]  # where all workers listen: what was passed, or hosts and ports
     run_dir: Path
     companion: MakeCompanion | None
@@ -111,7 +111,7 @@ class Assignment:
 class Worker:
     """The part of a worker process that talks with its parent."""
 
-    def __init__(self, current: Current, run_dir: Path, link: Link) -> None:
+    def __init__(self, current: Configuration, run_dir: Path, link: Link) -> None:
         self.gateway = assemble(
             current.settings, current.backends, current.admin_digest, run_dir=run_dir, reload=self._ask_reload
         )
@@ -131,7 +131,7 @@ class Worker:
         """Do what the parent says, until it has ended."""
         async for message in self._link.messages():
             match message:
-                case Current():
+                case Configuration():
                     await self._change(message)
                 case ReloadAnswered(lines, outcome, problem):
                     answer = self._asked.popleft()
@@ -148,7 +148,7 @@ class Worker:
         self._link.send(ReloadWanted(dry_run))
         return await answer
 
-    async def _change(self, current: Current) -> None:
+    async def _change(self, current: Configuration) -> None:
         self._alive = replace(self._alive, number=current.number, problem="")
         try:
             change = await prepare(self.gateway, current.settings, current.backends, current.admin_digest)

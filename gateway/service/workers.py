@@ -17,7 +17,7 @@ from backends import background
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
 from gateway.reload.reloader import ReloadError
-from gateway.service.worker import ALIVE_S, Alive, Assignment, Current, Link, ReloadAnswered, ReloadWanted, work
+from gateway.service.worker import ALIVE_S, Alive, Assignment, Configuration, Link, ReloadAnswered, ReloadWanted, work
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Workers:
     async def change(self, settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes) -> None:
         """Change all workers to other settings and replicas; if one of them cannot, change back those that did."""
         before = self._current
-        self._tell(Current(before.number + 1, settings, backends, admin_digest))
+        self._tell(Configuration(before.number + 1, settings, backends, admin_digest))
         problem = ""
         try:
             async with asyncio.timeout(_CHANGE_S):
@@ -106,10 +106,10 @@ class Workers:
             if worker.said is not None and worker.said.problem:
                 problem = f"worker {number} failed ({worker.said.problem})"
         if problem:
-            self._tell(Current(before.number + 2, before.settings, before.backends, before.admin_digest))
+            self._tell(Configuration(before.number + 2, before.settings, before.backends, before.admin_digest))
             raise ReloadError("failed", f"The settings could not be applied: {problem}.")
 
-    def _tell(self, current: Current) -> None:
+    def _tell(self, current: Configuration) -> None:
         self._current = current
         for worker in self._workers.values():
             worker.link.send(current)

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
-from gateway.discovery.source import Replica, Source
+from gateway.discovery.source import Replica, ReplicaSource
 from tests.support.waiting import eventually
 
 
 class Followed:
     """A source that is followed."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ReplicaSource) -> None:
         self.reports: list[dict[str, Replica]] = []
         self.task = asyncio.create_task(source.follow(self._report))
 
@@ -26,7 +26,7 @@ class Followed:
 
 
 @asynccontextmanager
-async def following(source: Source) -> AsyncIterator[Followed]:
+async def following(source: ReplicaSource) -> AsyncIterator[Followed]:
     followed = Followed(source)
     try:
         yield followed

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from gateway.relay.failures import RULES, Blame, Has, Outlook, Report, Situation, Step, verdict_on
+from gateway.relay.failures import RULES, Blame, Has, Notice, Outlook, Situation, Step, verdict_on
 
 SITUATIONS = [
     Situation(has, *flags, outlook=outlook, is_proof=is_proof, is_first_suspect=is_first)
@@ -81,10 +81,10 @@ def test_the_lack_of_budget_is_told_only_if_nothing_else_kept_the_request_here(k
 
 
 def test_what_the_pool_is_told() -> None:
-    told = {report: {kind for kind, rule in RULES.items() if rule.report is report} for report in Report}
+    told = {report: {kind for kind, rule in RULES.items() if rule.report is report} for report in Notice}
     assert told == {
-        Report.NOTHING: {"down", "trial", "redirect", "exhausted", "stalled", "busy"},
-        Report.FAILURE: {"broken", "garbage", "refused", "status", "error", "key", "model"},
-        Report.UNREACHABLE: {"connect"},
-        Report.TIMEOUT: {"timeout"},
+        Notice.NOTHING: {"down", "trial", "redirect", "exhausted", "stalled", "busy"},
+        Notice.FAILURE: {"broken", "garbage", "refused", "status", "error", "key", "model"},
+        Notice.UNREACHABLE: {"connect"},
+        Notice.TIMEOUT: {"timeout"},
     }

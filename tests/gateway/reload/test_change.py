@@ -16,7 +16,7 @@ from backends.health import Drain, State
 from gateway.config.settings import PoolSettings
 from gateway.relay.context import RelayContext
 from gateway.routing.keys import digest
-from gateway.service.change import Change, prepare
+from gateway.service.change import Handover, prepare
 from gateway.service.replicas import plan
 from policies.learned.replica import STEPS
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
@@ -29,7 +29,7 @@ async def change(running: Running, **update: Any) -> None:
     (await prepared(running, **update)).commit()
 
 
-async def prepared(running: Running, **update: Any) -> Change:
+async def prepared(running: Running, **update: Any) -> Handover:
     raw = running.gateway.settings.model_dump()
     model = raw["models"][MODEL]
     for key in ("backends", "policy", "aliases", "default_temperature"):

@@ -18,7 +18,7 @@ from gateway.listening.listener import listen
 from gateway.routing.keys import digest
 from gateway.service import workers
 from gateway.service.replicas import plan
-from gateway.service.worker import Assignment, Current
+from gateway.service.worker import Assignment, Configuration
 from gateway.service.workers import Workers
 from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
 from tests.support.upstream import upstreams_in_thread
@@ -131,7 +131,7 @@ async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
     backends = {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}
     model = {"policy": {"name": "round_robin"}, "default_temperature": 1.0, "backends": backends}
     settings = PoolSettings.model_validate({"models": {"m": model}, "server": {"workers": 2}, "state": "none"})
-    current = Current(0, settings, plan(settings, tmp_path).backends, digest(ADMIN_KEY))
+    current = Configuration(0, settings, plan(settings, tmp_path).backends, digest(ADMIN_KEY))
     started = asyncio.Event()
     with listen("127.0.0.1", 0, shared=True) as opened:
         parent = Workers(
