@@ -38,7 +38,7 @@ class ServerLimits:
     """What a server accepts."""
 
     head: HeadLimits = field(default_factory=HeadLimits)  # bounds of the head of a request
-    body_bytes: int = 64 * 2**20  # size of a request body
+    body_bytes: int = 32 * 2**20  # size of a request body
     idle_s: float = 75.0  # seconds that a connection may be idle between requests
     # Seconds from the first byte of a head to its last, and from the beginning of a connection to its first byte.
     head_s: float = 30.0

@@ -41,16 +41,10 @@ STOPPING: Final = "gateway_stopping"
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a backend may be silent, and a request may take.
+    """How long a backend may be silent, and a request may take."""
 
-    Examples
-    --------
-    >>> Timeouts(idle_s=30.0)
-    Timeouts(first_byte_s=600.0, idle_s=30.0, total_s=inf)
-    """
-
-    first_byte_s: float = 600.0  # seconds from sending the request to the first byte of the answer
-    idle_s: float = 60.0  # seconds between two reads of the answer
+    first_byte_s: float  # seconds from sending the request to the first byte of the answer
+    idle_s: float  # seconds between two reads of the answer
     total_s: float = math.inf  # seconds from the arrival of a request to the end of its answer
 
 

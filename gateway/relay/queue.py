@@ -12,12 +12,12 @@ import sys
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, merge
 from typing import Final
 
 from backends.backend import Backend
 from backends.health import State
+from gateway.config.settings.queue import QueueSettings
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.json_body import set_field
 from gateway.relay.roles import Waiter
@@ -30,20 +30,13 @@ _LARGEST: Final = 2**31 - 1
 _SENT_TO: Final = frozenset({State.UP, State.RECOVERING})
 
 
-@dataclass(frozen=True, slots=True)
-class QueueBounds:
-    """What a queue may hold."""
-
-    in_flight_per_backend: int  # requests in flight at a backend from which on further ones wait
-    # waiting, waiting_bytes: most requests that wait, and most bytes of their bodies.
-    waiting: int
-    waiting_bytes: int
-    wait_s: float  # longest wait, in seconds
-    # Whether engines get the rank of a request as its `priority`, or 0 if the request sets any.
-    passes_priority: bool = False
-
-
-UNBOUNDED: Final = QueueBounds(sys.maxsize, sys.maxsize, sys.maxsize, math.inf)
+UNBOUNDED: Final = QueueSettings(
+    max_in_flight_per_backend=sys.maxsize,
+    max_waiting=sys.maxsize,
+    max_waiting_mib=sys.maxsize,
+    max_wait_s=sys.maxsize,
+)
+"""Of a queue that a reload has taken away, until what waited in it has been sent."""
 
 
 class Place:
@@ -74,9 +67,9 @@ class Place:
 class ModelQueue:
     """The queue of one model in this process."""
 
-    def __init__(self, model: str, bounds: QueueBounds, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, model: str, bounds: QueueSettings, clock: Callable[[], float] = time.perf_counter) -> None:
         self.model = model
-        self.bounds = bounds
+        self.bounds = bounds  # the part of this process
         # waiting, waiting_bytes: requests that wait, and the bytes of their bodies.
         self.waiting = 0
         self.waiting_bytes = 0
@@ -92,12 +85,12 @@ class ModelQueue:
 
     def free(self, candidates: Sequence[Backend]) -> list[Backend]:
         """Return the candidates with fewer requests than the bound."""
-        bound = self.bounds.in_flight_per_backend
+        bound = self.bounds.max_in_flight_per_backend
         return [backend for backend in candidates if backend.in_flight < bound]
 
     def body_for_engine(self, body: bytes, sent: object, rank: int) -> bytes:
         """Return the body of a request with the `priority` that an engine gets."""
-        if self.bounds.passes_priority:
+        if self.bounds.pass_priority:
             return body if (0 if sent is None else sent) == rank else set_field(body, "priority", rank)
         return set_field(body, "priority", 0) if sent and isinstance(sent, int | float) else body
 
@@ -114,7 +107,7 @@ class ModelQueue:
 
     def _free_for(self, waiter: Waiter, party: Party, members: int) -> list[Backend]:
         """Return the backends that a request may be sent to now, if its client's share has room for it."""
-        bound = self.bounds.in_flight_per_backend
+        bound = self.bounds.max_in_flight_per_backend
         if not party.has_room(members * bound):
             return []
         try:
@@ -132,7 +125,7 @@ class ModelQueue:
         """Return those of the free backends on which the request may hold up others by its prompt."""
         if waiter.request.client is ANONYMOUS or len(candidates) == 1:
             return free
-        price, bound = waiter.price(), self.bounds.in_flight_per_backend
+        price, bound = waiter.price(), self.bounds.max_in_flight_per_backend
         if price.prefill_s <= LONG_PROMPT_S:
             return free
         return self.free(candidates[: party.backends_for(price, len(candidates), bound)])
@@ -194,7 +187,7 @@ class ModelQueue:
         """End the requests that have waited for as long as they may; called about twice a second."""
         self.shares.age()
         for place in [place for line in self._each_line() for place in line]:
-            if now_s - place.since_s < self.bounds.wait_s:
+            if now_s - place.since_s < self.bounds.max_wait_s:
                 continue
             error = self.refusal("timeout", f"The request waited for {now_s - place.since_s:.0f} s for a backend.")
             try:
@@ -207,7 +200,7 @@ class ModelQueue:
         """Count a refusal and return its error, with the time in which the queue empties as `Retry-After`."""
         self.refused[reason] += 1
         per_s = self._sent.qps(self._clock())
-        retry_after_s = min(_LONGEST_RETRY_S, (self.waiting + 1) / per_s) if per_s > 0 else self.bounds.wait_s
+        retry_after_s = min(_LONGEST_RETRY_S, (self.waiting + 1) / per_s) if per_s > 0 else self.bounds.max_wait_s
         return GatewayError(
             503,
             f"{text} Try again in {max(1.0, retry_after_s):.0f} s.",
@@ -245,7 +238,7 @@ class ModelQueue:
         """End the last requests of lower rank until there is room; none of them if there are not enough."""
         bounds, evicted = self.bounds, list[Place]()
         waiting, waiting_bytes = self.waiting, self.waiting_bytes
-        if waiting < bounds.waiting and waiting_bytes + size_bytes <= bounds.waiting_bytes:
+        if waiting < bounds.max_waiting and waiting_bytes + size_bytes <= bounds.max_waiting_bytes:
             return
         last_first = merge(*[reversed(line) for line in self._each_line()], reverse=True)
         for place in last_first:
@@ -254,9 +247,9 @@ class ModelQueue:
             evicted.append(place)
             waiting -= 1
             waiting_bytes -= place.size_bytes
-            if waiting < bounds.waiting and waiting_bytes + size_bytes <= bounds.waiting_bytes:
+            if waiting < bounds.max_waiting and waiting_bytes + size_bytes <= bounds.max_waiting_bytes:
                 break
-        if waiting >= bounds.waiting or waiting_bytes + size_bytes > bounds.waiting_bytes:
+        if waiting >= bounds.max_waiting or waiting_bytes + size_bytes > bounds.max_waiting_bytes:
             text = f"The queue of {self.model} is full: {self.waiting} requests wait for a backend."
             raise self.refusal("full", text)
         for place in evicted:

@@ -141,7 +141,7 @@ class Router:
         self,
         models: Mapping[str, Model],
         pool: Pool,
-        most_values: int = 1_500_000,
+        most_values: int,
         locations: ResponseLocations | None = None,
         sent: Sent | None = None,
         slo_classes: Mapping[str, Slo] = MappingProxyType({}),

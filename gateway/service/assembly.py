@@ -17,13 +17,14 @@ from backends.http.wire import WriteBatch
 from backends.pool import Pool
 from gateway.admin.policy_versions import policy_versions_of
 from gateway.config.settings import KeySettings, ModelSettings, PoolSettings, SloSettings
+from gateway.config.settings.queue import QueueSettings
 from gateway.gateway import Gateway, Reload, Room, join, rooms
 from gateway.http.cors import Cors
 from gateway.peers.exchange import PeerExchange
 from gateway.peers.peers import MOST_PROMPTS, Peers
 from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
-from gateway.relay.queue import ModelQueue, QueueBounds
+from gateway.relay.queue import ModelQueue
 from gateway.relay.shares import FairShares
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring
@@ -243,20 +244,10 @@ def _access(settings: PoolSettings, admin_digest: bytes, kinds: Sequence[type[Ro
     )
 
 
-def queue_bounds(settings: PoolSettings) -> dict[str, QueueBounds]:
+def queue_bounds(settings: PoolSettings) -> dict[str, QueueSettings]:
     """Return the bounds of the queue of each model that has one: this worker's part of them."""
-    workers = settings.server.workers
-    return {
-        name: QueueBounds(
-            math.ceil(queue.max_in_flight_per_backend / workers),
-            math.ceil(queue.max_waiting / workers),
-            math.ceil(queue.max_waiting_mib * 2**20 / workers),
-            queue.max_wait_s,
-            queue.pass_priority,
-        )
-        for name, model in settings.models.items()
-        if (queue := model.queue) is not None
-    }
+    workers, queues = settings.server.workers, {name: model.queue for name, model in settings.models.items()}
+    return {name: queue.part(workers) for name, queue in queues.items() if queue is not None}
 
 
 def _slo_of(slo: SloSettings | None) -> Slo:

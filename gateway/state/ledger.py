@@ -27,8 +27,9 @@ _SKEW_S = 600.0
 _MOST_SUM: Final = 1e24
 """Beyond the largest sum of as many observations as there can be, and such that sums of these are finite."""
 
-_KIND, _FORMER_KIND = "writer", "sums"
-"""Of heads. A former one, which is read too, lists its pages first, and then sums that other pages have."""
+_KIND = "writer"
+"""Of heads."""
+
 _Buckets = dict[Key, Sums]
 _Pages = dict[str, tuple[str, float]]
 """Stamp and end, in seconds since 1970, of each page."""
@@ -144,7 +145,7 @@ class Ledger:
     def _is_head(self, name: str) -> bool:
         # The name of a writer contains no slash, but that of a model may.
         kind, _, rest = name.partition("/")
-        return kind in {_KIND, _FORMER_KIND} and rest.partition("/")[2] == self._model
+        return kind == _KIND and rest.partition("/")[2] == self._model
 
     def _parse(self, page: str) -> tuple[Table, int]:
         name, _, epoch = page.rpartition(".")
@@ -164,8 +165,7 @@ class Ledger:
         if entry is None:
             return {}
         try:
-            found = orjson.loads(entry.value)
-            listed = found[0] if isinstance(found, list) else found
+            listed = orjson.loads(entry.value)
             pages = {page: (str(stamp), float(end_s)) for page, (stamp, end_s) in listed.items()}
             current = {page: written for page, written in pages.items() if self._is_current(page)}
         except (ValueError, TypeError, AttributeError, LookupError, OverflowError):

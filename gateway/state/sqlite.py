@@ -190,8 +190,6 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > _FORMAT:
         raise _LaterFormatError("foreign", f"{path}: written by a later version of the gateway (format {version})")
-    if tables and version < _FORMAT:
-        raise _corruption(f"of format {version}, which no release has written")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")  # a power failure may lose the last seconds, but not the file
     if not tables:

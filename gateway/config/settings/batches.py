@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from backends.validation import Issue
 from gateway.config.settings.base import Count, Settings
 
 
@@ -41,13 +39,3 @@ class BatchesSettings(Settings):
     max_batches_per_key: Count = 100
     max_total_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10_240.0
     max_in_flight: Count = 128
-
-    @classmethod
-    def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
-        """Yield what to write in place of the former `url`."""
-        if "url" in data:
-            scheme, _, path = str(data["url"]).rpartition("://")
-            if scheme in {"", "file"}:
-                yield Issue(("url",), f"write folder: {path}")
-            else:
-                yield Issue(("url",), f"object stores ({scheme}://) are no longer supported: write folder: with a path")

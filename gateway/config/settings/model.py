@@ -49,20 +49,12 @@ class PolicyReference(Settings):
             return data
         registered, name = policies(), data["name"]
         if name not in registered:
-            hint = "it is called 'learned' now" if name == "lean" else did_you_mean(name, registered)
-            raise error_of(cls.__name__, [Issue(("name",), "no such policy", hint)])
-        model, given, former = registered[name].Settings, {**data}, list[Issue]()
-        del given["name"]
-        if name == "learned" and "exploration" in given:
-            del given["exploration"]
-            hint = "delete the key: `learned` compares every answer with what its table expects"
-            former.append(Issue(("exploration",), "there is no exploration any more", hint, at_key=True))
+            raise error_of(cls.__name__, [Issue(("name",), "no such policy", did_you_mean(name, registered))])
+        model = registered[name].Settings
         try:
-            settings = model.model_validate(given)
+            settings = model.model_validate({key: value for key, value in data.items() if key != "name"})
         except ValidationError as error:
-            raise error_of(cls.__name__, [*issues_of(error, model), *former]) from None
-        if former:
-            raise error_of(cls.__name__, former)
+            raise error_of(cls.__name__, issues_of(error, model)) from None
         return {"name": name, "settings": settings}
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from pydantic import Field
@@ -34,3 +35,18 @@ class QueueSettings(Settings):
     max_waiting_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 256.0
     max_wait_s: Seconds = 30.0
     pass_priority: bool = False
+
+    @property
+    def max_waiting_bytes(self) -> int:
+        """The bound on the bodies that wait, in bytes."""
+        return math.ceil(self.max_waiting_mib * 2**20)
+
+    def part(self, workers: int) -> QueueSettings:
+        """Return the part of each of some workers."""
+        return self.model_copy(
+            update={
+                "max_in_flight_per_backend": math.ceil(self.max_in_flight_per_backend / workers),
+                "max_waiting": math.ceil(self.max_waiting / workers),
+                "max_waiting_mib": self.max_waiting_mib / workers,
+            }
+        )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 
+from backends.health import HealthRules
 from backends.validation import Issue
 from gateway.config.settings.base import Count, Seconds, Settings
+from gateway.http.server import ServerLimits
+
+_LIMITS: Final = ServerLimits()
+_RULES: Final = HealthRules()
 
 
 class TlsSettings(Settings):
@@ -80,12 +83,12 @@ class ServerSettings(Settings):
     reuse_port: bool = False
     tls: TlsSettings | None = None
     drain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
-    max_body_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
+    max_body_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = _LIMITS.body_bytes / 2**20
     max_body_values: Count = 1_500_000
-    head_s: Seconds = 30.0
-    body_s: Seconds = 300.0
-    max_connections: Count = 10_000
-    max_unfinished_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 256.0
+    head_s: Seconds = _LIMITS.head_s
+    body_s: Seconds = _LIMITS.body_s
+    max_connections: Count = _LIMITS.connections
+    max_unfinished_mib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = _LIMITS.unfinished_bytes / 2**20
     max_in_flight: Count | None = None
     watch: bool = False
 
@@ -102,7 +105,9 @@ class ServerSettings(Settings):
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield an issue if the largest body alone is more than may be unfinished."""
-        body_mib, unfinished_mib = data.get("max_body_mib", 32.0), data.get("max_unfinished_mib", 256.0)
+        body_mib, unfinished_mib = (
+            data.get(key, cls.model_fields[key].default) for key in ("max_body_mib", "max_unfinished_mib")
+        )
         if isinstance(body_mib, int | float) and isinstance(unfinished_mib, int | float) and body_mib > unfinished_mib:
             yield Issue(("max_unfinished_mib",), f"less than max_body_mib, {body_mib}")
 
@@ -151,15 +156,15 @@ class HealthSettings(Settings):
         Seconds in which the share of a backend that comes back grows to that of the others; 0 gives it at once.
     """
 
-    interval_s: Seconds = 2.0
-    timeout_s: Seconds = 2.0
-    eject_s: Seconds = 2.0
-    eject_max_s: Seconds = 60.0
-    slow_start_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    interval_s: Seconds = _RULES.interval_s
+    timeout_s: Seconds = _RULES.timeout_s
+    eject_s: Seconds = _RULES.eject_s
+    eject_max_s: Seconds = _RULES.eject_max_s
+    slow_start_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _RULES.slow_start_s
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:
         """Yield an issue if the first ejection is longer than the longest."""
-        first_s, longest_s = data.get("eject_s", 2.0), data.get("eject_max_s", 60.0)
+        first_s, longest_s = data.get("eject_s", _RULES.eject_s), data.get("eject_max_s", _RULES.eject_max_s)
         if isinstance(first_s, int | float) and isinstance(longest_s, int | float) and first_s > longest_s:
             yield Issue(("eject_s",), f"greater than eject_max_s, {longest_s}")

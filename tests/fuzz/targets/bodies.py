@@ -52,7 +52,7 @@ def _model(name: str) -> Model:
 
 _BACKENDS = _backends()
 _MODELS = [_model(name) for name in _POLICIES]
-_ROUTERS = [Router({"m": model}, Pool(_BACKENDS, HealthRules())) for model in _MODELS]
+_ROUTERS = [Router({"m": model}, Pool(_BACKENDS, HealthRules()), 1_500_000) for model in _MODELS]
 
 
 def fuzz_one(data: bytes) -> None:

@@ -41,7 +41,7 @@ _series = RequestSeries(Registry()).of(_backend)
 _upstream = Upstream(_backend, UpstreamClient(Address.parse("http://127.0.0.1:1")), _series)
 _kind = policies()["thresholds"]
 _model = Model("m", _kind(_kind.Settings()), 1.0, {"b": _upstream})
-_router = Router({"m": _model}, Pool([_backend], HealthRules()))
+_router = Router({"m": _model}, Pool([_backend], HealthRules()), 1_500_000)
 _router.keep_prompts(_MAX_BYTES)
 _file = Path(tempfile.mkdtemp(prefix="fuzz-record-", dir="/dev/shm")) / "trace.jsonl"
 

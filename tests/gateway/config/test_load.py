@@ -488,18 +488,6 @@ class TestErrors:
             "13:27: keys[2].slo: unknown key; did you mean 'ttft_ms'?",
         ]
 
-    def test_what_policies_had_or_were_called_before_gets_a_hint(self, tmp_path: Path) -> None:
-        def said(policy: str) -> list[str]:
-            return problems(tmp_path, SMALL.replace("{name: round_robin}", policy))
-
-        assert said("{name: learned, exploration: {share: 0.01}, sed: 1}") == [
-            "3:29: models.llama.policy.exploration: there is no exploration any more; delete the key: `learned` "
-            "compares every answer with what its table expects",
-            "3:57: models.llama.policy.sed: unknown key; did you mean 'seed'?",
-        ]
-        for name, place in (("lean", "3:5"), ("{name: lean, seed: 0}", "3:20")):
-            assert said(name) == [f"{place}: models.llama.policy.name: no such policy; it is called 'learned' now"]
-
     def test_merging_a_list_is_refused(self, tmp_path: Path) -> None:
         assert problems(tmp_path, SMALL + "server: {<<: [1]}\n") == [
             "10:15: server: `<<` merges mappings only; use an alias of a mapping"

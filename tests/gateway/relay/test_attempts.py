@@ -147,7 +147,7 @@ class Relay:
         self.client = client or Client("team", may_override=True)
         self.limits = Limits()
         self.context = RelayContext(
-            Router({"m": self.model}, self.pool),
+            Router({"m": self.model}, self.pool, 1_500_000),
             Access(Keyring([(digest("sk"), self.client)]), ["/*"]),
             TIMEOUTS,
             {},

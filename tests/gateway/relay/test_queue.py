@@ -13,10 +13,11 @@ from backends.health import Ejected, Probed, State, Unreachable
 from backends.http.receiver import AnswerHead, UpstreamError
 from backends.speculation import Method
 from gateway.config.settings import PoolSettings
+from gateway.config.settings.queue import QueueSettings
 from gateway.dialects.json_body import set_field
 from gateway.http.headers import Header
 from gateway.relay.exchange import Exchange
-from gateway.relay.queue import ModelQueue, QueueBounds
+from gateway.relay.queue import ModelQueue
 from gateway.relay.shares import FairShares
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring, digest
@@ -36,6 +37,10 @@ from tests.gateway.relay.test_attempts import (
 from tests.support.waiting import eventually
 
 
+def bounded(bound: int, waiting: int, size: int, **settings: Any) -> QueueSettings:
+    return QueueSettings(max_in_flight_per_backend=bound, max_waiting=waiting, max_waiting_mib=size / 2**20, **settings)
+
+
 def queued(*names: str, bound: int = 1, waiting: int = 10, size: int = 1 << 20, **bounds: Any) -> Relay:
     """Return a relay with a queue, and keys: `big` has weight 2, `batch` priority 10, and `app` tenants."""
     relay = Relay(*names, policy={"name": "least_loaded"})
@@ -47,7 +52,7 @@ def queued(*names: str, bound: int = 1, waiting: int = 10, size: int = 1 << 20, 
         (digest("app"), Client("app", tenant_header=b"x-tenant")),
     ]
     relay.context.access = Access(Keyring(keys), ["/*"])
-    relay.context.queues = {"m": ModelQueue("m", QueueBounds(bound, waiting, size, wait_s=30.0, **bounds))}
+    relay.context.queues = {"m": ModelQueue("m", bounded(bound, waiting, size, **bounds))}
     return relay
 
 
@@ -129,7 +134,7 @@ def test_a_bound_that_is_lowered_while_more_wait_admits_none() -> None:
     relay = queued("a", waiting=5)
     for label in "-123":
         ask(relay, label)
-    relay.context.queues["m"].bounds = QueueBounds(1, 2, 1 << 20, wait_s=30.0)
+    relay.context.queues["m"].bounds = bounded(1, 2, 1 << 20)
     assert ask(relay, "4")[1].code == "queue_full"
     drain(relay)
     assert users(relay) == "-123"
@@ -283,7 +288,7 @@ def test_each_worker_has_its_part_of_the_bounds() -> None:
     )
     gateway = assemble(settings, [Backend(name, name, Method.BASELINE, "http://127.0.0.1:1") for name in "mn"], b"")
     bounds = {name: queue.bounds for name, queue in gateway.relay.queues.items()}
-    assert bounds == {"m": QueueBounds(3, 3, 786_432, 5.0, passes_priority=True)}
+    assert bounds == {"m": bounded(3, 3, 786_432, max_wait_s=5.0, pass_priority=True)}
     client = gateway.relay.access.keyring.named("batch")
     assert client is not None
     assert client.priority == 10
@@ -374,7 +379,7 @@ def test_the_time_of_waiting_is_no_time_of_the_backend() -> None:
     ],
 )
 def test_engines_get_a_priority_only_if_they_schedule_by_it(key: str, sent: Any, passes: bool, got: Any) -> None:
-    relay = queued("a", passes_priority=passes)
+    relay = queued("a", pass_priority=passes)
     ask(relay, "1", key, **({} if sent is None else {"priority": sent}))
     assert json.loads(relay.clients["a"].bodies[0]).get("priority") == got
 

@@ -117,18 +117,6 @@ def test_what_a_former_learner_has_learned_begins_anew_beside_its_pins(
     store.close()
 
 
-def test_a_file_of_a_format_that_was_never_released_is_renamed(tmp_path: Path) -> None:
-    store = written("pins-with-history", tmp_path / "state.sqlite")
-    connection = sqlite3.connect(tmp_path / "state.sqlite")
-    connection.execute("PRAGMA user_version = 1")
-    connection.close()
-    member = member_of(store)
-    member.sync()
-    assert learned(member)["length"] == 0.0
-    assert len([*tmp_path.glob("state.sqlite.corrupt-*Z")]) == 1
-    store.close()
-
-
 @pytest.mark.parametrize("had_copy", [True, False])
 def test_a_file_of_a_later_version_is_left_alone(
     had_copy: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -14,9 +14,7 @@ from pathlib import Path
 import openai
 import pytest
 import yaml
-from pydantic import ValidationError
 
-from gateway.config.settings.batches import BatchesSettings
 from gateway.config.settings.keys import KeySettings
 from gateway.relay.shares import FairShares
 from gateway.rooms.batches import api
@@ -257,14 +255,6 @@ async def test_bounds(tmp_path: Path) -> None:
         for body in (b"", b"[", b"[]"):
             assert (await running.client.post("/v1/batches", content=body)).status_code == 400
         assert (await running.client.post("/v1/files", content=b"--x")).status_code == 400
-
-
-@pytest.mark.parametrize(
-    ("url", "told"), [("file:///x", "write folder: /x"), ("/x", "write folder: /x"), ("s3://x", "no longer supported")]
-)
-def test_what_was_a_url_is_told_to_be_a_folder(url: str, told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
-        BatchesSettings.model_validate({"url": url})
 
 
 async def test_without_the_section_there_are_no_batches() -> None:
