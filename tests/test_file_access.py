@@ -47,7 +47,7 @@ REVIEWED = {
     "backends/simulator/engine/fleet.py:load_rules": ELSEWHERE,
     "backends/simulator/text/corpus.py:code": ELSEWHERE,
     "gateway/rooms/advice/trouble.py:known_troubles": PACKAGE,
-    "gateway/rooms/batches/storage.py:Storage._parts": THREAD,
+    "gateway/rooms/batches/storage.py:Storage._opened": THREAD,
     "gateway/rooms/batches/storage.py:Storage._sizes": THREAD,
     "gateway/rooms/batches/storage.py:Storage.append": THREAD,
     "gateway/rooms/batches/storage.py:Storage.hold": THREAD,

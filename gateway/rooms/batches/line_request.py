@@ -17,11 +17,9 @@ from gateway.relay.admission import begin
 from gateway.relay.context import RelayContext
 from gateway.relay.exchange import Exchange
 from gateway.relay.observers import EndedExchange, Observer
-from gateway.rooms.batches.lines import MOST_VALUES
-from gateway.rooms.batches.storage import Document
+from gateway.rooms.batches.lines import Document, parsed
 from gateway.routing.access import read_head
 from gateway.routing.keys import Client
-from gateway.routing.large_bodies import check_cost
 from policies.policy import Decision
 
 _LAST: Final = 1_000_001
@@ -64,11 +62,9 @@ class Answer(NamedTuple):
         """Return it as it is written: JSON stays as it was, and is not parsed where that would take long."""
         body: object = orjson.Fragment(self.body.replace(b"\n", b" ").replace(b"\r", b" "))
         try:
-            for _ in check_cost(self.body, MOST_VALUES):
-                pass
-            orjson.loads(self.body)
-        except (GatewayError, orjson.JSONDecodeError) as error:
-            is_json = isinstance(error, GatewayError) and self.body[:1] + self.body.rstrip()[-1:] == b"{}"
+            parsed(self.body, most_bytes=_MOST_ANSWER_BYTES)
+        except GatewayError as error:
+            is_json = error.status == 413 and self.body[:1] + self.body.rstrip()[-1:] == b"{}"
             body = body if is_json else self.body.decode("utf-8", "replace")
         return {"status_code": self.status, "request_id": self.request_id, "body": body}
 

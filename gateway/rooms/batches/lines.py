@@ -16,11 +16,12 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.dialects.errors import GatewayError
-from gateway.rooms.batches.storage import Document
 from gateway.routing.large_bodies import check_cost
 
+Document = dict[str, Any]
+
 MOST_LINE_BYTES: Final = 8 << 20
-MOST_VALUES: Final = 300_000
+_MOST_VALUES: Final = 300_000
 """Of a line, as `check_cost` counts them; less than of a request, since a file has many. To parse them takes 30 ms."""
 _MOST_PROBLEMS: Final = 100
 _MISSING: Final = "missing_required_parameter"
@@ -44,6 +45,7 @@ class Line:
     given_up: int = 0  # times that it made room for requests
     refused: int = 0  # times that an engine had no place for it
     backend: str = ""  # where it was sent last
+    not_before_s: float = 0.0  # when it may be sent again
 
     @property
     def must_end(self) -> bool:
@@ -83,7 +85,7 @@ def read_line(number: int, raw: bytes) -> Line:
     ('a', b'{"seed": 12345678901234567890123456, "priority": 0}', None)
     """
     try:
-        fields, text = _parsed(raw), raw.decode()
+        fields, text = parsed(raw), raw.decode()
         body = text[_spans(text)["body"]]
         priority = fields["body"].get("priority", 0)
         if not (isinstance(priority, int | float) and priority >= 0):  # lines come behind requests
@@ -97,18 +99,16 @@ def read_line(number: int, raw: bytes) -> Line:
     return Line(number, _custom_id(raw), error=error)
 
 
-def _parsed(raw: bytes) -> Any:
-    """Return what a line holds, unless it is too long, costs too much to parse, or is no JSON."""
-    if len(raw) > MOST_LINE_BYTES:
-        raise GatewayError(413, f"A line has at most {MOST_LINE_BYTES >> 20} MiB.", code="line_too_large")
+def parsed(raw: bytes, *, most_bytes: int = MOST_LINE_BYTES) -> Any:
+    """Return JSON of strangers, unless it is too long, costs too much to parse, or is none."""
+    if len(raw) > most_bytes:
+        raise GatewayError(413, f"A line has at most {most_bytes >> 20} MiB.", code="line_too_large")
+    for _ in check_cost(raw, _MOST_VALUES):
+        pass
     try:
-        for _ in check_cost(raw, MOST_VALUES):
-            pass
         return orjson.loads(raw)
-    except GatewayError as error:
-        raise GatewayError(413, "This line has too many JSON values.", code=error.code) from None
     except orjson.JSONDecodeError as error:
-        raise GatewayError(400, f"This line is no JSON: {error}", code="invalid_json_line") from None
+        raise GatewayError(400, f"This is no JSON: {error}", code="invalid_json_line") from None
 
 
 def _custom_id(raw: bytes) -> str:
@@ -152,7 +152,7 @@ def check(lines: Iterable[bytes], endpoint: str, most_lines: int) -> Checked:
             break
         custom_id, found = "", None
         try:
-            fields = _parsed(raw)
+            fields = parsed(raw)
             found = _problem(fields, endpoint, model)
             if found is None:
                 custom_id, model = fields["custom_id"], fields["body"]["model"]

@@ -115,8 +115,7 @@ class ModelPlaces:
         """Wait until there may be a place."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WAIT_S):
-                await self._changed.wait()
+            await asyncio.wait_for(self._changed.wait(), WAIT_S)
 
     def closed_to(self, line: Line, closed: Collection[str]) -> tuple[str, ...] | None:
         """Return the backends that have no place for a line, besides some that are closed; None if all are such."""
@@ -130,17 +129,19 @@ class ModelPlaces:
 
     def sent(self, line: Line, backend: str) -> None:
         """Note that a line is sent to a backend, perhaps after another one."""
-        for places in self.at.values():
-            places.lines.pop(line, None)
+        self._remove(line)
         self.at[backend].lines[line] = None
         self._sent[backend] += 1
 
     def leave(self, line: Line) -> None:
         """Release the place of a line."""
-        self.requests.pop(line, None)
+        del self.requests[line]
+        self._remove(line)
+        self._changed.set()
+
+    def _remove(self, line: Line) -> None:
         for places in self.at.values():
             places.lines.pop(line, None)
-        self._changed.set()
 
     def look(self) -> None:
         """See where there are requests of others, and give up the lines that they have no room for."""

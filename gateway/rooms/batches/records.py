@@ -1,54 +1,21 @@
-"""What is kept of files and batches, in OpenAI's form, and the marker of a batch that is open."""
+"""What is told of files and batches, in OpenAI's form; it is kept as it is told.
+
+`OWNER/files/FILE` has a file; `open/OWNER.BATCH` a batch that has not ended, with `.cancel` and `.notes` beside it;
+`OWNER/batches/BATCH` one that has; `spent/OWNER` the tokens of a key's lines.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from gateway.rooms.batches.storage import Document, Storage
-
 ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
-ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 ID: Final = re.compile(r"(?:file-[0-9a-f]{32}(?:-output|-error)?|batch_[0-9a-f]{32})")
-_MARKER: Final = re.compile(r"([0-9a-f]{32}|anonymous)\.(batch_[0-9a-f]{32})\.(file-[0-9a-f]{32})")
-_TIMES: Final = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-
-
-class Marker(NamedTuple):
-    """What the name of a marker tells of an open batch; the marker is empty."""
-
-    owner: str  # the id of its client
-    batch_id: str
-    file_id: str  # of its input
-
-    @classmethod
-    def read(cls, name: str) -> Marker | None:
-        """Return the marker of a name; None for a name that is none."""
-        found = _MARKER.fullmatch(name)
-        return None if found is None else cls(*found.groups())
-
-    @property
-    def path(self) -> str:
-        """Where the marker is."""
-        return f"open/{'.'.join(self)}"
-
-    @property
-    def cancel_path(self) -> str:
-        """Where it is marked that the batch is to be cancelled."""
-        return f"{self.path}.cancel"
-
-    @property
-    def folder(self) -> str:
-        """Where the batch is."""
-        return f"{self.owner}/batches/{self.batch_id}"
-
-    @property
-    def created_s(self) -> float:
-        """When the batch was created, which its id begins with."""
-        return int(self.batch_id[6:18], 16) / 1000
+_OPEN: Final = re.compile(r"open/([0-9a-f]{32}|anonymous)\.(batch_[0-9a-f]{32})(?:\.cancel|\.notes)?")
 
 
 def new_digits() -> str:
@@ -56,29 +23,80 @@ def new_digits() -> str:
     return f"{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
 
 
-def keep_file(
-    storage: Storage, path: str, chunks: Iterable[bytes | memoryview], name: str, purpose: str
-) -> Document | None:
-    """Write a file and its record, which is returned; nothing, and None, if it would be empty."""
-    record = {"id": path.rpartition("/")[2], "object": "file", "created_at": int(time.time()), "expires_at": None}
-    record |= {"filename": name, "purpose": purpose, "status": "processed"}
-    try:
-        record["bytes"] = storage.write(f"{path}.jsonl", chunks)
-        if record["bytes"]:
-            storage.write_json(f"{path}.json", record)
-            return record
-    except BaseException:
-        storage.remove(f"{path}.jsonl")
-        raise
-    storage.remove(f"{path}.jsonl")
-    return None
+def _now_s() -> int:
+    return int(time.time())
 
 
-def batch_record(marker: Marker, endpoint: str, metadata: object, window_s: int) -> Document:
-    """Return what is told of a batch that begins."""
-    created_s = int(marker.created_s)
-    record: dict[str, Any] = dict.fromkeys([*(f"{each}_at" for each in _TIMES), "errors"])
-    record |= {"id": marker.batch_id, "object": "batch", "status": "validating", "endpoint": endpoint}
-    record |= {"input_file_id": marker.file_id, "output_file_id": None, "error_file_id": None, "metadata": metadata}
-    record |= {"created_at": created_s, "expires_at": created_s + window_s, "completion_window": "24h"}
-    return record | {"request_counts": {"total": 0, "completed": 0, "failed": 0}}
+@dataclass
+class FileRecord:
+    """A file."""
+
+    id: str
+    filename: str
+    purpose: str
+    bytes: int
+    created_at: int = field(default_factory=_now_s)
+    expires_at: int | None = None
+    status: str = "processed"
+    object: str = "file"
+
+
+@dataclass
+class BatchRecord:
+    """A batch."""
+
+    id: str
+    input_file_id: str
+    endpoint: str
+    metadata: Mapping[str, str] | None
+    expires_at: int
+    created_at: int = field(default_factory=_now_s)
+    completion_window: str = "24h"
+    status: str = "validating"
+    model: str | None = None
+    request_counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("total", "completed", "failed"), 0))
+    errors: Mapping[str, Any] | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    object: str = "batch"
+
+    def enter(self, status: str) -> None:
+        """Note that it comes to a status, and when it first did."""
+        self.status = status
+        if getattr(self, f"{status}_at") is None:
+            setattr(self, f"{status}_at", _now_s())
+
+
+class BatchPlace(NamedTuple):
+    """Where a batch is."""
+
+    owner: str  # the id of its client
+    id: str
+
+    @classmethod
+    def at(cls, path: str) -> BatchPlace | None:
+        """Return that of a path among open batches; None for one that is none."""
+        found = _OPEN.fullmatch(path)
+        return None if found is None else cls(found[1], found[2])
+
+    @property
+    def open(self) -> str:
+        """Where it is until it has ended."""
+        return f"open/{self.owner}.{self.id}"
+
+    @property
+    def ended(self) -> str:
+        """Where it is once it has ended."""
+        return f"{self.owner}/batches/{self.id}"
+
+    @property
+    def created_s(self) -> float:
+        """When it was created, which its id begins with."""
+        return int(self.id[6:18], 16) / 1000

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 from backends import background
 from gateway.gateway import Room
 from gateway.rooms.batches import api
-from gateway.rooms.batches.lines import problem
+from gateway.rooms.batches.lines import Document, problem
 from gateway.rooms.batches.places import WAIT_S, ModelPlaces
-from gateway.rooms.batches.records import Marker
+from gateway.rooms.batches.records import BatchPlace
 from gateway.rooms.batches.run import BatchRun, settings_of
-from gateway.rooms.batches.storage import Document, Storage
+from gateway.rooms.batches.storage import Storage
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -43,8 +43,8 @@ class BatchesRoom(Room):
         super().__init__(gateway)
         assert gateway.settings.batches is not None
         self._settings = gateway.settings.batches
-        self._runs: dict[Marker, BatchRun] = {}
-        self._tasks: dict[Marker, asyncio.Task[None]] = {}
+        self._runs: dict[BatchPlace, BatchRun] = {}
+        self._tasks: dict[BatchPlace, asyncio.Task[None]] = {}
         self._work: list[asyncio.Task[None]] = []
         self._has_news = asyncio.Event()
         self._checking = asyncio.Lock()
@@ -81,14 +81,15 @@ class BatchesRoom(Room):
 
     async def stop(self) -> None:
         """End what runs, so that others can go on with it."""
+        if not self._work:
+            return
         for run in self._runs.values():
             run.end()
-        if self._work:
-            self._work[0].cancel()
-            await asyncio.wait([self._work[0], *self._tasks.values()], timeout=_END_S)
-            for task in (*self._work, *self._tasks.values()):
-                task.cancel()
-            self._storage.release()
+        self._work[0].cancel()
+        await asyncio.wait([self._work[0], *self._tasks.values()], timeout=_END_S)
+        for task in (*self._work, *self._tasks.values()):
+            task.cancel()
+        self._storage.release()
 
     async def _watch(self) -> None:
         while True:
@@ -107,45 +108,43 @@ class BatchesRoom(Room):
 
     async def _look(self) -> None:
         """Begin and end what is to begin and to end."""
-        names, markers = await asyncio.to_thread(self._storage.names, "open"), dict[Marker, bool]()
-        for name in names:
-            if (marker := Marker.read(name.removesuffix(".cancel"))) is None:
-                self._storage.set_aside(f"open/{name}", "its name is not that of a batch")
-            elif not name.endswith(".cancel"):
-                markers[marker] = f"{name}.cancel" in names
-        for marker in self._tasks.keys() - markers.keys():
-            if self._tasks[marker].done():
-                del self._tasks[marker], self._runs[marker]
-        for marker, is_cancelled in markers.items():
-            with background.guarded("batches", of=marker.batch_id):
-                await self._begin_or_end(marker, is_cancelled=is_cancelled)
+        paths = [f"open/{name}" for name in await asyncio.to_thread(self._storage.names, "open")]
+        for ended in [each for each, task in self._tasks.items() if task.done() and each.open not in paths]:
+            del self._tasks[ended], self._runs[ended]
+        for path in paths:
+            if (place := BatchPlace.at(path)) is None:
+                self._storage.set_aside(path, "its name is not that of a batch")
+            elif place.open not in paths:  # it was beside a batch that has ended
+                await asyncio.to_thread(self._storage.remove, path)
+            elif path == place.open:
+                with background.guarded("batches", of=place.id):
+                    await self._begin_or_end(place, is_cancelled=f"{path}.cancel" in paths)
 
-    async def _begin_or_end(self, marker: Marker, *, is_cancelled: bool) -> None:
+    async def _begin_or_end(self, place: BatchPlace, *, is_cancelled: bool) -> None:
         now_s, end = time.time(), "cancelled" if is_cancelled else ""
-        key, problems = self.gateway.relay.access.keyring.with_id(marker.owner), list[Document]()
+        key, problems = self.gateway.relay.access.keyring.with_id(place.owner), list[Document]()
         settings = None if key is None else settings_of(self.gateway, key)
-        if now_s > marker.created_s + api.WINDOW_S:
+        if now_s > place.created_s + api.WINDOW_S:
             end = "expired"
-        elif key is None and now_s < marker.created_s + _KEY_COMES_S:
+        elif key is None and now_s < place.created_s + _KEY_COMES_S:
             return
         elif key is None:
             end, problems = "failed", [problem("invalid_api_key", "The key that this batch belongs to is gone.")]
         elif settings is not None and not settings.batches:
             end, problems = "failed", [problem("batches_not_allowed", f"Key {key.name!r} may not use batches.")]
-        is_busy = any(each.owner == marker.owner and not task.done() for each, task in self._tasks.items())
-        if marker not in self._tasks and (end or not is_busy):
-            work = partial(self._run_one, marker)
-            self._tasks[marker] = background.keep_running("batches", work, of=marker.batch_id)
+        is_busy = any(each.owner == place.owner and not task.done() for each, task in self._tasks.items())
+        if place not in self._tasks and (end or not is_busy):
+            self._tasks[place] = background.keep_running("batches", partial(self._run_one, place), of=place.id)
             await asyncio.sleep(0)  # until it has begun
-        run = self._runs.get(marker)
+        run = self._runs.get(place)
         if end and run is not None:
             run.end(end, problems)
         elif run is not None:
             await run.save()
 
-    async def _run_one(self, marker: Marker) -> None:
+    async def _run_one(self, place: BatchPlace) -> None:
         """Run a batch; if that fails, it is begun again, after pauses that grow."""
-        run = self._runs[marker] = BatchRun(self.gateway, self._storage, marker, self._places_of)
+        run = self._runs[place] = BatchRun(self.gateway, self._storage, place, self._places_of)
         try:
             await run.run(self._checking, self._settings.max_lines)
         finally:

@@ -8,43 +8,45 @@ import fcntl
 import logging
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 import orjson
 
-from backends.files.regular import check_regular, read_file
+from backends.files.regular import check_regular
 
 log = logging.getLogger(__name__)
 
-Document = dict[str, Any]
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Numbers of the errors of a place that has no room for more."""
-_BROKEN: Final = frozenset({errno.EFBIG, errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.EACCES, errno.ELOOP})
+_BROKEN: Final = frozenset({errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.EACCES, errno.ELOOP})
 """Those of what is something else than it should be; others are of the disk, and may pass."""
 _MOST_RECORD_BYTES: Final = 1 << 20
 _MOST_ASIDE: Final = 1000
-_KINDS: Final = ("open", "answers", "batches", "files")
 _COUNTED_S: Final = 60.0
 """Seconds after which the bytes of all are counted again: other processes add and remove some too."""
 _LEFT_S: Final = 3600.0
 """Age from which on what was half written counts as left by a process that is gone."""
 
+T = TypeVar("T")
+
 
 class Storage:
     """Objects by path. Each is written as a whole: whoever reads it sees what was there before, or all of it.
+
+    The first line of an object is its record, in JSON; what a file holds stands below it.
 
     Examples
     --------
     >>> from tempfile import mkdtemp
     >>> storage = Storage(Path(mkdtemp()))
-    >>> storage.write("a/b.jsonl", [b"1", b"\\n2"])
-    3
-    >>> [*storage.lines("a/b.jsonl", 9)], storage.names("a"), storage.names("c"), storage.read("c")
-    ([b'1', b'2'], ['b.jsonl'], [], None)
+    >>> storage.write("a/b", {"name": "one"}, [b"1", b"\\n2"])
+    >>> storage.read("a/b", dict), [*storage.lines("a/b", 9)]
+    ({'name': 'one'}, [b'1', b'2'])
+    >>> storage.names("a"), storage.names("c"), storage.read("c", dict)
+    (['b'], [], None)
     """
 
     def __init__(self, folder: Path, most_bytes: float = math.inf) -> None:
@@ -72,15 +74,15 @@ class Storage:
             self._lock.close()
             self._lock = None
 
-    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
-        """Write an object, durably, and return its size in bytes; nothing is left of one that cannot be written."""
-        target, size_bytes = self._root / path, 0
+    def write(self, path: str, record: object, content: Iterable[bytes | memoryview] = ()) -> None:
+        """Write an object, durably; nothing is left of one that cannot be written."""
+        target = self._root / path
         half = target.with_name(f"{target.name}~{os.urandom(4).hex()}")
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(half, "xb") as file:
-                for chunk in chunks:
-                    size_bytes += file.write(chunk)
+                for chunk in (orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE), *content):
+                    self._bytes += file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(half, target)
@@ -88,30 +90,17 @@ class Storage:
             with contextlib.suppress(OSError):
                 os.remove(half)
             raise
-        self._bytes += size_bytes
-        return size_bytes
-
-    def write_json(self, path: str, document: Document) -> None:
-        """Write an object of JSON."""
-        self.write(path, [orjson.dumps(document)])
 
     def append(self, path: str, data: bytes) -> None:
-        """Append to an object that nobody else appends to, durably: all of it or, if that fails, nothing."""
-        target, rest = self._root / path, memoryview(data)
+        """Append to an object that nobody else appends to, durably; if that fails, a part of it may be there."""
+        target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        with open(target, "ab", buffering=0) as file:
-            size_bytes = file.tell()
-            try:
-                while rest:
-                    rest = rest[file.write(rest) :]
-                os.fdatasync(file.fileno())
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    file.truncate(size_bytes)
-                raise
-        self._bytes += len(data)
+        with open(target, "ab") as file:
+            self._bytes += file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
 
-    def check_room(self, more_bytes: int) -> None:
+    def check_room(self, more_bytes: int = 0) -> None:
         """Raise what a full disk raises if all objects together would have more bytes than they may."""
         if time.monotonic() - self._counted_s > _COUNTED_S:
             self._bytes, self._counted_s = sum(self._sizes()), time.monotonic()
@@ -119,30 +108,27 @@ class Storage:
             raise OSError(errno.ENOSPC, "batches.max_total_mib is reached")
 
     def _sizes(self) -> Iterator[int]:
-        """Yield the bytes of each object; what was half written long ago is removed: parts, contents without record."""
+        """Yield the bytes of each object; what was half written long ago is removed."""
         for folder, _, names in os.walk(self._root):
-            for name in names:
-                path = f"{folder}/{name}"
+            for path in (f"{folder}/{name}" for name in names):
                 with contextlib.suppress(OSError):
                     found = os.lstat(path)
-                    is_half = "~" in name or (name.endswith(".jsonl") and not os.path.exists(path[:-1]))
-                    if is_half and time.time() - found.st_mtime > _LEFT_S:
+                    if "~" in path.rpartition("/")[2] and time.time() - found.st_mtime > _LEFT_S:
                         os.remove(path)
                     else:
                         yield found.st_size
 
-    def read(self, path: str) -> Document | None:
-        """Return an object of JSON; None if there is none, or if it is something else, which is set aside."""
+    def read(self, path: str, kind: Callable[..., T]) -> T | None:
+        """Return the record of an object; None if there is none, or if it is no such record, which is set aside."""
         try:
-            document = orjson.loads(read_file(self._root / path, _MOST_RECORD_BYTES))
-            if isinstance(document, dict):
-                return document
-            self.set_aside(path, "it is no JSON object")
+            with self._opened(path) as file:
+                fields: dict[str, Any] = orjson.loads(file.readline(_MOST_RECORD_BYTES))
+                return kind(**fields)
         except FileNotFoundError:
-            pass
-        except (ValueError, OSError) as error:
+            return None
+        except (ValueError, TypeError, OSError) as error:
             self.set_aside(path, error)
-        return None
+            return None
 
     def set_aside(self, path: str, error: object) -> None:
         """Log and count, once, an object that cannot be read; it is as if it were not there."""
@@ -151,7 +137,7 @@ class Storage:
         if path not in self._aside and len(self._aside) < _MOST_ASIDE:
             self._aside.add(path)
             log.warning("%s/%s cannot be read, and is left aside: %s", self._root, path, error)
-            self.on_aside(next((kind for kind in _KINDS if f"/{kind}/" in f"/{path}"), "other"))
+            self.on_aside(path.split("/")[-2])
 
     def names(self, folder: str) -> list[str]:
         """Return the names of what is in a folder, in order; nothing if there is no such folder."""
@@ -159,33 +145,30 @@ class Storage:
             return sorted(name for name in os.listdir(self._root / folder) if "~" not in name)
         except FileNotFoundError:
             return []
-        except OSError as error:
-            self.set_aside(folder, error)
-            return []
 
     def remove(self, *paths: str) -> None:
-        """Remove objects, and folders with all that is in them; those that are not there are gone already."""
+        """Remove objects; those that are not there are gone already."""
         self._counted_s = -math.inf
-        for path in map(self._root.joinpath, paths):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+        for path in paths:
+            (self._root / path).unlink(missing_ok=True)
 
-    def chunks(self, path: str) -> Iterator[bytes]:
-        """Yield the bytes of an object."""
-        return self._parts(path, lambda file: file.read(1 << 20))
+    def content(self, path: str) -> Iterator[bytes]:
+        """Yield what stands below a record."""
+        with self._opened(path) as file:
+            file.readline()
+            while part := file.read(1 << 20):
+                yield part
 
     def lines(self, path: str, most_bytes: int) -> Iterator[bytes]:
-        """Yield the lines of an object; a longer one is cut off a byte later."""
+        """Yield the lines below a record; a longer one is cut off a byte later."""
         is_cut = False
-        for part in self._parts(path, lambda file: file.readline(most_bytes + 1)):
-            if not is_cut:
-                yield part.rstrip(b"\n")
-            is_cut = not part.endswith(b"\n")
+        with self._opened(path) as file:
+            file.readline()
+            while part := file.readline(most_bytes + 1):
+                if not is_cut:
+                    yield part.rstrip(b"\n")
+                is_cut = not part.endswith(b"\n")
 
-    def _parts(self, path: str, read: Callable[[BinaryIO], bytes]) -> Iterator[bytes]:
+    def _opened(self, path: str) -> BinaryIO:
         check_regular(self._root / path, os.stat(self._root / path))  # to open a pipe would wait for ever
-        with open(self._root / path, "rb") as file:
-            while part := read(file):
-                yield part
+        return open(self._root / path, "rb")

@@ -233,26 +233,22 @@ async def test_what_cannot_be_read_stops_nothing(tmp_path: Path, caplog: pytest.
         broken = f"file-{'1' * 32}"
         for path in (
             tmp_path / "open" / "stray",
-            tmp_path / "open" / f"{owner.name}.{gone}.{broken}",
-            owner / "files" / "stray.json",
-            owner / "files" / f"{broken}.json",
+            tmp_path / "open" / f"{owner.name}.{gone}",
+            owner / "files" / "stray",
+            owner / "files" / broken,
             owner / "batches" / "stray",
-            owner / "batches" / gone / "batch.json",
+            owner / "batches" / gone,
         ):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"{" if path.name == "batch.json" else b"")
+            path.write_bytes(b"{" if path.name == gone else b"")
         (tmp_path / "open" / "folder").mkdir()
-        os.mkfifo(owner / "files" / f"file-{'2' * 32}.json")
+        os.mkfifo(owner / "files" / f"file-{'2' * 32}")
         batch = await begin(client, jsonl(line("second"), line("third")))
-        answers = owner / "batches" / batch.id / "answers"
-        answers.mkdir(parents=True, exist_ok=True)
-        (answers / "stray").write_bytes(b"\xff" * (1 << 21))
-        (answers / "folder").mkdir()
         assert (await ended(client, batch.id)).request_counts.completed == 2
         assert [each.id for each in (await client.batches.list()).data] == [batch.id, first.id]
         assert len((await client.files.list()).data) == 4
         page = (await running.client.get("/metrics")).text
-        assert 'gateway_batch_objects_set_aside_total{kind="open"} 2.0' in page
+        assert 'gateway_batch_objects_set_aside_total{kind="open"} 3.0' in page
     assert sum("open/stray cannot be read" in each.message for each in caplog.records) == 1
 
 
