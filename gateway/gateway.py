@@ -8,12 +8,13 @@ package adds its own by an entry point of the group `speculation_gateway.rooms`,
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeGuard
 
 from backends import background
 from backends.pool import Pool
@@ -33,6 +34,9 @@ from gateway.telemetry.registry import Registry
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from pydantic import BaseModel
+    from starlette.types import ASGIApp
+
+    from gateway.config.settings import TlsSettings
 
 _GROUP = "speculation_gateway.rooms"
 
@@ -79,6 +83,36 @@ class Gateway:
         return all(self.pool.up(name) for name in self.models)
 
 
+class Page(NamedTuple):
+    """A page for browsers, to which `/` leads; all below its path belongs to it."""
+
+    path: str
+    title: str  # as it is told at the start
+
+
+class Beside(NamedTuple):
+    """An address at which a room serves something else than HTTP."""
+
+    name: str
+    address: str  # host and port
+    option: str  # which sets it
+    tls: TlsSettings | None
+    line: str  # told at the start, with the address in place of braces
+
+
+class Companion(Protocol):
+    """What serves there."""
+
+    async def start(self, opened: socket.socket) -> None:
+        """Serve at the address of a bound socket."""
+
+    def drain(self) -> None:
+        """Show that no more requests should come."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept nothing more, and wait for what is in flight."""
+
+
 class Room:
     """What joins a gateway process. Each method does nothing unless a subclass overrides it.
 
@@ -98,12 +132,16 @@ class Room:
         What goes on with the streams of requests elsewhere; None if it does not.
     reporter
         What reports requests outside; None if it does not.
+    own_keys
+        Keys of a backend that concern no process of an engine, but this room.
+    command_section
+        Section of the pool file that counts only for its command.
     keep_prompt_bytes
         Size of the largest body whose prompt is to be kept until the exchange has ended.
     needs_scores
         Whether decisions are to have the scores of all candidates.
     page
-        Path of a page for browsers, which is told at the start; empty for none.
+        A page that it has.
     """
 
     order: ClassVar[int] = 0
@@ -111,9 +149,11 @@ class Room:
     restart_keys: ClassVar[tuple[str, ...]] = ()
     rescuer_for: RescuerFor | None = None
     reporter: Reporting | None = None
+    own_keys: ClassVar[tuple[str, ...]] = ()
+    command_section: ClassVar[str] = ""
     keep_prompt_bytes: int = 0
     needs_scores: bool = False
-    page: ClassVar[str] = ""
+    page: ClassVar[Page | None] = None
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -138,6 +178,25 @@ class Room:
     def client_paths(settings: PoolSettings) -> Mapping[str, int]:
         """Return paths of clients that it answers, with all below them, and the largest body of each in bytes."""
         return {}
+
+    @staticmethod
+    def shows_page(settings: PoolSettings) -> bool:
+        """Return whether its page is answered at present."""
+        return True
+
+    @staticmethod
+    def public_paths(settings: PoolSettings) -> tuple[str, ...]:
+        """Return beginnings of paths below `/admin` that may be read without a key."""
+        return ()
+
+    @staticmethod
+    def beside(settings: PoolSettings) -> Beside | None:
+        """Return the address of its companion, if it has one."""
+        return None
+
+    def companion(self, own: ASGIApp) -> Companion | None:
+        """Return what serves at the address `beside`; `own` answers the gateway's own paths."""
+        return None
 
     def add_routes(self, app: FastAPI) -> None:
         """Add paths, for which `gateway.routing.access` checks the keys."""

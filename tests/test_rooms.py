@@ -24,7 +24,7 @@ from tests.support.paths import ROOT
 from tests.support.upstream import upstreams_in_thread
 
 PACKAGES = ("backends", "policies", "gateway", "lab")
-COPIED = (*PACKAGES, "config", "tests", "pyproject.toml")
+COPIED = (*PACKAGES, "config", "deploy", "tests", "pyproject.toml")
 
 ROOMS = {
     path.parent.name: [str(path.parent.relative_to(ROOT))] for path in sorted(ROOT.glob("gateway/rooms/*/__init__.py"))
@@ -59,7 +59,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in files.splitlines():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, target)
+        shutil.copy(ROOT / name, target, follow_symlinks=False)
     return folder
 
 

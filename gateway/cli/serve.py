@@ -13,37 +13,36 @@ from gateway.cli.check import read_pool
 from gateway.cli.extras import require
 
 if TYPE_CHECKING:
-    from gateway.config.settings import PickerSettings, PoolSettings
-    from gateway.service.server import MakeCompanion
+    from gateway.config.settings import PoolSettings
 
 
 def serve_pool(
     config: Path,
     server: Mapping[str, Any],
-    picker: Mapping[str, Any] | None = None,
-    companion: Callable[[], MakeCompanion] | None = None,
+    of_command: Callable[[PoolSettings], Mapping[str, Any]] = lambda _: {},
 ) -> NoReturn:
-    """Serve a pool file until a signal, and end the process; `companion` imports what is served beside it."""
-    overrides = {name: value for name, value in server.items() if value is not None}
+    """Serve a pool file until a signal, and end the process; `of_command` returns sections for the command alone."""
+    from gateway.gateway import rooms
+
+    kinds, overrides = rooms(), {name: value for name, value in server.items() if value is not None}
 
     def load() -> PoolSettings:
         settings = read_pool(config)
-        changed = {"server": settings.server.model_copy(update=overrides), "picker": None}
-        return settings.model_copy(update=changed | ({} if picker is None else {"picker": _picker(settings, picker)}))
+        changed = {"server": settings.server.model_copy(update=overrides)}
+        unasked = {kind.command_section: None for kind in kinds if kind.command_section}
+        return settings.model_copy(update={**changed, **unasked, **of_command(settings)})
 
     settings = load()
     if any(backend.simulate for model in settings.models.values() for backend in model.backends.values()):
         require("simulator", "numba")
     if settings.telemetry.otlp is not None:
         require("otel", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-    if picker is not None:
-        require("picker", "grpc_health", "google.protobuf")
-
-    for section, of in (("server", settings.server), ("picker", settings.picker)):
-        if of is not None and of.tls is not None:
+    beside = [found for kind in kinds if (found := kind.beside(settings)) is not None]
+    for section, tls in (("server", settings.server.tls), *((each.name, each.tls) for each in beside)):
+        if tls is not None:
             from gateway.listening.certificate import Certificate
 
-            Certificate(of.tls, f"{section}.tls")  # tells of its files now
+            Certificate(tls, f"{section}.tls")  # tells of its files now
 
     run_dir = Path(tempfile.mkdtemp(prefix="gateway-"))
     if settings.server.workers > 1:  # read by prometheus_client when it is imported
@@ -52,11 +51,4 @@ def serve_pool(
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
     from gateway.service.run import serve
 
-    background.end_process(serve(settings, config, load, run_dir, None if companion is None else companion()))
-
-
-def _picker(settings: PoolSettings, overrides: Mapping[str, Any]) -> PickerSettings:
-    from gateway.config.settings import PickerSettings
-
-    known = PickerSettings() if settings.picker is None else settings.picker
-    return known.model_copy(update={name: value for name, value in overrides.items() if value is not None})
+    background.end_process(serve(settings, config, load, run_dir))

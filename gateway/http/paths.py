@@ -17,7 +17,7 @@ _ENDPOINTS: Final = {
     "/v1/messages": Endpoint.MESSAGES,
     "/v1/embeddings": Endpoint.EMBEDDINGS,
 }
-_OWN = frozenset({"/health", "/readyz", "/metrics", "/v1/models", "/admin", "/dashboard"})
+_OWN = frozenset({"/health", "/readyz", "/metrics", "/v1/models", "/admin"})
 _PLAIN = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,=:@-]+)+")
 _MODEL = "/v1/models/"
 ADMIN_DOCS: Final = "/admin/docs"
@@ -89,26 +89,12 @@ def is_own(path: str) -> bool:
     >>> is_own("/v1/models/llama"), is_own("/v1/completions")
     (True, False)
     """
-    return path in _OWN or path.startswith(("/admin/", "/dashboard/", _MODEL))
+    return path in _OWN or path.startswith(("/admin/", _MODEL))
 
 
 def is_admin(path: str) -> bool:
     """Return whether a canonical path belongs to `/admin`."""
     return path == "/admin" or path.startswith("/admin/")
-
-
-def own_root(path: str) -> str:
-    """Return the path under which a canonical path of the gateway's own lies.
-
-    Examples
-    --------
-    >>> own_root("/admin/pool"), own_root("/v1/models/llama"), own_root("/metrics")
-    ('/admin', '/v1/models', '/metrics')
-    """
-    for root in ("/admin", "/dashboard", "/v1/models"):
-        if path.startswith(f"{root}/"):
-            return root
-    return path
 
 
 def is_for_clients(path: str) -> bool:

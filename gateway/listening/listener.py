@@ -176,22 +176,28 @@ def is_listening(opened: socket.socket) -> bool:
     return bool(opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def open_sockets(settings: PoolSettings, passed: Mapping[str, socket.socket]) -> Iterator[socket.socket]:
-    """Yield a socket for each address of the settings, in their order: one that was passed, or is bound here.
+def open_sockets(
+    settings: PoolSettings, passed: Mapping[str, socket.socket], others: Mapping[str, tuple[str, str]]
+) -> Iterator[socket.socket]:
+    """Yield a socket for each address, in their order: one that was passed, or is bound here.
+
+    Parameters
+    ----------
+    others
+        Further addresses by name, each with the option that sets it.
 
     Raises
     ------
     ListenError
         If that is not possible at one of them.
     """
-    server, admin, picker = settings.server, settings.admin, settings.picker
+    server, admin = settings.server, settings.admin
     wanted = {"clients": (server.host, server.port, "--host and --port")}
     if admin.listen is not None:
         wanted["admin"] = (*address_of(admin.listen), "admin.listen")
     elif "admin" in passed:
         raise UsageError("LISTEN_FDS: a socket was passed for admin, but admin.listen is not set")
-    if picker is not None:
-        wanted["picker"] = (*address_of(picker.listen), "--listen")
+    wanted |= {name: (*address_of(address), option) for name, (address, option) in others.items()}
     shares = server.reuse_port or server.workers > 1
     for name, (host, port, options) in wanted.items():
         try:

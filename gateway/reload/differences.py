@@ -33,23 +33,25 @@ def differences(old: PoolSettings, new: PoolSettings) -> list[str]:
 
 def needs_restart(old: PoolSettings, new: PoolSettings, rooms: Iterable[type[Room]]) -> list[str]:
     """Return the lines of `differences` that a reload cannot apply."""
-    keys = (*_RESTART, *(key for room in rooms for key in room.restart_keys))
+    kinds = [*rooms]
+    keys = (*_RESTART, *(key for room in kinds for key in room.restart_keys))
+    own = {key: None for room in kinds for key in room.own_keys}
     lines = [
         f"{path}: {text}"
         for path, text in _differences("", old, new)
         if any(path == key or path.startswith(f"{key}.") for key in keys)
     ]
-    return lines + [f"{path}: {text}" for path, text in _differences("models", _started(old), _started(new))]
+    return lines + [f"{path}: {text}" for path, text in _differences("models", _started(old, own), _started(new, own))]
 
 
-def _started(settings: PoolSettings) -> dict[str, Any]:
-    """Return what the processes of the replicas that the gateway starts depend on."""
+def _started(settings: PoolSettings, own: Mapping[str, None]) -> dict[str, Any]:
+    """Return what the processes of the replicas that the gateway starts depend on, without keys of rooms."""
     started: dict[str, Any] = {}
     for name, model in settings.models.items():
         backends = {key: backend for key, backend in model.backends.items() if backend.url is None}
         for key, backend in backends.items():
             limit = backend.drafter_limit if backend.simulate else None  # an engine is told nothing of it
-            update = {"weight": 1.0, "drafter_limit": limit, "kv_events": None}
+            update = {"weight": 1.0, "drafter_limit": limit, **own}
             started[f"{name}.backends.{key}"] = backend.model_copy(update=update)
         if backends:
             started[f"{name}.aliases"] = model.aliases

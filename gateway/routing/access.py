@@ -18,7 +18,6 @@ from gateway.http.paths import (
     is_admin,
     is_for_clients,
     is_own,
-    own_root,
     relayed_target,
 )
 from gateway.routing.keys import UNAUTHENTICATED, Client, Keyring
@@ -143,25 +142,30 @@ class Access:
         paths: Iterable[str],
         cors: Cors | None = None,
         closed: Collection[str] = (),
-        public: str | None = None,
+        public: tuple[str, ...] = (),
         answered: Mapping[str, int] = MappingProxyType({}),
+        pages: Collection[str] = (),
     ) -> None:
         self.keyring = keyring
         self.cors = cors  # none leaves CORS to the engines
         # The paths that are relayed, and the beginnings of others; none relays nothing, as at the admin address.
         self._exact = frozenset(path for path in paths if not path.endswith("*"))
         self._beginnings = tuple([path[:-1] for path in paths if path.endswith("*")])
-        # Those of the gateway's own paths that are answered at another address only, or not at all, as in `own_root`.
-        self._closed = frozenset(closed)
+        # Beginnings of the gateway's own paths that are answered at another address only, or not at all.
+        self._closed = tuple([f"{path}/" for path in closed])
+        # The pages of the gateway's own, and the beginnings of the paths below them.
+        self._pages = frozenset(pages)
+        self._below_pages = tuple([f"{page}/" for page in pages])
+        self._has_page = bool(self._pages.difference(closed))
         # Beginnings of the paths that are answered here to who has a key, each with the bytes of its largest body.
         self._answered = tuple([(f"{path}/", most_bytes) for path, most_bytes in answered.items()])
-        self._public = public  # beginning of the paths below `/admin` that may be read without a key; None for none
+        self._public = public  # beginnings of the paths below `/admin` that may be read without a key
 
     def admit(self, method: str, target: bytes, headers: list[Header]) -> RequestHeaders | None:
         """Check a request; return its parsed head if it is to be relayed, None if the gateway answers it itself."""
         by_name, path = dict(headers), canonical_path(target)
         is_question = self.cors is not None and self.is_preflight(method, path, by_name)
-        if is_own(path) or is_question or (path == "/" and self._leads_to_page(method, by_name)):
+        if is_own(path) or self._is_page(path) or is_question or (path == "/" and self._leads_to_page(method, by_name)):
             self.check_own(method, path, by_name)
             if is_question and self.cors is not None:
                 self.cors.preflight(by_name)
@@ -189,22 +193,26 @@ class Access:
 
     def is_preflight(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:
         """Return whether a request is a preflight request that the gateway answers."""
-        return (
-            self.cors is not None and is_preflight(method, headers) and is_for_clients(path) and not has_body(headers)
-        )
+        is_asked = self.cors is not None and is_preflight(method, headers)
+        return is_asked and self.is_for_clients(path) and not has_body(headers)
+
+    def is_for_clients(self, path: str) -> bool:
+        """Return whether clients, browsers included, use a canonical path."""
+        return is_for_clients(path) and not self._is_page(path)
+
+    def _is_page(self, path: str) -> bool:
+        return path in self._pages or path.startswith(self._below_pages)
 
     def _leads_to_page(self, method: str, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether a request for `/` is a browser's, which is led to the dashboard unless `paths` open `/`."""
-        is_taken = "/dashboard" in self._closed or "/" in self._exact or "/".startswith(self._beginnings)
-        return method == "GET" and b"text/html" in headers.get(b"accept", b"") and not is_taken
+        """Return whether a request for `/` is a browser's, which is led to the page unless `paths` open `/`."""
+        is_taken = "/" in self._exact or "/".startswith(self._beginnings)
+        return self._has_page and method == "GET" and b"text/html" in headers.get(b"accept", b"") and not is_taken
 
     def check_own(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Check a request that the gateway answers itself."""
-        if own_root(path) in self._closed:
+        if f"{path}/".startswith(self._closed):
             raise nothing_here()
-        is_public = method in _SAFE and (
-            path == ADMIN_DOCS or (self._public is not None and path.startswith(self._public))
-        )
+        is_public = method in _SAFE and (path == ADMIN_DOCS or path.startswith(self._public))
         if is_admin(path) and not is_public:
             self.keyring.check_admin(headers, writes=method not in _SAFE and path not in _READING_POSTS)
         elif has_body(headers):

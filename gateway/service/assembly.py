@@ -232,15 +232,16 @@ def _access(settings: PoolSettings, admin_digest: bytes, kinds: Sequence[type[Ro
     answered = {path: most_bytes for kind in kinds for path, most_bytes in kind.client_paths(settings).items()}
     keyring = Keyring([(key.digest or b"", _client_of(key, settings)) for key in settings.keys], admin_digest)
     cors = None if settings.cors is None else Cors(settings.cors.origins)
-    nothing, page, metrics = set[str](), {"/dashboard"}, {"/metrics"}
-    public = "/admin/dashboard/" if settings.dashboard.public else None
-    off = nothing if settings.dashboard.enabled else page
+    public = tuple(path for kind in kinds for path in kind.public_paths(settings))
+    pages = {kind.page.path for kind in kinds if kind.page is not None}
+    off = {kind.page.path for kind in kinds if kind.page is not None and not kind.shows_page(settings)}
     if settings.admin.listen is None:
-        return Access(keyring, settings.paths, cors, off, public, answered), None
-    closed = {"/admin"} | page | (metrics if settings.admin.metrics else nothing)
-    closed_at_admin = {"/v1/models"} | off | (nothing if settings.admin.metrics else metrics)
-    return Access(keyring, settings.paths, cors, closed, answered=answered), Access(
-        keyring, (), closed=closed_at_admin, public=public
+        return Access(keyring, settings.paths, cors, off, public, answered, pages), None
+    at_admin, at_clients = ({"/metrics"}, set[str]()) if settings.admin.metrics else (set[str](), {"/metrics"})
+    closed = {"/admin"} | pages | at_admin
+    return (
+        Access(keyring, settings.paths, cors, closed, answered=answered, pages=pages),
+        Access(keyring, (), closed={"/v1/models"} | off | at_clients, public=public, pages=pages),
     )
 
 

@@ -93,16 +93,17 @@ def _kind(source: DiscoverSettings) -> str:
 
 
 def start_lines(settings: PoolSettings, addresses: Sequence[str], generated_admin_key: str | None = None) -> list[str]:
-    """Return the lines printed once the gateway listens: for clients, and at addresses for `/admin` and the picker."""
+    """Return the lines printed once the gateway listens: for clients, `/admin` and what rooms serve."""
     address, *others = addresses
     scheme = settings.server.scheme
     url = f"{scheme}://{address}"
     lines = [f"Listening at {url}  (OpenAI base_url: {url}/v1)"]
-    picker = [] if settings.picker is None else [f"Endpoint picker at grpc://{others.pop()}  (Envoy: ext_proc)"]
-    if settings.dashboard.enabled:
-        key = f"#key={generated_admin_key}" if generated_admin_key else ""
-        lines += [f"Dashboard at {scheme}://{[address, *others][-1]}{room.page}{key}" for room in rooms() if room.page]
-    lines += [*(f"/admin is at {scheme}://{other} only." for other in others), *picker]
+    kinds, key = rooms(), f"#key={generated_admin_key}" if generated_admin_key else ""
+    beside = [found for room in reversed(kinds) if (found := room.beside(settings)) is not None]
+    told = [each.line.format(others.pop()) for each in beside]
+    pages = [room.page for room in kinds if room.page is not None and room.shows_page(settings)]
+    lines += [f"{page.title} at {scheme}://{[address, *others][-1]}{page.path}{key}" for page in pages]
+    lines += [*(f"/admin is at {scheme}://{other} only." for other in others), *told]
     simulated = [b for model in settings.models.values() for b in model.backends.values() if b.simulate is not None]
     if simulated:
         what = "replica is" if len(simulated) == 1 else "replicas are"

@@ -35,7 +35,7 @@ from gateway.service.assembly import assemble
 from gateway.service.banner import pool_lines, start_lines, try_line
 from gateway.service.change import prepare
 from gateway.service.replicas import SIMULATOR, Replicas, plan
-from gateway.service.server import MakeCompanion, Server, raise_open_file_limit
+from gateway.service.server import Server, raise_open_file_limit
 from gateway.service.stores import PEERS, write_launched
 from gateway.service.worker import Assignment, Configuration
 from gateway.service.workers import Workers
@@ -55,7 +55,6 @@ def serve(
     config_path: Path,
     load: Callable[[], PoolSettings],
     run_dir: Path,
-    companion: MakeCompanion | None = None,
 ) -> int:
     """Serve a pool until SIGTERM or SIGINT; `run_dir` is removed at the end."""
     configure_logging(logging.INFO, settings.telemetry.log_format)
@@ -66,11 +65,13 @@ def serve(
     raise_open_file_limit()
     with contextlib.ExitStack() as stack:
         try:
-            sockets = [stack.enter_context(each) for each in open_sockets(settings, manager.sockets)]
+            beside = [address for room in rooms() if (address := room.beside(settings)) is not None]
+            opened = open_sockets(settings, manager.sockets, {each.name: each[1:3] for each in beside})
+            sockets = [stack.enter_context(each) for each in opened]
         except ListenError as error:
             print(f"{config_path}: {error}", file=sys.stderr)
             return 1
-        serving = _Serving(settings, plan(settings, run_dir), manager, sockets, run_dir, config_path, load, companion)
+        serving = _Serving(settings, plan(settings, run_dir), manager, sockets, run_dir, config_path, load)
         status = background.run_process(serving.run())
     if serving.keep_logs:
         print(f"The logs of the replicas are in {run_dir}", file=sys.stderr)
@@ -92,9 +93,7 @@ class _Serving:
         run_dir: Path,
         config_path: Path,
         load: Callable[[], PoolSettings],
-        companion: MakeCompanion | None,
     ) -> None:
-        self._companion = companion
         self._config_path = config_path
         kinds = rooms()
         self._drawn = {name: section for kind in kinds for name, section in kind.drawn(settings).items()}
@@ -157,7 +156,7 @@ class _Serving:
             run_dir=self._run_dir,
             reload=partial(self._reloader.reload, "admin"),
         )
-        server = Server(gateway, self._companion, has_process=True, on_started=self._started.set)
+        server = Server(gateway, has_process=True, on_started=self._started.set)
         self._end_by(server.drain, lambda: server.in_flight)
         await server.serve_at(*self._sockets)
         return 0 if server.started else 1
@@ -215,7 +214,7 @@ class _Serving:
         current = Configuration(0, self._settings, self._replicas.backends, self._admin_digest)
         places = [opened if is_listening(opened) else opened.getsockname()[:2] for opened in self._sockets]
         self._workers = Workers(
-            Assignment(0, current, places, self._run_dir, self._companion),
+            Assignment(0, current, places, self._run_dir),
             reload=partial(self._reloader.reload, "admin"),
             on_started=self._started.set,
         )

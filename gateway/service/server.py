@@ -11,9 +11,6 @@ import resource
 import socket
 import time
 from collections.abc import Callable
-from typing import Protocol
-
-from starlette.types import ASGIApp
 
 from backends import background
 from backends.background import Seldom
@@ -36,30 +33,12 @@ _ABORT_S = 5.0  # what aborted requests may take to end
 _FILES_CHECK_S = 1.0
 
 
-class Companion(Protocol):
-    """What a gateway process serves besides HTTP at an address of its own, such as an endpoint picker."""
-
-    async def start(self, opened: socket.socket) -> None:
-        """Serve at the address of a bound socket."""
-
-    def drain(self) -> None:
-        """Show that no more requests should come."""
-
-    async def stop(self, grace_s: float) -> None:
-        """Accept nothing more, and wait for what is in flight."""
-
-
-MakeCompanion = Callable[[Gateway, ASGIApp], Companion]
-"""Of a gateway, and the application that answers its own paths; importable by its name, for workers."""
-
-
 class Server:
     """The HTTP server of one gateway process, on sockets that are already open; it ends through `drain`."""
 
     def __init__(
         self,
         gateway: Gateway,
-        companion: MakeCompanion | None = None,
         *,
         has_process: bool = False,
         on_started: Callable[[], None] | None = None,
@@ -82,7 +61,8 @@ class Server:
         own = OwnPaths(self.app, gateway, is_admin=True)
         frontend = HttpFrontend(gateway, own, self.tasks, is_admin=True, scheme=settings.scheme)
         self._operators = HttpServer(frontend, limits)
-        self._companion = None if companion is None else companion(gateway, self._own)
+        made = [room.companion(self._own) for room in gateway.rooms]
+        self._companions = [each for each in made if each is not None]
         gateway.on_change.append(self._follow)
 
     @property
@@ -96,14 +76,14 @@ class Server:
         return len(self._gateway.relay.exchanges)
 
     async def serve_at(self, clients: socket.socket, *others: socket.socket) -> None:
-        """Serve until `drain`: clients at one address, `/admin` and the companion at others if there are such."""
+        """Serve until `drain`: clients at one address, `/admin` and the companions of rooms at others."""
         sockets = list(others)
         async with self.app.router.lifespan_context(self.app):
             listening = Listener(self._clients, clients, self._certificate)
             await listening.start()
             operators: Listener | None = None
-            if self._companion is not None:
-                await self._companion.start(sockets.pop())
+            for companion in reversed(self._companions):
+                await companion.start(sockets.pop())
             if sockets:
                 operators = Listener(self._operators, sockets.pop(), self._certificate)
                 await operators.start()
@@ -122,8 +102,8 @@ class Server:
 
     async def _wait_for_ends(self) -> None:
         """Wait for what is in flight, which `drain` ends after a time; operators are not waited for."""
-        if self._companion is not None:
-            await self._companion.stop(self._gateway.settings.server.drain_s)
+        for companion in self._companions:
+            await companion.stop(self._gateway.settings.server.drain_s)
         for connection in list(self.connections):
             connection.shutdown()
         end_s = time.monotonic() + self._gateway.settings.server.drain_s + _ABORT_S
@@ -151,8 +131,8 @@ class Server:
             self._must_end = True
             return
         self.is_draining.set()
-        if self._companion is not None:
-            self._companion.drain()
+        for companion in self._companions:
+            companion.drain()
         asyncio.get_running_loop().call_later(self._gateway.settings.server.drain_s, self._abort)
 
     def _abort(self) -> None:

@@ -21,7 +21,7 @@ from gateway.listening.listener import listen
 from gateway.reload.reloader import Outcome, ReloadError
 from gateway.service.assembly import assemble
 from gateway.service.change import prepare
-from gateway.service.server import MakeCompanion, Server
+from gateway.service.server import Server
 from gateway.telemetry.log_format import configure_logging
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,6 @@ class Assignment:
     current: Configuration
     places: Sequence[socket.socket | tuple[str, int]]  # where all workers listen: what was passed, or hosts and ports
     run_dir: Path
-    companion: MakeCompanion | None
 
 
 class Worker:
@@ -179,7 +178,7 @@ async def _work(assignment: Assignment, link: socket.socket) -> int:
         tasks.append(background.keep_running("workers", worker.show_life, of="sign of life"))
         tasks.append(background.start("workers", follow()))
 
-    server = Server(worker.gateway, assignment.companion, has_process=True, on_started=on_started)
+    server = Server(worker.gateway, has_process=True, on_started=on_started)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.drain)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C also reaches the parent, which terminates the workers

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -17,7 +17,7 @@ from backends import background
 from backends.backend import Backend
 from gateway import __version__
 from gateway.dialects.errors import GatewayError
-from gateway.gateway import Room, join
+from gateway.gateway import Page, Room, join
 from gateway.http.paths import ADMIN_DOCS
 from gateway.relay.observers import Follower
 from gateway.rooms.dashboard.beliefs import Beliefs
@@ -38,6 +38,7 @@ from gateway.rooms.dashboard.static_files import PageFiles
 from gateway.rooms.dashboard.views import backend_view, model_view, point_of
 
 if TYPE_CHECKING:
+    from gateway.config.settings import PoolSettings
     from gateway.gateway import Gateway
 
 FORMAT = 2
@@ -58,7 +59,7 @@ class Dashboard(Room):
     order = 11
     work = ("dashboard",)
 
-    page: ClassVar[str] = "/dashboard"
+    page = Page("/dashboard", "Dashboard")
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
@@ -76,12 +77,22 @@ class Dashboard(Room):
         self._made_s = -math.inf
         self._snapshot = b""
 
+    @staticmethod
+    def shows_page(settings: PoolSettings) -> bool:
+        """Return whether the settings ask for it."""
+        return settings.dashboard.enabled
+
+    @staticmethod
+    def public_paths(settings: PoolSettings) -> tuple[str, ...]:
+        """Return where its data is, if all may see that."""
+        return ("/admin/dashboard/",) if settings.dashboard.public else ()
+
     def add_routes(self, app: FastAPI) -> None:
         """Add the pages, which hold no data, and what the dashboard asks for below `/admin/dashboard`."""
         files = PageFiles()
-        app.mount("/dashboard/static", files)
+        app.mount(f"{self.page.path}/static", files)
 
-        @app.get(self.page, include_in_schema=False)
+        @app.get(self.page.path, include_in_schema=False)
         async def page(request: Request) -> Response:
             """Return the page."""
             return await files.get_response("index.html", request.scope)

@@ -54,6 +54,7 @@ class KvEventsRoom(Room):
 
     order = 8
     work = ("kv events",)
+    own_keys = ("kv_events",)
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from gateway.cli.extras import require
 from gateway.cli.serve import serve_pool
 
 if TYPE_CHECKING:
-    from gateway.service.server import MakeCompanion
+    from gateway.config.settings import PoolSettings
 
 
 def picker(
@@ -30,19 +31,18 @@ def picker(
     gateway picker --config pool.yaml --listen 0.0.0.0:9002
     """
     from gateway.config.settings.keys import checked_address
+    from gateway.config.settings.picker import PickerSettings
 
     try:
-        picker = {"listen": listen and checked_address(listen)}
+        overrides = {} if listen is None else {"listen": checked_address(listen)}
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--listen") from None
-    server = {"host": host, "port": port, "workers": workers}
-    serve_pool(config or context.obj, server, picker, _companion)
 
+    def section(settings: PoolSettings) -> dict[str, Any]:
+        return {"picker": (settings.picker or PickerSettings()).model_copy(update=overrides)}
 
-def _companion() -> MakeCompanion:
-    from gateway.rooms.picker.server import PickerServer
-
-    return PickerServer
+    require("picker", "grpc_health", "google.protobuf")
+    serve_pool(config or context.obj, {"host": host, "port": port, "workers": workers}, section)
 
 
 COMMANDS: Final = {"picker": picker}

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.gateway import Room
+from gateway.gateway import Beside, Companion, Room
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from gateway.config.settings import PoolSettings
 
 
 class PickerRoom(Room):
-    """Says what is the picker's own; `server` has what it does."""
+    """Serves the picker at an address of its own; `server` has what it does."""
 
     order = 12
     work = ("picker",)
     restart_keys = ("picker.listen", "picker.tls")
+    command_section = "picker"
 
     @staticmethod
     def is_on(settings: PoolSettings) -> bool:
-        """Return that it joins none: `gateway picker` serves it at an address of its own."""
-        return False
+        """Return whether `gateway picker` serves it."""
+        return settings.picker is not None
+
+    @staticmethod
+    def beside(settings: PoolSettings) -> Beside | None:
+        """Return the address for the proxy."""
+        if (picker := settings.picker) is None:
+            return None
+        line = "Endpoint picker at grpc://{}  (Envoy: ext_proc)"
+        return Beside("picker", picker.listen, "--listen", picker.tls, line)
+
+    def companion(self, own: ASGIApp) -> Companion:
+        """Return its server."""
+        from gateway.rooms.picker.server import PickerServer
+
+        return PickerServer(self.gateway, own)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 import httpx
 
 from backends import background
-from gateway.dialects.errors import GatewayError, gateway_failed, too_large
+from gateway.dialects.errors import GatewayError, gateway_failed, nothing_here, too_large
 from gateway.http.headers import ENGINE_PRIORITY, Header, headers_of, lines_of
-from gateway.http.paths import canonical_path, is_for_clients
+from gateway.http.paths import canonical_path
 from gateway.http.reply import Source
 from gateway.relay.admission import begin
 from gateway.relay.exchange import Exchange
@@ -148,7 +148,9 @@ class Stream:
                     _check_mode("request_body_mode", modes.request_body_mode, _FULL_DUPLEX)
                 _check_mode("response_body_mode", modes.response_body_mode, _FULL_DUPLEX, _NONE)
                 self._passes_answer = modes.response_body_mode == _FULL_DUPLEX
-            _check_for_clients(canonical_path(self._target))
+            path = canonical_path(self._target)
+            if not (access.is_for_clients(path) or path in _STATES):  # operators have the gateway's own address
+                raise nothing_here()
             self._request_headers = access.admit(self._method, self._target, self._headers)
             if self._request_headers is None:
                 self._answering = background.start("own paths", self._answer_itself())
@@ -323,12 +325,6 @@ class Stream:
         self._wire.send(messages.RESPONSE_TRAILERS)
         if self.exchange is not None:
             self.exchange.on_end()
-
-
-def _check_for_clients(path: str) -> None:
-    """Raise 404 for the gateway's own paths that are for operators; these are at its own address."""
-    if not (is_for_clients(path) or path in _STATES):
-        raise GatewayError(404, "There is nothing at this path of this address.", code="not_found")
 
 
 def _check_size(size_bytes: int, most_bytes: int) -> None:

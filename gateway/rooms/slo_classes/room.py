@@ -11,7 +11,6 @@ from gateway.routing.access import NO_ROUTING_HEADERS
 from gateway.routing.router import RoutedRequest
 from gateway.telemetry.series import Count, Distribution, Family
 from policies.build import learned_of
-from policies.learned.policy import Learned
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -31,21 +30,28 @@ class SloRoom(Room):
         self._ttft = gateway.metrics.histogram("gateway_slo_ttft_seconds")
 
     def follow(self) -> Mapping[str, Follower]:
-        """Judge the requests of all models."""
-        return {
-            name: _Judge(name, self._requests, self._ttft, learned_of(model.policy))
-            for name, model in self.gateway.models.items()
-        }
+        """Judge the requests of the models for which the settings know of objectives."""
+        settings, judges = self.gateway.settings, dict[str, Follower]()
+        is_for_all = bool(settings.slo_classes) or any(key.slo or key.slo_class for key in settings.keys)
+        for name, model in self.gateway.models.items():
+            learned = learned_of(model.policy)
+            slo = NO_SLO if learned is None else learned.settings.slo.seconds
+            if is_for_all or slo != NO_SLO or (learned is not None and learned.settings.objective == "goodput"):
+                judges[name] = _Judge(name, self._requests, self._ttft, slo)
+        return judges
 
 
 class _Judge(Observer):
     needs_answer = False
 
     def __init__(
-        self, model: str, requests: Family[Count], ttft: Family[Distribution], learned: Learned | None
+        self,
+        model: str,
+        requests: Family[Count],
+        ttft: Family[Distribution],
+        slo: tuple[float | None, float | None],
     ) -> None:
-        self._model, self._requests, self._ttft = model, requests, ttft
-        self._slo = NO_SLO if learned is None else learned.settings.slo.seconds
+        self._model, self._requests, self._ttft, self._slo = model, requests, ttft, slo
 
     def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
         """Return itself if the request has an objective."""

@@ -49,8 +49,9 @@ class TroubleRoom(Room):
         self._unread = _Unread()
 
     def follow(self) -> Mapping[str, Follower]:
-        """Follow the requests of all models."""
-        return {name: _ModelFollower(model, self._unread) for name, model in self.gateway.models.items()}
+        """Follow the requests of the models that have more than one replica: with one, nothing is compared."""
+        models = {name: model for name, model in self.gateway.models.items() if len(model.upstreams) > 1}
+        return {name: _ModelFollower(model, self._unread) for name, model in models.items()}
 
     def tick(self) -> None:
         """Log what was found or has ended since the last tick, and update the series."""

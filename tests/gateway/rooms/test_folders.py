@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.gateway import rooms
+from tests.gateway.conftest import MODEL, start_gateway
 from tests.support.paths import ROOT
 
 
@@ -12,3 +13,12 @@ def test_each_folder_has_one_room_with_a_place_of_its_own() -> None:
     assert sorted(room.__module__.split(".")[2] for room in own) == folders
     places = [room.order for room in own]
     assert places == sorted(set(places))
+
+
+async def test_what_the_settings_do_not_ask_for_follows_no_request() -> None:
+    async with start_gateway({"a": "baseline"}) as running:
+        assert running.gateway.relay.followers == {MODEL: []}
+    async with start_gateway({"a": "baseline"}, {"name": "learned", "objective": "goodput"}) as running:
+        assert [type(each).__module__ for each in running.gateway.relay.followers[MODEL]] == [
+            "gateway.rooms.slo_classes.room"
+        ]

@@ -135,7 +135,7 @@ async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
     started = asyncio.Event()
     with listen("127.0.0.1", 0, shared=True) as opened:
         parent = Workers(
-            Assignment(0, current, [opened.getsockname()[:2]], tmp_path, None),
+            Assignment(0, current, [opened.getsockname()[:2]], tmp_path),
             reload=unwanted,
             on_started=started.set,
         )
