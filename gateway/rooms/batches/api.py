@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import orjson
@@ -46,10 +46,13 @@ class Asked(NamedTuple):
     """A request for one of the paths."""
 
     owner: str  # the id of its client, and the folder of what that has
-    id: str  # in its path; empty if there is none
-    query: Mapping[str, str]
-    content_type: str
+    request: Request
     body: bytes
+
+    @property
+    def id(self) -> str:
+        """The id in its path."""
+        return str(self.request.path_params["id"])
 
 
 def add_batches(
@@ -71,10 +74,8 @@ def add_batches(
             most = next(most for path, most in bounds.items() if request.scope["path"].startswith(path))
             if len(body) > most:  # one whose length was not announced
                 raise too_large(most)
-            asked_id, content_type = request.path_params.get("id", ""), request.headers.get("content-type", "")
-            asked = Asked(client.id, asked_id, request.query_params, content_type, body)
             try:
-                made = await asyncio.to_thread(work, asked)
+                made = await asyncio.to_thread(work, Asked(client.id, request, body))
             except OSError as error:
                 background.note("batches", error, of="a request")
                 if error.errno in FULL:
@@ -118,47 +119,42 @@ class BatchesApi:
 
     def upload(self, asked: Asked) -> FileRecord:
         """Keep a file."""
-        form, mib, most = (
-            read_form(asked.content_type, asked.body),
-            self._settings.max_file_mib,
-            self._settings.max_files_per_key,
-        )
-        purpose, (name, content) = bytes(form.get("purpose", ("", b""))[1]), form.get("file", ("", b""))
+        form, mib = read_form(asked.request.headers.get("content-type", ""), asked.body), self._settings.max_file_mib
+        (name, content), (_, purpose) = form.get("file", ("", b"")), form.get("purpose", ("", b""))
         _check(purpose == b"batch", "The purpose of a file is `batch` here.", "purpose")
         _check(content, "There is no file, or it is empty.", "file")
         if len(content) > mib * 2**20:
             raise GatewayError(413, f"A file has at most {mib:g} MiB.", code="file_too_large", param="file")
-        if len(self._storage.names(f"{asked.owner}/files")) >= most:
+        if len(self._storage.names(f"{asked.owner}/files")) >= (most := self._settings.max_files_per_key):
             raise GatewayError(429, f"This key has {most} files: delete some.", code="too_many_files")
         self._storage.check_room(len(content))
         record = FileRecord(f"file-{new_digits()}", name[:_MOST_NAME_CHARS], "batch", len(content))
-        self._storage.write(_file_path(asked.owner, record.id), record, [content])
+        self._storage.write(f"{asked.owner}/files/{record.id}", record, [content])
         return record
 
     def file(self, asked: Asked) -> FileRecord:
         """Return what is told of a file."""
-        return self._found(asked.id, FileRecord, _file_path(asked.owner, asked.id))
+        return self._file(asked.owner, asked.id)
 
     def content(self, asked: Asked) -> Response:
         """Return the bytes of a file."""
-        path = _file_path(asked.owner, self.file(asked).id)
-        return StreamingResponse(self._storage.content(path), media_type="application/octet-stream")
+        parts = self._storage.content(f"{asked.owner}/files/{self.file(asked).id}")
+        return StreamingResponse(parts, media_type="application/octet-stream")
 
     def delete(self, asked: Asked) -> object:
         """Delete a file that no open batch needs."""
-        self.file(asked)
+        file = self.file(asked)
         records = [self._storage.read(place.open, BatchRecord) for place in self._open(asked.owner)]
-        if any(record is not None and record.input_file_id == asked.id for record in records):
+        if any(record is not None and record.input_file_id == file.id for record in records):
             raise GatewayError(409, "A batch that has not ended needs this file.", code="file_in_use")
-        self._storage.remove(_file_path(asked.owner, asked.id))
-        return {"id": asked.id, "object": "file", "deleted": True}
+        self._storage.remove(f"{asked.owner}/files/{file.id}")
+        return {"id": file.id, "object": "file", "deleted": True}
 
     def files(self, asked: Asked) -> object:
         """List files."""
-        purpose = asked.query.get("purpose")
-        return _page(
-            asked, self._storage.names(f"{asked.owner}/files"), self.file, lambda each: purpose in {None, each.purpose}
-        )
+        query, ids = asked.request.query_params, self._storage.names(f"{asked.owner}/files")
+        purpose = query.get("purpose")
+        return _page(query, ids, partial(self._file, asked.owner), lambda each: purpose in {None, each.purpose})
 
     def create(self, asked: Asked) -> BatchRecord:
         """Begin a batch."""
@@ -173,7 +169,7 @@ class BatchesApi:
                 400, f"{param or 'body'}: {wrong['msg']}.", code="invalid_request", param=param or None
             ) from None
         owner, most = asked.owner, self._settings.max_batches_per_key
-        file = self.file(asked._replace(id=wanted.input_file_id))
+        file = self._file(owner, wanted.input_file_id)
         _check(file.purpose == "batch", "The input file needs the purpose `batch`.", "input_file_id")
         if len(self._open(owner)) >= most:
             text = f"This key has {most} batches that have not ended: wait, or cancel one."
@@ -189,17 +185,12 @@ class BatchesApi:
 
     def batch(self, asked: Asked) -> BatchRecord:
         """Return what is told of a batch."""
-        place = BatchPlace(asked.owner, asked.id)
-        record = self._found(asked.id, BatchRecord, place.open, place.ended)
-        cancel = None if record.status in ENDED else self._storage.read(f"{place.open}.cancel", dict[str, int])
-        if cancel is not None:
-            record.status, record.cancelling_at = "cancelling", cancel.get("cancelling_at")
-        return record
+        return self._batch(asked.owner, asked.id)
 
     def batches(self, asked: Asked) -> object:
         """List batches."""
         ids = {*self._storage.names(f"{asked.owner}/batches"), *(place.id for place in self._open(asked.owner))}
-        return _page(asked, ids, self.batch)
+        return _page(asked.request.query_params, ids, partial(self._batch, asked.owner))
 
     def cancel(self, asked: Asked) -> BatchRecord:
         """End a batch."""
@@ -216,6 +207,17 @@ class BatchesApi:
         places = [BatchPlace.at(f"open/{name}") for name in self._storage.names("open")]
         return {place for place in places if place is not None and place.owner == owner}
 
+    def _file(self, owner: str, file_id: str) -> FileRecord:
+        return self._found(file_id, FileRecord, f"{owner}/files/{file_id}")
+
+    def _batch(self, owner: str, batch_id: str) -> BatchRecord:
+        place = BatchPlace(owner, batch_id)
+        record = self._found(batch_id, BatchRecord, place.open, place.ended)
+        cancel = None if record.status in ENDED else self._storage.read(f"{place.open}.cancel", dict[str, int])
+        if cancel is not None:
+            record.status, record.cancelling_at = "cancelling", cancel.get("cancelling_at")
+        return record
+
     def _found(self, name: str, kind: Callable[..., T], *paths: str) -> T:
         """Return the record at the first of the paths that has one."""
         for path in paths if ID.fullmatch(name) else ():
@@ -224,27 +226,20 @@ class BatchesApi:
         raise GatewayError(404, f"There is no {name[:100]!r} here.", code="not_found", param="id")
 
 
-def _file_path(owner: str, file_id: str) -> str:
-    return f"{owner}/files/{file_id}"
-
-
 def _page(
-    asked: Asked, ids: Iterable[str], read: Callable[[Asked], Any], is_shown: Callable[[Any], bool] = bool
+    query: Mapping[str, str], ids: Iterable[str], read: Callable[[str], Any], is_shown: Callable[[Any], bool] = bool
 ) -> object:
     """Return a list of records, the newest first, after that which was asked for."""
-    ids, after = sorted(ids, reverse=asked.query.get("order") != "asc"), asked.query.get("after")
-    ids = ids[ids.index(after) + 1 :] if after in ids else ids
-
-    def record_of(each: str) -> Any:
-        try:
-            return read(asked._replace(id=each))
-        except GatewayError:  # it cannot be read
-            return None
-
-    limit = asked.query.get("limit", "20")
+    ids, after, limit = sorted(ids, reverse=query.get("order") != "asc"), query.get("after"), query.get("limit", "20")
     most = min(int(limit[:4]), _MOST_LISTED) if limit.isdecimal() else 20
-    records = (record for record in map(record_of, ids) if record is not None and is_shown(record))
-    shown = list(islice(records, most + 1))
+    shown: list[Any] = []
+    for each in ids[ids.index(after) + 1 :] if after in ids else ids:
+        with contextlib.suppress(GatewayError):  # it cannot be read
+            record = read(each)
+            if is_shown(record):
+                shown.append(record)
+        if len(shown) > most:
+            break
     page = {"object": "list", "data": shown[:most], "has_more": len(shown) > most}
     return page | ({"first_id": shown[0].id, "last_id": shown[:most][-1].id} if shown[:most] else {})
 

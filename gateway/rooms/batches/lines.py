@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 
@@ -51,14 +51,6 @@ class Line:
     def must_end(self) -> bool:
         """Whether it is not given up again."""
         return self.given_up > 1
-
-
-class Checked(NamedTuple):
-    """What was found in the lines of a file."""
-
-    total: int
-    model: str  # that all of them ask for
-    problems: list[Document]  # in OpenAI's form; the first hundred
 
 
 def problem(code: str, message: str, line: int | None = None, param: str | None = None) -> Document:
@@ -129,8 +121,8 @@ def _spans(document: str) -> dict[str, slice]:
     return spans
 
 
-def check(lines: Iterable[bytes], endpoint: str, most_lines: int) -> Checked:
-    """Check all lines of a file; empty ones count as none.
+def check(lines: Iterable[bytes], endpoint: str, most_lines: int) -> tuple[int, str, list[Document]]:
+    """Check all lines of a file; return how many are not empty, the model that all ask for, and the first problems.
 
     A line that has a custom_id but whose body is no JSON, or that is too large, has its error among the answers.
 
@@ -138,8 +130,8 @@ def check(lines: Iterable[bytes], endpoint: str, most_lines: int) -> Checked:
     --------
     >>> line = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"m","prompt":"Hi"}}'
     >>> check([line], "/v1/completions", 9)
-    Checked(total=1, model='m', problems=[])
-    >>> [(each["code"], each["line"]) for each in check([line, line, b"{"], "/v1/completions", 9).problems]
+    (1, 'm', [])
+    >>> [(each["code"], each["line"]) for each in check([line, line, b"{"], "/v1/completions", 9)[2]]
     [('duplicate_custom_id', 2), ('invalid_json_line', 3)]
     """
     total, model, problems, ids = 0, "", list[Document](), set[int]()
@@ -169,7 +161,7 @@ def check(lines: Iterable[bytes], endpoint: str, most_lines: int) -> Checked:
                 break
     if not total:
         problems.append(problem("empty_file", "The file has no lines."))
-    return Checked(total, model, problems)
+    return total, model, problems
 
 
 def _problem(document: object, endpoint: str, model: str) -> Document | None:

@@ -70,8 +70,8 @@ class BatchesRoom(Room):
     def add_routes(self, app: FastAPI) -> None:
         """Add the paths of files and batches."""
         aside = self.gateway.metrics.counter("gateway_batch_objects_set_aside")
-        self._storage = Storage(self._settings.folder, self._settings.max_total_mib * 2**20)
-        self._storage.on_aside = lambda kind: aside.labels(kind).inc()
+        most_bytes = self._settings.max_total_mib * 2**20
+        self._storage = Storage(self._settings.folder, most_bytes, lambda kind: aside.labels(kind).inc())
         self._places_of = cache(lambda model: ModelPlaces(self.gateway, model, self._settings.max_in_flight))
         api.add_batches(app, self.gateway, self._settings, self._storage, self._has_news.set)
 

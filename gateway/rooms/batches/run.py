@@ -86,15 +86,15 @@ class BatchRun:
     def _check(self, most_lines: int) -> list[Document]:
         """Check all lines, before any of them runs, and return what is wrong; in a thread."""
         try:
-            found = check(self._input(), self._record.endpoint, most_lines)
-            if found.model and not found.problems and (key := self._key()) is not None:
-                self._gateway.relay.router.find(found.model, key, self._record.endpoint)
+            total, model, problems = check(self._input(), self._record.endpoint, most_lines)
+            if model and not problems and (key := self._key()) is not None:
+                self._gateway.relay.router.find(model, key, self._record.endpoint)
         except FileNotFoundError:
             return [problem("file_not_found", "The input file is gone.")]
         except GatewayError as error:
             return [problem(error.code or "", error.message, 1, error.param)]
-        self._record.model, self._record.request_counts["total"] = found.model, found.total
-        return found.problems
+        self._record.model, self._record.request_counts["total"] = model, total
+        return problems
 
     def _key(self) -> Client | None:
         return self._gateway.relay.access.keyring.with_id(self._place.owner)

@@ -49,13 +49,13 @@ class Storage:
     (['b'], [], None)
     """
 
-    def __init__(self, folder: Path, most_bytes: float = math.inf) -> None:
+    def __init__(self, folder: Path, most_bytes: float = math.inf, on_aside: Callable[[str], object] = bool) -> None:
         self._root = folder
         self._most_bytes = most_bytes
         self._bytes, self._counted_s = 0, -math.inf
         self._lock: BinaryIO | None = None
         self._aside: set[str] = set()
-        self.on_aside: Callable[[str], None] = lambda _: None  # called with the kind of each object that is set aside
+        self._on_aside = on_aside  # called with the kind of each object that is set aside
 
     def hold(self) -> bool:
         """Return whether this process has the lock of the folder, which the kernel releases when the process ends."""
@@ -137,7 +137,7 @@ class Storage:
         if path not in self._aside and len(self._aside) < _MOST_ASIDE:
             self._aside.add(path)
             log.warning("%s/%s cannot be read, and is left aside: %s", self._root, path, error)
-            self.on_aside(path.split("/")[-2])
+            self._on_aside(path.split("/")[-2])
 
     def names(self, folder: str) -> list[str]:
         """Return the names of what is in a folder, in order; nothing if there is no such folder."""
