@@ -24,7 +24,6 @@ from tests.support.paths import ROOT
 from tests.support.upstream import upstreams_in_thread
 
 PACKAGES = ("backends", "policies", "gateway", "lab")
-COPIED = (*PACKAGES, "config", "deploy", "tests", "pyproject.toml")
 
 ROOMS = {
     path.parent.name: [str(path.parent.relative_to(ROOT))] for path in sorted(ROOT.glob("gateway/rooms/*/__init__.py"))
@@ -47,10 +46,10 @@ ROOMS |= {
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the code and its tests, in which modules are compiled once for all rooms."""
+    """A copy of the project, in which modules are compiled once for all rooms."""
     folder = tmp_path_factory.mktemp("copy")
     files = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *COPIED],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         check=True,
         capture_output=True,

@@ -21,6 +21,8 @@ from gateway.routing.router import RoutedRequest, Router
 from policies.features.request import Endpoint
 from policies.policy import Decision
 
+_SHED: Final = frozenset({"gateway_full", "queue_full", "queue_timeout"})
+
 
 class Proxy(Protocol):
     """The proxy's side of an exchange; of the answer it gets errors only."""
@@ -78,8 +80,10 @@ class ProxySender(Sender):
         self._proxy.forward(upstream, ",".join(dict.fromkeys(named)), call.body, lines, engine_id)
 
     def shown(self, error: GatewayError) -> GatewayError:
-        """Return an error as the protocol has it."""
-        return as_shed(error)
+        """Return an error as the protocol has it: 429 for what is dropped under load, 503 without a replica."""
+        if error.code not in _SHED:
+            return error
+        return GatewayError(429, error.message, code=error.code, retry_after_s=error.retry_after_s)
 
     def goes_on(self, error: GatewayError) -> bool:
         """Leave an answer that is not read to the proxy, if this process stops."""
@@ -180,19 +184,3 @@ class Picked:
 
     def _open(self) -> Attempt | None:
         return self._exchange.attempt if self._exchange.is_open else None
-
-
-def as_shed(error: GatewayError) -> GatewayError:
-    """Return an error as the protocol has it: 429 for requests that are dropped under load, 503 without a replica.
-
-    Examples
-    --------
-    >>> as_shed(GatewayError(503, "The queue is full.", code="queue_full")).status
-    429
-    """
-    if error.code not in _SHED:
-        return error
-    return GatewayError(429, error.message, code=error.code, retry_after_s=error.retry_after_s)
-
-
-_SHED: Final = frozenset({"gateway_full", "queue_full", "queue_timeout"})

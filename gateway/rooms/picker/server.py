@@ -7,6 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -18,11 +19,10 @@ from starlette.types import ASGIApp
 
 from backends import background
 from backends.http.address import host_and_port
-from gateway.listening.certificate import Certificate
+from gateway.listening.certificate import PATIENCE_S, Certificate
 from gateway.rooms.picker.call import Call
 from gateway.rooms.picker.destinations import Destinations
 from gateway.rooms.picker.stream import Picking
-from gateway.rooms.picker.tls import credentials
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -94,7 +94,7 @@ class PickerServer:
         if settings is None or settings.tls is None:
             server.add_insecure_port(address)
         else:
-            server.add_secure_port(address, credentials(Certificate(settings.tls, "picker.tls")))
+            server.add_secure_port(address, _credentials(Certificate(settings.tls, "picker.tls")))
 
     async def _process(self, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         await Call(self._picking, context).serve()
@@ -126,3 +126,20 @@ class PickerServer:
             await self._health.set(
                 service, HealthCheckResponse.SERVING if is_ready else HealthCheckResponse.NOT_SERVING
             )
+
+
+def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
+    """Return the credentials of a server, which look for other files before each handshake."""
+    shown = certificate.pem
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal shown
+        if (looking := certificate.look()) is not None:
+            wait([looking], timeout=PATIENCE_S)
+        if shown is certificate.pem:
+            return None
+        shown = certificate.pem
+        return grpc.ssl_server_certificate_configuration([shown])
+
+    first = grpc.ssl_server_certificate_configuration([shown])
+    return grpc.dynamic_ssl_server_credentials(first, renewed)  # type: ignore[arg-type] # None keeps it

@@ -87,7 +87,8 @@ class Stream:
         self._size_bytes = 0
         self._has_body = False
         self._has_trailers = False
-        self.held_bytes = 0  # as `gateway.rooms.picker.unfinished.Upload`
+        self.held_bytes = 0  # of the body that is coming
+        # When that began, and when a piece of it came last, by `time.monotonic`.
         self.began_s = self.read_s = 0.0
         self._sender: ProxySender | None = None  # None until the request is complete
         self._source: Source | None = None  # what answers the request; None before and after
@@ -114,7 +115,9 @@ class Stream:
             self._has_trailers = True
             self._on_request_end()
         elif kind == "response_trailers":
-            self._on_response_trailers()
+            self._wire.send(messages.RESPONSE_TRAILERS)
+            if self.exchange is not None:
+                self.exchange.on_end()
         else:
             raise ProtocolError("a message without headers, body or trailers")
 
@@ -140,7 +143,7 @@ class Stream:
             raise ProtocolError("request headers without :method and :path")
         self._subset = messages.subset_of(message.metadata_context)
         is_last = message.request_headers.end_of_stream
-        access, by_name = self._relay.access, dict(self._headers)
+        access = self._relay.access
         try:
             if message.HasField("protocol_config"):  # by older proxies it is not told
                 modes = message.protocol_config
@@ -155,9 +158,9 @@ class Stream:
             if self._request_headers is None:
                 self._answering = background.start("own paths", self._answer_itself())
                 return
-            length = by_name.get(b"content-length", b"")
-            if length.isdigit():
-                _check_size(int(length), self._most_bytes)
+            length = dict(self._headers).get(b"content-length", b"")
+            if length.isdigit() and int(length) > self._most_bytes:
+                raise too_large(self._most_bytes)
         except GatewayError as error:
             self.refuse(error)
             return
@@ -188,10 +191,8 @@ class Stream:
         if body:  # the last piece has nothing
             self._parts.append(body)
         self._size_bytes += len(body)
-        try:
-            _check_size(self._size_bytes, self._most_bytes)
-        except GatewayError as error:
-            self.refuse(error)
+        if self._size_bytes > self._most_bytes:
+            self.refuse(too_large(self._most_bytes))
             return
         self._picking.unfinished.hold(self, len(body))
         if self.has_ended:
@@ -320,17 +321,6 @@ class Stream:
             self.exchange.on_data(body)
         if is_last:
             self.exchange.on_end()
-
-    def _on_response_trailers(self) -> None:
-        self._wire.send(messages.RESPONSE_TRAILERS)
-        if self.exchange is not None:
-            self.exchange.on_end()
-
-
-def _check_size(size_bytes: int, most_bytes: int) -> None:
-    """Raise 413 for a body above the bound."""
-    if size_bytes > most_bytes:
-        raise too_large(most_bytes)
 
 
 def _check_mode(setting: str, mode: int, *allowed: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-import secrets
 import tempfile
 import threading
 import time
@@ -55,9 +54,9 @@ class Recorder:
         self._left_bytes = 0  # out of the queue, counted by the thread only
         self._until_full = 1.0  # share of a frame or batch still missing in the queue
         self._files = TraceFiles(settings)
-        salt = _salt(settings)
-        hasher = _hasher(settings, salt)
-        quick_hasher = _hasher(settings, salt) if hasher is not None and hasher.is_quick else None
+        salted = settings.salted()
+        hasher = _hasher(salted)
+        quick_hasher = _hasher(salted) if hasher is not None and hasher.is_quick else None
         self._builder = RecordBuilder(settings.text, hasher, quick_hasher)
         self._wall_offset_s = _wall_offset_s()
         self._writer: threading.Thread | None = None
@@ -211,15 +210,12 @@ class Recorder:
             logger.error("recorder: %s (logged once a minute; gateway_recorder_records_total counts them)", message)
 
 
-def _salt(settings: RecorderSettings) -> bytes:
-    return settings.hash_salt.get_secret_value().encode() if settings.hash_salt is not None else secrets.token_bytes(32)
-
-
-def _hasher(settings: RecorderSettings, salt: bytes) -> TextHasher | None:
-    if settings.text != "hashes":
+def _hasher(settings: RecorderSettings) -> TextHasher | None:
+    salt = settings.hash_salt
+    if settings.text != "hashes" or salt is None:
         return None
     try:
-        return TextHasher(salt, settings.tokenizer)
+        return TextHasher(salt.get_secret_value().encode(), settings.tokenizer)
     except ValueError as error:
         raise UsageError(f"recorder.tokenizer: {error}") from None
 
@@ -236,7 +232,7 @@ def recorder_issue(settings: RecorderSettings) -> str:
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
-        _hasher(settings, b"")
+        _hasher(settings.salted())
     except OSError as error:
         return f"recorder.path: {settings.path}: cannot write to {folder}: {error.strerror}"
     except UsageError as error:

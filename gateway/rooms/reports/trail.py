@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from random import getrandbits
 
 from backends.backend import Backend
-from backends.http.address import Address
 from gateway.http.paths import endpoint_of
 from gateway.relay.observers import EndedExchange, Times, Traced
 from policies.features.request import RequestFeatures
@@ -90,15 +89,6 @@ class Leg:
         self.method = self.host = ""
         self.port = 0  # address of the backend; its path and 0 for a Unix socket
 
-    def fail(self, kind: str) -> None:
-        """Note why the request went to another backend then."""
-        self.failure = kind
-
-    def end(self, method: str, address: Address) -> None:
-        """Note where the backend was, and how it speculates."""
-        self.method = method
-        self.host, self.port = address.path or address.host, 0 if address.path else address.port
-
 
 class Trail(Traced):
     """The trail of one request."""
@@ -155,7 +145,7 @@ class Trail(Traced):
 
     def on_retry(self, kind: str) -> None:
         """Record why the last backend failed."""
-        self.legs[-1].fail(kind)
+        self.legs[-1].failure = kind
 
     def refuse(self, client: str, status: int, error: str, times: Times) -> None:
         """Report a request that was refused before it was routed."""
@@ -171,5 +161,6 @@ class Trail(Traced):
         for leg in self.legs:
             upstream = ended.routed.model.upstreams.get(leg.decision.backend)
             if upstream is not None:  # else it was removed meanwhile
-                leg.end(upstream.backend.said.method.value, upstream.client.address)
+                address, leg.method = upstream.client.address, upstream.backend.said.method.value
+                leg.host, leg.port = address.path or address.host, 0 if address.path else address.port
         self._report(self)

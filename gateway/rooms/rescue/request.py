@@ -114,12 +114,8 @@ def _is_known(document: Mapping[str, Any]) -> bool:
     for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
         if not isinstance(document.get(name), (int, type(None))):
             return False
-    return document.get("seed") is None or _is_greedy(document)  # else the random numbers would begin anew
-
-
-def _is_greedy(document: Mapping[str, Any]) -> bool:
-    temperature = document.get("temperature")
-    return isinstance(temperature, (int, float)) and temperature == 0
+    is_greedy = document.get("temperature") == 0
+    return document.get("seed") is None or is_greedy  # else the random numbers would begin anew
 
 
 def _has_text(messages: object) -> bool:
