@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,17 +23,22 @@ def serve_pool(
     of_command: Callable[[PoolSettings], Mapping[str, Any]] = lambda _: {},
 ) -> NoReturn:
     """Serve a pool file until a signal, and end the process; `of_command` returns sections for the command alone."""
+    overrides = {name: value for name, value in server.items() if value is not None}
+    of_file = read_pool(config)
+    run_dir = Path(tempfile.gettempdir()) / f"gateway-{secrets.token_hex(4)}"
+    metrics = run_dir / "metrics"
+    if overrides.get("workers", of_file.server.workers) > 1:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)  # prometheus_client reads it when rooms import it
     from gateway.gateway import rooms
 
-    kinds, overrides = rooms(), {name: value for name, value in server.items() if value is not None}
+    kinds = rooms()
 
-    def load() -> PoolSettings:
-        settings = read_pool(config)
+    def with_options(settings: PoolSettings) -> PoolSettings:
         changed = {"server": settings.server.model_copy(update=overrides)}
         unasked = {kind.command_section: None for kind in kinds if kind.command_section}
         return settings.model_copy(update={**changed, **unasked, **of_command(settings)})
 
-    settings = load()
+    settings = with_options(of_file)
     if any(backend.simulate for model in settings.models.values() for backend in model.backends.values()):
         require("simulator", "numba")
     if settings.telemetry.otlp is not None:
@@ -44,11 +50,9 @@ def serve_pool(
 
             Certificate(tls, f"{section}.tls")  # tells of its files now
 
-    run_dir = Path(tempfile.mkdtemp(prefix="gateway-"))
-    if settings.server.workers > 1:  # read by prometheus_client when it is imported
-        metrics = run_dir / "metrics"
+    run_dir.mkdir(mode=0o700)
+    if settings.server.workers > 1:
         metrics.mkdir()
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
     from gateway.service.run import serve
 
-    background.end_process(serve(settings, config, load, run_dir))
+    background.end_process(serve(settings, config, lambda: with_options(read_pool(config)), run_dir))
