@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 from backends import background
 from backends.backend import Backend, EngineChange
-from backends.engine_metrics import EngineMetrics
 from backends.health import (
     Alone,
     Books,
@@ -232,10 +231,6 @@ class Pool:
     def watch(self, backend: Backend) -> Watch:
         """Return what is known of a replica."""
         return self._watches[backend.model, backend.name]
-
-    def engine(self, backend: Backend) -> EngineMetrics | None:
-        """Return the last metrics page of the replica's engine; None if it has none."""
-        return backend.engine.metrics
 
     # Evidence: from the relay, from other gateway processes, and from an operator.
 

@@ -116,7 +116,7 @@ def admin_router(gateway: Gateway) -> APIRouter:
 
 
 def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
-    engine = gateway.pool.engine(backend)
+    engine = backend.engine.metrics
     load = backend.load
     return {
         "state": backend.health.state,

@@ -174,7 +174,7 @@ async def test_an_unhealthy_replica_is_down_with_a_reason(prepare: Callable[[Ups
 async def test_a_change_of_the_engine_is_reported_once() -> None:
     async with running_pool() as (pool, backend, upstream):
         pool.listen(heard := Heard())
-        await eventually(lambda: pool.engine(backend) is not None)
+        await eventually(lambda: backend.engine.metrics is not None)
         page = upstream.metrics
         for started in (b"1.0", b"7.0"):
             upstream.metrics = page + b"process_start_time_seconds " + started + b"\n"
@@ -189,7 +189,7 @@ async def test_probes_go_on_after_a_hook_that_raises(hook: str) -> None:
 
     async with running_pool() as (pool, backend, upstream):
         setattr(pool, hook, broken)
-        await eventually(lambda: pool.engine(backend) is not None)
+        await eventually(lambda: backend.engine.metrics is not None)
         page = upstream.metrics
         for started in (b"1.0", b"7.0"):
             upstream.metrics = page + b"process_start_time_seconds " + started + b"\n"
@@ -201,7 +201,7 @@ async def test_probes_go_on_after_a_hook_that_raises(hook: str) -> None:
 
 
 def _engine(pool: Pool, backend: Backend) -> EngineMetrics:
-    engine = pool.engine(backend)
+    engine = backend.engine.metrics
     assert engine is not None
     return engine
 

@@ -71,7 +71,7 @@ class AdviceRoom(Room):
 
     def _of_backend(self, backend: Backend, contexts: Mapping[float, float]) -> BackendEvidence:
         settings = self.gateway.settings.models[backend.model].backends.get(backend.name)  # None if it was discovered
-        engine, flags = self.gateway.pool.engine(backend), None
+        engine, flags = backend.engine.metrics, None
         if settings is not None and settings.serve is not None:
             flags = tuple(settings.serve.flags)
         said, limit = backend.said, backend.drafter_limit

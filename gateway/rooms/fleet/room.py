@@ -122,7 +122,7 @@ class FleetRoom(Room):
 
     async def _count(self, name: str, fleet: ModelFleet, totals: Mapping[str, float]) -> None:
         """Add the last minute of a model, and work out what it needs."""
-        engines = [one for each in self.gateway.pool.of(name) if (one := self.gateway.pool.engine(each)) is not None]
+        engines = [one for each in self.gateway.pool.of(name) if (one := each.engine.metrics) is not None]
         tokens = float(sum(each.generation_tokens for each in engines))
         fleet.count(Minute(**totals, engine_tokens=tokens))
         learned = learned_of(self.gateway.models[name].policy)

@@ -99,7 +99,7 @@ async def test_a_load_that_cannot_be_fails_no_request(
     async with start_gateway({"a": "baseline", "b": "ngram"}, {"name": policy}) as running:
         running.upstreams["a"].metrics = lie
         what = {"num_requests_waiting": "waiting", "num_requests_running": "running"}.get(field, "kv_usage")
-        await running.until(lambda: running.gateway.pool.engine(running.backend("a")) is not None)
+        await running.until(lambda: running.backend("a").engine.metrics is not None)
         while not await counted(running, what):
             assert (await running.chat()).status_code == 200
         for _ in range(20):

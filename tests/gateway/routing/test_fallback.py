@@ -159,7 +159,7 @@ async def test_every_hook_may_raise_and_a_reload_is_made_as_a_whole(gateway_of: 
 
 
 def _started_s(running: Running, name: str) -> float | None:
-    engine = running.gateway.pool.engine(running.backend(name))
+    engine = running.backend(name).engine.metrics
     return None if engine is None else engine.started_s
 
 

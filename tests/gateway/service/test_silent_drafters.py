@@ -59,7 +59,7 @@ async def test_a_silent_drafter_is_shown_until_its_engine_restarts(policy: dict[
 
 
 def _started_s(running: Running) -> float:
-    engine = running.gateway.pool.engine(running.backend("b"))
+    engine = running.backend("b").engine.metrics
     assert engine is not None
     return engine.started_s
 
