@@ -62,7 +62,6 @@ class Gateway:
     peers: Peers  # the other processes that serve the pool, as known to this one
     peer_exchange: PeerExchange  # exchanges reports with them
     policy_versions: dict[str, PolicyVersions]  # rules and pins of each model with a learned policy
-    is_started: bool = False  # whether its periodic tasks run
     # Of what was taken out of use: each frees what that held, and returns whether the requests of then have ended.
     leaving: list[Callable[[], bool]] = field(default_factory=list)
     # Reads the pool file again, or tells what that would change; None if this process was not started with one.

@@ -236,7 +236,6 @@ class _Tasks:
 
 async def _start(gateway: Gateway, count_failure: Callable[[str], None]) -> None:
     """Start everything that the first request needs."""
-    gateway.is_started = True
     background.on_failure.append(count_failure)
     for room in gateway.rooms:
         room.start()

@@ -102,21 +102,19 @@ def successor(gateway: Gateway, settings: PoolSettings, backends: Sequence[Backe
     A replica that stays keeps its object, its connections, and what is known of it; a model its policy, with what that
     has learned, and its counts; a queue what waits in it. Nothing of the running gateway is changed here.
     """
-    relay, running = gateway.relay, gateway.models
+    relay = gateway.relay
     access, admin_access = _access(settings, admin_digest, [type(room) for room in gateway.rooms])
     present = [_kept(each, gateway.pool) for each in backends]
-    has_same_connections = _of_connections(gateway.settings) == _of_connections(settings)
+    connected: dict[int, Upstream] = {}  # by the id of the object of the replica
+    if _of_connections(gateway.settings) == _of_connections(settings):
+        connected = {id(each.backend): each for model in gateway.models.values() for each in model.upstreams.values()}
     models: dict[str, Model] = {}
     for name, of_model in settings.models.items():
-        before = running.get(name)
-        upstreams = {}
-        for each in present:
-            if each.model == name:
-                known = before.upstreams.get(each.name) if before is not None and has_same_connections else None
-                is_known = known is not None and known.backend is each
-                upstreams[each.name] = (
-                    known if known is not None and is_known else _upstream(each, settings, relay.metrics, relay.writes)
-                )
+        before, members = gateway.models.get(name), [each for each in present if each.model == name]
+        upstreams = {
+            each.name: connected.get(id(each)) or _upstream(each, settings, relay.metrics, relay.writes)
+            for each in members
+        }
         if before is None:
             policy, temperature = build(of_model.policy.name, of_model.policy.settings), assumed_temperature(of_model)
         else:
@@ -257,18 +255,20 @@ def _slo_of(slo: SloSettings | None) -> Slo:
 
 
 def _client_of(key: KeySettings, settings: PoolSettings) -> Client:
+    slo_ttft_s, slo_tpot_s = _slo_of(settings.slo_classes.get(key.slo_class or "", key.slo))
     return Client(
-        key.name,
-        None if key.models is None and key.adapters is None else frozenset(key.models or ()),
-        key.may_override,
-        key.requests_per_minute,
-        key.tokens_per_minute,
-        key.max_in_flight,
-        *_slo_of(settings.slo_classes.get(key.slo_class or "", key.slo)),
-        key.slo_class or "",
-        key.admin,
-        key.priority,
-        key.weight,
-        (key.tenant_header or "").encode(),
-        None if key.adapters is None else frozenset(key.adapters),
+        name=key.name,
+        models=None if key.models is None and key.adapters is None else frozenset(key.models or ()),
+        adapters=None if key.adapters is None else frozenset(key.adapters),
+        may_override=key.may_override,
+        admin=key.admin,
+        requests_per_minute=key.requests_per_minute,
+        tokens_per_minute=key.tokens_per_minute,
+        max_in_flight=key.max_in_flight,
+        slo_ttft_s=slo_ttft_s,
+        slo_tpot_s=slo_tpot_s,
+        slo_class=key.slo_class or "",
+        priority=key.priority,
+        weight=key.weight,
+        tenant_header=(key.tenant_header or "").encode(),
     )
