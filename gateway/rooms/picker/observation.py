@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from gateway.rooms.picker.exchange import Picked
 from gateway.rooms.picker.ext_proc_pb2 import ProcessingRequest
 from gateway.rooms.picker.messages import REQUEST, text_of
-from gateway.rooms.picker.stream import Picking, Stream
+from gateway.rooms.picker.stream import Picking
 
 
 class Observation:
@@ -12,7 +13,7 @@ class Observation:
 
     def __init__(self, picking: Picking) -> None:
         self._picking = picking
-        self._stream: Stream | None = None
+        self._exchange: Picked | None = None
         self.has_ended = False  # whether nothing more needs to be shown
 
     def handle(self, message: ProcessingRequest) -> None:
@@ -20,26 +21,24 @@ class Observation:
         kind = message.WhichOneof("request")
         if kind == "response_headers":
             self._begin(message)
-        elif self._stream is None or self._stream.exchange is None:
+        elif self._exchange is None or kind == "response_trailers":
             self.has_ended = True
         elif kind == "response_body":
-            self._stream.exchange.on_data(message.response_body.body)
+            self._exchange.on_data(message.response_body.body)
             self.has_ended = message.response_body.end_of_stream
-        elif kind == "response_trailers":
-            self.has_ended = True
-        if self.has_ended and self._stream is not None and self._stream.exchange is not None:
-            self._stream.exchange.on_end()
+        if self.has_ended and self._exchange is not None:
+            self._exchange.on_end()
 
     def _begin(self, message: ProcessingRequest) -> None:
         stream = self._picking.streams.get(text_of(message.metadata_context, REQUEST))
         if stream is None or stream.exchange is None or not stream.exchange.needs_answer():
             self.has_ended = True  # perhaps another process knows the request
             return
-        self._stream, stream.is_observed = stream, True
+        self._exchange, stream.is_observed = stream.exchange, True
         stream.on_answer_begun(message, is_read=True)
         self.has_ended = message.response_headers.end_of_stream
 
     def close(self) -> None:
         """Handle the end of the stream: that of the answer, or because it was cut off."""
-        if self._stream is not None and self._stream.exchange is not None:
-            self._stream.exchange.client_gone()
+        if self._exchange is not None:
+            self._exchange.client_gone()

@@ -47,11 +47,14 @@ class Publisher:
         self._socket.close(linger=0)
 
 
-@pytest.fixture
-def engine() -> Iterator[Publisher]:
-    publisher = Publisher()
-    yield publisher
-    publisher.close()
+def publisher() -> Iterator[Publisher]:
+    published = Publisher()
+    yield published
+    published.close()
+
+
+engine, other = (pytest.fixture(publisher, name=name) for name in ("engine", "other"))
+BOTH = {"a": "baseline", "b": "baseline"}
 
 
 async def answer(wire: Wire) -> None:
@@ -141,45 +144,35 @@ ATTACKS = {
 
 @pytest.mark.parametrize("frames", ATTACKS.values(), ids=ATTACKS.keys())
 async def test_what_one_engine_sends_delays_the_events_of_no_other(
-    frames: list[bytes], gateway_of: Start, engine: Publisher
+    frames: list[bytes], gateway_of: Start, engine: Publisher, other: Publisher
 ) -> None:
-    other = Publisher()
-    try:
-        endpoints = {"a": engine.endpoint, "b": other.endpoint}
-        async with gateway_of({"a": "baseline", "b": "baseline"}, LEARNED, kv_events=endpoints) as running:
-            await until_heard(running, engine, "a")
-            await until_heard(running, other, "b")
-            longest_s = 0.0
-            for _ in range(10):
-                for _ in range(20):
-                    engine.send(frames)
-                began_s = time.monotonic()
-                other.tell(stored(other.number))
-                await running.until(lambda: _cache(running, "b")._number == other.number - 1)
-                longest_s = max(longest_s, time.monotonic() - began_s)
-            assert _cache(running, "b").is_known
-            assert longest_s < 2.0, "they were late by up to 30 s"
-    finally:
-        other.close()
+    async with gateway_of(BOTH, LEARNED, kv_events={"a": engine.endpoint, "b": other.endpoint}) as running:
+        await until_heard(running, engine, "a")
+        await until_heard(running, other, "b")
+        longest_s = 0.0
+        for _ in range(10):
+            for _ in range(20):
+                engine.send(frames)
+            began_s = time.monotonic()
+            other.tell(stored(other.number))
+            await running.until(lambda: _cache(running, "b")._number == other.number - 1)
+            longest_s = max(longest_s, time.monotonic() - began_s)
+        assert _cache(running, "b").is_known
+        assert longest_s < 2.0, "they were late by up to 30 s"
 
 
 async def test_engines_together_have_a_bounded_number_of_blocks(
-    gateway_of: Start, engine: Publisher, monkeypatch: pytest.MonkeyPatch
+    gateway_of: Start, engine: Publisher, other: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "_MOST_BLOCKS", 100)
-    other = Publisher()
-    try:
-        endpoints = {"a": engine.endpoint, "b": other.endpoint}
-        async with gateway_of({"a": "baseline", "b": "baseline"}, LEARNED, kv_events=endpoints) as running:
-            await until_heard(running, engine, "a")
-            await until_heard(running, other, "b")
-            other.tell(stored(*range(1000, 1030)))
-            engine.tell(stored(*range(90)))
-            await running.until(lambda: not _cache(running, "a").is_known)
-            assert (len(_cache(running, "a")), len(_cache(running, "b"))) == (0, len(_cache(running, "b")))
-            assert _cache(running, "b").is_known, "the one with most of them is not followed"
-    finally:
-        other.close()
+    async with gateway_of(BOTH, LEARNED, kv_events={"a": engine.endpoint, "b": other.endpoint}) as running:
+        await until_heard(running, engine, "a")
+        await until_heard(running, other, "b")
+        other.tell(stored(*range(1000, 1030)))
+        engine.tell(stored(*range(90)))
+        await running.until(lambda: not _cache(running, "a").is_known)
+        assert len(_cache(running, "a")) == 0
+        assert _cache(running, "b").is_known, "the one with most of them is not followed"
 
 
 async def test_an_engine_whose_events_are_no_longer_read_is_expected_by_what_was_sent_there(

@@ -380,21 +380,14 @@ def test_old_files_are_removed_unless_they_are_being_written(tmp_path: Path) -> 
     assert [path.name[9:13] for path in tmp_path.glob("requests-*")] == ["2096"]
 
 
-def test_workers_share_a_generated_salt(tmp_path: Path) -> None:
-    unsalted = settings(tmp_path, text="hashes")
-    salted, again = unsalted.salted(), unsalted.salted()
-    assert salted.hash_salt is not None
-    assert salted.hash_salt != again.hash_salt
-    assert salted.salted() is salted
-
-
 def test_it_joins_where_it_is_asked_for_with_a_salt_that_is_drawn_once(tmp_path: Path) -> None:
     off = PoolSettings.model_validate({"models": {MODEL: {"backends": {"b": {"url": "http://b", "method": "suffix"}}}}})
     on = off.model_copy(update={"recorder": settings(tmp_path, text="hashes")})
     assert RecorderRoom.drawn(off) == {}
-    drawn = on.model_copy(update=RecorderRoom.drawn(on))
+    drawn, again = (on.model_copy(update=RecorderRoom.drawn(on)) for _ in range(2))
     assert drawn.recorder is not None
     assert drawn.recorder.hash_salt is not None
+    assert drawn.recorder != again.recorder
     assert RecorderRoom.drawn(drawn)["recorder"] is drawn.recorder
     joined = [[type(room) for room in assemble(pool, [], b"").rooms] for pool in (off, drawn)]
     assert [RecorderRoom in kinds for kinds in joined] == [False, True]

@@ -6,19 +6,10 @@ import pytest
 
 from gateway.relay.observers import EndedExchange
 from gateway.rooms.recorder.document import RequestNotes
-from gateway.routing.access import NO_ROUTING_HEADERS, RoutingHeaders
 from gateway.routing.router import RoutedRequest
 from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
-
-
-def test_headers_become_features_in_seconds() -> None:
-    given = RoutingHeaders.read({b"x-slo-ttft-ms": b"1e3", b"x-slo-tpot-ms": b"12.5"})
-    assert (given.slo_ttft_s, given.slo_tpot_s) == (1.0, pytest.approx(0.0125))
-    only_one = RoutingHeaders.read({b"x-slo-ttft-ms": b"250"})
-    assert (only_one.slo_ttft_s, only_one.slo_tpot_s) == (0.25, None)
-    assert RoutingHeaders.read({b"x-other": b"1"}) is NO_ROUTING_HEADERS
 
 
 @pytest.mark.slow
