@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.routing.ground import REPORTED, read
-from benchmarks.routing.sessions import records_of, table_of
+from benchmarks.routing.sessions import short, table_of
 from lab.simulation.request import ReplayRequest, replay_request
 from lab.simulation.table import RequestTable
 from lab.trace.read import read_trace
@@ -91,13 +91,13 @@ def _azure(data: Path | None) -> dict[str, list[ReplayRequest]]:
 
 def _mooncake(data: Path | None) -> dict[str, list[ReplayRequest]]:
     assert data is not None
-    records = records_of("mooncake", data, data / "mooncake/synthetic_trace.jsonl.gz", tune=False)
-    return {"chat": [replay_request(one, 0.0, 0.0) for one in records]}
+    records = short(data / "mooncake/synthetic_trace.jsonl.gz")
+    return {"chat": [replay_request(one, 0.0, 0.0) for one in records[len(records) // 2 :]]}
 
 
 def _agents(data: Path | None) -> dict[str, Any]:
     assert data is not None
-    return {"code": table_of("agents", data / "agent_sessions", None, tune=False)}
+    return {"code": table_of(data / "agent_sessions", tune=False)}
 
 
 def _recorded(data: Path | None) -> dict[str, list[ReplayRequest]]:

@@ -1,4 +1,4 @@
-"""Compare policies: `python -m benchmarks.routing FOLDER [--azure TRACE.csv.gz] [--seeds N] [--json F]`.
+"""Compare policies: `python -m benchmarks.routing FOLDER [--azure TRACE.csv.gz] [--seeds N]`.
 
 FOLDER holds the recordings of SpecDecode-Bench (`combined_*.jsonl.gz`, arXiv 2601.11580; Llama-3.1-8B, greedy), which
 are not part of the project. Simulated replicas play the recorded steps of each request: n-gram and suffix drafting are
@@ -16,8 +16,6 @@ that run; "SLO kept" is the share of them that meet it.
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
@@ -46,16 +44,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--pool", action="append", choices=list(POOLS), help="only this pool; may be repeated")
     parser.add_argument("--tune", action="store_true", help="report the half of the requests that is for development")
-    parser.add_argument("--json", type=Path, help="file to write all figures to")
     arguments = parser.parse_args()
     tasks = tasks_of(arguments.seeds, azure=arguments.azure is not None)
     tasks = [task for task in tasks if not arguments.pool or task.pool in arguments.pool]
     with all_cores(OnGround(play, arguments.folder, arguments.azure, arguments.tune), label="playing") as run_all:
-        results = dict(zip(tasks, run_all(tasks), strict=True))
-    report(results)
-    if arguments.json is not None:
-        rows = [{**asdict(task), **figures} for task, figures in results.items()]
-        arguments.json.write_text(json.dumps(rows), encoding="utf-8")
+        report(dict(zip(tasks, run_all(tasks), strict=True)))
 
 
 if __name__ == "__main__":

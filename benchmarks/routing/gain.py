@@ -20,7 +20,6 @@ from typing import Final
 from backends.backend import Candidate
 from benchmarks.routing.ground import Ground, OnGround, Task, bare, capacity, drawn, pool_of, timed
 from benchmarks.routing.learning import Learning, learning_of, teach
-from benchmarks.routing.peers import Greedy
 from lab.parallel import all_cores
 from lab.simulation.request import ReplayRequest
 from lab.simulation.simulate import replay
@@ -85,9 +84,8 @@ class Cell:
 
 def make(ground: Ground, cell: Cell, seed: int, guardrail: GuardrailSettings, now_s: float = 0.0) -> Policy:
     """Return a new policy, with a guardrail if that has a share; what is trained is so at `now_s`."""
-    if cell.policy in ("learned", "greedy"):
-        settings = LearnedSettings(seed=seed, guardrail=guardrail)
-        learned = Learned(settings) if cell.policy == "learned" else Greedy(settings)
+    if cell.policy == "learned":
+        learned = Learned(LearnedSettings(seed=seed, guardrail=guardrail))
         teach(learned, trained(ground, cell.pool), now_s)
         return learned
     if cell.policy == "thresholds":
@@ -218,10 +216,6 @@ CELLS: dict[str, Sequence[Cell]] = {
         Cell("b/n/s/e", "even", 0.5, "learned", runs=14),
         Cell("2s/2e", "even", 0.5, "learned", runs=14),
         Cell("mixture of experts", "even", 0.9, "learned", block_s=96, runs=8),
-    ],
-    "greedy": [
-        Cell("b/n/s/e", "even", 0.5, "greedy", blocks=36, runs=8, tolerance=0.0),
-        Cell("70B", "even", 0.5, "greedy", block_s=48, blocks=36, runs=8, tolerance=0.02),
     ],
     "default": [Cell("b/n/s/e", "even", 10, "careless", 0.25, 0.02, 60, 240, 20, 0.02)],
     "trial": [Cell("b/n/s/e", "even", 10, "careless", 0.25, 0.5, 60, 60, 40, 0.02)],

@@ -1,4 +1,4 @@
-"""Short requests beside long ones: `python -m benchmarks.routing.limits FOLDER [--runs N] [--json FILE]`.
+"""Short requests beside long ones: `python -m benchmarks.routing.limits FOLDER [--runs N]`.
 
 FOLDER is that of `benchmarks.routing`. Chat requests, of which a share is replaced by prompts of 3,000 to 8,000 tokens,
 on pools whose EAGLE-3 heads have a limit of 2,048 tokens: one request beyond it makes the drafts of its whole batch
@@ -10,19 +10,23 @@ interval of the first, by Student's t.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
-import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from random import Random
+from typing import NamedTuple
 
 import numpy as np
 
+from backends.drafter_limit import DrafterLimit
+from backends.speculation import Method
+from benchmarks.routing.ground import WARMUP, Ground, capacity, ground_of, pool_of
 from benchmarks.routing.runs import of_runs
-from benchmarks.routing.scenes import SHORT, Run, Stage
+from lab.simulation.replica_spec import ReplicaSpec
+from lab.simulation.request import ReplayRequest
 from lab.simulation.simulate import replay
 from policies.balancing.least_loaded import LeastLoaded
 from policies.balancing.lmetric import LMetric
@@ -35,6 +39,13 @@ from policies.rules.policy import Thresholds, ThresholdSettings
 POOLS = ("4 EAGLE-3", "2s/2e", "b/n/s/e")
 SHARES = (0.005, 0.01, 0.02, 0.05)
 LOADS = (0.25, 0.5, 0.75)
+
+
+LIMIT = DrafterLimit(2048)
+"""Of EAGLE-3's head."""
+SHORT, LONG = 700, (3000, 8000)
+"""Longest prompt of a short request, and bounds of the prompts of a long one: their logarithms are uniform."""
+REQUESTS = 4000
 
 
 class Unknowing(LeastLoaded):
@@ -52,9 +63,38 @@ MAKERS: dict[str, Callable[[int], Policy]] = {
 }
 
 
+class Run(NamedTuple):
+    """Requests on replicas, of which the first do not count."""
+
+    specs: list[ReplicaSpec]
+    requests: list[ReplayRequest]
+    seed: int
+
+
+def beside_long(ground: Ground, pool: str, share: float, load: float, seed: int) -> Run:
+    """Return short chat requests of which a share is replaced by long ones, on replicas whose heads have a limit.
+
+    A long one has an answer of the recordings, but no text: its acceptance is drawn.
+    """
+    rng, chosen = Random(seed), []
+    chat = [one for one in ground.requests["chat"] if one.prompt_tokens <= SHORT]
+    for _ in range(WARMUP + REQUESTS):
+        one = rng.choice(chat)
+        if rng.random() < share:
+            tokens = round(math.exp(rng.uniform(*map(math.log, LONG))))
+            features = replace(one.features, prompt_tokens=tokens)
+            one = replace(one, features=features, prompt_tokens=tokens, acceptance={}, text=None, _scripts={})
+        chosen.append(one)
+    gaps = np.random.default_rng(seed).exponential(1.0, len(chosen))
+    at_s = np.cumsum(gaps / load) / capacity(ground, pool, "chat")
+    requests = [replace(one, arrived_s=at) for one, at in zip(chosen, at_s.tolist(), strict=True)]
+    limits = {Method.EAGLE3: LIMIT}
+    return Run([replace(one, drafter_limit=limits.get(one.method)) for one in pool_of(pool)], requests, seed)
+
+
 def figures(run: Run, policy: Policy) -> list[float]:
     """Return the mean and 99th percentile of the short requests, and the mean of the long ones, in seconds."""
-    played = replay(run.specs, run.requests, policy, seed=run.seed, warmup=run.warmup)
+    played = replay(run.specs, run.requests, policy, seed=run.seed, warmup=WARMUP)
     is_short = np.array([run.requests[number].prompt_tokens <= SHORT for number in played.number])
     short, long = played.e2e_s[is_short], played.e2e_s[~is_short]
     return [float(short.mean()), float(np.percentile(short, 99)), float(long.mean()) if len(long) else math.nan]
@@ -68,34 +108,24 @@ def main() -> None:
     parser.add_argument("--pool", action="append", choices=POOLS, help="only this pool; may be repeated")
     parser.add_argument("--share", action="append", type=float, help="only this share of long requests")
     parser.add_argument("--load", action="append", type=float, help="only this load")
-    parser.add_argument("--policy", action="append", choices=list(MAKERS), help="only this policy and the reference")
-    parser.add_argument("--json", type=Path, help="file to write all figures to")
     given = parser.parse_args()
     logging.disable(logging.WARNING)
-    names = [name for name in MAKERS if name != "unknowing" and name in (given.policy or MAKERS)]
-    print("| pool | long | load | " + " | ".join(names) + " |")
-    print("|---" * (3 + len(names)) + "|")
-    rows = []
-    with ExitStack() as files:
-        stage = Stage.of(given.folder, None, files)
-        for pool, share, load in product(given.pool or POOLS, given.share or SHARES, given.load or LOADS):
-            seconds: dict[str, list[list[float]]] = {name: [] for name in ("unknowing", *names)}
-            for number in range(given.runs):
-                run = stage.beside_long(pool, share, load, number)
-                for name, each in seconds.items():
-                    each.append(figures(run, MAKERS[name](number)))
-            rows.append({"pool": pool, "share": share, "load": load, **seconds})
-            reference = np.array(seconds["unknowing"])
-            cells = []
-            for name in names:
-                ratios = np.array(seconds[name]) / reference
-                short, tail, long = np.exp(np.log(ratios).mean(axis=0))
-                _, half = of_runs(ratios[:, 0].tolist())
-                cells.append(f"{short:.2f} {tail:.2f} {long:.2f} ±{half:.2f}")
-            print(f"| {pool} | {share:.1%} | {load:.0%} | {' | '.join(cells)} |", flush=True)
-            print(f"\r{len(rows)}", end="", file=sys.stderr, flush=True)
-    if given.json is not None:
-        given.json.write_text(json.dumps(rows), encoding="utf-8")
+    names = [name for name in MAKERS if name != "unknowing"]
+    print("| pool | long | load | " + " | ".join(names) + " |\n" + "|---" * (3 + len(names)) + "|")
+    ground = ground_of(given.folder, None, False)
+    for pool, share, load in product(given.pool or POOLS, given.share or SHARES, given.load or LOADS):
+        seconds: dict[str, list[list[float]]] = {name: [] for name in MAKERS}
+        for seed in range(given.runs):
+            run = beside_long(ground, pool, share, load, seed)
+            for name, each in seconds.items():
+                each.append(figures(run, MAKERS[name](seed)))
+        cells = []
+        for name in names:
+            ratios = np.array(seconds[name]) / np.array(seconds["unknowing"])
+            short, tail, long = np.exp(np.log(ratios).mean(axis=0))
+            _, half = of_runs(ratios[:, 0].tolist())
+            cells.append(f"{short:.2f} {tail:.2f} {long:.2f} ±{half:.2f}")
+        print(f"| {pool} | {share:.1%} | {load:.0%} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

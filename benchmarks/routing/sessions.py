@@ -1,13 +1,8 @@
-"""Routing to warm prefix caches: `python -m benchmarks.routing.sessions AGENTS [--mooncake TRACE] [--seeds N]`.
+"""Routing to warm prefix caches: `python -m benchmarks.routing.sessions AGENTS [--seeds N]`.
 
-AGENTS is a folder of sessions of coding agents (kv-cache-tester), played in a closed loop: the next request comes its
-think time after the last answer. A Mooncake trace is played by its times. Neither is part of the project. Requests
-beyond the target's context (131,072 tokens) are left out. One part of the sessions (`draw`) and the second half of the
-trace are reported, with `--tune` the others.
-
-With `--gateways N` each request goes through one of N gateways, which tell each other where they send prompts; with
-`--kv SHARE` the engines have that share of their KV cache, and so evict more; with `--restart` each engine is drained
-and restarts once, one after another. `events` is `learned` that hears what the engines evict.
+AGENTS is a folder of sessions of coding agents (kv-cache-tester, not part of the project), played in a closed loop: the
+next request comes its think time after the last answer. Requests beyond the target's context (131,072 tokens) are left
+out. One part of the sessions (`draw`) is reported, with `--tune` the other.
 
 Loads are requests per second that arrive if answers take no longer than recorded. The first fifth of the requests are
 warm-up. Cells are mean times to finish over that of the best of `least_loaded`, prefix affinity alone and `lmetric`,
@@ -17,28 +12,20 @@ with the 95% interval over seeds for `learned`.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from itertools import product
-from math import inf
 from pathlib import Path
-from random import Random
 from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
 from backends.backend import Candidate
-from backends.calibration.load import load_calibration
-from backends.calibration.parameters import EngineParameters
-from benchmarks.routing.gateways import Gateways
 from benchmarks.routing.ground import POOLS, REPORTED, TUNING, bare
 from benchmarks.routing.runs import of_runs
 from lab.parallel import all_cores
-from lab.replay.pace import arrivals
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.simulate import replay
 from lab.simulation.table import RequestTable, request_table
@@ -51,15 +38,14 @@ from policies.load_policy import LoadSettings
 from policies.policy import Policy
 
 CONTEXT = 131_072
-_H100 = "llama-3.1-8b-h100"
-_B, _N, _S, _E = POOLS["b/n/s/e"][1]
+_H100, (_B, _N, _S, _E) = POOLS["b/n/s/e"]
 MEMBERS = {"4e": (_E,) * 4, "4s": (_S,) * 4, "4b": (_B,) * 4, "b/n/s/e": (_B, _N, _S, _E), "2s/2e": (_S, _S, _E, _E)}
-TRAFFIC = ("agents", "mooncake")
 LOADS = (0.5, 2.0, 4.0)
 MOST = 1.02
 """Ratio above which a cell is listed."""
 COPIES = 10
 BASELINES = ("least_loaded", "affinity", "lmetric")
+POLICIES = (*BASELINES, "learned")
 
 
 class Affinity(LMetric):
@@ -74,55 +60,27 @@ class Affinity(LMetric):
 class Task(NamedTuple):
     """One run of arrivals, played with every policy; `load` in requests per second."""
 
-    traffic: str
     pool: str
     load: float
     seed: int
 
 
-class World(NamedTuple):
-    """What is beside the replicas."""
-
-    gateways: int
-    kv: float  # share of the KV cache that the engines have
-    restart: bool
+Figures = dict[str, tuple[float, float]]
+"""Mean seconds to finish, and to the first token, by policy."""
 
 
-POLICIES = (*BASELINES, "learned", "events")
-
-
-def short(records: Sequence[TraceRecord]) -> list[TraceRecord]:
-    """Return the requests that fit into the context."""
-    return [one for one in records if one.prompt_tokens + (one.output_tokens or 0) <= CONTEXT]
-
-
-def records_of(traffic: str, folder: Path, mooncake: Path | None, *, tune: bool) -> list[TraceRecord]:
-    """Return one half of the requests."""
-    if traffic == "mooncake":
-        assert mooncake is not None
-        records = short(list(read_trace([mooncake])))
-        half = len(records) // 2
-        return records[:half] if tune else records[half:]
-    part = TUNING if tune else REPORTED
-    paths = [path for path in sorted(folder.glob("*.json.gz")) if draw(path.name) % 2 == part]
-    return [one for path in paths for one in short(list(read_trace([path])))]
-
-
-def arrived(table: RequestTable, task: Task) -> RequestTable:
-    """Return the requests of a task with their times."""
-    if task.traffic == "agents":
-        return table.in_sessions(task.load, 1.0, COPIES, task.seed)
-    count = len(table) // 2
-    start = Random(task.seed).randrange(len(table) - count)
-    window = table[start : start + count]
-    return window.paced(arrivals(window.arrived_at, task.load, 1.0, task.seed))
+def short(path: Path) -> list[TraceRecord]:
+    """Return the requests of a trace that fit into the context."""
+    return [one for one in read_trace([path]) if one.prompt_tokens + (one.output_tokens or 0) <= CONTEXT]
 
 
 @cache
-def table_of(traffic: str, folder: Path, mooncake: Path | None, tune: bool) -> RequestTable:
-    """Return one half of the requests, which each process reads once."""
+def table_of(folder: Path, tune: bool) -> RequestTable:
+    """Return one half of the sessions, which each process reads once."""
     logging.disable(logging.WARNING)
-    return _files.enter_context(request_table(records_of(traffic, folder, mooncake, tune=tune), 0.0))
+    part = TUNING if tune else REPORTED
+    paths = [path for path in sorted(folder.glob("*.json.gz")) if draw(path.name) % 2 == part]
+    return _files.enter_context(request_table([one for path in paths for one in short(path)], 0.0))
 
 
 _files = ExitStack()  # of the tables
@@ -130,109 +88,58 @@ _files = ExitStack()  # of the tables
 
 def policy_of(name: str, seed: int) -> Policy:
     """Return a new policy."""
-    return (
-        Affinity(LoadSettings(seed=seed)) if name == "affinity" else bare("learned" if name == "events" else name, seed)
-    )
+    return Affinity(LoadSettings(seed=seed)) if name == "affinity" else bare(name, seed)
 
 
-def play(
-    folder: Path, mooncake: Path | None, tune: bool, world: World, names: Sequence[str], task: Task
-) -> dict[str, dict[str, float]]:
+def play(folder: Path, tune: bool, task: Task) -> Figures:
     """Return the figures of each policy."""
-    members = MEMBERS[task.pool]
-    calibration = load_calibration(_H100)
-    pool = [
-        ReplicaSpec(
-            f"{one.value}-{number}",
-            one,
-            config,
-            _H100,
-            kv_blocks=int(world.kv * EngineParameters.of(calibration, one, config).kv_blocks),
-        )
-        for number, (one, config) in enumerate(members)
-    ]
-    requests = arrived(table_of(task.traffic, folder, mooncake, tune), task)
+    pool = [ReplicaSpec(f"{one.value}-{n}", one, config, _H100) for n, (one, config) in enumerate(MEMBERS[task.pool])]
+    requests = table_of(folder, tune).in_sessions(task.load, 1.0, COPIES, task.seed)
     figures = {}
-    for name in names:
-        began_s = time.process_time()
-        policy = Gateways(
-            [policy_of(name, task.seed + number) for number in range(world.gateways)],
-            task.seed,
-            events=name == "events",
-            restart_every=len(requests) // (len(pool) + 1) if world.restart else 0,
-        )
+    for name in POLICIES:
+        policy = policy_of(name, task.seed)
         played = replay(pool, requests, policy, seed=task.seed, warmup=len(requests) // 5)
-        figures[name] = {
-            "mean": float(played.e2e_s.mean()),
-            "ttft": float(played.ttft_s.mean()),
-            "errors": played.errors,
-            "cpu_s": time.process_time() - began_s,
-        }
+        figures[name] = float(played.e2e_s.mean()), float(played.ttft_s.mean())
     return figures
 
 
-def report(results: dict[Task, dict[str, dict[str, float]]]) -> None:
+def report(results: dict[Task, Figures]) -> None:
     """Print a row for each cell, and the means over cells."""
-    names = list(next(iter(results.values())))
-    bars = [name for name in BASELINES if name in names]
-    heads = ["traffic", "pool", "load/s", "best, s", *names, "±", *(f"TTFT {name}, s" for name in names)]
-    print("|", " | ".join(heads), "|")
-    print("|" + "---|" * len(heads))
+    heads = ["pool", "load/s", "best, s", *POLICIES, "±", *(f"TTFT {name}, s" for name in POLICIES)]
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     above: list[str] = []
-    ratios: dict[str, list[float]] = {name: [] for name in names}
-    for cell in dict.fromkeys((task.traffic, task.pool, task.load) for task in results):
-        runs = [figures for task, figures in results.items() if task[:3] == cell]
-        means = {name: fmean(run[name]["mean"] for run in runs) for name in names}
-        best_s = min((means[name] for name in bars), default=means[names[0]])
-        for name in names:
+    ratios: dict[str, list[float]] = {name: [] for name in POLICIES}
+    for pool, load in dict.fromkeys((task.pool, task.load) for task in results):
+        runs = [figures for task, figures in results.items() if task[:2] == (pool, load)]
+        means = {name: fmean(run[name][0] for run in runs) for name in POLICIES}
+        best_s = min(means[name] for name in BASELINES)
+        for name in POLICIES:
             ratios[name].append(means[name] / best_s)
-        cells = [f"{means[name] / best_s:.3f}" for name in names]
-        ttfts = [f"{fmean(run[name]['ttft'] for run in runs):.2f}" for name in names]
-        _, half = of_runs([run[names[-1]]["mean"] / min(run[name]["mean"] for name in bars or names) for run in runs])
-        print(
-            "|",
-            " | ".join([*map(str, cell), f"{best_s:.2f}", *cells, "" if math.isnan(half) else f"{half:.3f}", *ttfts]),
-            "|",
-        )
-        if means[names[-1]] > MOST * best_s:
-            above.append(" ".join(map(str, cell)))
-    print("\n| over all cells |", " | ".join(names), "|\n|" + "---|" * (len(names) + 1))
-    print("| geometric mean |", " | ".join(f"{geometric_mean(ratios[name]):.3f}" for name in names), "|")
-    print("| worst |", " | ".join(f"{max(ratios[name], default=inf):.3f}" for name in names), "|")
-    print(f"\n{len(above)} of {len(ratios[names[-1]])} cells above {MOST}: {'; '.join(above) or 'none'}.")
+        _, half = of_runs([run["learned"][0] / min(run[name][0] for name in BASELINES) for run in runs])
+        cells = [f"{means[name] / best_s:.3f}" for name in POLICIES]
+        cells += ["" if math.isnan(half) else f"{half:.3f}"]
+        cells += [f"{fmean(run[name][1] for run in runs):.2f}" for name in POLICIES]
+        print("|", " | ".join([pool, str(load), f"{best_s:.2f}", *cells]), "|")
+        if means["learned"] > MOST * best_s:
+            above.append(f"{pool} {load}")
+    print("\n| over all cells |", " | ".join(POLICIES), "|\n|" + "---|" * (len(POLICIES) + 1))
+    print("| geometric mean |", " | ".join(f"{geometric_mean(ratios[name]):.3f}" for name in POLICIES), "|")
+    print("| worst |", " | ".join(f"{max(ratios[name]):.3f}" for name in POLICIES), "|")
+    print(f"\n{len(above)} of {len(ratios['learned'])} cells above {MOST}: {'; '.join(above) or 'none'}.")
 
 
 def main() -> None:
     """Play all runs on all cores, and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("agents", type=Path, help="folder of sessions")
-    parser.add_argument("--mooncake", type=Path, help="Mooncake trace")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--tune", action="store_true", help="the half that is for development")
     parser.add_argument("--pool", action="append", choices=list(MEMBERS))
     parser.add_argument("--load", action="append", type=float)
-    parser.add_argument("--gateways", type=int, default=1)
-    parser.add_argument("--kv", type=float, default=1.0, help="share of the KV cache")
-    parser.add_argument("--restart", action="store_true", help="each engine restarts once")
-    parser.add_argument("--policy", action="append", choices=POLICIES)
-    parser.add_argument("--jobs", type=int)
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    names = given.policy or POLICIES
-    world = World(given.gateways, given.kv, given.restart)
-    tasks = [
-        Task(traffic, pool, load, seed)
-        for traffic, pool in product(TRAFFIC[: 1 if given.mooncake is None else 2], given.pool or MEMBERS)
-        for load in given.load or LOADS
-        for seed in range(given.seeds)
-    ]
-    work = partial(play, given.agents, given.mooncake, given.tune, world, names)
-    with all_cores(work, given.jobs, "playing") as run_all:
-        results = dict(zip(tasks, run_all(tasks), strict=True))
-    report(results)
-    if given.json is not None:
-        rows = [{**task._asdict(), "figures": figures} for task, figures in results.items()]
-        given.json.write_text(json.dumps(rows), encoding="utf-8")
+    tasks = [Task(*each) for each in product(given.pool or MEMBERS, given.load or LOADS, range(given.seeds))]
+    with all_cores(partial(play, given.agents, given.tune), label="playing") as run_all:
+        report(dict(zip(tasks, run_all(tasks), strict=True)))
 
 
 if __name__ == "__main__":

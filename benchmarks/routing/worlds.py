@@ -14,7 +14,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -26,7 +26,6 @@ from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, WORKLOADS, Ground, OnGround, bare, throughput
 from benchmarks.routing.runs import of_runs
-from benchmarks.routing.scenes import thinned
 from lab.parallel import all_cores
 from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.simulation.replica_spec import ReplicaSpec
@@ -112,6 +111,16 @@ class World:
         return requests if self.head_fit == 1.0 else [thinned(one, self.head_fit) for one in requests]
 
 
+def thinned(request: ReplayRequest, share: float) -> ReplayRequest:
+    """Return a request of which EAGLE-3's recorded drafts are accepted less often, each token with that probability."""
+    recorded = np.asarray(request.acceptance[Method.EAGLE3.value])
+    rng = np.random.default_rng([len(recorded), request.prompt_tokens, round(1000 * share)])
+    recorded = 1 + np.minimum(recorded - 1, rng.geometric(1.0 - share, len(recorded)) - 1)
+    scripts = {key: script for key, script in request._scripts.items() if key[0] != Method.EAGLE3.value}
+    features = replace(request.features, temperature=0.0)
+    return replace(request, features=features, acceptance={Method.EAGLE3.value: recorded.tolist()}, _scripts=scripts)
+
+
 def specs_of(calibration: str, others: Sequence[ReplayRequest], pool: str) -> dict[str, ReplicaSpec]:
     """Return a replica of each letter of `FLEETS`; the schedule is made on requests that are not reported."""
     members = zip("bnsE", POOLS[pool][1], strict=True)
@@ -191,15 +200,9 @@ def main() -> None:
     parser.add_argument("--azure", type=Path, help="trace of which every second world takes the gaps between arrivals")
     parser.add_argument("--worlds", type=int, default=80)
     parser.add_argument("--tune", action="store_true", help="report the half of the requests that is for development")
-    parser.add_argument("--json", type=Path, help="file to write all worlds and figures to")
     arguments = parser.parse_args()
-    seeds = list(range(arguments.worlds))
     with all_cores(OnGround(play, arguments.folder, arguments.azure, arguments.tune), label="playing") as play_all:
-        worlds = list(play_all(seeds))
-    report(worlds)
-    if arguments.json is not None:
-        rows = [asdict(World.drawn(seed)) | {"means": world} for seed, world in zip(seeds, worlds, strict=True)]
-        arguments.json.write_text(json.dumps(rows), encoding="utf-8")
+        report(list(play_all(range(arguments.worlds))))
 
 
 if __name__ == "__main__":
