@@ -31,8 +31,8 @@ from typing import Any
 
 from backends.launch.ports import free_port
 from benchmarks.envoy import envoy_command, picker_configuration, without_picker
-from benchmarks.overhead.measure import environment
-from benchmarks.overhead.process import (
+from benchmarks.overhead.systems import POOLS
+from benchmarks.process import (
     SYSTEM_CPU,
     cpu_s,
     load,
@@ -43,7 +43,7 @@ from benchmarks.overhead.process import (
     until_idle,
     upstream,
 )
-from benchmarks.overhead.systems import POOLS
+from benchmarks.systems import environment
 
 STREAMS = (20, 50, 100, 150, 200)
 SIZES = (1_000, 20_000, 100_000, 220_000)

@@ -30,7 +30,7 @@ import numpy as np
 
 from backends.calibration import files
 from backends.launch.ports import free_port
-from benchmarks.overhead.process import LOAD_CPU, SYSTEM_CPU, running
+from benchmarks.process import LOAD_CPU, SYSTEM_CPU, running
 
 CALIBRATION = Path(files.__file__).parent / "data/llama-3.1-70b-4xh100.yaml"
 MODEL, WARM_S = "llama-3.1-70b", 8.0

@@ -21,9 +21,9 @@ import uvloop
 
 from backends.health import Health, State
 from backends.http.client import Connection, UpstreamClient
+from benchmarks.load import chat_body
 from benchmarks.overhead.inside import _ANSWER, _ANSWER_HEAD, _HEAD, BackendTransport, NullTransport, _no_app
-from benchmarks.overhead.load import chat_body
-from benchmarks.overhead.process import rss_mb
+from benchmarks.process import rss_mb
 from gateway.config.load import load_pool
 from gateway.gateway import Gateway
 from gateway.http.connection import ServerConnection

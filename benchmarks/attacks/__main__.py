@@ -9,23 +9,20 @@ are not installed are skipped; `benchmarks/overhead/run` says how to install the
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from backends.launch.ports import free_port
 from benchmarks.attacks.attacker import ATTACKS
 from benchmarks.attacks.measure import Result, attack
-from benchmarks.attacks.systems import HARDENING, systems
-from benchmarks.attacks.table import table
-from benchmarks.overhead.process import SYSTEM_CPU, most_files, raise_open_file_limit, running, until_answered
-from benchmarks.overhead.systems import System
+from benchmarks.attacks.systems import REPLICAS, systems
+from benchmarks.process import SYSTEM_CPU, most_files, raise_open_file_limit, upstream
+from benchmarks.systems import System, only_loopback, started
 
 
 def main() -> None:
@@ -37,8 +34,7 @@ def main() -> None:
     parser.add_argument("--build", default="", help="NAME=COMMAND of an installed gateway, instead of this checkout")
     parser.add_argument("--json", type=Path, help="file to write all results to")
     arguments = parser.parse_args()
-    # Peers that look for their latest prices or report their use must not: only loopback is used.
-    os.environ.update({"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1", "NO_PROXY": "127.0.0.1"})
+    only_loopback()
     raise_open_file_limit()
     names = arguments.attack or list(ATTACKS)
     results: list[Result] = []
@@ -50,19 +46,21 @@ def main() -> None:
                 results += _attack_all(system, names, Path(name), arguments.hold)
                 if arguments.json is not None:  # after each, in case the next takes the machine with it
                     arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
-    print(f"\n{table(results)}\n")
-    for attacked in dict.fromkeys(result.system for result in results):
-        print(f"{attacked}: {HARDENING[attacked]}")
+    print(f"\n{table(results)}")
     sys.exit(any(result.system == "gateway" and result.verdict != "survived" for result in results))
 
 
 def _attack_all(system: System, names: list[str], folder: Path, hold_s: float) -> Iterator[Result]:
     left = list(names)
     while left:
+        behind = free_port()
         try:
-            with _started(system, folder) as (port, upstream, pid):
+            with (
+                upstream(behind, folder, {"CHUNKS": "16"}, "attacks"),
+                started(system, behind, folder, {SYSTEM_CPU}, REPLICAS) as (port, pid),
+            ):
                 while left:
-                    result = attack(system.name, left.pop(0), port, upstream, pid, folder, hold_s)
+                    result = attack(system.name, left.pop(0), port, behind, pid, folder, hold_s)
                     _print(result)
                     yield result
                     if result.verdict != "survived" or result.rss_after_mb > 2 * result.rss_before_mb:
@@ -72,21 +70,31 @@ def _attack_all(system: System, names: list[str], folder: Path, hold_s: float) -
             return
 
 
-@contextlib.contextmanager
-def _started(system: System, folder: Path) -> Iterator[tuple[int, int, int]]:
-    """Run replicas and a system before them; yields its port, theirs and its process id."""
-    port, upstream = free_port(), free_port()
-    argv = system.argv(port, upstream, folder)
-    if argv is None:
-        raise FileNotFoundError(system.name)
-    log = folder / f"{system.name}.log"
-    replicas = [sys.executable, "-m", "benchmarks.attacks.upstream", str(upstream)]
-    env = {"UPSTREAM": str(upstream), "FOLDER": str(folder), "CHUNKS": "16"}
-    with running(replicas, {1}, folder / "upstream.log", env):
-        time.sleep(1.0)
-        with running(argv, {SYSTEM_CPU}, log, env) as pid:
-            until_answered(port, system.headers, log)
-            yield port, upstream, pid
+def table(results: Sequence[Result]) -> str:
+    """Return a Markdown table, a row an attack and a column a system.
+
+    A cell has what became of the system unless it survived, requests that the bystander lost, its longest wait in
+    seconds, the system's memory before and at its peak and, where connections are held, how many it had left open.
+    """
+    systems = list(dict.fromkeys(result.system for result in results))
+    attacks = list(dict.fromkeys(result.attack for result in results))
+    cells = {(result.attack, result.system): _cell(result) for result in results}
+    lines = [f"| attack | {' | '.join(systems)} |", "|---" * (len(systems) + 1) + "|"]
+    lines += [f"| {name} | {' | '.join(cells.get((name, system), '') for system in systems)} |" for name in attacks]
+    return "\n".join(lines)
+
+
+def _cell(result: Result) -> str:
+    parts = [] if result.verdict == "survived" else [f"**{result.verdict}**"]
+    if result.lost:
+        parts.append(f"lost {sum(result.lost.values())} of {result.requests}")
+    parts.append(f"{result.worst_s:.2f} s")
+    parts.append(f"{result.rss_before_mb:.0f} → {result.rss_peak_mb:.0f} MB")
+    if result.held_s:
+        parts.append(f"{result.held} open")
+    if result.attack == "framing":
+        parts.append(f"**{result.smuggled} smuggled**" if result.smuggled else "0 smuggled")
+    return ", ".join(parts)
 
 
 def _print_head() -> None:

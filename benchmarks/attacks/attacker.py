@@ -21,8 +21,8 @@ from typing import Any
 import uvloop
 
 from benchmarks.attacks.framing import CASES
-from benchmarks.attacks.systems import KEY
 from benchmarks.attacks.upstream import ENDLESS, GARBAGE, LONG
+from benchmarks.overhead.systems import KEY
 
 MIB = 1 << 20
 _PATH = b"/v1/chat/completions"

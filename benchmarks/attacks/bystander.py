@@ -14,7 +14,7 @@ import time
 
 import httpx
 
-from benchmarks.attacks.systems import KEY
+from benchmarks.overhead.systems import KEY
 
 INTERVAL_S = 0.05
 LOST_S = 10.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.overhead.process import rss_mb, tree
+from benchmarks.process import is_alive, rss_mb, tree
 
 _MOST_MB = 6_000
 """Memory at which an attack ends, so that the machine survives it."""
@@ -117,18 +117,10 @@ def _judge(result: Result, seen: dict[str, Any], pid: int) -> None:
     result.requests, result.lost = len(waits_s), seen["lost"]
     result.worst_s = waits_s[-1]
     result.p99_s = waits_s[math.ceil(0.99 * len(waits_s)) - 1]
-    if not _is_alive(pid):
+    if not is_alive(pid):
         result.verdict = "died"
     else:
         result.verdict = "hurt bystanders" if result.lost or result.worst_s > 1.0 else "survived"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def _start(module: str, *arguments: object, log: Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:

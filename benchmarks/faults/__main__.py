@@ -25,7 +25,7 @@ from benchmarks.faults.stage import NotStartedError, Stage
 from benchmarks.faults.systems import SYSTEMS, System
 from benchmarks.faults.table import own_table, peers_table
 from benchmarks.faults.takeover import line, takeover
-from benchmarks.overhead.process import raise_open_file_limit
+from benchmarks.process import raise_open_file_limit
 
 _RATE_PER_S, _FAULT_S = 25.0, 6.0
 

@@ -20,7 +20,7 @@ from benchmarks.faults.asking import Work
 from benchmarks.faults.load import ANSWERED, Ask, Load, numbers
 from benchmarks.faults.replicas import Replicas
 from benchmarks.faults.systems import Site, System
-from benchmarks.overhead.process import pss_mb, rss_mb, tree
+from benchmarks.process import pss_mb, rss_mb, tree
 
 _START_S, _STOP_S, _ORPHAN_S, _POLL_S = 90.0, 40.0, 5.0, 0.05
 _DISK_MIB = 64

@@ -57,7 +57,9 @@ def main() -> None:
                 for system in (None, *chosen):
                     label = system.name if system else _ALONE
                     cell = cells.setdefault((load.name, label), Cell())
-                    if not measure(system, load, cell, folder):
+                    try:
+                        measure(system, load, cell, folder)
+                    except FileNotFoundError:
                         missing.add(label)
         for load in loads if arguments.rounds else ():
             _print_table(load, {label: cell for (kind, label), cell in cells.items() if kind == load.name})

@@ -2,62 +2,44 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from backends.launch.ports import free_port
-from benchmarks.overhead.measure import environment
-from benchmarks.overhead.process import (
+from benchmarks.overhead.systems import gateway
+from benchmarks.process import (
     LOAD_CPU,
     SYSTEM_CPU,
     cpu_s,
     load,
+    load_command,
     most_files,
     rss_mb,
     running,
     stats,
     tree,
-    until_answered,
     upstream,
 )
-from benchmarks.overhead.systems import System, gateway
+from benchmarks.systems import started
 
 _SPARE_FILES = 200
 _SLOW = {"CHUNKS": "1000", "INTERVAL_S": "10"}
 _QUICK = {"CHUNKS": "1", "INTERVAL_S": "0"}
 
 
-@contextlib.contextmanager
-def _started(system: System, folder: Path, env: dict[str, str], cpus: set[int]) -> Iterator[tuple[int, int, list[int]]]:
-    """Run a system in front of an upstream; yield the upstream's port, the system's port, and its process ids."""
-    behind, port = free_port(), free_port()
-    argv = system.argv(port, behind, folder)
-    assert argv is not None
-    log = folder / f"{system.name}.log"
-    with upstream(behind, folder, env), running(argv, cpus, log, environment(behind, folder)) as pid:
-        until_answered(port, system.headers, log)
-        yield behind, port, tree(pid)
-
-
-def _load_argv(port: int, connections: int, system: System, *arguments: str) -> list[str]:
-    """Return the command that loads a port until it is terminated."""
-    argv = [sys.executable, "-m", "benchmarks.overhead.load", str(port), str(connections), "100000", *arguments]
-    return argv + [part for header in system.headers for part in ("--header", header)]
-
-
 def open_streams(pool: Path, streams: int, folder: Path) -> str:
     """Hold `streams` streams open through one worker and report its memory; fewer if the file limit is too low."""
     system = gateway(pool)
     streams = min(streams, (most_files() - _SPARE_FILES) // 2)  # two files each: the client's and the backend's
-    with _started(system, folder, _SLOW, {SYSTEM_CPU}) as (behind, port, pids):
+    behind = free_port()
+    with upstream(behind, folder, _SLOW), started(system, behind, folder, {SYSTEM_CPU}) as (port, pid):
+        pids = tree(pid)
         idle_mb = rss_mb(pids)
-        with running(_load_argv(port, streams, system, "2000", "--stream"), {LOAD_CPU}, folder / "load.log"):
+        argv = load_command(port, streams, 100_000, 2000, "--stream", headers=system.headers)
+        with running(argv, {LOAD_CPU}, folder / "load.log"):
             end_s = time.monotonic() + 120
             while (open_now := stats(behind)["streams"]) < streams and time.monotonic() < end_s:
                 time.sleep(0.5)
@@ -80,10 +62,12 @@ def workers(pool: Path, rounds: int, folder: Path) -> str:
     for _ in range(rounds):
         for number in (1, 2):
             cpus = {0, 2} if enough else {0, 1}
-            with _started(gateway(pool, workers=number), folder, _QUICK, cpus) as (behind, port, pids):
-                load(port, 64, 1.0, 2000, headers=("authorization: Bearer sk-bench",))
+            system, behind = gateway(pool, workers=number), free_port()
+            with upstream(behind, folder, _QUICK), started(system, behind, folder, cpus) as (port, started_pid):
+                pids = tree(started_pid)
+                load(port, 64, 1.0, 2000, headers=system.headers)
                 before, each_s = stats(behind)["requests"], [-cpu_s([pid]) for pid in pids]
-                result = load(port, 64, 4.0, 2000, headers=("authorization: Bearer sk-bench",))
+                result = load(port, 64, 4.0, 2000, headers=system.headers)
                 each_s = [spent_s + cpu_s([pid]) for spent_s, pid in zip(each_s, pids, strict=True)]
                 cost[number].append(1e6 * sum(each_s) / (stats(behind)["requests"] - before))
                 rate[number].append(float(str(result["requests_per_s"])))

@@ -29,9 +29,9 @@ import uvloop
 from backends.health import Health, State
 from backends.http.client import Connection, UpstreamClient
 from backends.launch.ports import free_port
-from benchmarks.overhead import process
-from benchmarks.overhead.load import chat_body
-from benchmarks.overhead.measure import environment
+from benchmarks import process
+from benchmarks.load import chat_body
+from benchmarks.systems import environment
 from gateway.config.load import load_pool
 from gateway.config.settings import TelemetrySettings
 from gateway.http.connection import ServerConnection

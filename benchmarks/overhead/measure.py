@@ -7,20 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from backends.launch.ports import free_port
-from benchmarks.overhead.process import (
+from benchmarks.process import (
     SYSTEM_CPU,
     cpu_s,
     load,
     records_left_out,
     rss_mb,
-    running,
     stats,
     tree,
-    until_answered,
     until_idle,
     upstream,
 )
-from benchmarks.overhead.systems import System
+from benchmarks.systems import System, started
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,11 @@ class Load:
     chunk_interval_s: float | None = None
     chunks: int = 128
     seconds: float = 4.0
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether answers are streams."""
+        return self.chunk_interval_s is not None
 
     @property
     def env(self) -> dict[str, str]:
@@ -74,7 +77,7 @@ class Cell:
 
     def add(self, kind: Load, result: dict[str, Any]) -> None:
         """Add the results of the load generator."""
-        times = result["chunk_delay_ms" if kind.chunk_interval_s else "latency_ms"]
+        times = result["chunk_delay_ms" if kind.is_streamed else "latency_ms"]
         self.requests_per_s.append(result["requests_per_s"])
         self.p50_ms.append(times.get("p50", float("nan")))
         self.p99_ms.append(times.get("p99", float("nan")))
@@ -82,37 +85,24 @@ class Cell:
         self.errors += result["errors"]
 
 
-def measure(system: System | None, kind: Load, cell: Cell, folder: Path) -> bool:
-    """Run one round; return False if the system is not installed. `None` measures the upstream alone."""
-    behind = free_port()
-    stream = ["--stream"] if kind.chunk_interval_s else []
+def measure(system: System | None, kind: Load, cell: Cell, folder: Path) -> None:
+    """Run one round; `None` measures the upstream alone."""
+    behind, arguments = free_port(), (kind.body_bytes, *["--stream"] * kind.is_streamed)
     with upstream(behind, folder, kind.env):
         if system is None:
-            cell.add(kind, load(behind, kind.connections, kind.seconds, kind.body_bytes, *stream))
-            return True
-        port = free_port()
-        argv = system.argv(port, behind, folder)
-        if argv is None:
-            return False
-        env, log = environment(behind, folder), folder / f"{system.name}.log"
-        with running(argv, {SYSTEM_CPU}, log, env) as pid:
-            until_answered(port, system.headers, log)
+            cell.add(kind, load(behind, kind.connections, kind.seconds, *arguments))
+            return
+        with started(system, behind, folder, {SYSTEM_CPU}) as (port, pid):
             until_idle(pid)
-            load(port, kind.connections, 1.0, kind.body_bytes, *stream, headers=system.headers)
+            load(port, kind.connections, 1.0, *arguments, headers=system.headers)
             before, pids = stats(behind), tree(pid)
             spent_s = -cpu_s(pids)
-            result = load(port, kind.connections, kind.seconds, kind.body_bytes, *stream, headers=system.headers)
+            result = load(port, kind.connections, kind.seconds, *arguments, headers=system.headers)
             after = stats(behind)
             spent_s += cpu_s(pids)
-            what = "chunks" if kind.chunk_interval_s else "requests"
+            what = "chunks" if kind.is_streamed else "requests"
             cell.cpu_us.append(1e6 * spent_s / max(1, after[what] - before[what]))
             cell.rss_mb.append(rss_mb(pids))
             cell.add(kind, result)
             if system.records:
                 cell.left_out.append(records_left_out(port) / max(1, stats(behind)["requests"]))
-    return True
-
-
-def environment(upstream_port: int, folder: Path) -> dict[str, str]:
-    """Return the variables that the pool files refer to, and a separate state directory for the gateway."""
-    return {"UPSTREAM": str(upstream_port), "FOLDER": str(folder), "XDG_STATE_HOME": str(folder / "state")}

@@ -1,4 +1,4 @@
-"""A minimal closed-loop load generator: it stores bytes with their arrival times and parses them at the end."""
+"""A closed loop on a real engine: it stores bytes with their arrival times and parses them at the end."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
-from backends.http.address import Address
-from backends.http.client import Call, UpstreamClient
-from backends.http.receiver import HeaderList, UpstreamError
-from backends.http.wire import request_head
+from benchmarks import load
+
+_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
 
 
 @dataclass(slots=True)
@@ -48,68 +48,19 @@ class Played:
     answers: list[Answer]
 
 
-class _Call:
+class _Call(load.Call):
     """A request in flight, which stores what arrives."""
 
-    def __init__(self, loop: _Loop) -> None:
-        self.sent_s = time.perf_counter()
+    def __init__(self, request: bytes) -> None:
+        super().__init__(request)
         self.pieces: list[tuple[float, bytes]] = []
-        self._loop = loop
-        self._status = 0
 
-    def on_head(self, status: int, headers: HeaderList) -> None:
-        self._status = status
+    def on_body(self, data: bytes) -> None:
+        self.pieces.append((time.monotonic(), data))
 
-    def on_data(self, data: bytes) -> None:
-        self.pieces.append((time.perf_counter(), data))
-
-    def on_end(self) -> None:
-        if self._status != 200:
-            text = b"".join(data for _, data in self.pieces)[:300]
-            self._loop.fail(RuntimeError(f"answered {self._status}: {text!r}"))
-        else:
-            self._loop.on_call_end()
-
-    def on_error(self, error: UpstreamError) -> None:
-        self._loop.fail(error)
-
-
-class _Loop:
-    """Keeps `concurrency` requests in flight until all bodies have been sent."""
-
-    def __init__(self, client: UpstreamClient, bodies: Sequence[bytes], concurrency: int) -> None:
-        self._client = client
-        self._bodies = bodies
-        self._in_flight = 0
-        self._concurrency = concurrency
-        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.calls: list[_Call] = []
-
-    async def play(self) -> None:
-        self._refill()
-        await self._done
-
-    def on_call_end(self) -> None:
-        self._in_flight -= 1
-        self._refill()
-        if not self._in_flight and not self._done.done():
-            self._done.set_result(None)
-
-    def fail(self, error: Exception) -> None:
-        if not self._done.done():
-            self._done.set_exception(error)
-
-    def _refill(self) -> None:
-        while self._in_flight < self._concurrency and len(self.calls) < len(self._bodies):
-            body = self._bodies[len(self.calls)]
-            headers = [
-                (b"host", self._client.address.authority),
-                (b"content-type", b"application/json"),
-                (b"content-length", b"%d" % len(body)),
-            ]
-            self.calls.append(call := _Call(self))
-            self._in_flight += 1
-            self._client.send(Call(request_head(b"POST", b"/v1/completions", headers), body, call))
+    def on_end(self, status: int) -> None:
+        if status != 200:
+            raise RuntimeError(f"answered {status}: {b''.join(data for _, data in self.pieces)[:300]!r}")
 
 
 async def closed_loop(url: str, prompts: Sequence[tuple[str, int]], concurrency: int) -> Played:
@@ -117,25 +68,27 @@ async def closed_loop(url: str, prompts: Sequence[tuple[str, int]], concurrency:
 
     Raises
     ------
-    UpstreamError, RuntimeError
+    OSError, RuntimeError
         If a request fails, since figures from the others would be meaningless.
     """
-    client = UpstreamClient(Address.parse(url))
-    loop = _Loop(client, [_body(*prompt) for prompt in prompts], concurrency)
+    port, calls = urlsplit(url).port, [_Call(_request(*prompt)) for prompt in prompts]
+    assert port is not None
     gc.collect()
     gc.disable()
-    begin_s, cpu_s = time.perf_counter(), time.process_time()
+    begin_s, cpu_s = time.monotonic(), time.process_time()
+    opened = await load.closed_loop(port, iter(calls), concurrency)
     try:
-        await loop.play()
-        duration_s, cpu_s = time.perf_counter() - begin_s, time.process_time() - cpu_s
+        await asyncio.gather(*(each.ended for each in opened))
+        duration_s, cpu_s = time.monotonic() - begin_s, time.process_time() - cpu_s
     finally:
         gc.enable()
-        client.close()
-    return Played(duration_s, cpu_s / duration_s, [_read(call, begin_s) for call in loop.calls])
+        for connection in opened:
+            connection.close()
+    return Played(duration_s, cpu_s / duration_s, [_read(call, begin_s) for call in calls])
 
 
-def _body(prompt: str, output_tokens: int) -> bytes:
-    return orjson.dumps(
+def _request(prompt: str, output_tokens: int) -> bytes:
+    body = orjson.dumps(
         {
             "model": "tiny",
             "prompt": prompt,
@@ -147,6 +100,7 @@ def _body(prompt: str, output_tokens: int) -> bytes:
             "return_token_ids": True,
         }
     )
+    return _HEAD % (len(body), body)
 
 
 def _read(call: _Call, begin_s: float) -> Answer:

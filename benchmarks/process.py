@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 SYSTEM_CPU, LOAD_CPU = 0, 1
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -23,50 +24,54 @@ _IDLE_S, _IDLE_SHARE = 0.5, 0.05
 _PING = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
 
 
+def stat(pid: int) -> list[str]:
+    """Return the fields of a process after its name; none if it has gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; one that has ended and was not waited for does not."""
+    return stat(pid)[:1] not in ([], ["Z"])
+
+
 def tree(pid: int) -> list[int]:
     """Return a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
+        if entry.name.isdigit() and (fields := stat(int(entry.name))):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
     pids, left = [pid], [pid]
     while left:
-        for child in children.get(left.pop(), []):
-            pids.append(child)
-            left.append(child)
+        more = children.get(left.pop(), [])
+        pids += more
+        left += more
     return pids
 
 
-def cpu_s(pids: list[int]) -> float:
-    """Return the seconds of user and system time used by processes, all threads included."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total += int(fields[11]) + int(fields[12])
-    return total * _TICK_S
+def cpu_s(pids: Iterable[int], *, waited: bool = False) -> float:
+    """Return the user and system time of processes, all threads included; with `waited` that of ended children too."""
+    return _TICK_S * sum(sum(map(int, stat(pid)[11 : 15 if waited else 13])) for pid in pids)
 
 
-def rss_mb(pids: list[int]) -> float:
+def rss_mb(pids: Iterable[int]) -> float:
     """Return the resident memory of processes in megabytes."""
-    total = 0.0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-                if line.startswith("VmRSS:"):
-                    total += int(line.split()[1]) / 1024
-    return total
+    return _memory_mb(pids, "status", "VmRSS:")
 
 
-def pss_mb(pids: list[int]) -> float:
+def pss_mb(pids: Iterable[int]) -> float:
     """Return the memory of processes in megabytes, what several share divided among them."""
+    return _memory_mb(pids, "smaps_rollup", "Pss:")
+
+
+def _memory_mb(pids: Iterable[int], file: str, key: str) -> float:
     total = 0.0
     for pid in pids:
         with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
+            for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+                if line.startswith(key):
                     total += int(line.split()[1]) / 1024
     return total
 
@@ -88,18 +93,18 @@ def _prepare(cpus: set[int]) -> None:
     raise_open_file_limit()
 
 
+def spawned(argv: list[str], log: Path, env: Mapping[str, str] | None = None, **how: Any) -> subprocess.Popen[bytes]:
+    """Start a process in a group of its own, whose output goes to a log."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            argv, stdout=output, stderr=output, env={**os.environ, **(env or {})}, start_new_session=True, **how
+        )
+
+
 @contextlib.contextmanager
 def running(argv: list[str], cpus: set[int], log: Path, env: Mapping[str, str] | None = None) -> Iterator[int]:
     """Run a process on these cores; terminate it and its children at the end."""
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            argv,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, **(env or {})},
-            start_new_session=True,
-            preexec_fn=lambda: _prepare(cpus),  # noqa: PLW1509 -- this process has one thread
-        )
+    process = spawned(argv, log, env, preexec_fn=lambda: _prepare(cpus))
     try:
         yield process.pid
     finally:
@@ -112,18 +117,22 @@ def running(argv: list[str], cpus: set[int], log: Path, env: Mapping[str, str] |
 
 
 @contextlib.contextmanager
-def upstream(port: int, folder: Path, env: Mapping[str, str]) -> Iterator[int]:
-    """Run the upstream."""
-    argv = [sys.executable, "-m", "benchmarks.overhead.upstream", str(port)]
+def upstream(port: int, folder: Path, env: Mapping[str, str], kind: str = "overhead") -> Iterator[int]:
+    """Run an upstream, that of `benchmarks.overhead` or of `benchmarks.attacks`."""
+    argv = [sys.executable, "-m", f"benchmarks.{kind}.upstream", str(port)]
     with running(argv, {LOAD_CPU}, folder / "upstream.log", env) as pid:
         end_s = time.monotonic() + _START_S
-        while time.monotonic() < end_s:
-            with contextlib.suppress(OSError):
-                stats(port)
-                yield pid
-                return
+        while not _has_stats(port):
+            if time.monotonic() > end_s:
+                raise SystemExit(f"the upstream does not answer:\n{(folder / 'upstream.log').read_text()[-2000:]}")
             time.sleep(0.1)
-        raise SystemExit(f"the upstream does not answer:\n{(folder / 'upstream.log').read_text()[-2000:]}")
+        yield pid
+
+
+def _has_stats(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(stats(port))
+    return False
 
 
 def stats(port: int) -> dict[str, int]:
@@ -133,12 +142,16 @@ def stats(port: int) -> dict[str, int]:
     return counts
 
 
+def load_command(port: int, *arguments: object, headers: tuple[str, ...] = ()) -> list[str]:
+    """Return the command that loads a port."""
+    argv = [sys.executable, "-m", "benchmarks.load", str(port), *map(str, arguments)]
+    return argv + [part for header in headers for part in ("--header", header)]
+
+
 def load(port: int, *arguments: object, headers: tuple[str, ...] = ()) -> dict[str, object]:
-    """Load a port (`benchmarks.overhead.load`) and return the results."""
-    argv = [sys.executable, "-m", "benchmarks.overhead.load", str(port), *map(str, arguments)]
-    argv += [part for header in headers for part in ("--header", header)]
+    """Load a port (`benchmarks.load`) and return the results."""
     done = subprocess.run(
-        argv,
+        load_command(port, *arguments, headers=headers),
         capture_output=True,
         check=True,
         text=True,
