@@ -58,20 +58,11 @@ def cpu_s(pids: Iterable[int], *, waited: bool = False) -> float:
 
 def rss_mb(pids: Iterable[int]) -> float:
     """Return the resident memory of processes in megabytes."""
-    return _memory_mb(pids, "status", "VmRSS:")
-
-
-def pss_mb(pids: Iterable[int]) -> float:
-    """Return the memory of processes in megabytes, what several share divided among them."""
-    return _memory_mb(pids, "smaps_rollup", "Pss:")
-
-
-def _memory_mb(pids: Iterable[int], file: str, key: str) -> float:
     total = 0.0
     for pid in pids:
         with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
-                if line.startswith(key):
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                if line.startswith("VmRSS:"):
                     total += int(line.split()[1]) / 1024
     return total
 

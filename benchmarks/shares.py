@@ -3,10 +3,9 @@
 Real time: two simulated replicas of Llama-3.1-70B on four H100 each, `learned`, at most 8 requests in flight at each,
 the others wait in the gateway. A polite client sends requests (Poisson, prompts of 300 tokens, answers of 48), the same
 in each run. A greedy one attacks: it sends at once whatever waits. Each attack is played with two keys that get their
-shares; with two tenants of a key; with keys that take turns, whatever requests cost; with 100,000 tokens per minute for
-the greedy key, half of what the pool has time for of the polite client's requests, and no shares; by vLLM's
-`--scheduling-policy priority`, which is told who is greedy, with `--max-num-seqs` as it is or 8, without a queue in the
-gateway; and with one key for both, which are served as they come. `alone` is what the polite client sees with its share
+shares; with keys that take turns, whatever requests cost; with 100,000 tokens per minute for the greedy key, half of
+what the pool has time for of the polite client's requests, and no shares; and with one key for both, which are served
+as they come. `alone` is what the polite client sees with its share
 for itself: one of the two replicas. Prints mean and 95th percentile of its seconds to the last token, over `alone`, and
 the requests of the greedy client that ended.
 """
@@ -28,27 +27,23 @@ from typing import Any
 import httpx
 import numpy as np
 
-from backends.calibration import files
 from backends.launch.ports import free_port
 from benchmarks.process import LOAD_CPU, SYSTEM_CPU, running
 
-CALIBRATION = Path(files.__file__).parent / "data/llama-3.1-70b-4xh100.yaml"
 MODEL, WARM_S = "llama-3.1-70b", 8.0
 POOL = """\
 server: {host: 127.0.0.1, port: %d}
 models:
   %s:
     policy: {name: learned}
-    queue: %s
+    queue: {max_in_flight_per_backend: 8, max_waiting: 5000, max_wait_s: 600}
     backends: {%s}
 keys:
   - {name: polite, key: sk-polite}
   - {name: greedy, key: sk-greedy%s}
-  - {name: app, key: sk-app, tenant_header: x-tenant}
 state: none
 """
-QUEUE = "{max_in_flight_per_backend: 8, max_waiting: 5000, max_wait_s: 600}"
-REPLICA = "{method: baseline, simulate: {calibration: engine.yaml}}"
+REPLICA = "{method: baseline, simulate: {calibration: llama-3.1-70b-4xh100}}"
 IN_TURN = """\
 from gateway.cli.app import main
 from gateway.relay import queue
@@ -68,18 +63,12 @@ class Served:
     greedy: str = "sk-polite"  # the greedy client's key
     argv: Sequence[str] = ("-m", "gateway")
     limit: str = ""
-    queue: str = QUEUE
-    priority: int = 0  # of the greedy client
-    max_num_seqs: int = 1024  # of the engines
 
 
 SERVED = {
     "by shares": Served("sk-greedy"),
-    "tenants": Served("sk-app"),
     "in turn": Served("sk-greedy", ["-c", IN_TURN % ""]),
     "by limit": Served("sk-greedy", ["-c", IN_TURN % IN_ORDER], ", tokens_per_minute: 100000"),
-    "by priority": Served(queue="null", priority=1),
-    "by priority, 8": Served(queue="null", priority=1, max_num_seqs=8),
     "as they come": Served(),
 }
 ATTACKS = {  # clients at once, words of the prompt, tokens of the answer, seconds until it hangs up
@@ -91,17 +80,17 @@ ATTACKS = {  # clients at once, words of the prompt, tokens of the answer, secon
 }
 
 
-def body(text: str, words: int, tokens: int, priority: int = 0) -> dict[str, Any]:
+def body(text: str, words: int, tokens: int) -> dict[str, Any]:
     """Return a request with a prompt of its own."""
     content = f"{text}: {' '.join(random.Random(text).choices(('red', 'green', 'house', 'river', 'seven'), k=words))}"
     asked = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
-    return asked | {"max_tokens": tokens, "ignore_eos": True, "stream": True, "priority": priority}
+    return asked | {"max_tokens": tokens, "ignore_eos": True, "stream": True}
 
 
 async def ask(client: httpx.AsyncClient, key: str, request: dict[str, Any]) -> float:
     """Send a request; return the seconds to the end of its stream."""
     began_s = time.monotonic()
-    headers = {"authorization": f"Bearer {key}", "x-tenant": str(request["messages"][0]["content"]).split()[0]}
+    headers = {"authorization": f"Bearer {key}"}
     async with client.stream("POST", "/v1/chat/completions", json=request, headers=headers) as answer:
         async for _ in answer.raise_for_status().aiter_bytes():
             pass
@@ -116,8 +105,7 @@ async def attack(client: httpx.AsyncClient, served: Served, name: str, number: i
         number += 1000
         try:
             async with asyncio.timeout(hangs_up_s):
-                request = body(f"greedy {number}", words, tokens, served.priority)
-                ended.append(await ask(client, served.greedy, request))
+                ended.append(await ask(client, served.greedy, body(f"greedy {number}", words, tokens)))
         except httpx.HTTPStatusError:  # a limit
             await asyncio.sleep(1.0)
         except (TimeoutError, httpx.HTTPError):
@@ -126,7 +114,7 @@ async def attack(client: httpx.AsyncClient, served: Served, name: str, number: i
 
 async def measure(port: int, name: str, served: Served, options: argparse.Namespace) -> tuple[list[float], int]:
     """Return the seconds of the polite client's requests, and how many of the greedy one ended beside them."""
-    limits, polite = httpx.Limits(max_connections=None), "sk-app" if served.greedy == "sk-app" else "sk-polite"
+    limits, polite = httpx.Limits(max_connections=None), "sk-polite"
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=None, trust_env=False, limits=limits) as client:
         while True:
@@ -168,10 +156,8 @@ def main() -> None:
             served = SERVED[how]
             with tempfile.TemporaryDirectory() as folder:
                 port, pool = free_port(), Path(folder, "pool.yaml")
-                text = CALIBRATION.read_text().replace("max_num_seqs: 1024", f"max_num_seqs: {served.max_num_seqs}")
-                Path(folder, "engine.yaml").write_text(text)
                 names = [f"r{number}: {REPLICA}" for number in range(1 if is_alone else 2)]
-                pool.write_text(POOL % (port, MODEL, served.queue, ", ".join(names), served.limit))
+                pool.write_text(POOL % (port, MODEL, ", ".join(names), served.limit))
                 argv = [sys.executable, *served.argv, "--config", str(pool)]
                 with running(argv, {SYSTEM_CPU, LOAD_CPU}, Path(folder, "log")):
                     seconds, others = asyncio.run(measure(port, name, served, options))

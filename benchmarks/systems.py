@@ -43,7 +43,7 @@ class Site:
         return [f"http://{host}:{self.upstream_port}" for host in self.hosts]
 
 
-Argv = Callable[[Site], list[str]]
+Argv = Callable[[Any], list[str]]
 
 
 @dataclass(frozen=True, slots=True)

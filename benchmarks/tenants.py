@@ -15,23 +15,14 @@ import tempfile
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import uvloop
 
-from backends.health import Health, State
-from backends.http.client import Connection, UpstreamClient
 from benchmarks.load import chat_body
-from benchmarks.overhead.inside import _ANSWER, _ANSWER_HEAD, _HEAD, BackendTransport, NullTransport, _no_app
+from benchmarks.overhead.inside import Inside, NullTransport, answer_of, request_of
 from benchmarks.process import rss_mb
 from gateway.config.load import load_pool
-from gateway.gateway import Gateway
-from gateway.http.connection import ServerConnection
-from gateway.http.server import HttpServer, ServerLimits
-from gateway.relay.frontend import HttpFrontend
-from gateway.routing.keys import digest
-from gateway.service.assembly import assemble
-from gateway.service.replicas import plan
 
 POOL = """\
 models:
@@ -49,11 +40,10 @@ PLACES, WAITING, SWEEP = 16, 48, 1000
 class Client(NullTransport):
     """A connection of a client, which is ready for its next request once one was answered."""
 
-    def __init__(self, server: HttpServer, ready: deque[Client]) -> None:
+    def __init__(self, inside: Inside, ready: deque[Client]) -> None:
         super().__init__()
         self._ready = ready
-        self.connection = ServerConnection(server)
-        self.connection.connection_made(self)
+        self.connection = inside.client(self)
 
     def write(self, data: Any) -> None:
         self._ready.append(self)
@@ -62,41 +52,34 @@ class Client(NullTransport):
 class Load:
     """Requests to one gateway."""
 
-    def __init__(self, gateway: Gateway, *, is_new: bool) -> None:
-        self.gateway, self.is_new, self.number = gateway, is_new, 0
-        self.carried: deque[Connection] = deque()
-        self.ready: deque[Client] = deque()
-        self.server = HttpServer(HttpFrontend(gateway, _no_app, set()), ServerLimits(), writes=gateway.relay.writes)
-        for upstream in gateway.models["m"].upstreams.values():
-            upstream.backend.health = Health(State.UP)
-            for _ in range(PLACES // 2 + 1):  # the next request is sent before the one that ends gives up its own
-                connection = Connection(cast("UpstreamClient", upstream.client))
-                connection.connection_made(BackendTransport(connection, self.carried))  # type: ignore[arg-type]
-                cast("UpstreamClient", upstream.client).keep(connection)
-        self.body, self.answer = chat_body(2000, 0, stream=False), _ANSWER_HEAD % (b"", len(_ANSWER), _ANSWER)
+    def __init__(self, pool: Path, *, is_new: bool) -> None:
+        self._inside = Inside(load_pool(pool), PLACES // 2 + 1)  # the next is sent before the one that ends has left
+        self._is_new, self._number = is_new, 0
+        self._ready: deque[Client] = deque()
+        self._body, self._answer = chat_body(2000, 0, stream=False), answer_of()
         for _ in range(PLACES + WAITING):
-            self.send(Client(self.server, self.ready))
-        gateway.relay.writes.flush()
+            self._send(Client(self._inside, self._ready))
+        self._inside.writes.flush()
 
-    def send(self, client: Client) -> None:
+    def _send(self, client: Client) -> None:
         """Send the next request of a client."""
-        self.number += 1
-        tenant = b"x-number: %d\r\nx-tenant: tenant-%d\r\n" % (self.number, self.number if self.is_new else 1)
-        client.connection.data_received(_HEAD % (tenant, len(self.body), self.body))
-        if self.number % SWEEP == 0:  # each half second, at 2,000 a second
-            self.gateway.relay.sweep()
+        self._number += 1
+        tenant = b"x-number: %d\r\nx-tenant: tenant-%d\r\n" % (self._number, self._number if self._is_new else 1)
+        client.connection.data_received(request_of(self._body, tenant))
+        if self._number % SWEEP == 0:  # each half second, at 2,000 a second
+            self._inside.gateway.relay.sweep()
 
     def answered(self) -> None:
         """Answer the oldest request, and send the next one of its client."""
-        self.carried.popleft().data_received(self.answer)
-        self.gateway.relay.writes.flush()
-        self.send(self.ready.popleft())
-        self.gateway.relay.writes.flush()
+        self._inside.carried.popleft().data_received(self._answer)
+        self._inside.writes.flush()
+        self._send(self._ready.popleft())
+        self._inside.writes.flush()
 
     def left(self) -> None:
         """Send a request that waits, and leave."""
-        client = Client(self.server, self.ready)
-        self.send(client)
+        client = Client(self._inside, self._ready)
+        self._send(client)
         client.connection.connection_lost(None)
 
 
@@ -104,8 +87,7 @@ async def measure(pool: Path, way: str, number: int) -> None:
     """Print a row."""
     cells = []
     for is_new in (False, True):
-        settings = load_pool(pool)
-        load = Load(assemble(settings, plan(settings, Path()).backends, digest("admin")), is_new=is_new)
+        load = Load(pool, is_new=is_new)
         act, rounds = getattr(load, way), list[float]()
         for _ in range(2000):
             act()

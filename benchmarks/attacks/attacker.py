@@ -85,6 +85,17 @@ class Peer:
             return "closed"
         return line.split(b" ")[1].decode("ascii", "replace") if line.startswith(b"HTTP/1.") else "closed"
 
+    async def body(self) -> bytes | None:
+        """Return the body of an answer whose status was read; None if it has no known length, or does not come."""
+        length = -1
+        with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(_ANSWER_S):
+                while (line := await self.reader.readline()).strip():
+                    name, _, value = line.lower().partition(b":")
+                    length = int(value) if name == b"content-length" else length
+                return await self.reader.readexactly(length)
+        return None
+
     def is_open(self) -> bool:
         """Return whether the system has not closed the connection."""
         ended: bool = self.reader._eof  # type: ignore[attr-defined] # at_eof() is false while an answer is unread
@@ -131,43 +142,30 @@ async def hold(peers: Iterable[Peer], report: Report, hold_s: float) -> None:
         peer.close()
 
 
-async def _flood_one(port: int, report: Report, head: bytes, piece: bytes, size: int) -> None:
-    peer = await connect(port)
-    if peer is None:
-        report.answers["closed"] += 1
-        return
-    report.opened += 1
-    await peer.send(head)
-    sent = len(head)
-    while sent < size and await peer.send(piece):
-        sent += len(piece)
-        if peer.reader._buffer:  # type: ignore[attr-defined] # answered: no need to send the rest
-            break
-    report.answers[await peer.status()] += 1
-    report.notes.append(f"{sent / MIB:.1f} MiB sent")
-    peer.close()
+Attack = Callable[[int, float, Report], Awaitable[None]]
+"""Of a port, the seconds that connections are held, and what is reported."""
 
 
-async def header_value(port: int, hold_s: float, report: Report) -> None:
-    """Send a header of 64 MB."""
-    await _flood_one(port, report, _HEAD + _KEY + b"x: ", b"y" * 65_536, 64 * MIB)
+def _flood(head: bytes, piece: bytes, size: int) -> Attack:
+    """Return an attack by a request with so many bytes after its head."""
 
+    async def attack(port: int, hold_s: float, report: Report) -> None:
+        peer = await connect(port)
+        if peer is None:
+            report.answers["closed"] += 1
+            return
+        report.opened += 1
+        await peer.send(head)
+        sent = len(head)
+        while sent < size and await peer.send(piece):
+            sent += len(piece)
+            if peer.reader._buffer:  # type: ignore[attr-defined] # answered: no need to send the rest
+                break
+        report.answers[await peer.status()] += 1
+        report.notes.append(f"{sent / MIB:.1f} MiB sent")
+        peer.close()
 
-async def url(port: int, hold_s: float, report: Report) -> None:
-    """Send a target of 100 MB."""
-    await _flood_one(port, report, b"GET /", b"u" * 65_536, 100 * MIB)
-
-
-async def many_headers(port: int, hold_s: float, report: Report) -> None:
-    """Send 100,000 small headers."""
-    lines = b"".join(b"x%d: y\r\n" % number for number in range(1000))
-    await _flood_one(port, report, _HEAD + _KEY, lines, 100 * len(lines))
-
-
-async def chunk_extensions(port: int, hold_s: float, report: Report) -> None:
-    """Send a chunk with an extension of 100 MB."""
-    head = _HEAD + _KEY + b"transfer-encoding: chunked\r\n\r\n1;"
-    await _flood_one(port, report, head, b"e" * 65_536, 100 * MIB)
+    return attack
 
 
 async def _repeat(port: int, report: Report, connections: int, request: bytes, seconds: float = _FLOOD_S) -> None:
@@ -185,29 +183,27 @@ async def _repeat(port: int, report: Report, connections: int, request: bytes, s
             while time.monotonic() < end_s and await peer.send(request):
                 status = await peer.status()
                 report.answers[status] += 1
-                if not status.isdigit():
-                    break
-                await _skip(peer)
-                if not peer.is_open():
+                if not status.isdigit() or await peer.body() is None or not peer.is_open():
                     break
             peer.close()
 
     await asyncio.gather(*[one() for _ in range(connections)])
 
 
-async def _skip(peer: Peer) -> None:
-    """Read what is left of an answer; one of unknown length ends the connection."""
-    length = -1
-    with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
-        async with asyncio.timeout(_ANSWER_S):
-            while (line := await peer.reader.readline()).strip():
-                name, _, value = line.lower().partition(b":")
-                if name == b"content-length":
-                    length = int(value)
-            if length >= 0:
-                await peer.reader.readexactly(length)
-                return
-    peer.close()
+def _over_and_over(connections: int, request: bytes) -> Attack:
+    """Return an attack by a request over and over."""
+    return lambda port, _, report: _repeat(port, report, connections, request)
+
+
+def _held(count: int, *parts: bytes) -> Attack:
+    """Return an attack by connections on which nothing follows these parts."""
+
+    async def attack(port: int, hold_s: float, report: Report) -> None:
+        peers = await connect_many(port, count, report)
+        await asyncio.gather(*[peer.send(*parts) for peer in peers])
+        await hold(peers, report, hold_s)
+
+    return attack
 
 
 async def keyless(port: int, hold_s: float, report: Report) -> None:
@@ -216,46 +212,6 @@ async def keyless(port: int, hold_s: float, report: Report) -> None:
     length = b"content-length: %d\r\n\r\n" % len(body)
     wrong = _HEAD + b"authorization: Bearer sk-wrong\r\n" + length + body
     await asyncio.gather(_repeat(port, report, 8, _HEAD + length + body), _repeat(port, report, 8, wrong))
-
-
-async def garbage(port: int, hold_s: float, report: Report) -> None:
-    """Send bytes that are no HTTP on connection after connection."""
-    await _repeat(port, report, 16, bytes(range(256)) * 64)
-
-
-async def preflights(port: int, hold_s: float, report: Report) -> None:
-    """Send preflight requests, which have no key, as fast as 16 connections go."""
-    request = (
-        b"OPTIONS %b HTTP/1.1\r\nhost: a\r\norigin: http://evil.example\r\naccess-control-request-method: POST\r\n"
-        b"access-control-request-headers: authorization\r\n\r\n" % _PATH
-    )
-    await _repeat(port, report, 16, request)
-
-
-async def pipelined(port: int, hold_s: float, report: Report) -> None:
-    """Send 200 requests at once, followed by garbage, on connection after connection."""
-    request = b"GET /nothing HTTP/1.1\r\nhost: a\r\n%b\r\n" % _KEY
-    await _repeat(port, report, 8, request * 200 + b"\x00\xff NO HTTP\r\n\r\n")
-
-
-async def silent(port: int, hold_s: float, report: Report) -> None:
-    """Hold 10,000 connections that send nothing."""
-    await hold(await connect_many(port, 10_000, report), report, hold_s)
-
-
-async def half_heads(port: int, hold_s: float, report: Report) -> None:
-    """Hold 1,000 heads without an end."""
-    peers = await connect_many(port, 1_000, report)
-    await asyncio.gather(*[peer.send(_HEAD + b"x-a: 1\r\n") for peer in peers])
-    await hold(peers, report, hold_s)
-
-
-async def half_bodies(port: int, hold_s: float, report: Report) -> None:
-    """Hold 12 bodies of 60 MB that lack their end."""
-    peers = await connect_many(port, 12, report)
-    head = _HEAD + _KEY + b"content-length: %d\r\n\r\n" % (60 * MIB + 1)
-    await asyncio.gather(*[peer.send(head, *[b" " * MIB] * 60) for peer in peers])
-    await hold(peers, report, hold_s)
 
 
 _VALUES: tuple[bytes, ...] = (b"{}", b"[]", b"12345", b'"a"', b'{"a":1}')
@@ -295,11 +251,6 @@ async def _at_once(
     await asyncio.gather(*[one(*_post(body, begin)) for body in bodies])
 
 
-async def nested_batch(port: int, hold_s: float, report: Report) -> None:
-    """Send bodies of 31 MB of nested JSON to the paths of batches, four at once."""
-    await _at_once(port, report, [_values(b"[]", 31 * MIB // 3)] * 4, begin=_TO_BATCHES)
-
-
 def _line(number: int, value: bytes) -> bytes:
     body = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"x":%b}' % value
     return b'{"custom_id":"%d","method":"POST","url":"%b","body":%b}\n' % (number, _PATH, body)
@@ -312,15 +263,15 @@ async def _ask(port: int, report: Report, begin: bytes, body: bytes) -> dict[str
     report.opened += 1
     await peer.send(*_post(body, begin))
     report.answers[await peer.status(60.0)] += 1
-    with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
-        async with asyncio.timeout(_ANSWER_S):
-            length = 0
-            while (line := await peer.reader.readline()).strip():
-                name, _, value = line.lower().partition(b":")
-                length = int(value) if name == b"content-length" else length
-            document: dict[str, object] = json.loads(await peer.reader.readexactly(length))
-            return document
+    with contextlib.suppress(ValueError):
+        document: dict[str, object] = json.loads(await peer.body() or b"{}")
+        return document
     return {}
+
+
+async def nested_batch(port: int, hold_s: float, report: Report) -> None:
+    """Send bodies of 31 MB of nested JSON to the paths of batches, four at once."""
+    await _at_once(port, report, [_values(b"[]", 31 * MIB // 3)] * 4, begin=_TO_BATCHES)
 
 
 async def nested_line(port: int, hold_s: float, report: Report) -> None:
@@ -392,11 +343,6 @@ async def tenants(port: int, hold_s: float, report: Report) -> None:
             peer.close()
 
     await asyncio.gather(*[one(number) for number in range(64)])
-
-
-async def engine_garbage(port: int, hold_s: float, report: Report) -> None:
-    """Make one replica of four answer with garbage."""
-    await _repeat(port, report, 4, _chat(GARBAGE))
 
 
 async def engine_endless(port: int, hold_s: float, report: Report) -> None:
@@ -486,34 +432,42 @@ async def _seen(upstream: int, what: str) -> int:
     peer = await connect(upstream)
     assert peer is not None
     await peer.send(b"GET /stats HTTP/1.1\r\nhost: a\r\n\r\n")
-    await peer.reader.readuntil(b"\r\n\r\n")
-    counts: dict[str, int] = json.loads(await peer.reader.readuntil(b"}"))
+    counts: dict[str, int] = json.loads(await peer.body() or b"{}")
     peer.close()
     return counts[what]
 
 
-Attack = Callable[[int, float, Report], Awaitable[None]]
+_PREFLIGHT = (
+    b"OPTIONS %b HTTP/1.1\r\nhost: a\r\norigin: http://evil.example\r\naccess-control-request-method: POST\r\n"
+    b"access-control-request-headers: authorization\r\n\r\n" % _PATH
+)
+_LINES = b"".join(b"x%d: y\r\n" % number for number in range(1000))
 ATTACKS: dict[str, Attack] = {
-    attack.__name__.replace("_", "-"): attack
-    for attack in (
-        *(header_value, url, many_headers, chunk_extensions, keyless, garbage, preflights, pipelined, framing),
-        unknown_responses,
-        *(
-            silent,
-            half_heads,
-            half_bodies,
-            nested_batch,
-            nested_line,
-            small_values,
-            most_values,
-            drip,
-            tenants,
-            engine_garbage,
-            engine_endless,
-            engine_events,
-            never_reads,
-        ),
-    )
+    "header-value": _flood(_HEAD + _KEY + b"x: ", b"y" * 65_536, 64 * MIB),
+    "url": _flood(b"GET /", b"u" * 65_536, 100 * MIB),
+    "many-headers": _flood(_HEAD + _KEY, _LINES, 100 * len(_LINES)),
+    "chunk-extensions": _flood(_HEAD + _KEY + b"transfer-encoding: chunked\r\n\r\n1;", b"e" * 65_536, 100 * MIB),
+    "keyless": keyless,
+    "garbage": _over_and_over(16, bytes(range(256)) * 64),
+    "preflights": _over_and_over(16, _PREFLIGHT),
+    "pipelined": _over_and_over(
+        8, b"GET /nothing HTTP/1.1\r\nhost: a\r\n%b\r\n" % _KEY * 200 + b"\x00\xff NO HTTP\r\n\r\n"
+    ),
+    "framing": framing,
+    "unknown-responses": unknown_responses,
+    "silent": _held(10_000),
+    "half-heads": _held(1_000, _HEAD + b"x-a: 1\r\n"),
+    "half-bodies": _held(12, _HEAD + _KEY + b"content-length: %d\r\n\r\n" % (60 * MIB + 1), *[b" " * MIB] * 60),
+    "nested-batch": nested_batch,
+    "nested-line": nested_line,
+    "small-values": small_values,
+    "most-values": most_values,
+    "drip": drip,
+    "tenants": tenants,
+    "engine-garbage": _over_and_over(4, _chat(GARBAGE)),
+    "engine-endless": engine_endless,
+    "engine-events": engine_events,
+    "never-reads": never_reads,
 }
 
 

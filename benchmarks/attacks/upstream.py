@@ -105,12 +105,5 @@ def _message(body: bytes) -> object:
         return None
 
 
-async def serve(port: int) -> None:
-    """Serve until terminated."""
-    addresses = [f"127.0.0.{number}" for number in range(1, 9)]
-    server = await asyncio.get_running_loop().create_server(Upstream, addresses, port, backlog=2048)
-    await server.serve_forever()
-
-
 if __name__ == "__main__":
-    uvloop.run(serve(int(sys.argv[1])))
+    uvloop.run(upstream.serve(int(sys.argv[1]), Upstream))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-MODEL, LINES = "m", "lines"
-"""The model of requests, and the same for the lines of batches, which are counted apart."""
+MODEL = "m"
 TOKEN_S = 0.01
 """Seconds a token."""
 _WORD: Final = "REQ"
@@ -44,6 +43,11 @@ class Work:
     def request_id(self) -> str:
         """Return the number as it is written."""
         return f"q{self.number}"
+
+    @property
+    def middle(self) -> int:
+        """Return the token in the middle of what is left of the answer."""
+        return (self.begins_at + self.tokens) // 2
 
     @property
     def prompt_ids(self) -> list[int]:

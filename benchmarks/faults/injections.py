@@ -7,10 +7,11 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from itertools import count
+from inspect import isawaitable
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ IDLE_CONNECTIONS = 10_000
 RELOADS_PER_S = 50.0
 _PER_CHANGE = 25
 """Signals for each change of the pool file."""
-_STALL_S = 36.0
 _DAY_S = 86_400
 Inject = Callable[[Stage], AbstractAsyncContextManager[None]]
 
@@ -41,8 +41,6 @@ class Injection:
         Least length, for faults that a shorter time would not show.
     concerns
         Whether a system can have it.
-    is_of_replica
-        Whether one replica has it.
     env
         Variables that the system must have been started with.
     """
@@ -51,99 +49,81 @@ class Injection:
     inject: Inject
     seconds: float = 0.0
     concerns: Callable[[System], bool] = lambda system: not system.has_state
-    is_of_replica: bool = True
     env: Callable[[Path], dict[str, str]] = lambda _: {}
+
+
+def _between(begin: Callable[[Stage], Any], end: Callable[[Stage], Any] = lambda _: None) -> Inject:
+    """Return what does one thing, and another at the end; either may have to be awaited."""
+
+    async def done(result: Any) -> None:
+        if isawaitable(result):
+            await result
+
+    @contextlib.asynccontextmanager
+    async def inject(stage: Stage) -> AsyncIterator[None]:
+        await done(begin(stage))
+        try:
+            yield
+        finally:
+            await done(end(stage))
+
+    return inject
 
 
 def _told(fault: str) -> Inject:
     """Return a fault that the first replica is told to have."""
-
-    @contextlib.asynccontextmanager
-    async def inject(stage: Stage) -> AsyncIterator[None]:
-        await stage.victim.tell(fault)
-        try:
-            yield
-        finally:
-            await stage.victim.tell(WELL)
-
-    return inject
+    return _between(lambda stage: stage.victim.tell(fault), lambda stage: stage.victim.tell(WELL))
 
 
 def _freeze(signal_of: Callable[[Stage], Callable[[signal.Signals], None]]) -> Inject:
     """Return what stops a process, given what signals it: it then neither answers nor closes its connections."""
-
-    @contextlib.asynccontextmanager
-    async def inject(stage: Stage) -> AsyncIterator[None]:
-        send = signal_of(stage)
-        send(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            send(signal.SIGCONT)
-
-    return inject
+    return _between(lambda stage: signal_of(stage)(signal.SIGSTOP), lambda stage: signal_of(stage)(signal.SIGCONT))
 
 
-@contextlib.asynccontextmanager
-async def _kill(stage: Stage) -> AsyncIterator[None]:
-    await stage.victim.kill()
-    try:
-        yield
-    finally:
-        await stage.victim.start()
-
-
-@contextlib.asynccontextmanager
-async def _kill_system(stage: Stage) -> AsyncIterator[None]:
+async def _kill_system(stage: Stage) -> None:
     await stage.kill()
     await stage.start()
-    yield
 
 
-@contextlib.asynccontextmanager
-async def _restart_system(stage: Stage) -> AsyncIterator[None]:
+async def _restart_system(stage: Stage) -> None:
     await stage.stop()
     await stage.start()
-    yield
 
 
 @contextlib.asynccontextmanager
-async def _reload_storm(stage: Stage) -> AsyncIterator[None]:
-    """Signal without pause; twice a second a replica has another weight."""
-    async with _reloads(stage, lambda backends: backends["b3"].update(weight=2.0)):
-        yield
-
-
-@contextlib.asynccontextmanager
-async def _replica_removed(stage: Stage) -> AsyncIterator[None]:
-    """Take a replica out of the pool file twice a second, and put it back."""
-    async with _reloads(stage, lambda backends: backends.pop("b3")):
-        yield
-
-
-@contextlib.asynccontextmanager
-async def _reloads(stage: Stage, change: Callable[[dict[str, Any]], object]) -> AsyncIterator[None]:
-    pool = stage.site.pool
-    before = pool.read_text() if pool.exists() else ""  # a peer has none
-    changed = _changed(before, change) if before else ""
-
-    async def storm() -> None:
-        for number in count(1):
-            if before and number % _PER_CHANGE == 0:
-                _replace(pool, changed if number % (2 * _PER_CHANGE) else before)
-            stage.signal(signal.SIGHUP)
-            await asyncio.sleep(1.0 / RELOADS_PER_S)
-
-    task = asyncio.create_task(storm())
+async def _meanwhile(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
     try:
         yield
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+def _reloads(change: Callable[[dict[str, Any]], object]) -> Inject:
+    """Return what signals without pause; twice a second the replicas in the pool file are others."""
+
+    @contextlib.asynccontextmanager
+    async def inject(stage: Stage) -> AsyncIterator[None]:
+        pool = stage.site.pool
+        before = pool.read_text() if pool.exists() else ""  # a peer has none
+        changed = _changed(before, change) if before else ""
+
+        async def storm() -> None:
+            for number in count(1):
+                if before and number % _PER_CHANGE == 0:
+                    _replace(pool, changed if number % (2 * _PER_CHANGE) else before)
+                stage.signal(signal.SIGHUP)
+                await asyncio.sleep(1.0 / RELOADS_PER_S)
+
+        async with _meanwhile(storm()):
+            yield
         if before:
             _replace(pool, before)
             stage.signal(signal.SIGHUP)
+
+    return inject
 
 
 def _changed(pool: str, change: Callable[[dict[str, Any]], object]) -> str:
@@ -176,24 +156,6 @@ async def idle_connections(stage: Stage, number: int = IDLE_CONNECTIONS) -> Asyn
             connection.close()
 
 
-@contextlib.asynccontextmanager
-async def _kill_redis(stage: Stage) -> AsyncIterator[None]:
-    stage.redis.kill()
-    try:
-        yield
-    finally:
-        stage.redis.start()
-
-
-@contextlib.asynccontextmanager
-async def _fill_disk(stage: Stage) -> AsyncIterator[None]:
-    stage.disk.fill(stage.pids)
-    try:
-        yield
-    finally:
-        stage.disk.free(stage.pids)
-
-
 def _clock_file(folder: Path) -> Path:
     return folder / "clock"
 
@@ -217,56 +179,52 @@ async def _clock_jumps(stage: Stage) -> AsyncIterator[None]:
     """Set the clock ahead by a day and back by two, over and over."""
 
     async def jump() -> None:
-        while True:
-            for offset_s in (_DAY_S, -_DAY_S):
-                _clock_file(stage.site.folder).write_text(f"{offset_s:+d}")
-                await asyncio.sleep(1.0)
+        for offset_s in cycle((_DAY_S, -_DAY_S)):
+            _clock_file(stage.site.folder).write_text(f"{offset_s:+d}")
+            await asyncio.sleep(1.0)
 
-    task = asyncio.create_task(jump())
-    try:
+    async with _meanwhile(jump()):
         yield
-    finally:
-        task.cancel()
-        _clock_file(stage.site.folder).write_text("+0")
+    _clock_file(stage.site.folder).write_text("+0")
 
 
 def _is_gateway(system: System) -> bool:
     return system.name.startswith("gateway") and not system.has_state
 
 
-def _stateful(system: System) -> bool:
-    return system.has_state
+def _has_redis(system: System) -> bool:
+    return "Redis" in system.name
 
 
-def _of_replica() -> list[Injection]:
-    # What such a replica took it never answers, so it has to last until a probe has seen it.
-    least_s = dict.fromkeys(("stall", "stall-middle", STANDS_STILL), _STALL_S) | dict.fromkeys((HANG, ASLEEP), 10.0)
-    told = [HANG, REFUSE, RESET_ACCEPT, *BEHAVIOURS]
-    return [
-        Injection("kill", _kill),
-        Injection("freeze", _freeze(lambda stage: stage.victim.signal), seconds=10.0),
-        *(Injection(name, _told(name), seconds=least_s.get(name, 0.0)) for name in told),
-    ]
-
-
+# What such a replica took it never answers, so it has to last until a probe has seen it.
+_LEAST_S = dict.fromkeys(("stall", "stall-middle", STANDS_STILL), 36.0) | dict.fromkeys((HANG, ASLEEP), 10.0)
 INJECTIONS = {
-    injection.name: injection
-    for injection in (
-        *_of_replica(),
-        Injection("system-kill", _kill_system, is_of_replica=False),
-        Injection("system-restart", _restart_system, is_of_replica=False),
-        Injection("reload-storm", _reload_storm, concerns=lambda system: system.reloads, is_of_replica=False),
-        Injection("replica-removed", _replica_removed, concerns=_is_gateway, is_of_replica=False),
-        Injection("idle-connections", idle_connections, is_of_replica=False),
-        Injection("redis-kill", _kill_redis, concerns=lambda each: "Redis" in each.name, is_of_replica=False),
+    each.name: each
+    for each in (
+        Injection("kill", _between(lambda stage: stage.victim.kill(), lambda stage: stage.victim.start())),
+        Injection("freeze", _freeze(lambda stage: stage.victim.signal), seconds=10.0),
+        *(Injection(name, _told(name), _LEAST_S.get(name, 0.0)) for name in (HANG, REFUSE, RESET_ACCEPT, *BEHAVIOURS)),
+        Injection("system-kill", _between(_kill_system)),
+        Injection("system-restart", _between(_restart_system)),
         Injection(
-            "redis-freeze",
-            _freeze(lambda stage: stage.redis.signal),
-            concerns=lambda each: "Redis" in each.name,
-            is_of_replica=False,
+            "reload-storm", _reloads(lambda backends: backends["b3"].update(weight=2.0)), 0.0, lambda each: each.reloads
         ),
-        Injection("disk-full", _fill_disk, concerns=_stateful, is_of_replica=False),
-        Injection("clock-jumps", _clock_jumps, is_of_replica=False, env=_fake_clock),
+        Injection("replica-removed", _reloads(lambda backends: backends.pop("b3")), 0.0, _is_gateway),
+        Injection("idle-connections", idle_connections),
+        Injection(
+            "redis-kill",
+            _between(lambda stage: stage.redis.kill(), lambda stage: stage.redis.start()),
+            0.0,
+            _has_redis,
+        ),
+        Injection("redis-freeze", _freeze(lambda stage: stage.redis.signal), 0.0, _has_redis),
+        Injection(
+            "disk-full",
+            _between(lambda stage: stage.disk.fill(stage.pids), lambda stage: stage.disk.free(stage.pids)),
+            0.0,
+            lambda each: each.has_state,
+        ),
+        Injection("clock-jumps", _clock_jumps, env=_fake_clock),
     )
 }
 """By their names."""

@@ -17,6 +17,7 @@ import httpx
 
 from benchmarks.faults.answers import Answer, DocumentAnswer, StreamedAnswer
 from benchmarks.faults.asking import MODEL, Work
+from benchmarks.load import steady
 
 ANSWERED, LEFT = "answered", "left"
 REFUSED, UNANSWERED, CUT, HUNG = "refused", "no answer", "cut", "hung"
@@ -28,7 +29,6 @@ PATIENCE_S = 60.0
 _SLOW_PAUSE_S = 0.02
 _SLOW_BUFFER_BYTES = 1 << 16
 _READ_BYTES = 1 << 16
-_FILLING = "please go on " * 10
 numbers = count(1)
 """Numbers of requests, each used once in a process."""
 
@@ -43,15 +43,12 @@ class Ask:
         Seconds from the end of the request until the client leaves; infinite if it stays.
     is_slow
         Whether the client reads slowly.
-    turns
-        Messages of a chat after the first; each makes the prompt a longer prefix to remember.
     """
 
     work: Work
     prompt_bytes: int = 0
     leaves_after_s: float = float("inf")
     is_slow: bool = False
-    turns: int = 0
 
     @property
     def path(self) -> str:
@@ -63,10 +60,7 @@ class Ask:
         work = self.work
         text = work.prompt(self.prompt_bytes)
         body: dict[str, Any] = {"model": MODEL, "max_tokens": work.tokens, "temperature": 0.0}
-        turns = [
-            {"role": "user", "content": f"{work.request_id}, turn {turn}: {_FILLING}"} for turn in range(self.turns)
-        ]
-        body |= {"messages": [{"role": "user", "content": text}, *turns]} if work.is_chat else {"prompt": text}
+        body |= {"messages": [{"role": "user", "content": text}]} if work.is_chat else {"prompt": text}
         return body | ({"stream": True} if work.is_stream else {})
 
 
@@ -151,8 +145,6 @@ class Load:
     ----------
     port
         Port on loopback.
-    headers
-        Headers of each request.
 
     Attributes
     ----------
@@ -160,14 +152,13 @@ class Load:
         The longest time by which a request was sent too late, for want of a processor.
     """
 
-    def __init__(self, port: int, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}"
         timeout, once = httpx.Timeout(PATIENCE_S), httpx.Limits(max_keepalive_connections=0)
         slow = [(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER_BYTES)]
         self._client, self._slow_client = (
             httpx.AsyncClient(
                 transport=httpx.AsyncHTTPTransport(verify=False, socket_options=options, limits=once),
-                headers=headers,
                 timeout=timeout,
             )
             for options in (None, slow)
@@ -203,12 +194,12 @@ class Load:
 
     async def send_all(self, asks: Iterable[Ask], rate_per_s: float) -> None:
         """Send requests at a rate."""
-        next_s = time.monotonic()
-        for ask in asks:
-            self.lag_s = max(self.lag_s, time.monotonic() - next_s)
+        waiting = iter(asks)
+        async for late_s in steady(rate_per_s):
+            if (ask := next(waiting, None)) is None:
+                return
+            self.lag_s = max(self.lag_s, late_s)
             self.send(ask)
-            next_s = max(next_s + 1.0 / rate_per_s, time.monotonic() - 1.0)
-            await asyncio.sleep(max(0.0, next_s - time.monotonic()))
 
     async def finish(self) -> Tally:
         """Wait for what was sent, and return the outcomes."""

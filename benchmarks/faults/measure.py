@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.faults.injections import Injection
@@ -45,6 +46,7 @@ class Result:
 
     system: str
     fault: str
+    rss_before_mb: float
     sent: int = 0
     answered: int = 0
     left: int = 0
@@ -56,7 +58,6 @@ class Result:
     failing_s: float = 0.0
     back_s: float | None = None
     idle_s: float | None = None
-    rss_before_mb: float = 0.0
     rss_after_mb: float = 0.0
     orphans: int = 0
     lag_s: float = 0.0
@@ -72,10 +73,17 @@ class Result:
         """Return the number of failures that looked like answers."""
         return sum(count for what, count in self.failed.items() if what in SILENT)
 
+    @property
+    def losses(self) -> str:
+        """Return how many requests failed, by reason; failures that look like an answer are in bold."""
+        found = [] if self.is_alive else ["**died**"]
+        found += [f"**{n} {what}**" if what in SILENT else f"{n} {what}" for what, n in sorted(self.failed.items())]
+        return ", ".join(found) or "0"
+
 
 async def measure(stage: Stage, injection: Injection, seconds: float, rate_per_s: float, seed: int) -> Result:
     """Inject a fault under load, and return what it did."""
-    result = Result(stage.system.name, injection.name, rss_before_mb=stage.rss_mb())
+    result = Result(stage.system.name, injection.name, stage.rss_mb())
     load = Load(stage.port)
     async with load.steady(mixed(seed), rate_per_s):
         await asyncio.sleep(_BEFORE_S)
@@ -98,3 +106,37 @@ async def measure(stage: Stage, injection: Injection, seconds: float, rate_per_s
     result.lag_s = load.lag_s
     result.longest_s, result.failing_s = tally.longest_s(), tally.failing_s()
     return result
+
+
+def peers_table(results: Sequence[Result]) -> str:
+    """Return what each system lost: a row a fault, a column a system."""
+    losses = {(result.fault, result.system): result.losses for result in results}
+    systems = list(dict.fromkeys(result.system for result in results))
+    lines = [f"| fault | {' | '.join(systems)} |", "|---" * (len(systems) + 1) + "|"]
+    lines += [
+        f"| {fault} | {' | '.join(losses.get((fault, system), '') for system in systems)} |"
+        for fault in dict.fromkeys(result.fault for result in results)
+    ]
+    totals = [[result for result in results if result.system == system] for system in systems]
+    sums = [f"{sum(each.lost for each in own)} of {sum(each.sent for each in own)}" for own in totals]
+    silent = [f"{sum(each.silent for each in own)}" for own in totals]
+    lines.append(f"| **lost in all** | {' | '.join(sums)} |")
+    return "\n".join([*lines, f"| **of these unnoticed** | {' | '.join(silent)} |"])
+
+
+OWN_HEAD = (
+    "fault", "sent", "answered", "left", "failed", "sent twice", "run twice", "longest answer", "failures over",
+    "replica back after", "idle after", "MB before → after", "orphans",
+)  # fmt: skip
+
+
+def own_row(each: Result) -> str:
+    """Return all figures of a fault."""
+    cells = [
+        f"{each.fault}, {each.system}", each.sent, each.answered, each.left, each.losses,
+        each.sent_twice, each.run_twice, f"{each.longest_s:.1f} s", f"{each.failing_s:.1f} s",
+        "never" if each.back_s is None else f"{each.back_s:.1f} s",
+        "**never**" if each.idle_s is None else f"{each.idle_s:.1f} s",
+        f"{each.rss_before_mb:.0f} → {each.rss_after_mb:.0f}", each.orphans,
+    ]  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"

@@ -1,4 +1,4 @@
-"""The ways in which a replica answers, most of them wrong."""
+"""The ways in which a replica answers, most of them wrong: how much of an answer it sends, and how that ends."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ STANDS_STILL, ASLEEP = "stands-still", "asleep"
 OTHER_MODEL, OTHER_KEY = "other-model", "other-key"
 HUGE_BYTES = 4 << 20
 _MOST_DRIPS, _DRIP_S = 200, 0.01
-_ERROR: dict[str, dict[str, Any]] = {
-    "error": {"message": "the engine failed", "type": "InternalServerError", "param": None, "code": 500}
-}
-_ERROR_EVENT = b"data: " + json.dumps(_ERROR).encode() + b"\n\n"
+_ON_THE_WAY_S = 0.02
+"""A reset must not overtake what was sent."""
+
+
+def _error(code: int, **more: Any) -> dict[str, Any]:
+    known = {"message": "the engine failed", "type": "InternalServerError", "param": None, "code": code}
+    return {"error": known | more}
 
 
 async def well(wire: Wire) -> None:
@@ -35,63 +38,68 @@ async def well(wire: Wire) -> None:
         wire.is_answered = True
 
 
+async def _nothing(wire: Wire) -> None:
+    """Send nothing."""
+
+
+async def _head(wire: Wire) -> None:
+    """Send the head."""
+    if wire.work.is_stream:
+        wire.stream_head()
+    else:
+        await wire.generate()
+        wire.send(wire.whole_head(wire.body()))
+
+
 async def _half(wire: Wire) -> None:
-    """Answer up to the middle: of the tokens of a stream, or of the bytes of a document."""
+    """Send half of the tokens of a stream, or of the bytes of a document."""
     if wire.work.is_stream:
         wire.begin()
-        await wire.generate((wire.work.begins_at + wire.work.tokens) // 2)
+        await wire.generate(wire.work.middle)
     else:
         await wire.generate()
         body = wire.body()
         wire.send(wire.whole_head(body) + body[: len(body) // 2])
-    await asyncio.sleep(0.02)  # a reset must not overtake what was sent
 
 
-async def reset_request(wire: Wire) -> None:
-    """Reset once the request was received."""
-    wire.reset()
-
-
-async def reset_head(wire: Wire) -> None:
-    """Reset after the head."""
-    if wire.work.is_stream:
-        wire.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-    else:
-        await wire.generate()
-        wire.send(wire.whole_head(wire.body()))
-    await asyncio.sleep(0.02)
-    wire.reset()
-
-
-async def reset_middle(wire: Wire) -> None:
-    """Reset in the middle of the answer, between two chunks."""
-    await _half(wire)
-    wire.reset()
-
-
-async def reset_end(wire: Wire) -> None:
-    """Reset before the last events of a stream, or the last byte of a document."""
+async def _nearly_all(wire: Wire) -> None:
+    """Send all but the last events of a stream, or the last byte of a document."""
     if wire.work.is_stream:
         wire.begin()
-        await wire.generate()
-    else:
-        await wire.generate()
-        body = wire.body()
-        wire.send(wire.whole_head(body) + body[:-1])
-    await asyncio.sleep(0.02)
-    wire.reset()
+    await wire.generate()
+    if not wire.work.is_stream:
+        wire.send((wire.whole_head(wire.body()) + wire.body())[:-1])
 
 
-async def half_chunk(wire: Wire) -> None:
+def _reset_after(part: Behaviour) -> Behaviour:
+    async def behave(wire: Wire) -> None:
+        await part(wire)
+        if part is not _nothing:
+            await asyncio.sleep(_ON_THE_WAY_S)
+        wire.reset()
+
+    return behave
+
+
+def _silent_after(part: Behaviour) -> Behaviour:
+    async def behave(wire: Wire) -> None:
+        await part(wire)
+        await asyncio.Event().wait()
+
+    return behave
+
+
+async def _half_chunk(wire: Wire) -> None:
     """Close in the middle of a chunk."""
     await _half(wire)
+    await asyncio.sleep(_ON_THE_WAY_S)
     if wire.work.is_stream:
         chunk = framed(wire.token())
         wire.send(chunk[: len(chunk) // 2])
     wire.close()
 
 
-async def early_end(wire: Wire) -> None:
+async def _early_end(wire: Wire) -> None:
     """End the HTTP message by the book, but in the middle of the answer."""
     if wire.work.is_stream:
         await _half(wire)
@@ -102,113 +110,56 @@ async def early_end(wire: Wire) -> None:
         wire.whole(body[: len(body) // 2])
 
 
-async def garbage(wire: Wire) -> None:
-    """Answer with something that is not HTTP."""
+async def _garbage(wire: Wire) -> None:
     wire.send(b"\x16\x03\x01 THIS IS NOT HTTP\r\n\r\n" * 20)
     wire.close()
 
 
-async def garbage_body(wire: Wire) -> None:
+async def _garbage_body(wire: Wire) -> None:
     """Answer with a valid head, and something that is neither JSON nor events."""
     wire.whole(b"<html><body>It works!</body></html>", b"text/event-stream" if wire.work.is_stream else b"text/html")
 
 
-async def status_500(wire: Wire) -> None:
-    """Answer with 500."""
-    wire.whole(json.dumps(_ERROR).encode(), status=500)
+def _status(code: int, document: dict[str, Any] | None = None) -> Behaviour:
+    async def behave(wire: Wire) -> None:
+        wire.whole(json.dumps(document or _error(code)).encode(), status=code)
+
+    return behave
 
 
-async def status_503(wire: Wire) -> None:
-    """Answer with 503."""
-    wire.whole(json.dumps(_ERROR).encode(), status=503)
+def _error_event_after(part: Behaviour, error: dict[str, Any], otherwise: int) -> Behaviour:
+    """Return what has an error in a stream; to other requests it answers with a status and the error."""
 
-
-async def error_event_first(wire: Wire) -> None:
-    """Answer with 200 and a stream that begins with an error; to other requests with 500."""
-    if not wire.work.is_stream:
-        await status_500(wire)
-        return
-    wire.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-    wire.event(_ERROR_EVENT)
-    wire.event(b"data: [DONE]\n\n")
-    wire.send(b"0\r\n\r\n")
-
-
-async def error_event(wire: Wire) -> None:
-    """Answer with a stream that has an error in its middle; to other requests with 500."""
-    if not wire.work.is_stream:
-        await status_500(wire)
-        return
-    await _half(wire)
-    wire.event(_ERROR_EVENT)
-    wire.event(b"data: [DONE]\n\n")
-    wire.send(b"0\r\n\r\n")
-
-
-async def abort(wire: Wire) -> None:
-    """Answer half, and end it by the book, as vLLM does whose engine is paused or stopped: `finish_reason: abort`."""
-    await _give_up(wire, "abort")
-
-
-async def no_reason(wire: Wire) -> None:
-    """Answer half, and end it by the book, without a reason."""
-    await _give_up(wire, None)
-
-
-async def _give_up(wire: Wire, reason: str | None) -> None:
-    middle = (wire.work.begins_at + wire.work.tokens) // 2
-    if not wire.work.is_stream:
-        await wire.generate(middle)
-        wire.whole(wire.body(reason))
-        return
-    wire.begin()
-    await wire.generate(middle)
-    if reason is not None:
-        wire.finish(reason)
-    wire.last_events()
-    wire.send(b"0\r\n\r\n")
-
-
-async def error_object(wire: Wire) -> None:
-    """Answer 200 with an error, which has no code, in the place of the answer or in the middle of a stream."""
-    error = {"error": {"message": "the engine failed", "type": "internal_error"}}
-    if wire.work.is_stream:
-        await _half(wire)
+    async def behave(wire: Wire) -> None:
+        if not wire.work.is_stream:
+            await _status(otherwise, error)(wire)
+            return
+        await part(wire)
         wire.event(b"data: " + json.dumps(error).encode() + b"\n\n")
         wire.event(b"data: [DONE]\n\n")
         wire.send(b"0\r\n\r\n")
-    else:
-        wire.whole(json.dumps(error).encode())
+
+    return behave
 
 
-async def status_429(wire: Wire) -> None:
-    """Answer with 429, as a replica does that is full."""
-    wire.whole(json.dumps({"error": _ERROR["error"] | {"code": 429}}).encode(), status=429)
+def _given_up(reason: str | None) -> Behaviour:
+    """Return what answers half, and ends it by the book, as vLLM does whose engine is paused or stopped."""
+
+    async def behave(wire: Wire) -> None:
+        if not wire.work.is_stream:
+            await wire.generate(wire.work.middle)
+            wire.whole(wire.body(reason))
+            return
+        await _half(wire)
+        if reason is not None:
+            wire.finish(reason)
+        wire.last_events()
+        wire.send(b"0\r\n\r\n")
+
+    return behave
 
 
-async def stall(wire: Wire) -> None:
-    """Answer nothing, as an engine does whose scheduler stands still; its health page still answers."""
-    await asyncio.Event().wait()
-
-
-async def other_model(wire: Wire) -> None:
-    """Answer as an engine with another model does."""
-    error = {"message": f"The model `{MODEL}` does not exist.", "type": "NotFoundError", "param": "model", "code": 404}
-    wire.whole(json.dumps({"error": error}).encode(), status=404)
-
-
-async def other_key(wire: Wire) -> None:
-    """Answer as an engine with another key does."""
-    wire.whole(b'{"error": "Unauthorized"}', status=401)
-
-
-async def stall_middle(wire: Wire) -> None:
-    """Stop in the middle of the answer."""
-    await _half(wire)
-    await asyncio.Event().wait()
-
-
-async def slow_drip(wire: Wire) -> None:
+async def _slow_drip(wire: Wire) -> None:
     """Answer in pieces of a few bytes."""
     parts: list[bytes] = []
     wire.send_to(parts.append)
@@ -221,12 +172,11 @@ async def slow_drip(wire: Wire) -> None:
         await asyncio.sleep(_DRIP_S)
 
 
-async def huge_lines(wire: Wire) -> None:
+async def _huge_lines(wire: Wire) -> None:
     """Answer with one line of some megabytes among the others."""
     padding = json.dumps({"id": "x", "object": "chat.completion.chunk", "choices": [], "padding": "x" * HUGE_BYTES})
     if wire.work.is_stream:
-        wire.begin()
-        await wire.generate((wire.work.begins_at + wire.work.tokens) // 2)
+        await _half(wire)
         wire.event(b"data: " + padding.encode() + b"\n\n")
         await wire.generate()
         wire.last_events()
@@ -237,13 +187,13 @@ async def huge_lines(wire: Wire) -> None:
         wire.is_answered = True
 
 
-async def informational(wire: Wire) -> None:
+async def _informational(wire: Wire) -> None:
     """Send answers of 1xx before the answer."""
     wire.send(b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n")
     await well(wire)
 
 
-async def trailers(wire: Wire) -> None:
+async def _trailers(wire: Wire) -> None:
     """End with trailers; a document too is framed in chunks."""
     if wire.work.is_stream:
         wire.begin(more=b"trailer: x-cost\r\n")
@@ -256,62 +206,59 @@ async def trailers(wire: Wire) -> None:
     wire.end(b"x-cost: 1\r\n")
 
 
-async def http_1_0(wire: Wire) -> None:
-    """Answer as an HTTP/1.0 server does: the end of the answer is that of the connection."""
-    wire.is_chunked = False
-    if wire.work.is_stream:
-        wire.begin(b"HTTP/1.0")
-        await wire.generate()
-        wire.last_events()
-    else:
-        await wire.generate()
-        wire.send(b"HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n" + wire.body())
-    wire.end()
+def _http_1_0(*, is_cut: bool) -> Behaviour:
+    """Return what answers as an HTTP/1.0 server does: the end of the answer, or of half of it, is the connection's."""
+
+    async def behave(wire: Wire) -> None:
+        wire.is_chunked = False
+        if wire.work.is_stream:
+            wire.begin(b"HTTP/1.0")
+            await wire.generate(wire.work.middle if is_cut else None)
+            if not is_cut:
+                wire.last_events()
+        else:
+            await wire.generate()
+            body = wire.body()
+            half = body[: len(body) // 2]
+            wire.send(b"HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n" + (half if is_cut else body))
+        wire.end()
+        wire.is_answered = not is_cut
+
+    return behave
 
 
-async def http_1_0_cut(wire: Wire) -> None:
-    """Answer half as an HTTP/1.0 server does: HTTP does not tell that it is cut."""
-    wire.is_chunked = False
-    if wire.work.is_stream:
-        wire.begin(b"HTTP/1.0")
-        await wire.generate((wire.work.begins_at + wire.work.tokens) // 2)
-    else:
-        await wire.generate()
-        body = wire.body()
-        wire.send(b"HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n" + body[: len(body) // 2])
-    wire.close()
-
-
+_NO_MODEL = {"message": f"The model `{MODEL}` does not exist.", "type": "NotFoundError", "param": "model"}
+_WITHOUT_CODE = {"error": {"message": "the engine failed", "type": "internal_error"}}
 REFUSALS = frozenset({"429", "503"})
 """Behaviours that run nothing."""
 BEHAVIOURS: dict[str, Behaviour] = {
-    "reset-request": reset_request,
-    "reset-head": reset_head,
-    "reset-middle": reset_middle,
-    "reset-end": reset_end,
-    "half-chunk": half_chunk,
-    "early-end": early_end,
-    "garbage": garbage,
-    "garbage-body": garbage_body,
-    "500": status_500,
-    "503": status_503,
-    "429": status_429,
-    "abort": abort,
-    "no-reason": no_reason,
-    "error-object": error_object,
-    "error-event-first": error_event_first,
-    "error-event": error_event,
-    "stall": stall,
-    "stall-middle": stall_middle,
-    STANDS_STILL: stall,
-    ASLEEP: stall,
-    OTHER_MODEL: other_model,
-    OTHER_KEY: other_key,
-    "slow-drip": slow_drip,
-    "huge-lines": huge_lines,
-    "informational": informational,
-    "trailers": trailers,
-    "http-1.0": http_1_0,
-    "http-1.0-cut": http_1_0_cut,
+    "reset-request": _reset_after(_nothing),
+    "reset-head": _reset_after(_head),
+    "reset-middle": _reset_after(_half),
+    "reset-end": _reset_after(_nearly_all),
+    "half-chunk": _half_chunk,
+    "early-end": _early_end,
+    "garbage": _garbage,
+    "garbage-body": _garbage_body,
+    "500": _status(500),
+    "503": _status(503),
+    "429": _status(429),
+    "abort": _given_up("abort"),
+    "no-reason": _given_up(None),
+    "error-object": _error_event_after(_half, _WITHOUT_CODE, 200),
+    "error-event-first": _error_event_after(_head, _error(500), 500),
+    "error-event": _error_event_after(_half, _error(500), 500),
+    "stall": _silent_after(_nothing),  # as an engine whose scheduler stands still; its health page still answers
+    "stall-middle": _silent_after(_half),
+    STANDS_STILL: _silent_after(_nothing),
+    ASLEEP: _silent_after(_nothing),
+    OTHER_MODEL: _status(404, _error(404, **_NO_MODEL)),
+    OTHER_KEY: _status(401, {"error": "Unauthorized"}),
+    "slow-drip": _slow_drip,
+    "huge-lines": _huge_lines,
+    "informational": _informational,
+    "trailers": _trailers,
+    "http-1.0": _http_1_0(is_cut=False),
+    "http-1.0-cut": _http_1_0(is_cut=True),
 }
 """By their names."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from backends.launch.ports import free_port
 from benchmarks.faults.engine import LOOK
+from benchmarks.faults.systems import HOSTS
 
 _ROOT = Path(__file__).parents[2]
 
@@ -50,10 +51,6 @@ class ReplicaProcess:
         counts: dict[str, int] = json.loads(await self._process.stdout.readline())
         return counts
 
-    async def counts(self) -> dict[str, int]:
-        """Return what it has done so far, and does now."""
-        return await self.tell(LOOK)
-
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
         assert self._process is not None
@@ -69,14 +66,11 @@ class ReplicaProcess:
 
 
 class Replicas:
-    """Four replicas on one port, at addresses 127.0.0.1 to 127.0.0.4."""
+    """Replicas on one port, at the addresses `HOSTS`."""
 
-    def __init__(self, folder: Path, count: int = 4) -> None:
+    def __init__(self, folder: Path) -> None:
         self.port = free_port()
-        self.each = [
-            ReplicaProcess(f"127.0.0.{number}", self.port, folder / f"replica-{number}.log")
-            for number in range(1, count + 1)
-        ]
+        self.each = [ReplicaProcess(host, self.port, folder / f"replica-{host}.log") for host in HOSTS]
 
     async def start(self) -> None:
         """Start all."""
@@ -88,12 +82,7 @@ class Replicas:
 
     async def running(self) -> int:
         """Return the number of requests that run."""
-        return sum([(await replica.counts())["running"] for replica in self.each])
-
-    def times(self, event: str, request_id: str) -> dict[str, float]:
-        """Return when each replica that had a request began or ended it, by host, in monotonic time."""
-        lines = [(replica.host, line.split()) for replica in self.each for line in _lines(replica.log)]
-        return {host: float(at_s) for host, (what, which, at_s) in lines if (what, which) == (event, request_id)}
+        return sum([(await replica.tell(LOOK))["running"] for replica in self.each])
 
     def journal(self) -> Journal:
         """Return what all have done."""

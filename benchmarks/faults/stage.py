@@ -19,8 +19,8 @@ from backends.launch.ports import free_port
 from benchmarks.faults.asking import Work
 from benchmarks.faults.load import ANSWERED, Ask, Load, numbers
 from benchmarks.faults.replicas import Replicas
-from benchmarks.faults.systems import Site, System
-from benchmarks.process import pss_mb, rss_mb, tree
+from benchmarks.faults.systems import HOSTS, Site, System
+from benchmarks.process import is_alive, rss_mb, spawned, tree
 
 _START_S, _STOP_S, _ORPHAN_S, _POLL_S = 90.0, 40.0, 5.0, 0.05
 _DISK_MIB = 64
@@ -42,10 +42,7 @@ class Redis:
     def start(self) -> None:
         """Start it, empty."""
         argv = ["redis-server", "--port", str(self._port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        with (self._folder / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*argv, "--dir", str(self._folder)], stdout=log, stderr=log, start_new_session=True
-            )
+        self._process = spawned([*argv, "--dir", str(self._folder)], self._folder / "redis.log")
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
@@ -114,11 +111,11 @@ class Stage:
 
     def __init__(self, system: System, folder: Path, env: dict[str, str] | None = None) -> None:
         self.system = system
-        self.replicas = Replicas(folder, system.replicas)
+        self.replicas = Replicas(folder)
         self.victim = self.replicas.each[0]
         self.redis = Redis(folder)
         self.disk = Disk(folder)
-        self.site = Site(free_port(), self.replicas.port, folder, self.disk.path, self.redis.url)
+        self.site = Site(free_port(), self.replicas.port, folder, HOSTS, self.disk.path, self.redis.url)
         self.log = folder / "system.log"
         self.orphans = 0
         self._env = env or {}
@@ -155,10 +152,7 @@ class Stage:
 
     async def start(self) -> None:
         """Start the system, and wait until it answers through every replica."""
-        argv = self.system.argv(self.site)
-        if argv is None:
-            raise FileNotFoundError(self.system.name)
-        self._process = _spawned(argv, self.log, self._env)
+        self._process = spawned(self.system.command(self.site), self.log, self._env)
         end_s = time.monotonic() + _START_S
         answered = 0
         while answered < 16:
@@ -185,8 +179,8 @@ class Stage:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
-        await until(lambda: not any(map(_is_alive, pids)), _ORPHAN_S)
-        left = [pid for pid in pids if _is_alive(pid)]
+        await until(lambda: not any(map(is_alive, pids)), _ORPHAN_S)
+        left = [pid for pid in pids if is_alive(pid)]
         self.orphans += len(left)
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -205,10 +199,6 @@ class Stage:
     def rss_mb(self) -> float:
         """Return the resident memory of the system."""
         return rss_mb(self.pids)
-
-    def pss_mb(self) -> float:
-        """Return the memory of the system, what several processes share divided among them."""
-        return pss_mb(self.pids)
 
     def open_files(self) -> int:
         """Return the number of files that the system has open."""
@@ -244,11 +234,6 @@ async def until(condition: Callable[[], bool], longest_s: float) -> bool:
     return True
 
 
-def _spawned(argv: list[str], log: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
-    with log.open("ab") as output:
-        return subprocess.Popen(argv, stdout=output, stderr=output, env={**os.environ, **env}, start_new_session=True)
-
-
 def total(page: str, series: str, *labels: str) -> float:
     r"""Return the sum of a series on a metrics page, over the lines that have these labels.
 
@@ -262,10 +247,3 @@ def total(page: str, series: str, *labels: str) -> float:
         for line in page.splitlines()
         if line.startswith((f"{series}{{", f"{series} ")) and all(label in line for label in labels)
     )
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

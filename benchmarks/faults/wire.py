@@ -63,10 +63,14 @@ class Wire:
         """Return the head of an answer in one piece."""
         return b"HTTP/1.1 %d X\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (status, kind, len(body))
 
-    def begin(self, version: bytes = b"HTTP/1.1", more: bytes = b"") -> None:
-        """Send the head of a stream, and its first event."""
+    def stream_head(self, version: bytes = b"HTTP/1.1", more: bytes = b"") -> None:
+        """Send the head of a stream."""
         framing = _CHUNKED if self.is_chunked else b""
         self.send(version + b" 200 OK\r\n" + _STREAM + more + framing + b"\r\n")
+
+    def begin(self, version: bytes = b"HTTP/1.1", more: bytes = b"") -> None:
+        """Send the head of a stream, and its first event."""
+        self.stream_head(version, more)
         if self.work.is_chat:
             ids: dict[str, Any] = {"prompt_token_ids": self.work.prompt_ids} if self.work.with_ids else {}
             self.event(self._chunk({"delta": {"role": "assistant", "content": ""}}, **ids))

@@ -125,10 +125,10 @@ class Upstream(asyncio.Protocol):
         asyncio.get_running_loop().call_later(INTERVAL_S, self._chunk, number + 1)
 
 
-async def serve(port: int) -> None:
+async def serve(port: int, kind: type[Upstream] = Upstream) -> None:
     """Serve until terminated."""
     server = await asyncio.get_running_loop().create_server(
-        Upstream, [f"127.0.0.{number}" for number in range(1, 9)], port, backlog=2048
+        kind, [f"127.0.0.{number}" for number in range(1, 9)], port, backlog=2048
     )
     await server.serve_forever()
 

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.process import cpu_s, tree
+
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _LOOK_S = 1.0
 
@@ -26,7 +28,7 @@ class Clock:
             int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
         )
         busy_s = (user + nice + system + irq + softirq + steal) * _TICK_S
-        return cls(time.perf_counter(), busy_s, sum(_spent_by_process(_descendants()).values()))
+        return cls(time.perf_counter(), busy_s, cpu_s(tree(os.getpid()), waited=True))
 
     def foreign_share(self, later: Clock) -> float:
         """Return the CPU time of other processes until `later`, in shares of one core (with two cores at most 2)."""
@@ -61,24 +63,3 @@ def run_in_real_time() -> bool:
     except PermissionError:
         return False
     return True
-
-
-def _stat(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def _descendants() -> set[int]:
-    parents = {int(entry.name): _stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-    pids = {os.getpid()}
-    while more := {pid for pid, stat in parents.items() if stat and int(stat[1]) in pids} - pids:
-        pids |= more
-    return pids
-
-
-def _spent_by_process(pids: set[int]) -> dict[int, float]:
-    stats = {pid: _stat(pid) for pid in pids}
-    # Includes the time of children that have exited and were waited for.
-    return {pid: sum(map(int, stat[11:15])) * _TICK_S for pid, stat in stats.items() if stat}
