@@ -23,11 +23,14 @@ from backends.calibration.load import load_calibration
 from backends.drafting.script import Script, plain_steps
 from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
+from benchmarks.table import head, row
 from gateway.rooms.batches.lines import Line
 from gateway.rooms.batches.places import WAIT_S, Places
 
 _FULL_S = 120.0
 """Seconds after which a replica that runs nothing else has all its places taken."""
+CALIBRATION, RATE, MOST = "llama-3.1-8b-h100", 6.0, 128
+"""Requests per second while they come, and `batches.max_in_flight`."""
 LINES, PROMPT, OUTPUT = 50_000, (50, 800), (32, 256)
 
 
@@ -58,17 +61,16 @@ def script(draws: Random) -> Script:
     return Script(draws.randint(*PROMPT), output_tokens, *plain_steps(output_tokens))
 
 
-def arrivals(rate: float, cycle_s: float, until_s: float, seed: int) -> list[tuple[float, Script]]:
+def arrivals(cycle_s: float, until_s: float, seed: int) -> list[tuple[float, Script]]:
     """Return the requests, in order."""
     draws, at_s, found = Random(seed), 0.0, list[tuple[float, Script]]()
-    while (at_s := at_s + draws.expovariate(rate)) < until_s:
+    while (at_s := at_s + draws.expovariate(RATE)) < until_s:
         if at_s % cycle_s < cycle_s / 2:
             found.append((at_s, script(draws)))
     return found
 
 
 def play(
-    calibration: str,
     asked: list[tuple[float, Script]],
     until_s: float,
     most: int,
@@ -76,7 +78,7 @@ def play(
     lines: int = LINES,
 ) -> Run:
     """Play requests, and as many lines beside them as may run, at most so many at once."""
-    fleet, run, draws = Fleet([SimulatedReplica("a", load_calibration(calibration), Method.BASELINE)]), Run(), Random(2)
+    fleet, run, draws = Fleet([SimulatedReplica("a", load_calibration(CALIBRATION), Method.BASELINE)]), Run(), Random(2)
     waiting = [(Line(number, ""), make(draws)) for number in range(lines if most else 0)]
     running, requests = dict[int, tuple[Line, Script, float]](), dict[int, tuple[float, Script]]()
     numbers, places, has_come = dict[Line, int](), Places(most, 0.0), False
@@ -134,43 +136,40 @@ def long(draws: Random) -> Script:
     return Script(draws.randint(*PROMPT), 290, *plain_steps(290))
 
 
-def waste(calibration: str, most: int, until_s: float) -> None:
+def waste(until_s: float) -> None:
     """Print how often lines run, by the seconds between the requests of others."""
-    print("| a request | runs per answer | lines per second | runs, random | lines, random |\n|---" + "|---" * 4 + "|")
+    print(head("a request", "runs per answer", "lines per second", "runs, random", "lines, random"))
     for every_s in (1e9, 300.0, 60.0, 10.0, 3.0, 1.0, 0.3):
         cells = []
         for is_random in (False, True):
             draws, at_s, asked = Random(1), 0.0, list[tuple[float, Script]]()
             while (at_s := at_s + (draws.expovariate(1 / every_s) if is_random else every_s)) < until_s:
                 asked.append((at_s, short(draws)))
-            run = play(calibration, asked, until_s, most, long, round(100 * until_s))
+            run = play(asked, until_s, MOST, long, round(100 * until_s))
             cells += [f"{(run.lines + run.lost_lines) / max(1, run.lines):.3f}", f"{run.lines / until_s:.1f}"]
-        print(f"| {'never' if every_s > until_s else f'each {every_s:g} s'} | {' | '.join(cells)} |", flush=True)
+        print(row("never" if every_s > until_s else f"each {every_s:g} s", *cells), flush=True)
 
 
 def main() -> None:
     """Print a row for each length of a cycle."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calibration", default="llama-3.1-8b-h100")
-    parser.add_argument("--rate", type=float, default=6.0, help="requests per second while they come")
-    parser.add_argument("--most", type=int, default=128, help="batches.max_in_flight")
     parser.add_argument("--cycles", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cycle", type=float, nargs="*", default=[30.0, 120.0])
     parser.add_argument("--waste", type=float, metavar="SECONDS", help="print runs per answer over so long")
     options = parser.parse_args()
     if options.waste:
-        waste(options.calibration, options.most, options.waste)
+        waste(options.waste)
         return
-    half, whole = (play(options.calibration, [], until_s, options.most) for until_s in (_FULL_S, 2 * _FULL_S))
+    half, whole = (play([], until_s, MOST) for until_s in (_FULL_S, 2 * _FULL_S))
     full = (whole.batch_tokens - half.batch_tokens) / _FULL_S  # tokens a second, once all places are taken
     for cycle_s in options.cycle:
         until_s = options.cycles * cycle_s
         alone, both = Run(), Run()
         for seed in range(options.seeds):
-            asked = arrivals(options.rate, cycle_s, until_s, seed)
-            alone.add(play(options.calibration, asked, until_s, 0))
-            both.add(play(options.calibration, asked, until_s, options.most))
+            asked = arrivals(cycle_s, until_s, seed)
+            alone.add(play(asked, until_s, 0))
+            both.add(play(asked, until_s, MOST))
         share = both.batch_tokens / both.idle_s / full
         (ttft_ms, tpot_ms), (with_ttft_ms, with_tpot_ms) = alone.p99_ms(), both.p99_ms()
         print(

@@ -44,6 +44,7 @@ from benchmarks.process import (
     upstream,
 )
 from benchmarks.systems import environment
+from benchmarks.table import head, row
 
 STREAMS = (20, 50, 100, 150, 200)
 SIZES = (1_000, 20_000, 100_000, 220_000)
@@ -162,11 +163,16 @@ def print_table(size: int, streams: tuple[int, ...], cells: dict[tuple[int, str]
     """Print the medians for one size of prompts."""
     print(f"\n### Prompts of {size // 1000} KB\n")
     columns = (
-        "streams | system | TTFT added p50 ms | p99 ms | requests/s | cores | CPU us/request | parts "
-        "| of the relay's | errors"
+        "TTFT added p50 ms",
+        "p99 ms",
+        "requests/s",
+        "cores",
+        "CPU us/request",
+        "parts",
+        "of the relay's",
+        "errors",
     )
-    print(f"| {columns} |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print(head("streams", "system", *columns))
     median = statistics.median
     for number in streams:
         alone = cells[number, ALONE]
@@ -179,11 +185,9 @@ def print_table(size: int, streams: tuple[int, ...], cells: dict[tuple[int, str]
             parts = {part: median(values) for part, values in cell.cpu_us.items()}
             relay = cells.get((number, name.replace("picker", "relay")))
             times = f"{sum(parts.values()) / median(relay.cpu_us['relay']):.1f}" if relay and len(parts) > 1 else ""
-            cpu_us = f"{sum(parts.values()):.0f} | {', '.join(f'{part} {us:.0f}' for part, us in parts.items())}"
-            print(
-                f"| {number} | {name} | {added[0]:.1f} | {added[1]:.1f} | {median(cell.requests_per_s):.1f} "
-                f"| {median(cell.cores):.2f} | {cpu_us} | {times} | {cell.errors} |"
-            )
+            figures = [f"{each:.1f}" for each in (*added, median(cell.requests_per_s))]
+            cpu_us = f"{sum(parts.values()):.0f}", ", ".join(f"{part} {us:.0f}" for part, us in parts.items())
+            print(row(number, name, *figures, f"{median(cell.cores):.2f}", *cpu_us, times, cell.errors))
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ import numpy as np
 
 from backends.launch.ports import free_port
 from benchmarks.process import LOAD_CPU, SYSTEM_CPU, running
+from benchmarks.table import head, row
 
 MODEL, WARM_S = "llama-3.1-70b", 8.0
 POOL = """\
@@ -149,7 +150,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=SERVED, default=[*SERVED])
     parser.add_argument("--attack", nargs="*", choices=ATTACKS, default=[*ATTACKS])
     options, alone = parser.parse_args(), np.ones(2)
-    print("| attack | served | requests | mean s | P95 s | mean / alone | P95 / alone | greedy |\n|" + "---|" * 8)
+    print(head("attack", "served", "requests", "mean s", "P95 s", "mean / alone", "P95 / alone", "greedy"))
     for name in ["alone", *(each for each in options.attack if each != "alone")]:
         is_alone = name == "alone"
         for how in ["by shares"] if is_alone else options.only:
@@ -164,7 +165,7 @@ def main() -> None:
             figures = np.array([np.mean(seconds), np.quantile(seconds, 0.95)])
             alone = figures if is_alone else alone
             cells = [f"{value:.2f}" for value in (*figures, *(figures / alone))]
-            print("|", " | ".join([name, how, str(len(seconds)), *cells, str(others)]), "|", flush=True)
+            print(row(name, how, len(seconds), *cells, others), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import uvloop
 from benchmarks.load import chat_body
 from benchmarks.overhead.inside import Inside, NullTransport, answer_of, request_of
 from benchmarks.process import rss_mb
+from benchmarks.table import head, row
 from gateway.config.load import load_pool
 
 POOL = """\
@@ -101,7 +102,8 @@ async def measure(pool: Path, way: str, number: int) -> None:
         gc.collect()
         cells.append((1e6 * min(rounds), rss_mb([os.getpid()]) - before_mb))
     (one_us, one_mb), (new_us, new_mb) = cells
-    print(f"| {way} | {one_us:.0f} | {new_us:.0f} | {new_us / one_us:.2f} | {one_mb:.1f} | {new_mb:.1f} |", flush=True)
+    ratio = f"{new_us / one_us:.2f}"
+    print(row(way, f"{one_us:.0f}", f"{new_us:.0f}", ratio, f"{one_mb:.1f}", f"{new_mb:.1f}"), flush=True)
 
 
 def main() -> None:
@@ -110,7 +112,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--way", nargs="*", choices=("answered", "left"), default=["answered", "left"])
     options = parser.parse_args()
-    print("| requests | one tenant, us | new ones, us | ratio | one tenant, MB | new ones, MB |\n|" + "---|" * 6)
+    print(head("requests", "one tenant, us", "new ones, us", "ratio", "one tenant, MB", "new ones, MB"))
     with tempfile.TemporaryDirectory() as folder:
         pool = Path(folder, "pool.yaml")
         pool.write_text(POOL)

@@ -20,9 +20,10 @@ from pathlib import Path
 from backends.launch.ports import free_port
 from benchmarks.attacks.attacker import ATTACKS
 from benchmarks.attacks.measure import Result, attack
-from benchmarks.attacks.systems import REPLICAS, systems
+from benchmarks.attacks.systems import REPLICAS, SYSTEMS
 from benchmarks.process import SYSTEM_CPU, most_files, raise_open_file_limit, upstream
 from benchmarks.systems import System, only_loopback, started
+from benchmarks.table import head, row
 
 
 def main() -> None:
@@ -31,7 +32,6 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="part of a system's name; may be repeated")
     parser.add_argument("--attack", action="append", choices=sorted(ATTACKS), help="may be repeated")
     parser.add_argument("--hold", type=float, default=60.0, help="seconds that idle connections are held")
-    parser.add_argument("--build", default="", help="NAME=COMMAND of an installed gateway, instead of this checkout")
     parser.add_argument("--json", type=Path, help="file to write all results to")
     arguments = parser.parse_args()
     only_loopback()
@@ -41,7 +41,7 @@ def main() -> None:
     print(f"{os.cpu_count()} processors, {most_files()} open files; connections are held for {arguments.hold:g} s\n")
     _print_head()
     with tempfile.TemporaryDirectory(prefix="attacks-") as name:
-        for system in systems(arguments.build):
+        for system in SYSTEMS:
             if any(part in system.name for part in arguments.only or [""]):
                 results += _attack_all(system, names, Path(name), arguments.hold)
                 if arguments.json is not None:  # after each, in case the next takes the machine with it
@@ -79,9 +79,8 @@ def table(results: Sequence[Result]) -> str:
     systems = list(dict.fromkeys(result.system for result in results))
     attacks = list(dict.fromkeys(result.attack for result in results))
     cells = {(result.attack, result.system): _cell(result) for result in results}
-    lines = [f"| attack | {' | '.join(systems)} |", "|---" * (len(systems) + 1) + "|"]
-    lines += [f"| {name} | {' | '.join(cells.get((name, system), '') for system in systems)} |" for name in attacks]
-    return "\n".join(lines)
+    rows = [row(name, *(cells.get((name, system), "") for system in systems)) for name in attacks]
+    return "\n".join([head("attack", *systems), *rows])
 
 
 def _cell(result: Result) -> str:
@@ -99,7 +98,7 @@ def _cell(result: Result) -> str:
 
 def _print_head() -> None:
     columns = ("system", "attack", "verdict", "lost", "worst s", "P99 s", "MB before / peak / after", "held", "answers")
-    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+    print(head(*columns), flush=True)
 
 
 def _print(result: Result) -> None:
@@ -112,11 +111,9 @@ def _print(result: Result) -> None:
         answers = "; ".join(filter(None, [answers, *result.notes]))
     held = f"{result.held} of {result.opened} after {result.held_s:g} s" if result.held_s else ""
     memory = f"{result.rss_before_mb:.0f} / {result.rss_peak_mb:.0f} / {result.rss_after_mb:.0f}"
-    print(
-        f"| {result.system} | {result.attack} | {result.verdict} | {f'{lost} of {result.requests}' if lost else 0} "
-        f"| {result.worst_s:.2f} | {result.p99_s:.3f} | {memory} | {held} | {answers} |",
-        flush=True,
-    )
+    lost = f"{lost} of {result.requests}" if lost else "0"
+    waits = f"{result.worst_s:.2f}", f"{result.p99_s:.3f}"
+    print(row(result.system, result.attack, result.verdict, lost, *waits, memory, held, answers), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ import time
 
 import httpx
 
+from benchmarks.load import steady
 from benchmarks.overhead.systems import KEY
 
-INTERVAL_S = 0.05
+RATE_PER_S = 20.0
 LOST_S = 10.0
 """Seconds after which a request counts as lost."""
 
@@ -54,13 +55,12 @@ class Bystander:
             self.lost.clear()
             print("ready", flush=True)
             tasks: set[asyncio.Task[None]] = set()
-            next_s = time.monotonic()
-            while not ended.done():
+            async for _ in steady(RATE_PER_S):
+                if ended.done():
+                    break
                 task = asyncio.create_task(self.ask(client))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
-                next_s = max(next_s + INTERVAL_S, time.monotonic() - 1.0)
-                await asyncio.sleep(max(0.0, next_s - time.monotonic()))
             await asyncio.gather(*tasks)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.process import is_alive, rss_mb, tree
+from benchmarks.systems import environment
 
 _MOST_MB = 6_000
 """Memory at which an attack ends, so that the machine survives it."""
@@ -81,20 +82,14 @@ class _Memory(threading.Thread):
 def attack(system: str, name: str, port: int, upstream: int, pid: int, folder: Path, hold_s: float) -> Result:
     """Attack a system while a bystander uses it."""
     result = Result(system, name)
-    bystander = _start("bystander", port, log=folder / "bystander.log")
+    env = environment(upstream, folder)
+    bystander = _start("bystander", port, log=folder / "bystander.log", env=env)
     assert bystander.stdout is not None
     bystander.stdout.readline()
     memory = _Memory(pid)
     memory.start()
     time.sleep(_QUIET_S)
-    attacker = memory.attacker = _start(
-        "attacker",
-        name,
-        port,
-        hold_s,
-        log=folder / "attacker.log",
-        env={"UPSTREAM": str(upstream), "FOLDER": str(folder)},
-    )
+    attacker = memory.attacker = _start("attacker", name, port, hold_s, log=folder / "attacker.log", env=env)
     try:
         report = attacker.communicate(timeout=_ATTACK_S)[0]
     except subprocess.TimeoutExpired:
@@ -123,14 +118,9 @@ def _judge(result: Result, seen: dict[str, Any], pid: int) -> None:
         result.verdict = "hurt bystanders" if result.lost or result.worst_s > 1.0 else "survived"
 
 
-def _start(module: str, *arguments: object, log: Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-
+def _start(module: str, *arguments: object, log: Path, env: dict[str, str]) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", f"benchmarks.attacks.{module}", *map(str, arguments)]
     with log.open("ab") as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", f"benchmarks.attacks.{module}", *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, **(env or {})},
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, **env}
         )

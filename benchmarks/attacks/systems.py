@@ -10,7 +10,8 @@ from benchmarks.systems import System, litellm, nginx, router
 REPLICAS = tuple(f"127.0.0.{number}" for number in range(1, 5))
 POOL = Path(__file__).with_name("pools") / "attacked.yaml"
 _LIMITS = "--max-payload-size 67108864 --request-timeout-secs 120"
-PEERS = (
+SYSTEMS = (
+    System("gateway", gateway(POOL).argv, AUTHORIZATION),
     System(
         "nginx",
         nginx(
@@ -34,8 +35,3 @@ PEERS = (
         AUTHORIZATION,
     ),
 )
-
-
-def systems(build: str) -> list[System]:
-    """Return the gateway, of an installation if `build` names one (`NAME=COMMAND`), and the peers."""
-    return [System("gateway", gateway(POOL, build=build).argv, AUTHORIZATION), *PEERS]

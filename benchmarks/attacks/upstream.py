@@ -11,7 +11,6 @@ import asyncio
 import json
 import sys
 
-import httptools
 import uvloop
 
 from benchmarks.overhead import upstream
@@ -47,26 +46,16 @@ class Upstream(upstream.Upstream):
         for task in self._tasks:
             task.cancel()
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            super().data_received(data)
-        except httptools.HttpParserError:
-            assert self._transport is not None
-            self._transport.close()
-
     def on_body(self, body: bytes) -> None:
         if len(self._body) < _SHORT_BYTES:  # keeping, and parsing, a large one would make others wait
             super().on_body(body[:_SHORT_BYTES])
 
     def on_message_complete(self) -> None:
-        assert self._transport is not None
         if self._url == b"/stats":
-            self._transport.write(
-                upstream._answer(json.dumps({"smuggled": Upstream.smuggled, "asked": Upstream.asked}).encode())
-            )
+            self._transport.write(upstream.document({"smuggled": Upstream.smuggled, "asked": Upstream.asked}))
         elif self._url.startswith(b"/v1/responses/"):
             Upstream.asked += 1
-            self._transport.write(upstream._answer(b"{}", status=b"404 Not Found"))
+            self._transport.write(upstream.answer(b"{}", status=b"404 Not Found"))
         elif GARBAGE in self._body and self._transport.get_extra_info("sockname")[0] == _BAD_REPLICA:
             self._transport.write(b"\x16\x03\x01\x00 this is no HTTP\r\n\r\n" * 100)
             self._transport.close()
@@ -86,7 +75,6 @@ class Upstream(upstream.Upstream):
     async def _stream(self, kind: bytes, piece: bytes, size: int | None) -> None:
         """Send an answer of this size; without one, until the connection is lost."""
         transport = self._transport
-        assert transport is not None
         transport.write(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % kind)
         chunk = b"%x\r\n%b\r\n" % (len(piece), piece)
         sent = 0

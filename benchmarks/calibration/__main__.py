@@ -26,6 +26,7 @@ from statistics import median
 from benchmarks.calibration import base
 from benchmarks.calibration.context import contexts
 from benchmarks.calibration.scaled import errors
+from benchmarks.table import head
 
 AIMS = ("*aim* | | | <= 8% | >= 90% | >= 90% | |", "*aim* | | | <= 10% |", "*aim* | | <= 1.5 | |")
 NEARLY = 0.05
@@ -41,7 +42,7 @@ def read(name: str) -> list[Row]:
 
 def print_table(columns: str, rows: Iterable[str]) -> None:
     """Print a Markdown table."""
-    print(f"| {columns} |", "|---" * len(columns.split("|")) + "|", *(f"| {row} |" for row in rows), "", sep="\n")
+    print(head(*columns.split(" | ")), *(f"| {each} |" for each in rows), "", sep="\n")
 
 
 def speedups(results: list[Row], winners: list[Row]) -> Iterable[str]:

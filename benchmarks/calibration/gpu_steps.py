@@ -19,6 +19,7 @@ from backends.calibration.batch_schedule import decode_step_s
 from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method
+from benchmarks.table import head, row
 
 CALIBRATION = "llama-3.1-8b-h100"
 
@@ -38,14 +39,13 @@ def expected_s(row: dict[str, str]) -> float:
 
 def main() -> None:
     """Print a row for each measurement."""
-    print("| method | k | batch | context | of | measured, ms | calibration, ms | measured over that |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(head("method", "k", "batch", "context", "of", "measured, ms", "calibration, ms", "measured over that"))
     with Path(__file__).with_name("gpu_steps.csv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            measured_s, said_s = float(row["median_s"]), expected_s(row)
-            cells = [row[key] for key in ("method", "k", "batch", "context", "kind")]
+        for step in csv.DictReader(file):
+            measured_s, said_s = float(step["median_s"]), expected_s(step)
+            cells = [step[key] for key in ("method", "k", "batch", "context", "kind")]
             cells += [f"{1e3 * measured_s:.2f}", f"{1e3 * said_s:.2f}", f"{measured_s / said_s:.2f}"]
-            print("|", " | ".join(cells), "|")
+            print(row(*cells))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from benchmarks.faults.stage import NotStartedError, Stage
 from benchmarks.faults.systems import SYSTEMS, System
 from benchmarks.process import raise_open_file_limit
 from benchmarks.systems import only_loopback
+from benchmarks.table import head
 
 
 def main() -> None:
@@ -42,14 +43,14 @@ def main() -> None:
         sys.exit(asyncio.run(soak(arguments.seconds or 3600.0, arguments.rate, arguments.seed, arguments.fault)))
     results = asyncio.run(_run(arguments))
     own = [each for each in results if each.system.startswith("gateway")]
-    print(f"\n{peers_table(results)}\n\n| {' | '.join(OWN_HEAD)} |\n{'|---' * len(OWN_HEAD)}|")
+    print(f"\n{peers_table(results)}\n\n{head(*OWN_HEAD)}")
     print(*map(own_row, own), sep="\n")
     sys.exit(any(each.silent or not each.is_alive for each in own))
 
 
 async def _run(arguments: argparse.Namespace) -> list[Result]:
     results: list[Result] = []
-    print(f"| {' | '.join(OWN_HEAD)} | lag |\n{'|---' * (len(OWN_HEAD) + 1)}|")
+    print(head(*OWN_HEAD, "lag"))
     for system in SYSTEMS:
         if not any(part in system.name for part in arguments.only or [""]):
             continue

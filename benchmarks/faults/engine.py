@@ -17,13 +17,12 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, cast
-
-import httptools
+from typing import Any
 
 from benchmarks.faults import misbehaviour
 from benchmarks.faults.asking import MODEL, Work, decoded, work_of
 from benchmarks.faults.wire import Wire
+from benchmarks.overhead.upstream import Upstream
 
 WELL, LOOK, HANG, REFUSE, RESET_ACCEPT = "well", "look", "hang", "refuse", "reset-accept"
 _INFERENCE = (b"/v1/chat/completions", b"/v1/completions")
@@ -45,12 +44,9 @@ _METRICS = (
 class Counts:
     """What the replica has done so far, and does now."""
 
-    begun: int = 0
     ended: int = 0
-    given_up: int = 0
     tokens: int = 0
     running: int = 0
-    connections: int = 0
 
 
 class Replica:
@@ -87,49 +83,29 @@ class Replica:
         os.write(self._log, f"{event} {work.request_id} {time.monotonic():.4f}\n".encode())
 
 
-class Connection(asyncio.Protocol):
+class Connection(Upstream):
     """One connection."""
 
     def __init__(self, replica: Replica) -> None:
+        super().__init__()
         self._replica = replica
-        self._parser = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
-        self._url = self._body = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        super().connection_made(transport)
         self._replica.connections.add(self)
-        self._replica.counts.connections += 1
         if self._replica.fault == RESET_ACCEPT:
             self._wire(None).reset()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._replica.connections.discard(self)
-        self._replica.counts.connections -= 1
         if self._task is not None:
             self._task.cancel()
 
     def close_if_idle(self) -> None:
         """Close the connection unless it has a request."""
-        if self._transport is not None and (self._task is None or self._task.done()):
+        if self._task is None or self._task.done():
             self._transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            assert self._transport is not None
-            self._transport.close()
-
-    def on_message_begin(self) -> None:
-        self._url = self._body = b""
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_body(self, body: bytes) -> None:
-        self._body += body
 
     def on_message_complete(self) -> None:
         replica = self._replica
@@ -155,7 +131,6 @@ class Connection(asyncio.Protocol):
             self._wire(None).whole(_OTHERS.get(self._url, b"{}"))
 
     def _wire(self, work: Work | None) -> Wire:
-        assert self._transport is not None
         return Wire(self._transport, work or Work(0, 0), self._count_token)
 
     def _count_token(self) -> None:
@@ -170,7 +145,6 @@ class Connection(asyncio.Protocol):
             self._wire(None).whole(json.dumps({"error": {"message": repr(error), "code": 400}}).encode(), status=400)
             return
         wire = self._wire(work)
-        counts.begun += 1
         counts.running += 1
         replica.note("refuse" if replica.fault in misbehaviour.REFUSALS else "begin", work)
         try:
@@ -179,7 +153,6 @@ class Connection(asyncio.Protocol):
                 counts.ended += 1
                 replica.note("end", work)
         except asyncio.CancelledError:
-            counts.given_up += 1
             replica.note("cancel", work)
             raise
         finally:

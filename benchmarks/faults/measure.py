@@ -11,6 +11,7 @@ from benchmarks.faults.injections import Injection
 from benchmarks.faults.load import ANSWERED, LEFT, SILENT, Load, mixed
 from benchmarks.faults.replicas import last_end_s
 from benchmarks.faults.stage import Stage, until
+from benchmarks.table import head, row
 
 _BEFORE_S, _AFTER_S, _RECOVERY_S, _IDLE_S = 1.5, 1.0, 20.0, 10.0
 
@@ -112,16 +113,15 @@ def peers_table(results: Sequence[Result]) -> str:
     """Return what each system lost: a row a fault, a column a system."""
     losses = {(result.fault, result.system): result.losses for result in results}
     systems = list(dict.fromkeys(result.system for result in results))
-    lines = [f"| fault | {' | '.join(systems)} |", "|---" * (len(systems) + 1) + "|"]
+    lines = [head("fault", *systems)]
     lines += [
-        f"| {fault} | {' | '.join(losses.get((fault, system), '') for system in systems)} |"
+        row(fault, *(losses.get((fault, system), "") for system in systems))
         for fault in dict.fromkeys(result.fault for result in results)
     ]
     totals = [[result for result in results if result.system == system] for system in systems]
     sums = [f"{sum(each.lost for each in own)} of {sum(each.sent for each in own)}" for own in totals]
     silent = [f"{sum(each.silent for each in own)}" for own in totals]
-    lines.append(f"| **lost in all** | {' | '.join(sums)} |")
-    return "\n".join([*lines, f"| **of these unnoticed** | {' | '.join(silent)} |"])
+    return "\n".join([*lines, row("**lost in all**", *sums), row("**of these unnoticed**", *silent)])
 
 
 OWN_HEAD = (
@@ -139,4 +139,4 @@ def own_row(each: Result) -> str:
         "**never**" if each.idle_s is None else f"{each.idle_s:.1f} s",
         f"{each.rss_before_mb:.0f} → {each.rss_after_mb:.0f}", each.orphans,
     ]  # fmt: skip
-    return f"| {' | '.join(map(str, cells))} |"
+    return row(*cells)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from benchmarks.fleet.days import METHODS, MOST, Days, Scaler, play
 from benchmarks.fleet.traffic import TRAFFIC
+from benchmarks.table import head, row
 from gateway.rooms.fleet.model import ModelFleet
 
 
@@ -83,10 +84,10 @@ def main() -> None:
         scalers |= {f"queue, {target} {method}": on_queue(method, target) for target in (10, 20)}
         scalers |= {f"fleet, {method}": by((method,))}
     scalers |= {"fleet": by(tuple(METHODS))}
-    print("| follows | within the targets | mean replicas | 0 to 6 h | 12 to 18 h |\n|" + "---|" * 5, flush=True)
+    print(head("follows", "within the targets", "mean replicas", "0 to 6 h", "12 to 18 h"), flush=True)
     for name, scaler in scalers.items():
         if re.search(given.only, name):
-            print(f"| {name} | {play(traffic, requests, given.hours, given.start_up, scaler)} |", flush=True)
+            print(row(name, play(traffic, requests, given.hours, given.start_up, scaler)), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks.overhead.endurance import open_streams, workers
 from benchmarks.overhead.measure import LOADS, Cell, Load, measure
 from benchmarks.overhead.systems import POOLS, systems
+from benchmarks.table import head, row
 
 _ALONE = "none (upstream alone)"
 
@@ -77,21 +78,17 @@ def _print_table(load: Load, cells: dict[str, Cell]) -> None:
     alone = cells[_ALONE]
     unit, what = ("chunk", "streams") if load.chunk_interval_s else ("request", "requests")
     print(f"\n### {load.name}\n")
-    columns = f"CPU us/{unit} | {what}/s | added p50 ms | added p99 ms | over 1 ms | RSS MB | errors | not recorded"
-    print(f"| system | {columns} |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    columns = ("added p50 ms", "added p99 ms", "over 1 ms", "RSS MB", "errors", "not recorded")
+    print(head("system", f"CPU us/{unit}", f"{what}/s", *columns))
     for label, cell in cells.items():
         if not cell.p50_ms:
             continue
         medians = {key: statistics.median(getattr(cell, key) or [0.0]) for key in Cell.__slots__ if key != "errors"}
         left_out = f"{medians['left_out']:.1%}" if cell.left_out else ""
         added = [medians[key] - statistics.median(getattr(alone, key)) for key in ("p50_ms", "p99_ms")]
-        print(
-            f"| {label} | {medians['cpu_us']:.1f} | {medians['requests_per_s']:.0f} | {added[0]:.2f} "
-            f"| {added[1]:.2f} | {medians['over_1_ms']:.2%} | {medians['rss_mb']:.0f} | {cell.errors} | "
-            f"{left_out} |",
-            flush=True,
-        )
+        figures = f"{medians['cpu_us']:.1f}", f"{medians['requests_per_s']:.0f}", *(f"{each:.2f}" for each in added)
+        late, memory = f"{medians['over_1_ms']:.2%}", f"{medians['rss_mb']:.0f}"
+        print(row(label, *figures, late, memory, cell.errors, left_out), flush=True)
 
 
 if __name__ == "__main__":

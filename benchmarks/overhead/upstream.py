@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from typing import cast
+from typing import Any, cast
 
 import httptools
 import uvloop
@@ -23,56 +23,56 @@ FIRST_S = float(os.environ.get("FIRST_S", "0"))
 INTERVAL_S = float(os.environ.get("INTERVAL_S", "0.005"))
 
 
-def _answer(body: bytes, kind: bytes = b"application/json", status: bytes = b"200 OK") -> bytes:
+def answer(body: bytes, kind: bytes = b"application/json", status: bytes = b"200 OK") -> bytes:
     return b"HTTP/1.1 %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n%s" % (status, kind, len(body), body)
 
 
-_COMPLETION = _answer(
-    json.dumps(
-        {
-            "id": "chatcmpl-0",
-            "object": "chat.completion",
-            "model": MODEL,
-            "choices": [
-                {"index": 0, "message": {"role": "assistant", "content": "word " * 140}, "finish_reason": "stop"}
-            ],
-            "usage": {"prompt_tokens": 300, "total_tokens": 440, "completion_tokens": 140},
-        }
-    ).encode()
+def document(fields: dict[str, Any]) -> bytes:
+    """Return an answer in JSON."""
+    return answer(json.dumps(fields).encode())
+
+
+_COMPLETION = document(
+    {
+        "id": "chatcmpl-0",
+        "object": "chat.completion",
+        "model": MODEL,
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "word " * 140}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 300, "total_tokens": 440, "completion_tokens": 140},
+    }
 )
 _OTHERS = {
-    b"/health": _answer(b""),
-    b"/v1/models": _answer(json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}).encode()),
-    b"/metrics": _answer(b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n", b"text/plain"),
-    b"/get_model_info": _answer(json.dumps({"model_path": MODEL}).encode()),
-    b"/get_server_info": _answer(b"{}"),
+    b"/health": answer(b""),
+    b"/v1/models": document({"object": "list", "data": [{"id": MODEL, "object": "model"}]}),
+    b"/metrics": answer(b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n", b"text/plain"),
+    b"/get_model_info": document({"model_path": MODEL}),
+    b"/get_server_info": answer(b"{}"),
 }
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _STREAM_END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
-class Counts:
-    """Totals sent so far."""
-
-    requests = 0
-    chunks = 0
-    streams = 0
+COUNTS = {"requests": 0, "chunks": 0, "streams": 0}
+"""Totals sent so far, and streams open now."""
 
 
 class Upstream(asyncio.Protocol):
     """One connection."""
 
+    _transport: asyncio.Transport
+
     def __init__(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport | None = None
-        self._url = b""
-        self._body = b""
+        self._url = self._body = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._transport.close()
 
     def on_message_begin(self) -> None:
         self._url = self._body = b""
@@ -84,16 +84,14 @@ class Upstream(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        assert self._transport is not None
         if self._url == b"/stats":
-            counts = {"requests": Counts.requests, "chunks": Counts.chunks, "streams": Counts.streams}
-            self._transport.write(_answer(json.dumps(counts).encode()))
+            self._transport.write(document(COUNTS))
         elif self._url in _OTHERS:
             self._transport.write(_OTHERS[self._url])
         else:
-            Counts.requests += 1
+            COUNTS["requests"] += 1
             if b'"stream": true' in self._body or b'"stream":true' in self._body:  # some peers serialise the JSON again
-                Counts.streams += 1
+                COUNTS["streams"] += 1
                 if FIRST_S:
                     asyncio.get_running_loop().call_later(FIRST_S, self._begin)
                 else:
@@ -102,15 +100,13 @@ class Upstream(asyncio.Protocol):
                 self._transport.write(_COMPLETION)
 
     def _begin(self) -> None:
-        assert self._transport is not None
         self._transport.write(_STREAM_HEAD)
         self._chunk(0)
 
     def _chunk(self, number: int) -> None:
-        assert self._transport is not None
         closing = self._transport.is_closing()
         if closing or number == CHUNKS:
-            Counts.streams -= 1
+            COUNTS["streams"] -= 1
             if not closing:
                 self._transport.write(_STREAM_END)
             return
@@ -121,7 +117,7 @@ class Upstream(asyncio.Protocol):
             b'"padding":"0123456789012345678901234567890123456789"}\n\n' % time.monotonic()
         )
         self._transport.write(b"%x\r\n%s\r\n" % (len(event), event))
-        Counts.chunks += 1
+        COUNTS["chunks"] += 1
         asyncio.get_running_loop().call_later(INTERVAL_S, self._chunk, number + 1)
 
 

@@ -23,6 +23,7 @@ from backends.calibration.draft_profile import DraftProfile
 from backends.calibration.load import load_calibration
 from backends.simulator.engine.fleet import Completion, Fleet, SimulatedReplica
 from backends.speculation import Method
+from benchmarks.table import head, row
 from benchmarks.virtual_time import Arrival, run_fleet
 from gateway.rooms.advice.advise import advise
 from gateway.rooms.advice.evidence import BackendEvidence, ModelEvidence
@@ -176,14 +177,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
-    print("| case | seed | advised | stated gain | gained | covered | best k found |\n|---|---|---|---|---|---|---|")
+    print(head("case", "seed", "advised", "stated gain", "gained", "covered", "best k found"))
     covered = total = 0
     for case in CASES:
         for seed in range(arguments.seeds):
             before = play(case, case.members, seed)
             findings = advise(before.evidence)
             if not findings:
-                print(f"| {case.name} | {seed} | nothing | | | | |", flush=True)
+                print(row(case.name, seed, "nothing", *[""] * 4), flush=True)
                 continue
             finding, gain = findings[0], findings[0].gain
             assert gain is not None
@@ -197,8 +198,8 @@ def main() -> None:
             covered, total = covered + inside, total + 1
             stated = f"{gain.share:.1%} ({gain.low:.1%} to {gain.high:.1%})"
             change = f"{finding.backend} to {member[0]}, k = {member[1]}"
-            row = (case.name, str(seed), change, stated, f"{gained:.1%}", "yes" if inside else "no", best)
-            print(f"| {' | '.join(row)} |", flush=True)
+            cells = (change, stated, f"{gained:.1%}", "yes" if inside else "no", best)
+            print(row(case.name, seed, *cells), flush=True)
     print(f"\n{covered} of {total} gains lie in the stated interval.")
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from backends.speculation import Method
 from benchmarks.routing.ground import Ground, OnGround, bare, once
+from benchmarks.table import head, row
 from lab.parallel import all_cores
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.simulate import replay
@@ -50,9 +51,9 @@ def play(ground: Ground, run: tuple[float, int]) -> list[float]:
 
 def report(means: Sequence[Sequence[float]]) -> None:
     """Print a row for each fleet."""
-    print("| fleet | " + " | ".join(f"{rate:g}/s" for rate in RATES) + " |\n" + "|---" * (len(RATES) + 1) + "|")
-    for fleet, row in zip(FLEETS, zip(*means, strict=True), strict=True):
-        print(f"| {fleet} | " + " | ".join(f"{mean:.2f}" for mean in row) + " |")
+    print(head("fleet", *(f"{rate:g}/s" for rate in RATES)))
+    for fleet, of_fleet in zip(FLEETS, zip(*means, strict=True), strict=True):
+        print(row(fleet, *(f"{mean:.2f}" for mean in of_fleet)))
 
 
 def main() -> None:

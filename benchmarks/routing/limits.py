@@ -25,6 +25,7 @@ from backends.drafter_limit import DrafterLimit
 from backends.speculation import Method
 from benchmarks.routing.ground import WARMUP, Ground, capacity, ground_of, pool_of
 from benchmarks.routing.runs import of_runs
+from benchmarks.table import head, row
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
 from lab.simulation.simulate import replay
@@ -111,7 +112,7 @@ def main() -> None:
     given = parser.parse_args()
     logging.disable(logging.WARNING)
     names = [name for name in MAKERS if name != "unknowing"]
-    print("| pool | long | load | " + " | ".join(names) + " |\n" + "|---" * (3 + len(names)) + "|")
+    print(head("pool", "long", "load", *names))
     ground = ground_of(given.folder, None, False)
     for pool, share, load in product(given.pool or POOLS, given.share or SHARES, given.load or LOADS):
         seconds: dict[str, list[list[float]]] = {name: [] for name in MAKERS}
@@ -125,7 +126,7 @@ def main() -> None:
             short, tail, long = np.exp(np.log(ratios).mean(axis=0))
             _, half = of_runs(ratios[:, 0].tolist())
             cells.append(f"{short:.2f} {tail:.2f} {long:.2f} ±{half:.2f}")
-        print(f"| {pool} | {share:.1%} | {load:.0%} | {' | '.join(cells)} |", flush=True)
+        print(row(pool, f"{share:.1%}", f"{load:.0%}", *cells), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from statistics import fmean
 
 from benchmarks.routing.ground import LOADS, POOLS, Task
 from benchmarks.routing.runs import of_runs
+from benchmarks.table import head, row
 
 Results = Mapping[Task, Mapping[str, Mapping[str, float]]]
 """Figures by run of arrivals, policy and name."""
@@ -22,17 +23,14 @@ def report(results: Results) -> None:
         first, *rest = (f"{load:.0%}" for load in LOADS)
         heads = ["policy", "mean", "99th percentile", "TTFT", "TPOT", "SLO kept", f"mean at {first}", *rest]
         print(f"\n**{pool}**\n")
-        print(f"| {' | '.join(heads)} |")
-        print("|---" * len(heads) + "|")
+        print(head(*heads))
         for name in next(iter(of_pool.values())):
             cells = [_over(of_pool, name, "mean", lambda task, load=load: task.load == load)[0] for load in LOADS]  # type: ignore[misc]
-            shares = " | ".join("" if math.isnan(cell) else f"{cell:.3f}" for cell in cells)
+            shares = ["" if math.isnan(cell) else f"{cell:.3f}" for cell in cells]
             kept = fmean(figures[name]["kept"] for figures in of_pool.values())
-            print(
-                f"| {name} | {_with_interval(of_pool, name, 'mean')} | {_with_interval(of_pool, name, 'p99')} "
-                f"| {_over(of_pool, name, 'ttft')[0]:.3f} | {_over(of_pool, name, 'tpot')[0]:.3f} "
-                f"| {kept:.1%} | {shares} |"
-            )
+            ends = [_with_interval(of_pool, name, figure) for figure in ("mean", "p99")]
+            parts = [f"{_over(of_pool, name, figure)[0]:.3f}" for figure in ("ttft", "tpot")]
+            print(row(name, *ends, *parts, f"{kept:.1%}", *shares))
         print("\n" + " ".join(_lost(of_pool)))
 
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from backends.backend import Candidate
 from benchmarks.routing.ground import POOLS, REPORTED, TUNING, bare
 from benchmarks.routing.runs import of_runs
+from benchmarks.table import head, row
 from lab.parallel import all_cores
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.simulate import replay
@@ -106,7 +107,7 @@ def play(folder: Path, tune: bool, task: Task) -> Figures:
 def report(results: dict[Task, Figures]) -> None:
     """Print a row for each cell, and the means over cells."""
     heads = ["pool", "load/s", "best, s", *POLICIES, "±", *(f"TTFT {name}, s" for name in POLICIES)]
-    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    print(head(*heads))
     above: list[str] = []
     ratios: dict[str, list[float]] = {name: [] for name in POLICIES}
     for pool, load in dict.fromkeys((task.pool, task.load) for task in results):
@@ -119,12 +120,12 @@ def report(results: dict[Task, Figures]) -> None:
         cells = [f"{means[name] / best_s:.3f}" for name in POLICIES]
         cells += ["" if math.isnan(half) else f"{half:.3f}"]
         cells += [f"{fmean(run[name][1] for run in runs):.2f}" for name in POLICIES]
-        print("|", " | ".join([pool, str(load), f"{best_s:.2f}", *cells]), "|")
+        print(row(pool, load, f"{best_s:.2f}", *cells))
         if means["learned"] > MOST * best_s:
             above.append(f"{pool} {load}")
-    print("\n| over all cells |", " | ".join(POLICIES), "|\n|" + "---|" * (len(POLICIES) + 1))
-    print("| geometric mean |", " | ".join(f"{geometric_mean(ratios[name]):.3f}" for name in POLICIES), "|")
-    print("| worst |", " | ".join(f"{max(ratios[name]):.3f}" for name in POLICIES), "|")
+    print("\n" + head("over all cells", *POLICIES))
+    print(row("geometric mean", *(f"{geometric_mean(ratios[name]):.3f}" for name in POLICIES)))
+    print(row("worst", *(f"{max(ratios[name]):.3f}" for name in POLICIES)))
     print(f"\n{len(above)} of {len(ratios['learned'])} cells above {MOST}: {'; '.join(above) or 'none'}.")
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from backends.calibration.load import load_calibration
 from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
+from benchmarks.table import head, row
 from lab.simulation.simulate import outcome_of
 from policies.arm import arm_of
 from policies.decision import Decision
@@ -133,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     runs = parser.parse_args().runs
-    print(f"| pool | problem | share | bad of 1,000, before | after | found after | thinking | others |\n|{'---|' * 8}")
+    print(head("pool", "problem", "share", "bad of 1,000, before", "after", "found after", "thinking", "others"))
     for pool in POOLS:
         for problem in ("failed", "unusable"):
             for share in SHARES:
@@ -147,8 +148,8 @@ def main() -> None:
                     fmean(getattr(each, name) for each in after) / fmean(getattr(each, name) for each in before)
                     for name in ("thinking_s", "others_s")
                 ]
-                row = pool, problem, f"{share:.0%}", *(f"{each:.1f}" for each in bad), f"{found:.0f}"
-                print("|", " | ".join((*row, *(f"{ratio:.3f}" for ratio in ratios))), "|", flush=True)
+                cells = f"{share:.0%}", *(f"{each:.1f}" for each in bad), f"{found:.0f}"
+                print(row(pool, problem, *cells, *(f"{ratio:.3f}" for ratio in ratios)), flush=True)
     alarms = sum(false_alarms(seed, 25_000) for seed in range(4))
     print(f"\n{alarms} false alarms in 100,000 healthy requests")
 

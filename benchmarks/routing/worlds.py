@@ -26,6 +26,7 @@ from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, WORKLOADS, Ground, OnGround, bare, throughput
 from benchmarks.routing.runs import of_runs
+from benchmarks.table import head, row
 from lab.parallel import all_cores
 from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.simulation.replica_spec import ReplicaSpec
@@ -171,14 +172,14 @@ def play(ground: Ground, seed: int) -> dict[str, float]:
 
 def report(worlds: Sequence[Mapping[str, float]]) -> None:
     """Print the regret of each fleet, and what routing is worth in the mixed ones."""
-    print("| fleet | policy | regret, mean | median | worst tenth | worst | best or within 1% |\n" + "|---" * 7 + "|")
+    print(head("fleet", "policy", "regret, mean", "median", "worst tenth", "worst", "best or within 1%"))
     best = np.array([min(world.values()) for world in worlds])
     for name in worlds[0]:
         regret = np.array([world[name] for world in worlds]) / best - 1.0
         figures = [regret.mean(), np.median(regret), np.quantile(regret, 0.9), regret.max()]
-        cells = " | ".join(f"{each:.1%}" for each in figures)
-        print(f"| {name.replace(': ', ' | ')} | {cells} | {(regret < 0.01).sum()} of {len(worlds)} |")
-    print("\n| routed | over | time | sooner in | later by over 2% in |\n|---|---|---|---|---|")
+        cells = [f"{each:.1%}" for each in figures]
+        print(row(*name.split(": "), *cells, f"{(regret < 0.01).sum()} of {len(worlds)}"))
+    print("\n" + head("routed", "over", "time", "sooner in", "later by over 2% in"))
     for fleet in MIXED:
         alike = [min(world[f"{one}: {policy}"] for one in ALIKE for policy in POLICIES) for world in worlds]
         for what, others in (
@@ -190,7 +191,7 @@ def report(worlds: Sequence[Mapping[str, float]]) -> None:
             mean, half = of_runs(ratios)
             reach = "" if math.isnan(half) else f" ±{mean * half:.3f}"
             sooner, later = sum(one < 1.0 for one in ratios), sum(one > BEHIND for one in ratios)
-            print(f"| {fleet} | {what} | {mean:.3f}{reach} | {sooner} of {len(worlds)} | {later} |")
+            print(row(fleet, what, f"{mean:.3f}{reach}", f"{sooner} of {len(worlds)}", later))
 
 
 def main() -> None:

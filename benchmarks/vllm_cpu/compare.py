@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from backends.calibration.calibration import Calibration
 from backends.speculation import Method
+from benchmarks.table import head, row
 from benchmarks.vllm_cpu.engines import METHODS
 from benchmarks.vllm_cpu.fit import FITTED
 from benchmarks.vllm_cpu.measure import CONCURRENCIES, Cell
@@ -50,17 +51,16 @@ def compare(cells: Sequence[Cell], calibration: Calibration) -> list[Compared]:
 def errors(rows: Sequence[Compared]) -> Iterator[str]:
     """Yield a table of errors, a line for each method; fitted concurrencies in parentheses, beyond the aim bold."""
     loads = [f"({load})" if load in FITTED else str(load) for load in CONCURRENCIES]
-    each = " | ".join(loads)
-    yield f"| method | tokens/s at {each} | TPOT at {each} | TTFT at {each} |"
-    yield "|---" * (1 + 3 * len(loads)) + "|"
+    first, *rest = loads
+    yield head("method", *(name for what in ("tokens/s", "TPOT", "TTFT") for name in (f"{what} at {first}", *rest)))
     for method in METHODS:
-        of_method = {row.concurrency: row for row in rows if row.method == method}
+        of_method = {each.concurrency: each for each in rows if each.method == method}
         cells = [
             _percent(of_method[load].error(name)) if load in of_method else ""
             for name in ("tokens_per_s", "tpot_ms", "ttft_ms")
             for load in CONCURRENCIES
         ]
-        yield f"| {method} | {' | '.join(cells)} |"
+        yield row(method, *cells)
 
 
 def _percent(error: float) -> str:

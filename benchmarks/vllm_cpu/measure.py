@@ -20,6 +20,8 @@ CONCURRENCIES = (1, 2, 4, 8, 16)
 PREFILL_CHARACTERS = (150, 600, 1500, 3000)
 PREFILL_REQUESTS = 6
 WARM_UP = 24
+QUIET_LOAD_AVERAGE, QUIET_SHARE, QUIET_WAIT_S = 0.5, 0.05, 10.0
+"""What is waited for: a load average before an engine, other CPU use before a cell, and how long for that."""
 WARM_UP_TURN, PREFILL_TURN = -1, -2
 
 
@@ -49,50 +51,30 @@ class Cell:
     answers: list[Answer]
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Thresholds and waits for a quiet machine: load average before an engine, other CPU use before a cell."""
-
-    load_average: float = 0.5
-    engine_wait_s: float = 0.0
-    foreign_share: float = 0.05
-    cell_wait_s: float = 10.0
-
-
 def requests_of(concurrency: int) -> int:
     """Return the number of requests of a cell: enough for a few seconds."""
     return max(24, 6 * concurrency)
 
 
-async def measure(method: Method, rounds: int, concurrencies: Sequence[int], timeouts: Timeouts) -> list[Cell]:
+async def measure(method: Method, rounds: int, longest_wait_s: float) -> list[Cell]:
     """Measure one method: warm-up, single prefills of several sizes, and each concurrency once per round.
 
     Every method gets the same prompts in the same order; all prompts differ.
     """
     cells: list[Cell] = []
     prompts = pieces()
-    load_average = await until_load_below(timeouts.load_average, timeouts.engine_wait_s)
+    load_average = await until_load_below(QUIET_LOAD_AVERAGE, longest_wait_s)
     async with running(method) as url:
 
         async def cell(requests: Sequence[tuple[str, int]], concurrency: int, turn: int) -> None:
             if turn >= 0:
-                await until_quiet(timeouts.foreign_share, timeouts.cell_wait_s)
+                await until_quiet(QUIET_SHARE, QUIET_WAIT_S)
             before = Clock.now()
             played = await closed_loop(url, requests, concurrency)
             foreign = before.foreign_share(Clock.now())
             print(f"{method} {concurrency:2} turn {turn}: {played.duration_s:.1f} s, others {foreign:.2f}", flush=True)
-            cells.append(
-                Cell(
-                    method,
-                    concurrency,
-                    turn,
-                    played.duration_s,
-                    played.cpu_share,
-                    load_average,
-                    foreign,
-                    played.answers,
-                )
-            )
+            shares = played.duration_s, played.cpu_share, load_average, foreign
+            cells.append(Cell(method, concurrency, turn, *shares, played.answers))
 
         for concurrency in (1, 4, 16):
             await cell(list(itertools.islice(prompts, WARM_UP)), concurrency, WARM_UP_TURN)
@@ -100,7 +82,7 @@ async def measure(method: Method, rounds: int, concurrencies: Sequence[int], tim
             singles = itertools.islice(pieces(characters), 40, 40 + PREFILL_REQUESTS)
             await cell([(f"# {characters}\n{text}", 17) for text, _ in singles], 1, PREFILL_TURN)
         for turn in range(rounds):
-            for concurrency in concurrencies:
+            for concurrency in CONCURRENCIES:
                 await cell(list(itertools.islice(prompts, requests_of(concurrency))), concurrency, turn)
     return cells
 
