@@ -49,16 +49,16 @@ def compare(cells: Sequence[Cell], calibration: Calibration) -> list[Compared]:
 
 
 def errors(rows: Sequence[Compared]) -> Iterator[str]:
-    """Yield a table of errors, a line for each method; fitted concurrencies in parentheses, beyond the aim bold."""
-    loads = [f"({load})" if load in FITTED else str(load) for load in CONCURRENCIES]
-    first, *rest = loads
+    """Yield a table of errors, a line for each method, of the loops that nothing was fitted to; beyond the aim bold."""
+    loads = [load for load in CONCURRENCIES if load not in FITTED]
+    first, *rest = map(str, loads)
     yield head("method", *(name for what in ("tokens/s", "TPOT", "TTFT") for name in (f"{what} at {first}", *rest)))
     for method in METHODS:
         of_method = {each.concurrency: each for each in rows if each.method == method}
         cells = [
             _percent(of_method[load].error(name)) if load in of_method else ""
             for name in ("tokens_per_s", "tpot_ms", "ttft_ms")
-            for load in CONCURRENCIES
+            for load in loads
         ]
         yield row(method, *cells)
 

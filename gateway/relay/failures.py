@@ -15,21 +15,21 @@ from gateway.dialects.errors import GatewayError
 class Step(Enum):
     """What is done with a request after a failure."""
 
-    RETRY = "sent to another replica"
-    GO_ON = "another replica goes on with the stream"
+    RETRY = "retry"
+    GO_ON = "rescue"
     CLOSE = "the missing end of the stream is written"
     COMPLETE = "answered: the client has all of it"
-    ENGINE_ERROR = "the engine's own error"
-    WAIT = "goes on waiting"
+    ENGINE_ERROR = "own error"
+    WAIT = "waits"
     TIME_OUT = "its time is over"
-    FAIL = "an error of the gateway"
+    FAIL = "error"
 
 
 class Blame(Enum):
     """When a failure is a strike: evidence against the replica, as the pool counts it."""
 
     NEVER = "no"
-    IF_SERVED = "once another replica serves it"
+    IF_SERVED = "if another serves it"
     NOW = "yes"
 
 
@@ -52,8 +52,8 @@ class Outlook(Enum):
 class Notice(Enum):
     """What the pool is told besides strikes."""
 
-    NOTHING = "nothing"
-    FAILURE = "probes it now"
+    NOTHING = ""
+    FAILURE = "probes it"
     UNREACHABLE = "takes it out"
     TIMEOUT = "probes it; a strike if it shows no work"
 

@@ -7,7 +7,7 @@ import re
 from gateway.relay.failures import RULES, Has, Outlook, Retried, Situation, verdict_on
 from scripts.reference.tables import table
 
-_HEAD = ("what fails", "kind", "nothing passed on yet", "no other replica", "stream begun", "strike", "the pool")
+_HEAD = ("what fails", "kind", "nothing sent", "no other", "stream begun", "strike", "the pool")
 _PLACE = re.compile(r"(?<=<!-- failures -->\n).*?(?=<!-- /failures -->)", re.DOTALL)
 
 
@@ -23,9 +23,9 @@ def _row(kind: str) -> list[str]:
     begun = verdict_on(kind, Situation(Has.PART, outlook=Outlook.ELSEWHERE))
     step = first.step.value
     if rule.retried is Retried.ALWAYS:
-        step += ", also if it may have an effect"
+        step += ", whatever its effect"
     if rule.is_free:
-        step += ", whatever the budget"
+        step += ", free"
     return [
         rule.what,
         f"`{kind}`",
