@@ -128,12 +128,7 @@ class ReadOptions:
     strict: Annotated[bool, typer.Option("--strict", help="Reject a trace with a broken line.")] = False
 
     def read(
-        self,
-        paths: Path | Sequence[Path],
-        report: Report | None = None,
-        *,
-        in_order: bool = False,
-        outcomes: bool = True,
+        self, paths: Path | Sequence[Path], report: Report | None = None, *, in_order: bool = False
     ) -> Iterator[TraceRecord]:
         """Yield all records as `lab.trace.read.read_trace` does; broken lines are printed on standard error."""
         from lab.trace.formats.format import Units
@@ -146,7 +141,6 @@ class ReadOptions:
             strict=self.strict,
             in_order=in_order,
             report=report or BrokenLines(lambda text: print(text, file=sys.stderr)),
-            outcomes=outcomes,
             units=Units(self.time_unit, self.block_tokens),
         )
 
@@ -158,9 +152,9 @@ class TraceOptions(ReadOptions):
     trace: Annotated[tuple[Path, ...], typer.Argument(help="Traces in any format: files, or folders of them.")]
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests to use.")] = None
 
-    def records(self, *, in_order: bool = False, outcomes: bool = True) -> Iterator[TraceRecord]:
+    def records(self, *, in_order: bool = False) -> Iterator[TraceRecord]:
         """Yield all records."""
-        return self.read(self.trace, in_order=in_order, outcomes=outcomes)
+        return self.read(self.trace, in_order=in_order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ def run_plan(options: PlanOptions) -> int:
         objective = PlanObjective(slo_bounds(options.slo))
         model, pool = served_model(options.config, options.model) if options.config else (None, None)
         temperature = assumed_temperature(pool) if pool is not None else VLLM_DEFAULT
-        with request_table(options.records(outcomes=False), temperature) as requests:
+        with request_table(options.records(), temperature) as requests:
             calibration, past = _machine(options, pool, requests)
             how = Options(
                 calibration,

@@ -77,7 +77,7 @@ def served_model(config: Path, model: str | None) -> tuple[str, ModelSettings]:
 @contextmanager
 def requests_of(options: PacedOptions, served: ModelSettings, seed: int, *, warmup: int = 0) -> Iterator[RequestTable]:
     """Yield the requests of a trace with their arrival times."""
-    records = options.records(outcomes=False)
+    records = options.records()
     with request_table(records, assumed_temperature(served)) as table:
         requests = table[: options.limit]
         if requests and len(requests) <= warmup:

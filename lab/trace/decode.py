@@ -10,7 +10,7 @@ import orjson
 
 from gateway.rooms.recorder.packed import HASH_BITS, pack, unpack
 from gateway.rooms.recorder.schema import VERSION, Hashing
-from lab.trace.record import SpeculationRecord, TraceCandidate, TraceRecord
+from lab.trace.record import SpeculationRecord, TraceRecord
 from lab.trace.values import (
     describe_type,
     read_count,
@@ -26,9 +26,6 @@ from lab.trace.values import (
 )
 from policies.features.prompt import BYTES_PER_TOKEN, read_prompt
 
-OUTCOME_FIELDS = frozenset({"policy", "reason", "propensity", "rescued_at", "candidates", "itl", "queue_s"})
-"""What of the outcome is of no use to a replay: the decision, its candidates, and the times of chunks."""
-
 
 def estimate_tokens(text: str) -> int:
     """Return the estimated number of tokens of a text: a quarter of its UTF-8 bytes."""
@@ -36,7 +33,7 @@ def estimate_tokens(text: str) -> int:
     return max(1, round(size / BYTES_PER_TOKEN)) if size else 0
 
 
-def decode(document: object, number: int, *, outcomes: bool = True) -> TraceRecord:
+def decode(document: object, number: int) -> TraceRecord:
     """Read a record. Unknown keys are ignored, and null counts as absent.
 
     Examples
@@ -51,10 +48,9 @@ def decode(document: object, number: int, *, outcomes: bool = True) -> TraceReco
     version = read_count(document.get("version") or VERSION)
     if version != VERSION:
         raise ValueError(f"written in version {version} of the schema; this reader supports version {VERSION}")
-    readers = _ALL if outcomes else _WITHOUT_OUTCOMES
     values: dict[str, Any] = {}
     for key, value in document.items():
-        reader = readers.get(key)
+        reader = _READERS.get(key)
         if reader is not None and value is not None:
             name, read = reader
             try:
@@ -94,9 +90,6 @@ def encode(record: TraceRecord) -> bytes:
         hashes = document.get(name)
         if hashes and not max(hashes) >> HASH_BITS:  # those of other writers may have more bits
             document[name] = pack(hashes)
-    if record.candidates:
-        columns = zip(TraceCandidate._fields, zip(*record.candidates, strict=True), strict=True)
-        document["candidates"] = {name: column for name, column in columns if set(column) - {None, ""}}
     if record.spec is not None:
         document["spec"] = {name: value for name, value in asdict(record.spec).items() if value is not None}
     if record.acceptance:
@@ -168,25 +161,6 @@ def _speculation(value: object) -> SpeculationRecord:
     return SpeculationRecord(**known)
 
 
-def _candidates(value: object) -> tuple[TraceCandidate, ...]:
-    """Read columns: an object with a list for each field of `TraceCandidate`, all of the same length."""
-    if not isinstance(value, dict) or not isinstance(names := value.get("backend"), list):
-        raise ValueError("expected columns, of which one is backend")  # noqa: TRY004 -- invalid data
-    columns = [list(map(read_text, names))]
-    for name, read in _CANDIDATE.items():
-        missing, column = TraceCandidate._field_defaults[name], value.get(name)
-        if column is None:
-            columns.append([missing] * len(names))
-            continue
-        if not isinstance(column, list) or len(column) != len(names):
-            raise ValueError(f"{name}: expected a list of {len(names)}")
-        try:
-            columns.append([missing if entry is None else read(entry) for entry in column])
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    return tuple(map(TraceCandidate, *columns))
-
-
 def _hashing(value: object) -> Hashing:
     known = read_object(value)
     unit, ngram, salt = known.get("unit", "token"), known.get("ngram", 1), known.get("salt", "")
@@ -199,15 +173,6 @@ _SPECULATION: dict[str, Callable[[object], Any]] = {
     "drafting_steps": read_count,
     "tokens_per_step": read_not_negative,
 }
-_CANDIDATE: dict[str, Callable[[object], Any]] = {
-    "prediction_s": read_number,
-    "propensity": read_share,
-    "in_flight": read_count,
-    "running": read_count,
-    "waiting": read_count,
-}
-"""The fields of `TraceCandidate` after `backend`, in order."""
-
 _BY_TYPE: dict[str, Callable[[object], Any]] = {
     "str": read_text,
     "bool | None": read_truth,
@@ -224,7 +189,7 @@ _BY_NAME: dict[str, Callable[[object], Any]] = {
     "method": read_method,
     "propensity": read_share,
     "baseline_only": _names,
-    "candidates": _candidates,
+    "candidates": read_object,
     "itl": _intervals,
     "spec": _speculation,
     "acceptance": _acceptance,
@@ -233,13 +198,12 @@ _BY_NAME: dict[str, Callable[[object], Any]] = {
     "output_hashes": _hashes,
     "hashing": _hashing,
 }
-_ALL = {
+_READERS = {
     field.name: (field.name, _BY_NAME.get(field.name) or _BY_TYPE[str(field.type)]) for field in fields(TraceRecord)
 }
-_ALL["hash_ids"] = _ALL["prefix_blocks"]
-_WITHOUT_OUTCOMES = {key: _ALL[key] for key in _ALL if key not in OUTCOME_FIELDS}
+_READERS["hash_ids"] = _READERS["prefix_blocks"]
 _DEFAULTS = [
     (field.name, field.default if field.default is not MISSING else {})
     for field in fields(TraceRecord)
-    if field.name not in {"candidates", "spec", "acceptance"}
+    if field.name not in {"spec", "acceptance"}
 ]

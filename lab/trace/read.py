@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,11 +33,11 @@ def _is_record(keys: Mapping[str, Any]) -> bool:
     return "version" in keys or bool(keys.keys() & _OWN and 2 * len(known) > len(keys))
 
 
-def _read_records(path: Path, report: Report, _: Units, *, outcomes: bool = True) -> Iterator[TraceRecord]:
+def _read_records(path: Path, report: Report, _: Units) -> Iterator[TraceRecord]:
     """Read records; the keys of `vllm bench serve` datasets are also keys of a record."""
     for number, entry in entries(path, report):
         try:
-            record = decode(orjson.loads(entry), number, outcomes=outcomes)
+            record = decode(orjson.loads(entry), number)
         except (ValueError, TypeError) as error:
             report(BrokenLine(path, number, why(error)))
             continue
@@ -47,7 +46,7 @@ def _read_records(path: Path, report: Report, _: Units, *, outcomes: bool = True
 
 # In the order in which they are recognised.
 FORMATS: dict[str, Format] = {
-    "gateway": Format("this gateway's format: JSON lines as in docs/replay.md", _read_records, _is_record),
+    "gateway": Format(_read_records, _is_record),
     "azure": AZURE,
     "burstgpt": BURSTGPT,
     "mooncake": MOONCAKE,
@@ -58,11 +57,7 @@ FORMATS: dict[str, Format] = {
     "litellm": LITELLM,
     "openai_batch": OPENAI_BATCH,
     "messages": MESSAGES,
-    "vllm": Format(
-        "the custom dataset of `vllm bench serve`: JSON lines with prompt and output_tokens",
-        _read_records,
-        lambda keys: "prompt" in keys,
-    ),
+    "vllm": Format(_read_records, lambda keys: "prompt" in keys),
 }
 _SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv")
 _DETECTION_LINES = 20  # lines searched for one that identifies the format; the first may be broken
@@ -76,24 +71,20 @@ def read_trace(
     strict: bool = False,
     in_order: bool = False,
     report: Report | None = None,
-    outcomes: bool = True,
     units: Units = Units(),  # noqa: B008 -- immutable
 ) -> Iterator[TraceRecord]:
-    """Read a trace in any format, in memory that does not grow with its size; one whose lines are all broken raises.
-
-    Without `outcomes`, what a replay has no use for is left out.
-    """
+    """Read a trace in any format, in memory that does not grow with its size; one whose lines are all broken raises."""
     if format is not None and format not in FORMATS:
         raise ValueError(f"unknown format {format!r}; the formats are {', '.join(FORMATS)}")
     files = [(file, format or detect_format(file)) for file in trace_files(path)]
     for file, kind in files:
         check_units(file, kind, FORMATS[kind].takes, units)
     on_broken_line = refuse if strict else report or BrokenLines(logger.warning)
-    records = _not_none(files, on_broken_line, units, outcomes=outcomes)
+    records = _not_none(files, on_broken_line, units)
     return in_arrival_order(records) if in_order else records
 
 
-def _not_none(files: list[tuple[Path, str]], report: Report, units: Units, *, outcomes: bool) -> Iterator[TraceRecord]:
+def _not_none(files: list[tuple[Path, str]], report: Report, units: Units) -> Iterator[TraceRecord]:
     """Yield the records of files; raise at the end if all their lines were broken."""
     first: list[BrokenLine] = []
     is_empty = True
@@ -104,10 +95,7 @@ def _not_none(files: list[tuple[Path, str]], report: Report, units: Units, *, ou
         report(broken)
 
     for file, kind in files:
-        reader = FORMATS[kind].read
-        if reader is _read_records:
-            reader = partial(_read_records, outcomes=outcomes)
-        for record in reader(file, noted, units):
+        for record in FORMATS[kind].read(file, noted, units):
             is_empty = False
             yield record
     if first and is_empty:

@@ -12,34 +12,6 @@ BLOCK_TOKENS = 512
 """Tokens per block of `TraceRecord.prefix_blocks`, as in Mooncake's traces."""
 
 
-class TraceCandidate(NamedTuple):
-    """One backend that the policy could have chosen. A tuple, because every record has several.
-
-    Parameters
-    ----------
-    prediction_s
-        Predicted time to finish in seconds; None if the policy does not predict.
-    propensity
-        Probability of choosing this backend, 0 to 1; None if unknown.
-    in_flight
-        Requests of this gateway in flight at this backend when the choice was made; None if unknown.
-    running, waiting
-        Last reported size of the engine's batch and queue, from all its clients; None if unknown.
-
-    Examples
-    --------
-    >>> TraceCandidate("a", propensity=0.25).propensity
-    0.25
-    """
-
-    backend: str
-    prediction_s: float | None = None
-    propensity: float | None = None
-    in_flight: int | None = None
-    running: int | None = None
-    waiting: int | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class SpeculationRecord:
     """The engine's report of its speculation on one request; None for values it did not report.
@@ -105,7 +77,7 @@ class TraceRecord:
     rescued_from, rescued_at
         Backend that began a stream which `backend` completed; tokens of the answer at that time.
     candidates
-        Backends among which the decision chose.
+        Backends among which the decision chose, in columns: a list of names, and one of each thing known of them.
     status
         HTTP status of the client's response.
     error
@@ -175,7 +147,7 @@ class TraceRecord:
     retried_from: str = ""
     rescued_from: str = ""
     rescued_at: int | None = None
-    candidates: Sequence[TraceCandidate] = ()
+    candidates: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     status: int | None = None
     error: str = ""
     ttft_s: float | None = None

@@ -66,9 +66,4 @@ def _has(keys: Mapping[str, Any]) -> bool:
     return bool(own and keys.keys() & {"input_length", "turns", *_TEXTS}) or keys.keys() == {"text"}
 
 
-AIPERF = Format(
-    "aiperf: JSON lines in sessions with delays, or with text; times in milliseconds",
-    _read,
-    _has,
-    frozenset({"time_unit", "block_tokens"}),
-)
+AIPERF = Format(_read, _has, frozenset({"time_unit", "block_tokens"}))

@@ -88,14 +88,8 @@ def _next(before: int, block: int) -> int:
 _LENGTHS = {"timestamp", "input_length", "output_length"}
 _BOTH = frozenset({"time_unit", "block_tokens"})
 MOONCAKE = Format(
-    "Mooncake: JSON lines with hash_ids, times in milliseconds",
     of_entries(of_mooncake),
     lambda keys: keys.keys() >= _LENGTHS and not keys.keys() & {"chat_id", "session_id", "delay"},
     _BOTH,
 )
-BAILIAN = Format(
-    "Qwen-Bailian usage traces: JSON lines with chat_id and hash_ids",
-    of_entries(BailianRequests),
-    lambda keys: keys.keys() >= _LENGTHS | {"chat_id"},
-    _BOTH,
-)
+BAILIAN = Format(of_entries(BailianRequests), lambda keys: keys.keys() >= _LENGTHS | {"chat_id"}, _BOTH)

@@ -83,13 +83,8 @@ def _requests(turns: object, session: str) -> Iterator[TraceRecord]:
         yield request(None)
 
 
-SHAREGPT = Format(
-    "ShareGPT: conversations, as a JSON list or one per line",
-    _of_conversations(_turns),
-    lambda keys: "conversations" in keys or "conversation" in keys,
-)
+SHAREGPT = Format(_of_conversations(_turns), lambda keys: "conversations" in keys or "conversation" in keys)
 MESSAGES = Format(
-    "`messages` of the chat API, as a JSON list or one per line; each answer among them is a request",
     _of_conversations(_messages),
     lambda keys: isinstance(keys.get("messages"), list) or {"role", "content"} <= keys.keys(),
 )

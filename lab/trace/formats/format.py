@@ -31,7 +31,6 @@ Convert = Callable[[dict[str, Any]], dict[str, Any]]
 class Format(NamedTuple):
     """A format of traces."""
 
-    about: str
     read: Reader
     has: Callable[[Mapping[str, Any]], bool] = lambda _: False  # whether an object, by all its keys, is of the format
     takes: frozenset[str] = frozenset()  # fields of `Units` that it reads
@@ -44,7 +43,7 @@ def of_entries(begin: Callable[[Units], Convert]) -> Reader:
         convert = begin(units)
         for number, entry in entries(path, report):
             try:
-                yield decode(convert(orjson.loads(entry)), number, outcomes=False)
+                yield decode(convert(orjson.loads(entry)), number)
             except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
                 report(BrokenLine(path, number, why(error)))
 

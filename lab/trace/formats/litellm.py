@@ -51,4 +51,4 @@ def _has(keys: Mapping[str, Any]) -> bool:
     return keys.keys() >= {"startTime", "endTime", "prompt_tokens", "completion_tokens"}
 
 
-LITELLM = Format("LiteLLM's spend logs: JSON lines with startTime, or a JSON list", of_entries(_begin), _has)
+LITELLM = Format(of_entries(_begin), _has)

@@ -45,4 +45,4 @@ def _has(keys: Mapping[str, Any]) -> bool:
     return keys.keys() >= {"custom_id", "method", "url", "body"}
 
 
-OPENAI_BATCH = Format("input files of OpenAI's batch API: JSON lines with custom_id and body", of_entries(_begin), _has)
+OPENAI_BATCH = Format(of_entries(_begin), _has)

@@ -82,10 +82,4 @@ def _has(kind: str, columns: Mapping[str, Any]) -> bool:
     return columns.keys() >= set(_COLUMNS[kind])
 
 
-AZURE, BURSTGPT = (
-    Format(about, partial(_read, kind), partial(_has, kind))
-    for kind, about in (
-        ("azure", "Azure LLM inference traces, 2023 and 2024: CSV"),
-        ("burstgpt", "BurstGPT, versions 1 and 2: CSV"),
-    )
-)
+AZURE, BURSTGPT = (Format(partial(_read, kind), partial(_has, kind)) for kind in _COLUMNS)

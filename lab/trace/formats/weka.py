@@ -178,4 +178,4 @@ def _begin(marker: dict[str, Any], begun_s: float) -> float:
     return begun_s + at_s if first is not None and read_number(first) < at_s else begun_s
 
 
-WEKA = Format("kv-cache-tester's sessions of coding agents: a JSON object with requests, or one per line", _read)
+WEKA = Format(_read)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-
 import orjson
 import pytest
 
 from gateway.rooms.recorder.schema import Hashing
-from lab.trace.decode import OUTCOME_FIELDS, decode, encode
-from lab.trace.record import SpeculationRecord, TraceCandidate, TraceRecord
+from lab.trace.decode import decode, encode
+from lab.trace.record import SpeculationRecord, TraceRecord
 
 FULL = TraceRecord(
     id="r-1",
@@ -46,7 +44,7 @@ FULL = TraceRecord(
     retried_from="a",
     rescued_from="c",
     rescued_at=3,
-    candidates=(TraceCandidate("a", 2.5, 0.1, 3, 2, 1), TraceCandidate("b", None, 0.9)),
+    candidates={"backend": ["a", "b"], "prediction_s": [2.5, None], "propensity": [0.1, 0.9]},
     status=200,
     error="interrupted",
     ttft_s=0.1,
@@ -76,27 +74,10 @@ def test_every_field_survives_writing_and_reading() -> None:
     assert decode(orjson.loads(encode(FULL)), 1) == FULL
 
 
-def test_what_became_of_a_request_need_not_be_read() -> None:
-    document = orjson.loads(encode(FULL))
-    unread = {name: getattr(TraceRecord(), name) for name in OUTCOME_FIELDS}
-    assert decode(document, 1, outcomes=False) == replace(FULL, **unread)
-    assert decode(document | {"candidates": 2}, 1, outcomes=False) == replace(FULL, **unread)
-    assert {field.name for field in fields(FULL)} > OUTCOME_FIELDS
-
-
-def test_candidates_are_written_as_columns_and_means_by_their_name() -> None:
+def test_means_are_written_by_their_name() -> None:
     written = orjson.loads(encode(FULL))
     assert written["version"] == 3
-    assert written["candidates"] == {
-        "backend": ["a", "b"],
-        "prediction_s": [2.5, None],
-        "propensity": [0.1, 0.9],
-        "in_flight": [3, None],
-        "running": [2, None],
-        "waiting": [1, None],
-    }
     assert written["acceptance"] == {"ngram": [1, 2, 1, 2, 1], "eagle3": {"mean_acceptance_length": 2.25}}
-    assert "running" not in orjson.loads(encode(replace(FULL, candidates=[TraceCandidate("a")])))["candidates"]
 
 
 def test_missing_and_unknown_keys_are_ignored() -> None:
@@ -125,10 +106,7 @@ def test_missing_and_unknown_keys_are_ignored() -> None:
         ({"prompt_tokens": 1, "arrived_at": "yesterday"}, "arrived_at: expected seconds or an ISO 8601 time"),
         ({"prompt_tokens": 1, "output_token_ids": ["a"]}, "output_token_ids: expected a list of whole numbers"),
         ({"prompt_tokens": 1, "acceptance": {"ngram": "x"}}, "acceptance: ngram: expected a number"),
-        ({"prompt_tokens": 1, "candidates": {"propensity": [1.0]}}, "candidates: expected columns, of which one"),
-        ({"prompt_tokens": 1, "candidates": {"backend": ["a"], "running": [1, 2]}}, "running: expected a list of 1"),
-        ({"prompt_tokens": 1, "candidates": {"backend": ["a"], "propensity": [2]}}, "propensity: expected 0 to 1"),
-        ({"prompt_tokens": 1, "candidates": 2}, "candidates: expected columns, of which one is"),
+        ({"prompt_tokens": 1, "candidates": 2}, "candidates: expected an object"),
         ({"prompt_tokens": 1, "version": 99}, "version 99 of the schema; this reader supports version 3"),
         ({"prompt_tokens": 1, "version": 2}, "version 2 of the schema"),
     ],

@@ -148,8 +148,10 @@ def test_a_record_has_all_fields_of_a_request(tmp_path: Path, started: Callable[
     assert (record.id, record.model, record.key, record.template) == ("7", "m", "team", "0badcafe")
     assert (record.policy, record.reason, record.backend, record.method) == ("thresholds", "rule", "b", "ngram")
     assert record.propensity == 0.75
-    assert [candidate[:3] for candidate in record.candidates] == [("b", 1.25, 0.75), ("a", None, 0.25)]
-    assert [candidate[3:] for candidate in record.candidates] == [(3, 5, 2), (0, None, None)]
+    assert record.candidates == {
+        "backend": ["b", "a"], "prediction_s": [1.25, None], "propensity": [0.75, 0.25], "in_flight": [3, 0],
+        "running": [5, None], "waiting": [2, None],
+    }  # fmt: skip
     assert (record.ttft_s, record.itl, record.e2e_s) == (1.0, [0.25, 0.5], 2.0)
     assert record.spec is not None
     assert (record.spec.drafted_tokens, record.spec.accepted_tokens, record.spec.tokens_per_step) == (6, 2, 2.0)
@@ -167,10 +169,8 @@ def test_propensities_of_other_candidates_are_implied_where_possible(
     third.notes.on_send(ANY_DECISION, [*third.notes.candidates, Backend("c", "m", Method.SUFFIX, "")])
     third.record(recorder)
     recorder.stop()
-    certain, one_other, two_others = records(tmp_path)
-    assert [candidate.propensity for candidate in certain.candidates] == [1.0, 0.0]
-    assert [candidate.propensity for candidate in one_other.candidates] == [0.75, 0.25]
-    assert [candidate.propensity for candidate in two_others.candidates] == [0.5, None, None]
+    propensities = [record.candidates["propensity"] for record in records(tmp_path)]
+    assert propensities == [[1.0, 0.0], [0.75, 0.25], [0.5, None, None]]
 
 
 def test_candidates_that_the_policy_excluded_have_propensity_0(
@@ -182,7 +182,7 @@ def test_candidates_that_the_policy_excluded_have_propensity_0(
     request.record(recorder, decision=Decision("b", "learned", "least_delay", 0.9, considered))
     recorder.stop()
     (record,) = records(tmp_path)
-    assert [candidate[1:3] for candidate in record.candidates] == [(2.5, 0.9), (None, 0.0)]
+    assert (record.candidates["prediction_s"], record.candidates["propensity"]) == ([2.5, None], [0.9, 0.0])
 
 
 def test_changes_between_requests_are_recorded(tmp_path: Path, started: Callable[..., Recorder]) -> None:
@@ -194,9 +194,8 @@ def test_changes_between_requests_are_recorded(tmp_path: Path, started: Callable
     for request in (first, second, third, finished(recorder)):
         request.record(recorder, decision=Decision("b", "random", "drawn", 0.5))
     recorder.stop()
-    candidates = [
-        [(one.backend, one.running, one.waiting) for one in record.candidates] for record in records(tmp_path)
-    ]
+    columns = [[record.candidates[name] for name in ("backend", "running", "waiting")] for record in records(tmp_path)]
+    candidates = [list(zip(*each, strict=True)) for each in columns]
     usual = [("b", 5, 2), ("a", None, None)]
     assert candidates == [usual, [("b", 6, 0), ("a", None, None)], [("b", 5, 2)], usual]
 
@@ -448,7 +447,7 @@ async def test_requests_through_a_gateway_are_recorded_without_secrets(gateway_o
     )
     assert (plain.temperature, plain.max_tokens, plain.stream, plain.output_tokens) == (0.25, 9, None, 3)
     assert plain.policy == "round_robin"
-    assert {candidate.backend for candidate in plain.candidates} == {"a", "b"}
+    assert {*plain.candidates["backend"]} == {"a", "b"}
     assert plain.template  # although this policy does not use it
     assert plain.code_share == 1.0
     assert plain.arrived_at is not None
