@@ -197,7 +197,7 @@ class SuffixTree:
 class SuffixTrees:
     """A tree of the answers of earlier requests, and the replay of texts on it and on a tree of each text's own.
 
-    The parameters are those of `SuffixCache`.
+    The parameters are those of vLLM, whose names begin with `suffix_decoding_`.
     """
 
     def __init__(

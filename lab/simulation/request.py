@@ -75,7 +75,7 @@ class ReplayRequest:
         if method is Method.NGRAM:
             steps = ngram_replay(text.prompt, output, k, *lookup_bounds(config))
         else:
-            steps = SuffixCache.of(dict(config), 1 << 30).replay(text.prompt, output)
+            steps = SuffixCache(config).replay(text.prompt, output)
         return _padded(steps, self.output_tokens)
 
 

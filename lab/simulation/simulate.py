@@ -130,7 +130,7 @@ class _Simulation:
             )
         self._fleet = Fleet(self._replicas, seed)
         self._trees = {
-            number: SuffixCache.of(dict(spec.config), 1 << 30)
+            number: SuffixCache(spec.config)
             for number, spec in enumerate(pool)
             if remembers and spec.method is Method.SUFFIX
         }

@@ -129,7 +129,7 @@ def replayed(prompt: Sequence[int], output: Sequence[int], arms: Iterable[Shadow
             emitted, _ = ngram_replay(prompt, output, arm.k, *lookup_bounds(arm.config))
         else:
             settings = {**arm.config, "num_speculative_tokens": arm.k, "suffix_decoding_max_cached_requests": 0}
-            emitted, _ = SuffixCache.of(settings).replay(prompt, output)
+            emitted, _ = SuffixCache(settings).replay(prompt, output)
         per_step[arm.arm] = len(output) / steps_of(emitted)
     return per_step
 

@@ -46,7 +46,7 @@ class Proposer:
         self._rng = np.random.default_rng(seed)
         self._max_model_len = max_model_len  # position beyond which nothing is drafted
         self._lookup = lookup_bounds(config)
-        self._suffix = SuffixCache.of(config, max_model_len) if method is Method.SUFFIX else None
+        self._suffix = SuffixCache(config, max_model_len) if method is Method.SUFFIX else None
 
     def script(self, prompt_ids: Sequence[int], output_ids: Sequence[int], temperature: float, kind: str) -> Script:
         """Return the script of a request whose answer is `output_ids`."""

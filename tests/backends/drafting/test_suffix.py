@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.drafting import suffix
-from backends.drafting.script import Steps
 from backends.drafting.suffix import SuffixCache
 from backends.drafting.suffix_trees import SuffixTree, SuffixTrees, _Node
 
@@ -62,7 +61,7 @@ def texts(seed: int, requests: int, vocabulary: int) -> Iterator[tuple[list[int]
 def test_replay_equals_recorded_drafts_of_arctic_inference(
     seed: int, requests: int, vocabulary: int, cached: int, emitted: int, drafted: int, checksum: int
 ) -> None:
-    cache = SuffixCache(max_cached_requests=cached)
+    cache = SuffixCache({"suffix_decoding_max_cached_requests": cached})
     replays = [cache.replay(prompt, answer) for prompt, answer in texts(seed, requests, vocabulary)]
     both = np.concatenate([*(steps[0] for steps in replays), *(steps[1] for steps in replays)])
     assert sum(int(steps[0].sum()) for steps in replays) == emitted
@@ -136,65 +135,53 @@ def test_removed_sequences_are_not_counted(sequences: list[list[int]], depth: in
     assert in_tree(tree) == counted([*left, sequences[0]], depth)
 
 
-def replayed(cache: SuffixCache, prompt: list[int], answer: list[int], learn: bool = True) -> Steps:
-    return cache.replay(prompt, answer, learn)
-
-
 def test_factor_depth_and_tokens_limit_the_draft() -> None:
     run = list(range(10, 40))
-    assert replayed(SuffixCache(max_spec_factor=2.0), run, run)[1][3] == 6
-    assert replayed(SuffixCache(max_spec_factor=0.0), run, run)[1].max() == 0
-    assert replayed(SuffixCache(max_tree_depth=8), run, run)[1].max() == 4
-    assert replayed(SuffixCache(num_speculative_tokens=3), run, run)[1].max() == 3
-    near_the_end = replayed(SuffixCache(max_model_len=60), run, run)[1]
+    assert SuffixCache({"suffix_decoding_max_spec_factor": 2.0}).replay(run, run)[1][3] == 6
+    assert SuffixCache({"suffix_decoding_max_spec_factor": 0.0}).replay(run, run)[1].max() == 0
+    assert SuffixCache({"suffix_decoding_max_tree_depth": 8}).replay(run, run)[1].max() == 4
+    assert SuffixCache({"num_speculative_tokens": 3}).replay(run, run)[1].max() == 3
+    near_the_end = SuffixCache(max_model_len=60).replay(run, run)[1]
     assert near_the_end[-6:].tolist() == [5, 4, 3, 2, 1, 0]
 
 
 def test_answers_are_cached_and_prompts_are_not() -> None:
     cache = SuffixCache()
     answer = list(range(100, 130))
-    replayed(cache, list(range(200, 230)), answer)
-    assert replayed(cache, [1], answer)[0].max() > 5
-    assert replayed(cache, [1], list(range(200, 230)))[0].max() == 1
+    cache.replay(list(range(200, 230)), answer)
+    assert cache.replay([1], answer)[0].max() > 5
+    assert cache.replay([1], list(range(200, 230)))[0].max() == 1
 
 
 def test_replay_without_learning_leaves_the_cache_unchanged() -> None:
     cache = SuffixCache()
     known, other = list(range(100, 130)), list(range(300, 330))
-    replayed(cache, [1], known)
+    cache.replay([1], known)
     before = in_tree(cache._trees.tree)
-    replayed(cache, [1], other, learn=False)
+    cache.replay([1], other, learn=False)
     assert in_tree(cache._trees.tree) == before
-    assert replayed(cache, [1], other)[0].max() == 1
+    assert cache.replay([1], other)[0].max() == 1
 
 
 def test_the_oldest_answer_is_removed_first() -> None:
-    cache = SuffixCache(max_cached_requests=2)
+    cache = SuffixCache({"suffix_decoding_max_cached_requests": 2})
     answers = [list(range(start, start + 20)) for start in (100, 200, 300)]
     for answer in answers:
-        replayed(cache, [1], answer)
-    assert replayed(cache, [1], answers[0], learn=False)[0].max() == 1
-    assert replayed(cache, [1], answers[1], learn=False)[0].max() > 5
+        cache.replay([1], answer)
+    assert cache.replay([1], answers[0], learn=False)[0].max() == 1
+    assert cache.replay([1], answers[1], learn=False)[0].max() > 5
 
 
 def test_invalid_settings_are_refused() -> None:
     for wrong in ({"max_tree_depth": 0}, {"min_token_prob": 1.5}, {"max_cached_requests": -1}, {"max_spec_factor": -1}):
         with pytest.raises(ValueError, match="suffix decoding needs"):
-            SuffixCache(**wrong)
-
-
-def test_settings_are_read_from_the_speculative_config() -> None:
-    cache = SuffixCache.of({"suffix_decoding_max_tree_depth": 12, "suffix_decoding_max_cached_requests": 1})
-    run = list(range(10, 40))
-    assert replayed(cache, run, run)[1].max() == 6
-    replayed(cache, [1], [1])
-    assert replayed(cache, [1], run)[1].max() == 0, "the second answer took the place of the first"
+            SuffixCache({f"suffix_decoding_{name}": value for name, value in wrong.items()})
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.lists(st.integers(0, 4), min_size=1, max_size=60))
 @settings(max_examples=100, deadline=None)
 def test_steps_are_within_bounds(prompt: list[int], answer: list[int]) -> None:
-    emitted, drafted = replayed(SuffixCache(), prompt, answer)
+    emitted, drafted = SuffixCache().replay(prompt, answer)
     assert (emitted >= 1).all()
     assert (emitted <= np.minimum(drafted + 1, len(answer) - np.arange(len(answer)))).all()
     assert drafted.max() <= 12
