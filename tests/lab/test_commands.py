@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from gateway.cli.app import app
+from tests.lab.invoked import run
 from tests.support.paths import CONFIG, DATA
 
 POOL = CONFIG / "pool.yaml"
@@ -39,13 +38,6 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(b"\n".join([*lines[:7], b"{broken", *lines[7:]]))
     return path
-
-
-def run(command: str, *arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, [*command.split(), *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from gateway.cli.app import app
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
+from tests.lab import invoked
 from tests.support.command import ROOT, alive, family, until
 from tests.support.loaded import ended, start, streaming
 from tests.support.upstream import Upstream, Wire
@@ -152,10 +151,10 @@ async def test_the_requests_of_a_trace_are_sent_at_its_pace(tmp_path: Path) -> N
 )
 async def test_wrong_input_is_rejected_before_anything_is_sent(arguments: list[str], says: str) -> None:
     async with Upstream("a", "m") as server:
-        result = CliRunner().invoke(app, ["bench", "--url", server.url, *arguments], env={"OPENAI_API_KEY": None})
+        status, _, error = invoked.run("bench", "--url", server.url, *arguments)
         await stays(lambda: server.connections == 0, 0.01)
-    assert result.exit_code == 2, result.output
-    assert says in result.stderr
+    assert status == 2
+    assert says in error
 
 
 @pytest.mark.parametrize(
@@ -170,9 +169,9 @@ async def test_wrong_input_is_rejected_before_anything_is_sent(arguments: list[s
 def test_wrong_options_for_a_pool_are_rejected(tmp_path: Path, arguments: list[str], says: str) -> None:
     far = "{method: eagle, url: 'http://10.0.0.1:1', speculative_config: {num_speculative_tokens: 2}}"
     (tmp_path / "pool.yaml").write_text(f"{POOL}      far: {far}\n")
-    result = CliRunner().invoke(app, ["bench", "--config", str(tmp_path / "pool.yaml"), "--rate", "1", *arguments])
-    assert result.exit_code == 2
-    assert says in result.stderr
+    status, _, error = invoked.run("bench", "--config", tmp_path / "pool.yaml", "--rate", "1", *arguments)
+    assert status == 2
+    assert says in error
 
 
 @pytest.mark.slow

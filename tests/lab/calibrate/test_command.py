@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from backends.calibration.calibration import Kind
 from backends.calibration.load import load_calibration
 from backends.speculation import Method
-from gateway.cli.app import app
 from gateway.config.load import load_pool
 from lab.bench.command import SCHEMA
 from lab.bench.run import EACH
 from lab.calibrate.loops import played
 from lab.past.fit import fitted
 from lab.past.served import ServedPart
+from tests.lab import invoked
 
 TRUE, LIKE = "llama-3.1-8b-h100", "llama-3.1-8b-l40s"
 DRAFTS = {Method.BASELINE: (0, 1.0, 0.0), Method.NGRAM: (5, 1.2, 0.5), Method.EAGLE3: (3, 2.2, 3.0)}
@@ -76,9 +76,7 @@ def document(loops: list[ServedPart]) -> dict[str, Any]:
     return {"schema": SCHEMA, "trace": ["mine.jsonl"], "runs": runs}
 
 
-def run(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["calibrate", *map(str, arguments)])
-    return result.exit_code, result.stdout, result.stderr
+run = partial(invoked.run, "calibrate")
 
 
 @pytest.mark.slow

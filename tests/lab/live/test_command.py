@@ -7,15 +7,15 @@ import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import orjson
 import pytest
-from typer.testing import CliRunner
 
-from gateway.cli.app import app
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
+from tests.lab import invoked
 from tests.support.command import ROOT, Command, gateway_command, until
 from tests.support.loaded import ended, start, streamed
 from tests.support.upstream import Upstream, Wire
@@ -38,12 +38,7 @@ keys:
 """
 
 
-def command(*arguments: object) -> tuple[int, str, str]:
-    """Run the command in this process."""
-    result = CliRunner(env={"OPENAI_API_KEY": None}).invoke(app, ["replay", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
+command = partial(invoked.run, "replay")
 
 
 @pytest.mark.slow

@@ -10,14 +10,12 @@ import numpy as np
 import orjson
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from backends.backend import Candidate
 from backends.calibration.batch_schedule import decode_step_s
 from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method
-from gateway.cli.app import app
 from gateway.config.load import load_pool
 from lab.past.check import past_of
 from lab.past.pool import simulated_pool
@@ -32,6 +30,7 @@ from policies.features.request import RequestFeatures
 from policies.load_policy import LoadSettings
 from policies.policy import Decision, Outcome
 from policies.roles import Learner
+from tests.lab.invoked import run
 from tests.support.report import ReportPage
 
 LIKE = "llama-3.1-8b-h100"
@@ -147,13 +146,6 @@ def test_step_times_are_found_again_in_what_was_recorded(hidden: str, config: Pa
                 for name in (one.calibration, hidden)
             )  # fmt: skip
             assert ours == pytest.approx(truth, rel=0.12)
-
-
-def run(command: str, *arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, [command, *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 def test_the_error_stands_beside_each_result(hidden: str, config: Path, tmp_path: Path) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 
 import orjson
 import pytest
-from typer.testing import CliRunner
 
 from backends.calibration.load import load_calibration
-from gateway.cli.app import app
 from gateway.config.load import load_pool
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
+from tests.lab import invoked
 
 POOL = """\
 models:
@@ -45,11 +45,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
+run = partial(invoked.run, "plan")
 
 
 @pytest.mark.slow

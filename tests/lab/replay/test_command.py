@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from typer.testing import CliRunner
 
-from gateway.cli.app import app
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
+from tests.lab import invoked
 from tests.support.paths import DATA
 from tests.support.report import ReportPage
 
@@ -55,11 +55,7 @@ def untimed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["replay", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
+run = partial(invoked.run, "replay")
 
 
 def figures(tmp_path: Path, *arguments: object) -> dict[str, Any]:

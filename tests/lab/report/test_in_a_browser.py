@@ -6,9 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from gateway.cli.app import app
+from tests.lab.invoked import run
 from tests.support.paths import CONFIG, DATA
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -24,8 +23,7 @@ def test_the_page_is_accessible_in_light_and_dark_and_on_a_phone(tmp_path: Path)
     report = tmp_path / "replay.html"
     policies = ("--policy", "round_robin", "--policy", "least_loaded")
     trace = DATA / "AzureLLMInferenceTrace_code.csv"
-    given = ("replay", str(trace), "--config", str(CONFIG / "pool.yaml"), *policies, "--report", str(report))
-    assert CliRunner().invoke(app, given).exit_code == 0
+    assert run("replay", trace, "--config", CONFIG / "pool.yaml", *policies, "--report", report)[0] == 0
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         troubles: list[str] = []

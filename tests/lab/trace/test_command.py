@@ -8,13 +8,12 @@ from pathlib import Path
 
 import orjson
 import pytest
-from typer.testing import CliRunner
 
-from gateway.cli.app import app
 from gateway.rooms.recorder.hashes import TextHasher
 from lab.trace.read import FORMATS, read_trace
 from lab.trace.record import TraceRecord
 from lab.trace.write import WRITTEN_FORMATS, write_trace
+from tests.lab import invoked
 from tests.support.paths import DATA, DOCS
 
 AZURE = DATA / "AzureLLMInferenceTrace_code.csv"
@@ -22,9 +21,9 @@ PAGE = (DOCS / "replay.md").read_text("utf-8")
 
 
 def run(*words: object, status: int = 0) -> tuple[str, str]:
-    result = CliRunner().invoke(app, ["trace", *map(str, words)])
-    assert result.exit_code == status, result.output
-    return result.stdout, result.stderr
+    exit_status, printed, error = invoked.run("trace", *words)
+    assert exit_status == status, error
+    return printed, error
 
 
 def own(count: int = 200) -> list[TraceRecord]:

@@ -10,9 +10,7 @@ import numpy as np
 import orjson
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from gateway.cli.app import app
 from lab.simulation.simulate import Replayed
 from lab.simulation.table import request_table
 from lab.trace.read import read_trace
@@ -21,6 +19,7 @@ from lab.trace.write import write_trace
 from lab.tune.command import score, stretches
 from lab.tune.options import Goal
 from policies.rules.policy import ThresholdSettings
+from tests.lab.invoked import run
 from tests.support.paths import DATA
 
 MOONCAKE = DATA / "mooncake_synthetic_trace.jsonl"
@@ -58,13 +57,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         ],
     )  # fmt: skip
     return pool, trace
-
-
-def run(command: str, *arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, [command, *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 def test_the_tuned_rules_are_better_on_the_held_out_part(files: tuple[Path, Path], tmp_path: Path) -> None:
