@@ -25,8 +25,6 @@ from lab.replay.pace import paced
 from lab.report.terminal import write_json
 from lab.trace.record import TraceRecord
 
-SCHEMA = "speculation-gateway.bench/2"
-
 _Number = TypeVar("_Number", int, float)
 _REQUESTS = 100
 _LEAST, _TURNS = 24, 6  # requests of a closed loop: at least, and for each at once
@@ -160,7 +158,6 @@ def _document(
 ) -> dict[str, Any]:
     """Return the document that `--json` writes."""
     return {
-        "schema": SCHEMA,
         "trace": [path.name for path in options.trace],
         "seed": options.seed,
         "interrupted": interrupted,

@@ -12,7 +12,6 @@ import orjson
 from backends.calibration.calibration import Kind
 from backends.speculation import Method
 from backends.validation import UsageError
-from lab.bench.command import SCHEMA
 from lab.bench.run import EACH
 from lab.past.served import ServedPart
 from lab.simulation.replica_spec import ReplicaSpec
@@ -31,8 +30,6 @@ def read_loops(path: Path, kind: Kind) -> Iterator[ServedPart]:
     try:
         with path.open("rb") as file:
             document = orjson.loads(file.read(_MOST_BYTES))
-        if document["schema"] != SCHEMA:
-            raise UsageError(f"{path}: is {document['schema']!r}, not {SCHEMA!r}; measure again with this version")
         for run in document["runs"]:
             if run["concurrency"] is not None and run["method"] is not None and run["each"]["steps"]:
                 yield _loop(run, kind if document["trace"] else None)

@@ -15,7 +15,6 @@ from backends.calibration.calibration import Kind
 from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from gateway.config.load import load_pool
-from lab.bench.command import SCHEMA
 from lab.bench.run import EACH
 from lab.calibrate.loops import played
 from lab.past.fit import fitted
@@ -73,7 +72,7 @@ def document(loops: list[ServedPart]) -> dict[str, Any]:
                 "each": {name: getattr(one, name).tolist() for name in EACH},
             }
         )
-    return {"schema": SCHEMA, "trace": ["mine.jsonl"], "runs": runs}
+    return {"trace": ["mine.jsonl"], "runs": runs}
 
 
 run = partial(invoked.run, "calibrate")
@@ -124,8 +123,7 @@ def test_each_position_is_that_of_the_loops_that_draft_it() -> None:
     [
         (None, "", "cannot read it: No such file"),
         ("{", "", "is not what `gateway bench --json` writes"),
-        ('{"schema": "speculation-gateway.bench/1"}', "", "measure again with this version"),
-        (json.dumps({"schema": SCHEMA, "trace": [], "runs": []}), "", "bench with --concurrency"),
+        ('{"trace": [], "runs": []}', "", "bench with --concurrency"),
         ("{}", "prose=", "no kind of text is called 'prose'; the kinds are chat, code"),
     ],
 )
