@@ -19,6 +19,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 STATISTICS: Final = ("mean", "p50", "p90", "p99")
+TIMES: Final = (("e2e_s", "e2e, s", 1.0), ("ttft_s", "ttft, s", 1.0), ("tpot_s", "tpot, ms", 1e3))
+"""Times of requests, the headings of their columns, and the factors from seconds."""
 REPLICATIONS: Final = 6
 """Simulations of other traffic from which an interval is made; with more, Student's t is little smaller."""
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from backends.calibration.calibration import Calibration
-from backends.simulator.drafting.proposers import Proposer, Script
+from backends.drafting.script import Script
+from backends.simulator.drafting.proposers import Proposer
 from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
 from benchmarks.virtual_time import run_closed_loop

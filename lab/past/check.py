@@ -16,15 +16,14 @@ from lab.past.pool import Means, SimulatedPool
 from lab.report.terminal import text_table
 from lab.simulation.simulate import replay
 from lab.simulation.table import RequestTable
-from lab.statistics import Floats
+from lab.statistics import TIMES, Floats
 
 ERROR = 0.10
 """Error of a replica's mean time or time per token beyond which a forecast is not to be relied on."""
 _WINDOW, _WINDOWS = 4000, 5
 _FEW = 16
 _CORRECTIONS, _CLOSE = 4, 0.02
-_TIMES = (("e2e_s", "e2e, s", 1.0), ("ttft_s", "ttft, s", 1.0), ("tpot_s", "tpot, ms", 1e3))
-HEADINGS = ["recorded", "requests", *(head for _, title, _ in _TIMES for head in (title, "replayed", "error"))]
+HEADINGS = ["recorded", "requests", *(head for _, title, _ in TIMES for head in (title, "replayed", "error"))]
 _JUDGED = {"e2e_s": "mean time", "tpot_s": "time per token"}
 
 
@@ -81,7 +80,7 @@ class PastReplay:
     def row(one: Compared) -> list[str]:
         """Return the cells of a replica."""
         cells = [one.name, f"{one.requests:,}"]
-        for time, _, factor in _TIMES:
+        for time, _, factor in TIMES:
             error = one.error(time)
             means = one.recorded[time], one.replayed[time]
             cells += ["-" if value is None else f"{factor * value:.3f}" for value in means]
@@ -99,7 +98,7 @@ class PastReplay:
                     "requests": one.requests,
                     "recorded": one.recorded,
                     "replayed": one.replayed,
-                    "error": {time: one.error(time) for time, *_ in _TIMES},
+                    "error": {time: one.error(time) for time, *_ in TIMES},
                 }
                 for one in self.replicas
             },

@@ -12,12 +12,10 @@ from lab.plan.result import JudgedMix, PlanObjective
 from lab.plan.runner import MixTask, RunAll
 from lab.plan.search import Found, Split
 from lab.simulation.simulate import Replayed
-from lab.statistics import Floats, Interval, of_units
+from lab.statistics import TIMES, Floats, Interval, of_units
 
 Played = Mapping[Mix, Sequence[Replayed]]
 """Results by mix, of each window."""
-
-_METRICS = ("e2e_s", "ttft_s", "tpot_s")
 
 
 def play(mixes: Sequence[Mix], split: Split, run_all: RunAll) -> Played:
@@ -45,7 +43,7 @@ def judged(chosen: Mix, played: Played, objective: PlanObjective) -> list[Judged
 
 def _judged(mix: Mix, chosen: Mix, played: Played, objective: PlanObjective) -> JudgedMix:
     own, other = played[chosen], played[mix]
-    means = {metric: _mean_of(np.concatenate([getattr(one, metric) for one in other])) for metric in _METRICS}
+    means = {metric: _mean_of(np.concatenate([getattr(one, metric) for one in other])) for metric, *_ in TIMES}
     worse = [objective.cost([theirs]) > objective.cost([mine]) for mine, theirs in zip(own, other, strict=True)]
     return JudgedMix(
         mix,

@@ -53,7 +53,7 @@ def sample(
     speed: float = 1.0,
 ) -> TrafficSample:
     """Take windows of a trace, of the requests that fit into a context."""
-    table = requests.where(requests.tokens <= max_model_len)
+    table = requests[requests.tokens <= max_model_len]
     parts = evenly(len(table), *_size(replicas, limit))
     windows = [_placed(table[part], table.arrived_at, rate, speed, at) for at, part in enumerate(parts)]
     return TrafficSample(one_after_another(windows), len(table), len(requests) - len(table))

@@ -10,9 +10,7 @@ from rich.table import Table
 
 from lab.report.terminal import text_table
 from lab.simulation.simulate import Replayed, slo_kept
-from lab.statistics import STATISTICS, summary
-
-_TIMES = (("e2e_s", "e2e, s", 1.0), ("ttft_s", "ttft, s", 1.0), ("tpot_s", "tpot, ms", 1e3))
+from lab.statistics import STATISTICS, TIMES, summary
 
 
 def figures_of(result: Replayed, backends: Sequence[str], slo: Mapping[str, float]) -> dict[str, Any]:
@@ -49,7 +47,7 @@ def figures_tables(
         cells.append("  ".join(f"{backend} {share:.0%}" for backend, share in row["shares"].items()) or "unknown")
         counts.add_row(*cells)
     all_times = text_table(["time", names_of, *STATISTICS], left=2)
-    for name, title, factor in _TIMES:
+    for name, title, factor in TIMES:
         for index, (policy, row) in enumerate(figures.items()):
             times = [_shown(None if value is None else factor * value, ".3f") for value in row[name].values()]
             all_times.add_row("" if index else title, policy, *times, end_section=index == len(figures) - 1)

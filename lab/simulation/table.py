@@ -124,10 +124,6 @@ class RequestTable(Sequence[ReplayRequest]):
         in_order = np.argsort(sent_at, kind="stable")
         return RequestTable(rows[in_order], sent_at[in_order] - sent_at.min(initial=math.inf), *self._shared)
 
-    def where(self, chosen: npt.NDArray[np.bool_]) -> RequestTable:
-        """Return the requests that are chosen."""
-        return RequestTable(self._rows[chosen], self._arrived_s[chosen], *self._shared)
-
     def in_sessions(self, rate: float | None, speed: float, copies: int, seed: int) -> RequestTable:
         """Return the requests of sessions that begin at other times, in nominal order of arrival.
 
@@ -199,11 +195,10 @@ class RequestTable(Sequence[ReplayRequest]):
     @overload
     def __getitem__(self, index: int) -> ReplayRequest: ...
     @overload
-    def __getitem__(self, index: slice) -> RequestTable: ...
-    def __getitem__(self, index: int | slice) -> ReplayRequest | RequestTable:
-        if isinstance(index, slice):
-            rows, arrived_s = self._rows[index], self._arrived_s[index]
-            return RequestTable(rows, arrived_s, *self._shared)
+    def __getitem__(self, index: slice | npt.NDArray[np.bool_]) -> RequestTable: ...
+    def __getitem__(self, index: int | slice | npt.NDArray[np.bool_]) -> ReplayRequest | RequestTable:
+        if isinstance(index, slice | np.ndarray):
+            return RequestTable(self._rows[index], self._arrived_s[index], *self._shared)
         return self._request(float(self._arrived_s[index]), self._rows[index].item())
 
     def __iter__(self) -> Iterator[ReplayRequest]:

@@ -15,8 +15,6 @@ from backends.drafting.suffix import SuffixCache
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.speculation import Method
 
-__all__ = ["Proposer", "Script", "Steps", "SuffixCache", "model_based_replay", "ngram_replay"]
-
 
 class Proposer:
     """The proposer of one replica; with suffix decoding it remembers the replica's earlier answers.

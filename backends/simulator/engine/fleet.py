@@ -28,7 +28,7 @@ from backends.simulator.engine.state import (
 )
 from backends.simulator.engine.step import Admission, Counters, Emission, EngineStep
 
-__all__ = ["Admission", "Completion", "Counters", "Emission", "EngineStep", "Fleet", "SimulatedReplica", "load_rules"]
+__all__ = ["Completion", "Counters", "EngineStep", "Fleet", "SimulatedReplica", "load_rules"]
 
 _UNSTARTED = (0,) * (len(REQUEST.names or ()) - 16)
 
