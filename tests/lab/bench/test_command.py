@@ -141,7 +141,6 @@ async def test_the_requests_of_a_trace_are_sent_at_its_pace(tmp_path: Path) -> N
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
         (["--rate", "2", "--input-tokens", "9-3"], "--input-tokens 9-3: expected N or N-M"),
         (["--rate", "2", "--baseline", "x"], "--baseline: no target 'x'"),
-        (["--rate", "2", "--json", "/nowhere/x.json"], "its folder does not exist"),
         (["--rate", "2", "--temperature", "hot"], "--temperature hot: expected numbers, such as 1,2"),
         (["--rate", "2", "--url", "ftp://x"], "--url ftp://x: expected http://host:port"),
         (["--rate", "2", "--config", "config/pool.yaml"], "measure endpoints or a pool, not both"),

@@ -134,7 +134,6 @@ def test_a_longer_part_is_played_in_stretches_spread_evenly(
         (["--objective", "median"], "'median' is not one of 'mean', 'p99', 'goodput'"),
         (["--objective", "goodput"], "--objective goodput needs bounds: --slo"),
         (["--part", "1"], "the trace has 30 requests; --part 1 leaves none"),
-        (["--out", "/nowhere/rules.yaml", "--trials", "1"], "/nowhere/rules.yaml"),
     ],
 )
 def test_wrong_input_is_reported_and_exits_2(

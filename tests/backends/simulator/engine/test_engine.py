@@ -16,18 +16,15 @@ from backends.calibration.files import calibration_names
 from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import k_by_batch
-from backends.drafting.script import Script, block_hashes, plain_steps
-from backends.simulator.engine.fleet import Completion, EngineStep, Fleet, SimulatedReplica
+from backends.drafting.script import Script, block_hashes
+from backends.simulator.engine.fleet import Completion, EngineStep, Fleet
 from backends.speculation import Method
 from benchmarks.virtual_time import run_virtual
+from tests.backends.simulator.engine.fleets import engine_of, plain, steps_of
 from tests.support import step_time
 from tests.support.step_time import DRAFTING, STEP, step_s
 
 PLAIN = replace(step_time.PLAIN, step=STEP.model_copy(update={"knee_tokens": 100}))
-
-
-def engine_of(parameters: EngineParameters) -> Fleet:
-    return Fleet([SimulatedReplica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE, parameters=parameters)])
 
 
 def load(engine: Fleet) -> EngineLoad:
@@ -39,24 +36,12 @@ def formula_s(parameters: EngineParameters, step: EngineStep) -> float:
     return step_s(parameters, step.batch_tokens, step.context_tokens, step.k, len(step.emissions), drafted=drafted)
 
 
-def plain(prompt: int, output: int, blocks: tuple[int, ...] = ()) -> Script:
-    return Script(prompt, output, *plain_steps(output), blocks)
-
-
 def steady(prompt: int, output: int, k: int, emitted: int) -> Script:
     """Return a script of which every step drafts k tokens and emits `emitted`, as far as the output allows."""
     tokens = np.minimum(emitted, output - np.arange(output)).astype(np.int32)
     drafted = np.full(output, k, np.int32)
     tokens[0], drafted[0] = 1, 0
     return Script(prompt, output, tokens, drafted)
-
-
-def drain(engine: Fleet) -> list[EngineStep]:
-    now_s, steps = 0.0, []
-    while (step := engine.step(now_s)) is not None:
-        now_s += step.duration_s
-        steps.append(step)
-    return steps
 
 
 def totals(steps: list[EngineStep]) -> dict[int, int]:
@@ -79,14 +64,14 @@ def test_step_times_follow_the_formula_with_every_calibration(name: str, method:
     for _ in range(60):
         prompt, output = rng.integers(1, min(3000, parameters.max_model_len - 80)), rng.integers(1, 80)
         engine.submit_script(0, steady(int(prompt), int(output), parameters.k, 1 + parameters.k // 2), 0.0)
-    steps = drain(engine)
+    steps = steps_of(engine)
     assert [step.duration_s for step in steps] == pytest.approx([formula_s(parameters, step) for step in steps])
 
 
 def test_speculation_finishes_in_fewer_steps_and_is_counted() -> None:
     engine = engine_of(replace(PLAIN, drafting=DRAFTING, k=3))
     request = engine.submit_script(0, steady(10, 10, 3, 3), 0.0)
-    steps = drain(engine)
+    steps = steps_of(engine)
     assert [emission.tokens for step in steps for emission in step.emissions] == [1, 3, 3, 3]
     assert [emission.sent for step in steps for emission in step.emissions] == [1, 4, 7, 10]
     assert [emission.left for step in steps for emission in step.emissions] == [9, 6, 3, 0]
@@ -99,7 +84,7 @@ def test_speculation_finishes_in_fewer_steps_and_is_counted() -> None:
 def test_requests_that_outgrow_the_cache_are_preempted_and_finish() -> None:
     engine = engine_of(replace(PLAIN, kv_blocks=20))
     ids = [engine.submit_script(0, plain(64, 120), 0.0) for _ in range(4)]
-    steps = drain(engine)
+    steps = steps_of(engine)
     assert engine.counters().preemptions > 0
     assert totals(steps) == dict.fromkeys(ids, 120)
     order = [emission.request_id for step in steps for emission in step.emissions if not emission.left]
@@ -111,7 +96,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
     head = list(range(64))
     engine = engine_of(PLAIN)
     engine.submit_script(0, plain(80, 4, block_hashes([*head, *range(100, 116), *range(4)])), 0.0)
-    drain(engine)
+    steps_of(engine)
     second = engine.submit_script(0, plain(80, 4, block_hashes([*head, *range(200, 216), *range(4)])), 0.0)
     step = engine.step(0.0)
     assert step is not None
@@ -125,14 +110,14 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     engine = engine_of(replace(PLAIN, kv_blocks=9))
     for blocks in (prompts[0], prompts[1], prompts[0], prompts[2]):  # each needs 4 blocks, and one more to run
         engine.submit_script(0, plain(65, 2, blocks), 0.0)
-        drain(engine)
+        steps_of(engine)
     hits = engine.counters().prefix_hits
     engine.submit_script(0, plain(65, 2, prompts[0]), 0.0)
-    drain(engine)
+    steps_of(engine)
     assert engine.counters().prefix_hits - hits == 64
     hits = engine.counters().prefix_hits
     engine.submit_script(0, plain(65, 2, prompts[1]), 0.0)
-    drain(engine)
+    steps_of(engine)
     assert engine.counters().prefix_hits == hits
 
 
@@ -148,7 +133,7 @@ def test_cancelled_requests_free_their_blocks_at_once() -> None:
     assert load(engine).waiting == 0
     engine.cancel(ids[0])
     engine.cancel(12345)
-    assert totals(drain(engine)) == {ids[1]: 49}
+    assert totals(steps_of(engine)) == {ids[1]: 49}
     assert load(engine).kv_usage == 0
 
 
@@ -156,7 +141,7 @@ def test_requests_are_admitted_by_priority_and_then_by_arrival() -> None:
     engine = engine_of(replace(PLAIN, max_num_seqs=1))
     ids = [engine.submit_script(0, plain(9, 1), 0.0, priority=each) for each in (2, 1, 2, 0, 1, -1)]
     engine.cancel(ids[2])
-    assert [emission.request_id for step in drain(engine) for emission in step.emissions] == [
+    assert [emission.request_id for step in steps_of(engine) for emission in step.emissions] == [
         ids[number] for number in (5, 3, 1, 4, 0)
     ]
 
@@ -173,7 +158,7 @@ def test_a_schedule_cuts_drafts_as_the_batch_grows() -> None:
         assert step is not None
         assert step.k == k
         assert {(emission.drafted, emission.tokens) for emission in step.emissions} == {(k, k + 1)}
-        drain(engine)
+        steps_of(engine)
 
 
 def test_a_scheduled_k_counts_prefills_and_is_verified_one_step_later() -> None:

@@ -14,20 +14,18 @@ import numpy as np
 import pytest
 
 from backends.calibration.calibration import Calibration, ContextShift, Kind, Progress
-from backends.calibration.load import load_calibration
 from backends.calibration.lookup_shares import lookup_shares
 from backends.calibration.parameters import EngineParameters
-from backends.drafting.script import Script, plain_steps
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.simulator.engine import kernel
 from backends.simulator.engine.fleet import Completion, Fleet, SimulatedReplica
 from backends.simulator.engine.state import DRAWN, EXCLUDED
 from backends.speculation import Method
 from benchmarks.virtual_time import Arrival, run_fleet, run_virtual
+from tests.backends.simulator.engine.fleets import H100, plain
 from tests.support.drawn import drawn_script
 from tests.support.step_time import PLAIN
 
-H100 = load_calibration("llama-3.1-8b-h100")
 EAGLE = {"num_speculative_tokens": 3}
 SHIFT = ContextShift(
     tokens=(900, 1000, 1800), logit_shifts=((0.5, 0.0), (-0.5, -1.0), (-1.0, -3.0)), known_to_tokens=1, source="made up"
@@ -41,10 +39,6 @@ def replica(parameters: EngineParameters | None = None, name: str = "a") -> Simu
 
 def single(method: Method, config: dict[str, Any], calibration: Calibration = H100, seed: int = 0) -> Fleet:
     return Fleet([SimulatedReplica("a", calibration, method, config)], seed)
-
-
-def plain(prompt: int, output: int, blocks: tuple[int, ...] = ()) -> Script:
-    return Script(prompt, output, *plain_steps(output), blocks)
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,14 @@ import numpy as np
 import pytest
 
 from backends.calibration.batch_schedule import decode_step_s
-from backends.calibration.load import load_calibration
 from backends.calibration.parameters import ASYNCHRONOUS, EngineParameters
 from backends.drafter_limit import Beyond, DrafterLimit
-from backends.drafting.script import Script, plain_steps
-from backends.simulator.engine.fleet import EngineStep, Fleet, SimulatedReplica
+from backends.drafting.script import Script
 from backends.speculation import Method
+from tests.backends.simulator.engine.fleets import H100, engine_of, plain, steps_of
 from tests.support.step_time import DRAFTING, PLAIN, STEP, step_s
 
-H100 = load_calibration("llama-3.1-8b-h100")
 DRAFTS = replace(PLAIN, drafting=DRAFTING, k=3)
-
-
-def engine_of(parameters: EngineParameters) -> Fleet:
-    return Fleet([SimulatedReplica("a", H100, Method.BASELINE, parameters=parameters)])
 
 
 def accepting(prompt: int, output: int, k: int = 3) -> Script:
@@ -32,19 +26,11 @@ def accepting(prompt: int, output: int, k: int = 3) -> Script:
     return Script(prompt, output, emitted, np.full(output, k, np.int32))
 
 
-def steps_of(engine: Fleet, most: int = 100) -> list[EngineStep]:
-    now_s, steps = 0.0, []
-    while len(steps) < most and (step := engine.step(now_s)) is not None:
-        now_s += step.duration_s
-        steps.append(step)
-    return steps
-
-
 def test_a_chunk_costs_by_the_pairs_that_it_attends_to_and_a_draft_by_its_context() -> None:
-    plain = replace(DRAFTS, max_num_batched_tokens=100)
-    long = replace(plain, step=STEP.model_copy(update={"per_attended_s": 1e-6, "context_per_draft": 0.5}))
+    usual = replace(DRAFTS, max_num_batched_tokens=100)
+    long = replace(usual, step=STEP.model_copy(update={"per_attended_s": 1e-6, "context_per_draft": 0.5}))
     taken = []
-    for parameters in (plain, long):
+    for parameters in (usual, long):
         engine = engine_of(parameters)
         engine.submit_script(0, accepting(250, 9), 0.0)
         taken.append(steps_of(engine))
@@ -103,7 +89,7 @@ def test_a_request_is_admitted_only_if_its_whole_sequence_fits(reserves: bool, p
     parameters = replace(PLAIN, max_num_batched_tokens=64, kv_blocks=24, reserves_sequence=reserves)
     engine = engine_of(parameters)
     for _ in range(3):
-        engine.submit_script(0, Script(128, 40, *plain_steps(40)), 0.0)
+        engine.submit_script(0, plain(128, 40), 0.0)
     steps_of(engine)
     assert (engine.counters().preemptions > 0) is preempted
     assert engine.counters().finished == 3
@@ -114,12 +100,12 @@ def test_a_request_is_admitted_only_if_its_whole_sequence_fits(reserves: bool, p
 def test_a_request_joins_the_step_after_the_next(asynchronous: bool, first: int, stepped: bool) -> None:
     """The second step of a request is running when another one arrives, which joins the third or the fourth."""
     engine = engine_of(replace(PLAIN, asynchronous=asynchronous))
-    engine.submit_script(0, Script(10, 9, *plain_steps(9)), 0.0)
+    engine.submit_script(0, plain(10, 9), 0.0)
     alone = engine_of(PLAIN)
-    alone.submit_script(0, Script(10, 9, *plain_steps(9)), 0.0)
+    alone.submit_script(0, plain(10, 9), 0.0)
     ends_s = np.cumsum([step.duration_s for step in steps_of(alone)]).tolist()
     arrived_s = (ends_s[0] + ends_s[1]) / 2
-    late = Script(10, 1, *plain_steps(1))
+    late = plain(10, 1)
     if stepped:
         now_s = 0.0
         for number in range(1, 6):
@@ -144,7 +130,7 @@ def test_an_idle_engine_does_not_wait_and_newer_settings_are_on_by_default() -> 
     waits_s = []
     for at_s in (0.0, 1.0):
         engine.advance(at_s)
-        engine.submit_script(0, Script(10, 1, *plain_steps(1)), at_s)
+        engine.submit_script(0, plain(10, 1), at_s)
         waits_s += [done.ttft_s for done in engine.advance(at_s + 0.9)]
     waits_s += [done.ttft_s for done in engine.advance(math.inf)]
     assert waits_s == pytest.approx([waits_s[0]] * 2)

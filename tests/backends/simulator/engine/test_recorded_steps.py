@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.draft_schedule import k_by_batch
 from backends.drafting.script import Script, block_hashes
-from backends.simulator.engine.fleet import Fleet, SimulatedReplica
-from backends.speculation import Method
+from tests.backends.simulator.engine.fleets import engine_of
 from tests.support.step_time import DRAFTING, STEP
 
 RECORDED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("recorded_steps.json").read_text())
@@ -68,8 +66,8 @@ def play(seed: int) -> dict[str, Any]:
     """Return what happens in a workload: a digest of every step, the clock, and the counters at the end."""
     draws = Draws(seed)
     limits = parameters(draws)
-    replica = SimulatedReplica("a", load_calibration("llama-3.1-8b-h100"), Method.BASELINE, parameters=limits)
-    fleet = Fleet([replica])
+    fleet = engine_of(limits)
+    [replica] = fleet.replicas
     now_s, clocks_s, arrives_s, left, last = 0.0, 0.0, 0.0, 40, -1
     digest = sha256()
     while True:
