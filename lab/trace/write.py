@@ -22,8 +22,9 @@ def write_trace(path: Path, records: Iterable[TraceRecord], format: str = "gatew
         raise ValueError(f"unknown format {format!r}; the formats are {', '.join(_WRITERS)}")
     line_of = _WRITERS[format]
     written = left_out = 0
-    # Devices and pipes are written to directly.
-    target = path.with_name(f".{path.name}.part") if path.is_file() or not path.exists() else path
+    # Devices and pipes are written to directly, and links, which may be /dev/stdout: root would replace it for all.
+    is_replaced = not path.is_symlink() and (path.is_file() or not path.exists())
+    target = path.with_name(f".{path.name}.part") if is_replaced else path
     try:
         with _create(target, path.suffix) as file:
             for record in records:

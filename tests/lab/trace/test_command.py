@@ -120,10 +120,12 @@ def test_convert_to_and_from_another_format(tmp_path: Path, trace: Path) -> None
     assert "40 left out" in errors
 
 
-def test_convert_writes_to_a_device(tmp_path: Path) -> None:
-    # The captured output has no /dev/stdout, so another device stands in for it.
+@pytest.mark.parametrize("behind", ["/dev/null", "redirected.jsonl"])
+def test_convert_writes_through_a_link(tmp_path: Path, behind: str) -> None:
+    # The captured output has no /dev/stdout, so another link to a device or a file stands in for it.
     out = tmp_path / "printed"
-    out.symlink_to("/dev/null")
+    (tmp_path / behind).touch()
+    out.symlink_to(behind)
     assert "40 requests" in run("convert", AZURE, out)[1]
     assert out.is_symlink()
 
