@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -100,6 +101,28 @@ def alive(pids: set[int]) -> set[int]:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
                 running.add(pid)
     return running
+
+
+async def start(*arguments: object) -> asyncio.subprocess.Process:
+    """Start `gateway` with these arguments."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", *map(str, arguments)),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"},
+    )
+
+
+async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
+    """Wait for a command; return its status, stdout and stderr."""
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), 90.0)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
 
 
 @contextlib.contextmanager

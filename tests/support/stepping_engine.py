@@ -24,6 +24,8 @@ class SteppingEngine:
         Tokens of a step, the last one excepted.
     step_s
         Seconds of a step.
+    prompt_tokens
+        Tokens of every prompt; None for ten more than it has words.
     joined
         Steps of a chunk, as with `--stream-interval`, or where vLLM's API server does not keep up.
     reports
@@ -47,6 +49,7 @@ class SteppingEngine:
     per_step: int = 1
     step_s: float = 0.0
     tokens: int = 60
+    prompt_tokens: int | None = PROMPT_TOKENS
     joined: int = 1
     reports: bool = False
     forces: bool = False
@@ -98,10 +101,12 @@ class SteppingEngine:
         wire.upstream.metrics = page + b"".join(b"vllm:%b %d\n" % (each.encode(), counters[each]) for each in counters)
 
     def _usage(
-        self, choices: int, *, names: tuple[str, str] = ("prompt_tokens", "completion_tokens")
+        self, body: dict[str, Any], *, names: tuple[str, str] = ("prompt_tokens", "completion_tokens")
     ) -> dict[str, int]:
-        tokens = choices * self.tokens
-        return {names[0]: PROMPT_TOKENS, names[1]: tokens, "total_tokens": PROMPT_TOKENS + tokens}
+        prompt, tokens = self.prompt_tokens, (body.get("n") or 1) * self.tokens
+        if prompt is None:
+            prompt = 10 + len(str(body.get("prompt") or body["messages"][-1]["content"]).split())
+        return {names[0]: prompt, names[1]: tokens, "total_tokens": prompt + tokens}
 
     def _metrics(self, choices: int, steps: int) -> dict[str, Any]:
         if not (self.reports and choices == 1):
@@ -115,24 +120,24 @@ class SteppingEngine:
         text = "x" * self.tokens
         if api == "/v1/messages":
             content = [{"type": "text", "text": text}]
-            usage = self._usage(1, names=("input_tokens", "output_tokens"))
+            usage = self._usage(body, names=("input_tokens", "output_tokens"))
             head = {"id": "x", "type": "message", "role": "assistant", "stop_reason": "max_tokens"}
             return {**head, "content": content, "usage": usage}
         if api == "/v1/responses":
-            usage = self._usage(1, names=("input_tokens", "output_tokens"))
+            usage = self._usage(body, names=("input_tokens", "output_tokens"))
             return {"id": "x", "object": "response", "status": "incomplete", "output": [], "usage": usage}
         message = (
             {"message": {"role": "assistant", "content": text}} if api == "/v1/chat/completions" else {"text": text}
         )
         listed = [{"index": index, **message, "finish_reason": "length"} for index in range(choices)]
-        return {"id": "x", "choices": listed, "usage": self._usage(choices), **self._metrics(choices, steps)}
+        return {"id": "x", "choices": listed, "usage": self._usage(body), **self._metrics(choices, steps)}
 
     def _events(self, api: str, body: dict[str, Any], steps: list[int]) -> Iterator[bytes | None]:
         """Yield the events of a stream, and None for each step."""
         if api == "/v1/messages":
-            yield from self._message(steps)
+            yield from self._message(body, steps)
         elif api == "/v1/responses":
-            yield from self._response(steps)
+            yield from self._response(body, steps)
         else:
             yield from self._chunks(api == "/v1/chat/completions", body, steps)
 
@@ -145,8 +150,8 @@ class SteppingEngine:
             yield (text, is_last) if is_last or number % self.joined == 0 else (None, False)
             text = "" if number % self.joined == 0 else text
 
-    def _message(self, steps: list[int]) -> Iterator[bytes | None]:
-        usage = self._usage(1, names=("input_tokens", "output_tokens"))
+    def _message(self, body: dict[str, Any], steps: list[int]) -> Iterator[bytes | None]:
+        usage = self._usage(body, names=("input_tokens", "output_tokens"))
         yield _named(
             {"type": "message_start", "message": {"id": "x", "usage": {"input_tokens": 7, "output_tokens": 0}}}
         )
@@ -157,8 +162,8 @@ class SteppingEngine:
         yield _named({"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": usage})
         yield _named({"type": "message_stop"})
 
-    def _response(self, steps: list[int]) -> Iterator[bytes | None]:
-        usage = self._usage(1, names=("input_tokens", "output_tokens"))
+    def _response(self, body: dict[str, Any], steps: list[int]) -> Iterator[bytes | None]:
+        usage = self._usage(body, names=("input_tokens", "output_tokens"))
         yield _named({"type": "response.created", "response": {"id": "x"}})
         for text, _ in self._joined_steps(steps):
             yield None
@@ -169,7 +174,7 @@ class SteppingEngine:
     def _chunks(self, chat: bool, body: dict[str, Any], steps: list[int]) -> Iterator[bytes | None]:
         choices, asks = body.get("n") or 1, bool((body.get("stream_options") or {}).get("include_usage"))
         head = {"id": "x", "object": "chat.completion.chunk" if chat else "text_completion", "created": 1, "model": "m"}
-        running = {"usage": self._usage(1)} if self.forces or (asks and self.tells == "every") else {}
+        running = {"usage": self._usage(body)} if self.forces or (asks and self.tells == "every") else {}
         for index in range(choices if chat else 0):
             delta = {"role": "assistant", "content": ""}
             yield _event(head | {"choices": [{"index": index, "delta": delta, "finish_reason": None}]} | running)
@@ -186,10 +191,10 @@ class SteppingEngine:
                 is_alone = not (asks or self.forces) or self.tells != "event"
                 last = {"system_fingerprint": FINGERPRINT} if is_last and is_alone else {}
                 if is_last and asks and self.tells == "finish":
-                    last = {"usage": self._usage(choices)} | last
+                    last = {"usage": self._usage(body)} | last
                 yield _event(head | {"choices": [choice]} | running | last)
         if (asks or self.forces) and self.tells == "event":
-            last = {"choices": [], "usage": self._usage(choices), "system_fingerprint": FINGERPRINT}
+            last = {"choices": [], "usage": self._usage(body), "system_fingerprint": FINGERPRINT}
             yield _event(head | last | self._metrics(choices, len(steps)))
         yield b"data: [DONE]\n\n"
 

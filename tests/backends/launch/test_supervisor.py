@@ -19,7 +19,7 @@ from backends.launch.supervisor import Launcher, LaunchError, LaunchSpec, Launch
 from tests.support.paths import ROOT
 from tests.support.waiting import eventually
 
-ENGINE = ROOT / "tests" / "support" / "engine_double.py"
+ENGINE = Path(__file__).with_name("child.py")
 
 
 class Bench:

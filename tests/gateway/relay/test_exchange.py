@@ -16,8 +16,7 @@ import pytest
 from backends.drafter_limit import Beyond, DrafterLimit
 from backends.health import State
 from tests.gateway.conftest import MODEL, Running, Start
-from tests.support.faults import answer_broken_json, answer_garbage, answer_html
-from tests.support.upstream import END, Wire, delta, well
+from tests.support.upstream import END, Wire, answer_broken_json, answer_garbage, answer_html, delta, well
 from tests.support.waiting import stays
 
 

@@ -21,8 +21,16 @@ from gateway.telemetry.log_format import LogFormat, place_of
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
 from tests.gateway.relay.test_charging import recorded
 from tests.gateway.service.test_access import bearer, raw
-from tests.support.faults import answer_broken_json, answer_garbage, answer_html, hang, reset_connection
-from tests.support.upstream import Behaviour, Wire, delta
+from tests.support.upstream import (
+    Behaviour,
+    Wire,
+    answer_broken_json,
+    answer_garbage,
+    answer_html,
+    delta,
+    hang,
+    reset_connection,
+)
 
 PROMPT, KEY, WRONG_KEY = "zqxprompt", "sk-zqxkey", "sk-zqxwrong"
 MARK = "zqx"

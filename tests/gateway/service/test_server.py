@@ -17,8 +17,7 @@ from gateway.config.settings.server import ServerSettings
 from gateway.service.server import server_limits
 from gateway.service.worker import ALIVE_S
 from tests.support.command import gateway_command, until
-from tests.support.faults import hang
-from tests.support.upstream import upstreams_in_thread
+from tests.support.upstream import hang, upstreams_in_thread
 from tests.support.waiting import TIMEOUT_S
 
 POOL = """

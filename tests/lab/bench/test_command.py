@@ -14,8 +14,8 @@ import pytest
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
 from tests.lab import invoked
-from tests.support.command import ROOT, alive, family, until
-from tests.support.loaded import ended, start, streaming
+from tests.support.command import ROOT, alive, ended, family, start, until
+from tests.support.stepping_engine import SteppingEngine
 from tests.support.upstream import Upstream, Wire
 from tests.support.waiting import stays
 
@@ -32,6 +32,11 @@ models:
 """
 
 
+def words(tokens: int, per_step: int = 1) -> SteppingEngine:
+    """Return an engine whose prompts have ten tokens more than words."""
+    return SteppingEngine(per_step, tokens=tokens, prompt_tokens=None)
+
+
 def _from_to(each: dict[str, list[float]]) -> tuple[list[float], list[float]]:
     return each["sent_s"], [sent + e2e for sent, e2e in zip(each["sent_s"], each["e2e_s"], strict=True)]
 
@@ -42,7 +47,7 @@ async def run_bench(*arguments: object) -> tuple[int, str, str]:
 
 @pytest.mark.slow
 async def test_endpoints_are_measured_at_each_rate_and_temperature_and_compared(tmp_path: Path) -> None:
-    async with Upstream("a", "m", streaming(12)) as plain, Upstream("b", "m", streaming(12, 3)) as mine:
+    async with Upstream("a", "m", words(12)) as plain, Upstream("b", "m", words(12, per_step=3)) as mine:
         status, out, err = await run_bench(
             *("--url", f"baseline={plain.url}/v1", "--url", f"mine={mine.url}", "--rate", "100,200"),
             *("--num-requests", "20", "--seed", "3"),
@@ -100,7 +105,7 @@ async def test_the_replicas_of_a_pool_are_compared_with_its_baseline_at_each_k(t
 
 @pytest.mark.slow
 async def test_closed_loops_keep_so_many_requests_under_way(tmp_path: Path) -> None:
-    async with Upstream("a", "m", streaming(12)) as server:
+    async with Upstream("a", "m", words(12)) as server:
         status, out, err = await run_bench(
             *("--url", f"baseline={server.url}", "--concurrency", "1,3", "--num-requests", "9"),
             *("--input-tokens", "20", "--output-tokens", "12", "--json", str(tmp_path / "r.json")),
@@ -113,7 +118,7 @@ async def test_closed_loops_keep_so_many_requests_under_way(tmp_path: Path) -> N
         under_way = [sum(at < other for at in sent) - sum(at <= other for at in ended) for other in ended]
         assert max(under_way) < run["concurrency"] + 1
         assert all(later >= end for later, end in zip(sent[run["concurrency"] :], ended, strict=False))
-        assert run["each"]["steps"] == [13] * 9  # with the event that has the reason
+        assert run["each"]["steps"] == [12] * 9
     assert "3 requests at once" in out
 
 
@@ -121,7 +126,7 @@ async def test_closed_loops_keep_so_many_requests_under_way(tmp_path: Path) -> N
 async def test_the_requests_of_a_trace_are_sent_at_its_pace(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     write_trace(trace, [TraceRecord(arrived_at=n / 50, prompt=f"once {n}", output_tokens=4) for n in range(6)])
-    async with Upstream("a", "m", streaming(4)) as server:
+    async with Upstream("a", "m", words(4)) as server:
         status, out, err = await run_bench("--url", server.url, "--trace", str(trace), "--num-requests", "5")
     assert status == 0, err
     streamed = [seen for seen in server.seen if seen.json["stream"]]
@@ -179,7 +184,7 @@ async def test_targets_that_fail_are_reported_and_the_others_measured() -> None:
 
     async with Upstream("a", "m") as gone:
         address = gone.url
-    async with Upstream("b", "m", refuse) as sleeping, Upstream("c", "m", streaming(4)) as well:
+    async with Upstream("b", "m", refuse) as sleeping, Upstream("c", "m", words(4)) as well:
         urls = [f"gone={address}", f"sleeping={sleeping.url}", f"well={well.url}"]
         options = [word for url in urls for word in ("--url", url)]
         status, out, _ = await run_bench(*options, "--rate", "50", "--num-requests", "2")

@@ -16,8 +16,8 @@ import pytest
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
 from tests.lab import invoked
-from tests.support.command import ROOT, Command, gateway_command, until
-from tests.support.loaded import ended, start, streamed
+from tests.support.command import ROOT, Command, ended, gateway_command, start, until
+from tests.support.stepping_engine import SteppingEngine
 from tests.support.upstream import Upstream, Wire
 
 pytestmark = pytest.mark.slow
@@ -36,6 +36,9 @@ models:
 keys:
   - {name: team, key: team-key, may_override: true}
 """
+
+streamed = SteppingEngine(tokens=4, prompt_tokens=None)
+"""An engine whose prompts have ten tokens more than words."""
 
 
 command = partial(invoked.run, "replay")

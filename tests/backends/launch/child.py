@@ -1,4 +1,4 @@
-"""A small HTTP server that misbehaves as an engine may; a script for the tests of the launcher."""
+"""A process that misbehaves as an engine may, with a `/health`; a script for the tests of the launcher."""
 
 import argparse
 import os
