@@ -25,7 +25,7 @@ def test_each_ambiguous_request_has_another_inside(case: object) -> None:
 @pytest.mark.slow
 def test_nothing_is_smuggled_and_nobody_else_loses_a_request_or_memory(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
-    names = ("small-values", "framing", "header-value", "half-heads")
+    names = ("small-values", "framing")
     attacks = [part for name in names for part in ("--attack", name)]
     subprocess.run(
         [sys.executable, "-m", "benchmarks.attacks", "--only", "gateway", *attacks, "--hold", "1", "--json", results],
@@ -38,11 +38,8 @@ def test_nothing_is_smuggled_and_nobody_else_loses_a_request_or_memory(tmp_path:
         assert result["verdict"] in {"survived", "hurt bystanders"}
         assert result["lost"] == {}
         assert result["requests"] > 0
-    values, framing, header, heads = (of_attack[name] for name in names)
+    values, framing = (of_attack[name] for name in names)
     assert set(values["answers"]) == {"413"}
     assert values["rss_peak_mb"] - values["rss_before_mb"] < 2 * 4 * 63
     assert framing["smuggled"] == 0
     assert framing["answers"] == {"400": len(CASES)}
-    assert header["answers"] == {"431": 1}
-    assert header["rss_peak_mb"] - header["rss_before_mb"] < 20
-    assert heads["opened"] == 1000

@@ -150,7 +150,7 @@ async def test_requests_behind_a_refusal_are_dropped(
     gateway_of: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     """Refused before its body, while the rest of the body and more requests still come."""
-    monkeypatch.setattr("gateway.http.connection._LINGER_S", 3.0)  # longer than a busy machine takes to send them
+    monkeypatch.setattr("gateway.http.connection._LINGER_S", 1.0)  # longer than a busy machine takes to send them
     keys: list[Any] = ["sk-x"]
     async with gateway_of({"a": "baseline"}, keys=keys) as running:
         raw = await Raw.to(running)
@@ -173,7 +173,7 @@ async def test_requests_behind_a_refusal_are_dropped(
 async def test_a_refusal_is_read_by_a_client_that_is_still_sending(
     gateway_of: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.http.connection._LINGER_S", 2.0)
+    monkeypatch.setattr("gateway.http.connection._LINGER_S", 1.0)
     async with gateway_of({"a": "baseline"}, server={"max_body_mib": 1}) as running:
         raw = await Raw.to(running)
         raw.writer.write(HEAD % 3_000_000 + b"x" * 3_000_000)
