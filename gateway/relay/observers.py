@@ -18,6 +18,7 @@ from gateway.routing.sticky import ResponseLocations
 from policies.policy import Decision, Outcome
 
 
+# Records of each request have constructors that are written out: mypyc compiles these, not those of `dataclass`.
 class Times:
     """The times of an exchange, by `time.perf_counter`; 0.0 for what did not happen."""
 

@@ -12,6 +12,7 @@ import sys
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, merge
 from typing import Final
 
@@ -39,26 +40,16 @@ UNBOUNDED: Final = QueueSettings(
 """Of a queue that a reload has taken away, until what waited in it has been sent."""
 
 
+@dataclass(slots=True, eq=False)
 class Place:
     """The place of one request in the queue."""
 
-    def __init__(
-        self,
-        waiter: Waiter,
-        party: Party,
-        members: tuple[str, ...],
-        rank: int,
-        number: int,
-        size_bytes: int,
-        since_s: float,
-    ) -> None:
-        self.waiter = waiter
-        self.party = party
-        self.members = members  # the names of the backends that can serve it
-        self.rank = rank
-        self.size_bytes = size_bytes
-        self.since_s = since_s
-        self.order = rank, number
+    waiter: Waiter
+    party: Party
+    members: tuple[str, ...]  # the names of the backends that can serve it
+    order: tuple[int, int]  # its rank, and its number among all that came
+    size_bytes: int
+    since_s: float
 
     def __lt__(self, other: Place) -> bool:
         return self.order < other.order
@@ -136,7 +127,7 @@ class ModelQueue:
         self._make_room(rank, size_bytes)
         self._number += 1
         names = tuple([backend.name for backend in members])
-        place = Place(waiter, party, names, rank, self._number, size_bytes, self._clock())
+        place = Place(waiter, party, names, (rank, self._number), size_bytes, self._clock())
         insort(self._lines.setdefault(names, {}).setdefault(party, []), place)
         party.wait()
         self.waiting += 1
@@ -242,7 +233,7 @@ class ModelQueue:
             return
         last_first = merge(*[reversed(line) for line in self._each_line()], reverse=True)
         for place in last_first:
-            if place.rank <= rank:
+            if place.order[0] <= rank:
                 break
             evicted.append(place)
             waiting -= 1
