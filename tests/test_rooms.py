@@ -1,7 +1,8 @@
 """Each room can be taken away: without its folder, what is left imports, serves, and passes its own tests.
 
 By default every room is deleted in a copy in turn, and a gateway answers a request there. With `ROOMS=picker,redis`, or
-`ROOMS=all`, the fast tests of the packages that are left are run as well, which takes minutes for each.
+`ROOMS=all`, and `-o faulthandler_timeout=3600`, the fast tests of the packages that are left are run as well, which
+takes minutes for each.
 """
 
 from __future__ import annotations
