@@ -174,12 +174,11 @@ class BatchesApi:
         if len(self._open(owner)) >= most:
             text = f"This key has {most} batches that have not ended: wait, or cancel one."
             raise GatewayError(429, text, code="too_many_batches")
-        ended = self._storage.names(f"{owner}/batches")
+        ended = list(filter(ID.fullmatch, self._storage.names(f"{owner}/batches")))
         self._storage.remove(*(f"{owner}/batches/{batch_id}" for batch_id in ended[: -_KEPT * most]))
         self._storage.check_room()
-        record = BatchRecord(
-            f"batch_{new_digits()}", file.id, wanted.endpoint, wanted.metadata, int(time.time()) + WINDOW_S
-        )
+        batch_id, now_s = f"batch_{new_digits()}", int(time.time())
+        record = BatchRecord(batch_id, file.id, wanted.endpoint, wanted.metadata, now_s, now_s + WINDOW_S)
         self._storage.write(BatchPlace(owner, record.id).open, record)
         return record
 

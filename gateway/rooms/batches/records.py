@@ -49,8 +49,8 @@ class BatchRecord:
     input_file_id: str
     endpoint: str
     metadata: Mapping[str, str] | None
+    created_at: int
     expires_at: int
-    created_at: int = field(default_factory=_now_s)
     completion_window: str = "24h"
     status: str = "validating"
     model: str | None = None

@@ -112,12 +112,12 @@ class BatchesRoom(Room):
         for ended in [each for each, task in self._tasks.items() if task.done() and each.open not in paths]:
             del self._tasks[ended], self._runs[ended]
         for path in paths:
-            if (place := BatchPlace.at(path)) is None:
-                self._storage.set_aside(path, "its name is not that of a batch")
-            elif place.open not in paths:  # it was beside a batch that has ended
-                await asyncio.to_thread(self._storage.remove, path)
-            elif path == place.open:
-                with background.guarded("batches", of=place.id):
+            with background.guarded("batches", of=path):
+                if (place := BatchPlace.at(path)) is None:
+                    self._storage.set_aside(path, "its name is not that of a batch")
+                elif place.open not in paths:  # it was beside a batch that has ended
+                    await asyncio.to_thread(self._storage.remove, path)
+                elif path == place.open:
                     await self._begin_or_end(place, is_cancelled=f"{path}.cancel" in paths)
 
     async def _begin_or_end(self, place: BatchPlace, *, is_cancelled: bool) -> None:

@@ -241,7 +241,8 @@ async def test_what_cannot_be_read_stops_nothing(tmp_path: Path, caplog: pytest.
         ):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"{" if path.name == gone else b"")
-        (tmp_path / "open" / "folder").mkdir()
+        for name in ("folder", f"{owner.name}.batch_{'3' * 32}.notes"):
+            (tmp_path / "open" / name).mkdir()
         os.mkfifo(owner / "files" / f"file-{'2' * 32}")
         batch = await begin(client, jsonl(line("second"), line("third")))
         assert (await ended(client, batch.id)).request_counts.completed == 2
