@@ -87,8 +87,7 @@ class Stream:
         self._size_bytes = 0
         self._has_body = False
         self._has_trailers = False
-        self.held_bytes = 0  # of the body that is coming
-        # When that began, and when a piece of it came last, by `time.monotonic`.
+        self.held_bytes = 0  # as `gateway.rooms.picker.unfinished.Upload`
         self.began_s = self.read_s = 0.0
         self._sender: ProxySender | None = None  # None until the request is complete
         self._source: Source | None = None  # what answers the request; None before and after

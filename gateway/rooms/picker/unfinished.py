@@ -5,17 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from gateway.config.settings.server import ServerSettings
 from gateway.dialects.errors import GatewayError
 from gateway.http.server import SHED_SHARE, ServerLimits
 
-if TYPE_CHECKING:
-    from gateway.rooms.picker.stream import Stream
-
 _STALL_S: Final = ServerLimits().stall_s
 _MOST_HELD: Final = attrgetter("held_bytes")
+
+
+class Upload(Protocol):
+    """A request whose body is coming."""
+
+    held_bytes: int  # what is held of it
+    # began_s, read_s: when its body began, and when a piece of it came last, by `time.monotonic`.
+    began_s: float
+    read_s: float
+
+    def refuse(self, error: GatewayError) -> None:
+        """Answer with an error."""
 
 
 class Unfinished:
@@ -23,15 +32,15 @@ class Unfinished:
 
     def __init__(self, settings: Callable[[], ServerSettings]) -> None:
         self._settings = settings
-        self._uploads: set[Stream] = set()
+        self._uploads: set[Upload] = set()
         self.held_bytes = 0  # what is held of all of them
 
-    def begin(self, upload: Stream) -> None:
+    def begin(self, upload: Upload) -> None:
         """Keep a request until it is released."""
         upload.began_s = upload.read_s = time.monotonic()
         self._uploads.add(upload)
 
-    def hold(self, upload: Stream, more_bytes: int) -> None:
+    def hold(self, upload: Upload, more_bytes: int) -> None:
         """Count a piece of a body; above the bound, refuse the requests that hold the most."""
         upload.read_s = time.monotonic()
         upload.held_bytes += more_bytes
@@ -46,7 +55,7 @@ class Unfinished:
                     break
                 self._refuse(each, error)
 
-    def release(self, upload: Stream) -> None:
+    def release(self, upload: Upload) -> None:
         """Forget a request, which is complete or has ended."""
         self.held_bytes -= upload.held_bytes
         upload.held_bytes = 0
@@ -60,6 +69,6 @@ class Unfinished:
                 error = GatewayError(408, "The body of the request did not arrive in time.", code="request_timeout")
                 self._refuse(each, error)
 
-    def _refuse(self, upload: Stream, error: GatewayError) -> None:
+    def _refuse(self, upload: Upload, error: GatewayError) -> None:
         self.release(upload)
         upload.refuse(error)
