@@ -9,7 +9,7 @@ from gateway.routing.series import OUTCOMES, temperature_bucket
 from tests.support.deploy_tools import ROOT
 from tests.support.registered_metrics import Series, registered, sample_names
 
-PAGE = (ROOT / "docs/metrics.md").read_text()
+PAGE = (ROOT / "docs/metrics.md").read_text().replace("*replica*", "model, backend, method")
 ROW = re.compile(r"^\| `(gateway_\w+)` \| (\w+) \|(?: ([\w, ]+))? \| .+ \|$", re.MULTILINE)
 
 
