@@ -102,13 +102,10 @@ CLIENTS = (
 
 LOADS = (
     Client("vllm bench serve", (".venv-vllm/bin/python", "-P", "{cases}/load_vllm_bench.py"), (".venv-vllm/bin/vllm",)),
-    _python("guidellm", "load_guidellm", "guidellm"),
-    _python("aiperf", "load_aiperf", "aiperf"),
-    _python("litellm, 4 at once", "load_litellm", "litellm-proxy"),
     Client("litellm proxy in front", ("{cache}/litellm-proxy/bin/python", "-P", "{cases}/litellm_proxy.py", "front")),
     Client("litellm proxy behind", ("{cache}/litellm-proxy/bin/python", "-P", "{cases}/litellm_proxy.py", "behind")),
 )
-"""Load tools, and neighbours."""
+"""vLLM's load tool, and neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +248,7 @@ def main() -> int:
     """Run the clients, and return the exit status."""
     parser = argparse.ArgumentParser(prog="scripts/test-clients")
     names = [client.name for client in CLIENTS + LOADS]
-    parser.add_argument("--load", action="store_true", help="load tools and neighbours instead of clients")
+    parser.add_argument("--load", action="store_true", help="a load tool and neighbours instead of clients")
     parser.add_argument("client", nargs="*", help=f"part of a client's name, of {', '.join(names)}; by default all")
     arguments = parser.parse_args()
     wanted = arguments.client
@@ -263,7 +260,7 @@ def main() -> int:
     if not chosen:
         parser.error(f"no such client: {', '.join(wanted)}")
     is_bad = False
-    for target in itertools.islice(targets(), 1 if arguments.load else None):  # load tools with simulated replicas only
+    for target in itertools.islice(targets(), 1 if arguments.load else None):  # these with simulated replicas only
         page_port = free_port()
         results: list[Result] = []
         missing: list[str] = []

@@ -15,8 +15,9 @@ from backends.launch.ports import free_port
 from gateway.config.settings import PickerSettings, ServerSettings, TimeoutSettings
 from gateway.http.request_head import HeadLimits
 from gateway.service.server import _KEEP_ALIVE_S
+from tests.support.certificates import make_pair
 from tests.support.deploy_tools import DEPLOY, replaced, run, tool
-from tests.support.front_proxy import certificate, check_front, proxy_process
+from tests.support.front_proxy import check_front, proxy_process
 
 FILE = DEPLOY / "envoy" / "envoy.yaml"
 PICKER_FILE = DEPLOY / "envoy" / "picker.yaml"
@@ -26,7 +27,7 @@ PICKER_FILE = DEPLOY / "envoy" / "picker.yaml"
 async def envoy(gateway_port: int, folder: Path) -> AsyncIterator[str]:
     """Run Envoy on a free port, with all time-outs but the one for answers at a second, and quick health checks."""
     port = free_port()
-    made, key = certificate(folder)
+    pair = make_pair(folder / "gateway")
     text = re.sub(r"(?<!stream_idle_timeout)(timeout): (?:30|60|300|2)s", r"\1: 1s", FILE.read_text())
     text = re.sub(r"interval: 5s", "interval: 0.2s", text)
     text = replaced(
@@ -34,8 +35,8 @@ async def envoy(gateway_port: int, folder: Path) -> AsyncIterator[str]:
         {
             "address: 0.0.0.0, port_value: 8443": f"address: 127.0.0.1, port_value: {port}",
             "address: 127.0.0.1, port_value: 8080": f"address: 127.0.0.1, port_value: {gateway_port}",
-            "/etc/envoy/gateway.crt": str(made),
-            "/etc/envoy/gateway.key": str(key),
+            "/etc/envoy/gateway.crt": str(pair.certificate),
+            "/etc/envoy/gateway.key": str(pair.key),
         },
     )
     (folder / "envoy.yaml").write_text(text)

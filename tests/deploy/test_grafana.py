@@ -19,14 +19,18 @@ from tests.deploy.test_prometheus import Prometheus, prometheus_for
 from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.deploy_tools import DEPLOY
 from tests.support.registered_metrics import sample_names
-from tests.support.upstream import END, Wire, answer, delta
+from tests.support.stepping_engine import SteppingEngine
+from tests.support.upstream import Wire
 from tests.support.waiting import eventually_async
 
 GRAFANA = DEPLOY / "grafana"
 DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((GRAFANA / "dashboards").glob("*.json"))}
 KEY = {"authorization": "Bearer sk-1"}
 METHODS = {"a": "baseline", "b": "ngram", "c": "suffix"}
-TOKENS_PER_CHUNK = {"a": 1, "b": 2, "c": 3}
+ENGINES = {
+    name: SteppingEngine(per_step, 0.002, tokens=12, reports=per_step > 1)
+    for name, per_step in (("a", 1), ("b", 2), ("c", 3))
+}
 FAILING = 13
 
 
@@ -70,22 +74,10 @@ def test_the_provisioning_points_to_the_dashboards_and_to_the_prometheus_of_comp
 
 async def speculating(wire: Wire) -> None:
     """Answer as an engine whose steps emit as many tokens as its name says; a request with a certain seed fails."""
-    body, name = wire.seen.json, wire.upstream.name
-    document = answer(name, tokens=12)
-    if body.get("seed") == FAILING and name == "b":
+    if wire.seen.json.get("seed") == FAILING and wire.upstream.name == "b":
         await wire.json({"error": {"message": "broken", "code": 500}}, 500)
-    elif not body.get("stream"):
-        drafted = {"num_draft_tokens": 10, "num_accepted_draft_tokens": 4 * TOKENS_PER_CHUNK[name] - 4}
-        await wire.json(document | ({} if name == "a" else {"metrics": {"speculative_decoding": drafted}}))
     else:
-        usage = {"id": "x", "object": "chat.completion.chunk", "choices": [], "usage": document["usage"]}
-        await wire.begin_stream()
-        for _ in range(12 // TOKENS_PER_CHUNK[name]):
-            await asyncio.sleep(0.002)
-            await wire.chunk(delta("one " * TOKENS_PER_CHUNK[name]))
-        await wire.chunk(b"data: " + json.dumps(usage).encode() + b"\n\n")
-        await wire.chunk(END)
-        await wire.end_stream()
+        await ENGINES[wire.upstream.name](wire)
 
 
 async def ask(running: Running) -> None:

@@ -13,8 +13,9 @@ import pytest
 from backends.launch.ports import free_port
 from gateway.config.settings import ServerSettings, TimeoutSettings
 from gateway.service.server import _KEEP_ALIVE_S
+from tests.support.certificates import make_pair
 from tests.support.deploy_tools import DEPLOY, replaced, tool
-from tests.support.front_proxy import certificate, check_front, proxy_process
+from tests.support.front_proxy import check_front, proxy_process
 
 FILE = DEPLOY / "nginx" / "gateway.conf"
 READ = "proxy_read_timeout 620s;"
@@ -24,7 +25,7 @@ READ = "proxy_read_timeout 620s;"
 async def nginx(gateway_port: int, folder: Path) -> AsyncIterator[str]:
     """Run nginx on a free port, with all time-outs but the one for answers at a second."""
     port = free_port()
-    made, key = certificate(folder)
+    pair = make_pair(folder / "gateway")
     text = re.sub(r"(?m)^(    (?!proxy_read)\w+(?:_timeout)?) (30|60|2)s;", r"\1 1s;", FILE.read_text())
     text = replaced(
         text,
@@ -32,8 +33,8 @@ async def nginx(gateway_port: int, folder: Path) -> AsyncIterator[str]:
             "listen 443 ": f"listen 127.0.0.1:{port} ",
             "listen 80;": f"listen 127.0.0.1:{free_port()};",
             "server 127.0.0.1:8080 ": f"server 127.0.0.1:{gateway_port} ",
-            "/etc/nginx/gateway.crt": str(made),
-            "/etc/nginx/gateway.key": str(key),
+            "/etc/nginx/gateway.crt": str(pair.certificate),
+            "/etc/nginx/gateway.key": str(pair.key),
         },
     )
     assert READ in text

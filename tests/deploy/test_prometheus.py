@@ -19,7 +19,7 @@ from backends.launch.ports import free_port
 from tests.gateway.conftest import Running, start_gateway
 from tests.support.deploy_tools import DEPLOY, ROOT, replaced, tool
 from tests.support.registered_metrics import sample_names
-from tests.support.upstream import END, Wire, answer, delta
+from tests.support.stepping_engine import SteppingEngine
 from tests.support.waiting import eventually_async
 
 TIMEOUT_S = 20.0
@@ -106,24 +106,6 @@ async def _is_ready(client: httpx.AsyncClient) -> bool:
         return False
 
 
-async def speculating(wire: Wire) -> None:
-    """Answer as a vLLM that reports its speculation: 12 tokens, with 8 of 10 drafted tokens accepted."""
-    document = answer(wire.upstream.name, tokens=12)
-    document["metrics"] = {"speculative_decoding": {"num_draft_tokens": 10, "num_accepted_draft_tokens": 8}}
-    await wire.json(document)
-
-
-async def not_speculating(wire: Wire) -> None:
-    """Stream as a vLLM without speculation: the role, three chunks of one token each, the usage."""
-    usage = {"id": "x", "object": "chat.completion.chunk", "choices": [], "usage": answer("", tokens=3)["usage"]}
-    await wire.begin_stream()
-    for text in ("", "one ", "two ", "three"):
-        await wire.chunk(delta(text))
-    await wire.chunk(b"data: " + json.dumps(usage).encode() + b"\n\n")
-    await wire.chunk(END)
-    await wire.end_stream()
-
-
 @pytest.mark.slow
 async def test_prometheus_scrapes_the_gateway(tmp_path: Path) -> None:
     """One test for all checks, because Prometheus takes 5 s to start scraping."""
@@ -136,8 +118,8 @@ async def test_prometheus_scrapes_the_gateway(tmp_path: Path) -> None:
 
 
 async def _check_recording_rules(running: Running, prometheus: Prometheus) -> None:
-    running.upstreams["a"].behaviour = not_speculating
-    running.upstreams["b"].behaviour = speculating
+    running.upstreams["a"].behaviour = SteppingEngine(tokens=3, forces=True)
+    running.upstreams["b"].behaviour = SteppingEngine(3, tokens=12, reports=True)  # accepts 8 of 12 drafted tokens
     for round_ in (1, 2):  # a rate needs two different scrapes
         for name in ("a", "b", "b"):
             headers = {"x-gateway-backend": name}
@@ -150,7 +132,9 @@ async def _check_recording_rules(running: Running, prometheus: Prometheus) -> No
     assert await prometheus.value(
         'temperature:gateway_tokens_per_step:ratio_rate5m{method="baseline"}'
     ) == pytest.approx(1.0)
-    assert await prometheus.value('temperature:gateway_acceptance:ratio_rate5m{temperature="0"}') == pytest.approx(0.8)
+    assert await prometheus.value('temperature:gateway_acceptance:ratio_rate5m{temperature="0"}') == pytest.approx(
+        8 / 12
+    )
     assert await prometheus.value("model:gateway_failures:ratio_rate5m") == 0.0
     assert 0.0 < await prometheus.value("model:gateway_overhead_seconds:p99_rate5m > 0") < 1.0
     assert 0.0 < await prometheus.value('backend:gateway_ttft_seconds:p95_rate5m{backend="a"} > 0') < 5.0

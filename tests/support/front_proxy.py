@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -67,15 +66,6 @@ class Front:
 
 def _body(text: str, fields: dict[str, Any]) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
-
-
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """Make a certificate for localhost that has signed itself; return it and its key."""
-    made, key = folder / "gateway.crt", folder / "gateway.key"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run([*command.split(), *names, "-keyout", key, "-out", made], check=True, capture_output=True)
-    return made, key
 
 
 @contextlib.asynccontextmanager
