@@ -30,13 +30,7 @@ from policies.drafter_limits import sparing, surviving
 from policies.features.constraints import baseline_only
 from policies.features.parts import Unseen
 from policies.features.prompt import Prompt, read_other, read_prompt, template_of_adapter
-from policies.features.request import (
-    ANY_REQUEST,
-    RARE_FIELDS,
-    TEXT_FEATURES,
-    Endpoint,
-    RequestFeatures,
-)
+from policies.features.request import ANY_REQUEST, RARE_FIELDS, TEXT_FEATURES, Endpoint, RequestFeatures
 from policies.policy import Choose, Decision
 
 # Final globals save the lookup of enum members on each use and, compiled, the lookup of the global.
@@ -52,7 +46,6 @@ SMALL_BYTES: Final = 2**15
 _SHOWN_CHARS: Final = 100
 """Of what a client sent as a model's name, in the error about it."""
 _WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # a body of theirs has no meaning: RFC 9110, section 9.3
-
 
 Sent = deque[tuple[Backend, RequestFeatures]]
 """Prompts, and where they were sent."""
@@ -150,8 +143,7 @@ class Router:
         self._pool = pool
         self._recovery = pool.recovery
         self._keep_prompt_bytes = 0  # size of the largest body whose prompt is kept until its exchange has ended
-        # Most that the values of a body may count to, as `gateway.routing.large_bodies` counts them.
-        self._most_values = most_values
+        self._most_values = most_values  # most that the values of a body may count to, by `large_bodies`
         self._slo_classes = slo_classes  # latency objectives that a request may name
         self.locations = locations or ResponseLocations()  # the backends that hold stored responses, and their tokens
         self._tokens_of = self.locations.tokens_of
