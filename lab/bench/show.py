@@ -59,11 +59,8 @@ def remarks(runs: Sequence[Run], not_measured: Mapping[str, str]) -> Iterator[st
     if simulated:
         yield f"Simulated: {', '.join(simulated)}. Their step times come from tables, not from hardware."
     for run in runs:
-        name = f"{run.target.name}, {title_of(run.condition)}"
-        for kind, (count, why) in run.outcome.failures.items():
-            yield f"{name}: {count} failed, {kind}: {why}".rstrip(": ")
-        for note in run.figures["notes"]:
-            yield f"{name}: {note}"
+        for line in run.outcome.remarks():
+            yield f"{run.target.name}, {title_of(run.condition)}: {line}"
     for target, why in not_measured.items():
         yield f"{target}: not measured: {why}"
 

@@ -105,8 +105,4 @@ def _said(
     parts += figures_tables(document["policies"], slo, "endpoint")
     if left_out:
         parts.append(f"{left_out:,} requests of the trace generate no text and are left out.")
-    for one in outcomes:
-        lines = [f"{count:,} failed, {kind}: {why}".rstrip(": ") for kind, (count, why) in one.failures.items()]
-        lines += document["policies"][one.endpoint.name]["notes"]
-        parts += [f"{one.endpoint.name}: {line}" for line in lines]
-    return parts
+    return [*parts, *(f"{one.endpoint.name}: {line}" for one in outcomes for line in one.remarks())]

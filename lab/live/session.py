@@ -111,6 +111,11 @@ class LiveOutcome:
         failures = {kind: count for kind, (count, _) in self.failures.items()}
         return figures_of(*self.replayed(), slo) | {"failures": failures, "notes": self.notes()}
 
+    def remarks(self) -> list[str]:
+        """Return what has failed, and the notes."""
+        failures = self.failures.items()
+        return [f"{count:,} failed, {kind}: {why}".rstrip(": ") for kind, (count, why) in failures] + self.notes()
+
     def notes(self) -> list[str]:
         """Return notes on the figures, such as reasons to doubt them."""
         done, notes = self.done, []
