@@ -362,7 +362,7 @@ async def test_a_request_on_its_way_is_answered_by_a_server_that_stops(
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(sent)
         open_ones: Any = served.http.connections  # whose type is what the server knows of them
-        await eventually(lambda: any(len(each._reader.pending) == len(sent) for each in open_ones))
+        await eventually(lambda: any(each._reader.waiting_bytes() == len(sent) for each in open_ones))
         for connection in list(served.http.connections):
             connection.shutdown()
         writer.write(b"GET /late HTTP/1.1\r\nhost: a\r\n\r\n"[len(sent) :])

@@ -1,0 +1,188 @@
+"""The reader of HTTP/1.1 requests: it is fed what a client sends and says what that is. It does no I/O.
+
+Clients tend to send the same head with each request: it is compared with an earlier one of its connection, and if all
+bytes match, what was parsed then is used again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from backends.http.wire import HeadPattern, pattern_of
+from gateway.http.chunks import ChunkedBody
+from gateway.http.request_head import HeadLimits, RequestError, RequestHead, body_too_large, check_beginning, read_head
+
+# What `RequestReader.next` returns.
+NOTHING: Final = 0
+"""More is to be fed."""
+BEGINNING: Final = 1
+"""A head has begun that is not complete; said once for each."""
+HEAD: Final = 2
+"""`head` is complete; its body follows."""
+PART: Final = 3
+"""Something of the body, which is not complete."""
+WHOLE: Final = 4
+"""`body` is complete, and with it the request."""
+
+_MAX_BLANK_LINES: Final = 4
+"""Before a request; some clients send one after a body."""
+
+
+class RequestReader:
+    r"""The requests of a connection, one after another. After an error it is not asked again.
+
+    Examples
+    --------
+    >>> reader = RequestReader(HeadLimits(), 1000)
+    >>> reader.feed(b"POST /a HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\no")
+    >>> reader.next() == HEAD, reader.head.target, reader.next() == PART, reader.next() == NOTHING
+    (True, b'/a', True, True)
+    >>> reader.feed(b"kGET")
+    >>> reader.next() == WHOLE, reader.body, reader.next() == BEGINNING, reader.waiting_bytes()
+    (True, b'ok', True, 3)
+    """
+
+    def __init__(self, limits: HeadLimits, most_body_bytes: int) -> None:
+        self._limits = limits
+        self._most_body_bytes = most_body_bytes
+        self._data = b""  # received; what is before `_at` has been read
+        self._at = 0
+        self.head = RequestHead("GET", b"/", [])  # of the last request
+        self.is_known = False  # whether its head is one that `learn` was told of
+        self.is_reading_body = False  # whether its body is not complete
+        self.body = b""  # of the last request that was complete
+        self._missing_bytes = 0  # of the body
+        self._so_far = bytearray()  # of the body
+        self._is_first_part = False
+        self._chunks: ChunkedBody | None = None  # a chunked body
+        # seen, checked: bytes of a head that is not complete, as they were when it was last looked at.
+        self._seen_bytes = self._checked_bytes = 0
+        self._blank_lines = 0
+        self._pattern: HeadPattern | None = None
+        self._known_head: RequestHead | None = None  # the head that has the pattern
+        self._unlearned = b""  # the beginning of the last head, if it may be learned
+        self._unknown_heads = 0  # in a row
+
+    def feed(self, data: bytes) -> None:
+        """Add what was received."""
+        self._data = self._data[self._at :] + data if self._at < len(self._data) else data
+        self._at = 0
+
+    def next(self) -> int:
+        """Return what comes next.
+
+        Raises
+        ------
+        RequestError
+            If it cannot be a request, or exceeds a limit. If `is_reading_body`, `head` is whose body is wrong.
+        """
+        if self.is_reading_body:
+            return self._read_body()
+        while self._at < len(self._data):
+            if self._is_known_head():
+                return HEAD
+            if not self._data.startswith(b"\r\n", self._at):
+                return self._read_head()
+            self._at += 2
+            self._blank_lines += 1
+            if self._blank_lines > _MAX_BLANK_LINES:
+                raise RequestError(400, "There are too many empty lines before the request.")
+        self._data, self._at = b"", 0
+        return NOTHING
+
+    def learn(self) -> None:
+        """Remember the last head, so that another one like it is known.
+
+        If all heads differ (by a request id, for example), only one in 16 is remembered, in case that changes.
+        """
+        data, self._unlearned = self._unlearned, b""
+        if not data or (self._unknown_heads > 16 and self._unknown_heads % 16):
+            return
+        pattern = pattern_of(data)
+        if pattern is not None:
+            self._pattern, self._known_head = pattern, self.head
+
+    def forget(self) -> None:
+        """Know no head any more."""
+        self._known_head = None
+
+    def waiting_bytes(self) -> int:
+        """Return how much was received and not read; what was read is dropped."""
+        if self._at:
+            self._data, self._at = self._data[self._at :], 0
+        return len(self._data)
+
+    def held_bytes(self) -> int:
+        """Return how much is kept of requests that are not complete."""
+        return self.waiting_bytes() + len(self._so_far if self._chunks is None else self._chunks.data)
+
+    def drop(self) -> None:
+        """Drop what was received."""
+        self._data, self._at = b"", 0
+        self._so_far, self._chunks, self.is_reading_body = bytearray(), None, False
+
+    def _is_known_head(self) -> bool:
+        """Read a head that is known."""
+        pattern, head = self._pattern, self._known_head
+        if pattern is None or head is None:
+            return False
+        begins = pattern.body_begins(self._data, self._at)
+        if begins < 0 or pattern.length > self._most_body_bytes:
+            return False
+        self._unknown_heads = 0
+        self.is_known = True
+        self._begin_body(head, pattern.length, begins)
+        return True
+
+    def _read_head(self) -> int:
+        """Read a head; what of it can be refused is refused before it is complete."""
+        data, at = self._data, self._at
+        stop = data.find(b"\r\n\r\n", at + max(0, self._checked_bytes - 2))
+        if stop < 0:
+            waiting, seen = self.waiting_bytes(), self._seen_bytes
+            if waiting == seen:
+                return NOTHING
+            self._checked_bytes = check_beginning(self._data, self._checked_bytes, seen, self._limits)
+            self._seen_bytes = waiting
+            return NOTHING if seen else BEGINNING
+        head = read_head(data, at, stop + 4, self._limits)
+        if head.length > self._most_body_bytes:
+            self.head, self.is_reading_body = head, True
+            raise body_too_large(self._most_body_bytes)
+        if head.is_chunked:
+            self._chunks = ChunkedBody(self._limits, self._most_body_bytes)
+        self.is_known = False
+        self._unknown_heads += 1
+        self._begin_body(head, head.length, stop + 4)
+        self._unlearned = data[at : stop + 4] if head.keep_alive and not head.expects_continue else b""
+        return HEAD
+
+    def _begin_body(self, head: RequestHead, length: int, begins: int) -> None:
+        self.head, self._missing_bytes, self._at = head, length, begins
+        self._seen_bytes = self._checked_bytes = self._blank_lines = 0
+        self.is_reading_body = self._is_first_part = True
+
+    def _read_body(self) -> int:
+        data, at, chunks = self._data, self._at, self._chunks
+        if chunks is not None:
+            self._at = chunks.read(data, at)
+            is_complete = chunks.is_complete
+            if is_complete:
+                self.body, self._chunks = bytes(chunks.data), None
+        else:
+            end = at + self._missing_bytes
+            is_complete = end <= len(data)
+            self._at = end if is_complete else len(data)
+            if self._is_first_part and is_complete:
+                self.body = data[at:end]
+            else:
+                self._so_far += data[at : self._at]
+                self._missing_bytes -= self._at - at
+                if is_complete:
+                    self.body, self._so_far = bytes(self._so_far), bytearray()
+        if is_complete:
+            self.is_reading_body = False
+            return WHOLE
+        is_new = self._is_first_part or self._at > at
+        self._is_first_part = False
+        return PART if is_new else NOTHING
