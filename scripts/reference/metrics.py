@@ -51,6 +51,11 @@ def _rows() -> dict[str, str]:
     for metric in declared():
         (described,) = metric.describe()
         name = described.name + ("_total" if described.type == "counter" else "")
-        cells = [f"`{name}`", described.type, ", ".join(metric._labelnames).replace("model, backend, method", "*replica*"), cell(described.documentation)]
+        cells = [
+            f"`{name}`",
+            described.type,
+            ", ".join(metric._labelnames).replace("model, backend, method", "*replica*"),
+            cell(described.documentation),
+        ]
         rows[name] = f"| {' | '.join(cells)} |\n".replace("|  |", "| |")
     return rows
