@@ -1,7 +1,7 @@
-"""Requests: what `gateway.http.server` accepts is what a strict parser accepts, however the bytes are cut.
+"""Requests: what `gateway.http.reader` accepts is what a strict parser accepts, however the bytes are cut.
 
-The first byte says how: its lowest bit chooses narrow limits, the next answers later than the request arrives, the
-others are the seed of the cuts. The rest is what a client sends on one connection.
+The first byte says how: its lowest bit chooses narrow limits, with the next a connection answers later than the request
+arrives, the others are the seed of the cuts. The rest is what a client sends on one connection.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import h11
 
 from gateway.http.connection import ServerConnection
+from gateway.http.reader import HEAD, NOTHING, WHOLE, RequestReader
 from gateway.http.reply import HttpReply
-from gateway.http.request_head import HeadLimits
+from gateway.http.request_head import HeadLimits, RequestError, RequestHead
 from gateway.http.server import HttpServer, ServerLimits
 from tests.fuzz.held import held_bytes
 from tests.fuzz.wire import MemoryTransport, cut, run
@@ -38,25 +39,19 @@ class Accepted:
 
 
 class Service:
-    """Keeps the requests of a connection up to the first that is refused."""
+    """Keeps the requests of a connection up to the first that is refused, and answers them later."""
 
-    def __init__(self, *, later: bool) -> None:
+    def __init__(self) -> None:
         self.accepted: list[Accepted] = []
         self.refused = 0
-        self._later = later
 
     def admit(self, reply: HttpReply) -> None:
         pass
 
     def handle(self, reply: HttpReply, body: bytes) -> None:
-        request = reply.request
-        headers = tuple((name, value) for name, value in request.headers if name not in _FRAMING)
         if not self.refused:
-            self.accepted.append(Accepted(request.method, request.target, headers, body))
-        if self._later:
-            asyncio.get_running_loop().call_soon(self._answer, reply)
-        else:
-            self._answer(reply)
+            self.accepted.append(_accepted(reply.request, body))
+        asyncio.get_running_loop().call_soon(self._answer, reply)
 
     def refuse(self, reply: HttpReply, status: int, reason: str) -> None:
         assert 400 <= status < 600
@@ -69,35 +64,66 @@ class Service:
 
 
 def fuzz_one(data: bytes) -> None:
-    """Serve a connection, in one piece and cut, and compare."""
+    """Read what is sent in one piece and cut, and compare."""
     flags, stream = (data[0], data[1:]) if data else (0, b"")
     limits, later, seed = (NARROW if flags & 1 else WIDE), bool(flags & 2), flags >> 2
-    cut_up = run(serve(cut(stream, seed), limits, later=later))
-    _compare(cut_up.accepted, reference(stream)[: len(cut_up.accepted)], "accepted, but not by the reference")
+    pieces = cut(stream, seed)
+    cut_up = run(serve(pieces, limits)) if later else read(pieces, limits)
+    _compare(cut_up, reference(stream)[: len(cut_up)], "accepted, but not by the reference")
     if limits is WIDE:
-        whole = run(serve([stream], limits, later=False))
-        _compare(cut_up.accepted, whole.accepted, "another result, cut")
+        _compare(cut_up, read([stream], limits), "another result, cut")
+
+
+def _accepted(head: RequestHead, body: bytes) -> Accepted:
+    headers = tuple((name, value) for name, value in head.headers if name not in _FRAMING)
+    return Accepted(head.method, head.target, headers, body)
 
 
 def _compare(ours: list[Accepted], theirs: list[Accepted], what: str) -> None:
     assert ours == theirs, f"{what}:\n{ours}\n{theirs}"
 
 
-async def serve(pieces: list[bytes], limits: ServerLimits, *, later: bool) -> Service:
-    service = Service(later=later)
+def read(pieces: list[bytes], limits: ServerLimits) -> list[Accepted]:
+    """Return the requests up to the first that is refused, or after which the connection would be closed."""
+    reader, found = RequestReader(limits.head, limits.body_bytes), list[Accepted]()
+    try:
+        for piece in pieces:
+            reader.feed(piece)
+            while (event := reader.next()) != NOTHING:
+                if event == HEAD:
+                    reader.learn()
+                elif event == WHOLE:
+                    found.append(_accepted(reader.head, reader.body))
+                    if not reader.head.keep_alive:
+                        return found
+            if limits is NARROW:
+                _check_held(reader, piece)
+    except RequestError as error:
+        if not 400 <= error.status < 600:
+            raise
+    return found
+
+
+def _check_held(holder: object, piece: bytes, *but: object) -> None:
+    held = held_bytes(holder, but=but)
+    assert held < _NARROW_HELD_BYTES + 32 * len(piece), f"{held} bytes held after {len(piece)}"
+
+
+async def serve(pieces: list[bytes], limits: ServerLimits) -> list[Accepted]:
+    """Return the same, as a connection hands them on that reads while it answers."""
+    service = Service()
     server = HttpServer(service, limits)
     connection = ServerConnection(server)
     transport = MemoryTransport(connection)
     for number, piece in enumerate(pieces, 1):
         transport.deliver([piece])
         if limits is NARROW and (number % 16 == 0 or number == len(pieces)):
-            held = held_bytes(connection, but=(server, transport, server.connections))
-            assert held < _NARROW_HELD_BYTES + 32 * len(piece), f"{held} bytes held after {len(piece)}"
+            _check_held(connection, piece, server, transport, server.connections)
     await transport.settle()
     transport.lose()
     if server._sweep is not None:
         server._sweep.cancel()
-    return service
+    return service.accepted
 
 
 def reference(stream: bytes) -> list[Accepted]:
