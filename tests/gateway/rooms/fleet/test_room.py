@@ -64,6 +64,7 @@ async def fleet_findings(running: Running) -> list[dict[str, str]]:
 async def test_it_says_how_many_of_which_method_and_what_they_cost_in_time(
     gateway_of: Start, tpot_ms: float, is_enough: bool
 ) -> None:
+    pytest.importorskip("gateway.rooms.slo_classes", reason="which judges")
     policy = {"name": "learned", "seed": 0, "slo": {"tpot_ms": tpot_ms}}
     async with gateway_of({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
         assert (await running.client.get("/admin/fleet", params={"model": MODEL})).status_code == 401
