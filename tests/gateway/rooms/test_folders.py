@@ -18,7 +18,3 @@ def test_each_folder_has_one_room_with_a_place_of_its_own() -> None:
 async def test_what_the_settings_do_not_ask_for_follows_no_request() -> None:
     async with start_gateway({"a": "baseline"}) as running:
         assert running.gateway.relay.followers == {MODEL: []}
-    async with start_gateway({"a": "baseline"}, {"name": "learned", "objective": "goodput"}) as running:
-        assert [type(each).__module__ for each in running.gateway.relay.followers[MODEL]] == [
-            "gateway.rooms.slo_classes.room"
-        ]

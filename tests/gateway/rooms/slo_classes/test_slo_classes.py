@@ -104,3 +104,10 @@ async def test_requests_without_an_objective_are_judged_by_that_of_the_model() -
         assert (await running.chat(stream=True, headers={"x-slo-class": "interactive"})).status_code == 200
         assert (await running.chat(stream=True, headers={"x-slo-tpot-ms": "60000"})).status_code == 200
         assert await counted(running) == {("default", "missed"): 1, ("interactive", "kept"): 1, ("", "kept"): 1}
+
+
+async def test_where_the_policy_has_an_objective_requests_may_bring_theirs() -> None:
+    async with start_gateway({"a": "baseline"}, {"name": "learned", "objective": "goodput"}) as running:
+        assert (await running.chat(stream=True)).status_code == 200
+        assert (await running.chat(stream=True, headers={"x-slo-tpot-ms": "60000"})).status_code == 200
+        assert await counted(running) == {("", "kept"): 1}
