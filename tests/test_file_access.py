@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+import pytest
+
 from tests.support.paths import ROOT
 
 PACKAGES = ("backends", "gateway", "policies")
@@ -110,12 +112,14 @@ def of_packages() -> Iterator[tuple[str, ast.expr, bool]]:
             yield f"{path.relative_to(ROOT)}:{within}", function, is_async
 
 
+@pytest.mark.slow
 def test_files_are_opened_at_reviewed_places_only() -> None:
     found = {place for place, function, _ in of_packages() if accesses_files(function)}
     assert found - REVIEWED.keys() == set(), "not reviewed"
     assert REVIEWED.keys() - found == set(), "nothing is opened there any more"
 
 
+@pytest.mark.slow
 def test_no_file_is_read_on_an_event_loop() -> None:
     read = [
         place

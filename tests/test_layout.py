@@ -35,6 +35,7 @@ def imported(path: Path) -> Iterator[str]:
             yield str(node.module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_imports_go_one_way(package: str) -> None:
     later = set(PACKAGES[PACKAGES.index(package) + 1 :]) | {"tests", "benchmarks"}
@@ -55,6 +56,7 @@ def test_the_core_imports_no_room() -> None:
     assert wrong == set()
 
 
+@pytest.mark.slow
 def test_one_name_means_one_thing() -> None:
     """A public class of the gateway has its name for itself."""
     names = Counter(
@@ -79,6 +81,7 @@ def test_compiled_modules_have_no_final_tuple_of_floats_alone() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_serving_imports_neither_scikit_learn_nor_scipy() -> None:
     program = """
 import sys
@@ -132,6 +135,7 @@ def imported_modules(path: Path, names: Collection[str]) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_files_do_not_import_each_other_in_circles() -> None:
     assert files_in_circles() == []
 

@@ -24,6 +24,7 @@ def jobs(name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
 def test_it_follows_the_schema_and_calls_scripts_that_exist(workflow: Path) -> None:
     assert "ok" in run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", workflow)

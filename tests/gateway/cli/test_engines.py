@@ -103,6 +103,7 @@ async def test_init_writes_nothing_of_no_engine(tmp_path: Path, url: str, said: 
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 async def test_a_probe_says_each_difference_at_its_place(tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     async with engine(IDLE + DRAFTS, config=NGRAM) as told, engine(IDLE, "x") as x, engine(IDLE, "x") as too:
@@ -165,6 +166,7 @@ HOSTILE = "x\x1b[2J\x9b31m\u202e\x85\nkeys: []\x00"
 """Clears the screen, colours, reverses what follows, and ends a line of a terminal or a comment of YAML."""
 
 
+@pytest.mark.slow
 async def test_what_an_engine_says_steers_neither_terminal_nor_file(tmp_path: Path) -> None:
     async def behave(wire: Wire) -> None:
         match wire.seen.target:

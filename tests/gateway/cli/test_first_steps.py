@@ -122,6 +122,7 @@ async def test_loading_engines_are_waited_for_with_a_bound(tmp_path: Path, monke
     assert len(load_pool(path).models[MODEL].backends) == 2
 
 
+@pytest.mark.slow
 async def test_the_other_scheme_is_told(tmp_path: Path) -> None:
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1 << 16)

@@ -121,6 +121,7 @@ def commands(command: typer.core.click.Command, *names: str) -> list[tuple[str, 
     return [names] if not children else [line for name in children for line in commands(children[name], *names, name)]
 
 
+@pytest.mark.slow
 def test_every_command_has_short_help_and_an_example() -> None:
     for names in commands(typer.main.get_command(app)):
         result = CliRunner().invoke(app, [*names, "-h"])

@@ -108,6 +108,7 @@ def test_passed_sockets_outlive_the_gateway_and_it_says_what_it_does(
             assert waiting.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.slow
 def test_the_watchdog_hears_nothing_of_a_process_that_stands(manager: Manager, tmp_path: Path) -> None:
     with started(manager, tmp_path, 1) as command:
         manager.until_it_says("READY=1")

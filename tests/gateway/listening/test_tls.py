@@ -117,6 +117,7 @@ def test_workers_speak_tls(pairs: list[TlsSettings], tmp_path: Path) -> None:
         assert {Served(port, pairs[0]).asks()[0] for _ in range(4)} == {200}
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_used_are_named_before_anything_starts(tmp_path: Path) -> None:
     pool = tmp_path / "pool.yaml"
     missing = TlsSettings(certificate=tmp_path / "none.crt", key=tmp_path / "none.key")

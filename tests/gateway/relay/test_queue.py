@@ -485,6 +485,7 @@ def test_tenants_share_what_is_their_keys() -> None:
     assert sorted(order[1:]) == sorted("123456ABxyz")
 
 
+@pytest.mark.slow
 def test_tenants_without_number_neither_gain_nor_take_memory() -> None:
     relay = queued("a", waiting=5000)
     ask(relay, "-")
