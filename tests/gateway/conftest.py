@@ -60,8 +60,8 @@ class Running:
 Start = Callable[..., "contextlib.AbstractAsyncContextManager[Running]"]
 
 FAST = {
-    "timeouts": {"connect_s": 1.0, "first_byte_s": 1.5, "idle_s": 1.0},
-    "health": {"interval_s": 0.2, "timeout_s": 0.5, "eject_s": 0.3, "eject_max_s": 2.0, "slow_start_s": 0.2},
+    "timeouts": {"connect_s": 5.0, "first_byte_s": 1.5, "idle_s": 1.0},
+    "health": {"interval_s": 0.2, "timeout_s": 5.0, "eject_s": 0.3, "eject_max_s": 2.0, "slow_start_s": 0.2},
     "server": {"drain_s": 2.0},
 }
 

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing.shared_memory import SharedMemory
 
@@ -42,7 +41,7 @@ def main() -> None:
     if options.port:
         HTTPServer(("127.0.0.1", options.port), Health).serve_forever()
     while True:  # runs, but is never ready
-        time.sleep(60)
+        signal.pause()
 
 
 if __name__ == "__main__":
