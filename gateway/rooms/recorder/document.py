@@ -199,7 +199,7 @@ class RecordBuilder:
             "id": ended.request_id.decode("latin-1"),
             "arrived_at": micro(ended.times.arrived_s + notes.wall_offset_s),
             "model": features.model,
-            "endpoint": features.endpoint.value,
+            "endpoint": str(features.endpoint),
         }
         if ended.client.name:
             document["key"] = ended.client.name
@@ -215,7 +215,7 @@ class RecordBuilder:
             document["policy"] = decision.policy
             document["reason"] = decision.reason
             document["backend"] = upstream.backend.name
-            document["method"] = upstream.backend.method.value
+            document["method"] = str(upstream.backend.method)
             document["propensity"] = decision.propensity
             if ended.retried_from:
                 document["retried_from"] = ended.retried_from

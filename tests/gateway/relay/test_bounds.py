@@ -92,8 +92,8 @@ async def test_a_client_that_pipelines_and_does_not_read(gateway_of: Start, data
         await eventually(lambda: running.server.connections)
         (connection,) = running.server.connections
         sending = asyncio.create_task(send(raw.writer, data, count))
-        await eventually(lambda: connection._reader._is_paused and connection._slow_since_s)
-        await stays(lambda: connection._reader.pending and len(connection._reader.pending) < 350_000, 0.2)
+        await eventually(lambda: connection._is_paused and connection._slow_since_s)
+        await stays(lambda: 0 < connection._reader.waiting_bytes() < 350_000, 0.2)
         assert connection._transport.get_write_buffer_size() < 100_000
         assert not sending.done()
         statuses = {(await raw.answer())[0] for _ in range(300)}
@@ -114,7 +114,7 @@ async def test_what_waits_behind_a_request_is_bounded(gateway_of: Start) -> None
         sending = asyncio.create_task(send(raw.writer, post(body), 100))
         await eventually(lambda: running.upstreams["a"].seen)
         (connection,) = running.server.connections
-        await eventually(lambda: connection._reader._is_paused)
+        await eventually(lambda: connection._is_paused)
         await stays(lambda: 0 < connection.held_bytes < 350_000, 0.2)
         assert not sending.done()
         sending.cancel()
