@@ -24,6 +24,8 @@ _NO_BODY_STATUSES = frozenset({204, 304})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _MOST_BARE_BYTES: Final = 1 << 17
 """Bytes that may come in a row without any of a body: heads, interim answers, extensions of chunks, trailers."""
+_MOST_IN_A_TURN_BYTES: Final = 1 << 16
+"""Bytes of an answer that are parsed before other connections have their turn; more than that may be read at once."""
 
 
 class Connection:
@@ -44,6 +46,7 @@ class Connection:
         self._first: bytes | None = None  # the first bytes of an answer, while they are parsed
         self._fresh = True  # nothing of the answer has been parsed
         self._bare_bytes = 0  # received since the last byte of a body
+        self._rest = b""  # received, but for the next turn; nothing more is read meanwhile
         self._is_free = False  # another call may follow, if this read has brought no more than the end of the answer
         self.closed = False
         self.idle_since_s = 0.0  # by the event loop's clock
@@ -60,6 +63,9 @@ class Connection:
         if call is None:  # data on an idle connection belongs to no request
             self.close()
             return
+        if self._rest:  # what TLS had read before the pause
+            self._rest += data
+            return
         call.answered = True
         if self._fresh and call.whole is not None:
             pattern = self._client.pattern
@@ -74,6 +80,26 @@ class Connection:
                 return
             self._first = data
         self._fresh = False
+        if len(data) > _MOST_IN_A_TURN_BYTES:
+            self.pause_reading(is_paused=True)
+            data, self._rest = data[:_MOST_IN_A_TURN_BYTES], data[_MOST_IN_A_TURN_BYTES:]
+            asyncio.get_running_loop().call_soon(self._parse_rest)
+        self._parse(data)
+
+    def _parse_rest(self) -> None:
+        """Parse what was left for this turn, and read on after the last of it."""
+        if not self._rest or (self._call is not None and self._call.paused):
+            return
+        data, self._rest = self._rest[:_MOST_IN_A_TURN_BYTES], self._rest[_MOST_IN_A_TURN_BYTES:]
+        try:
+            self._parse(data)
+        except Exception:  # the event loop fails the connection only if it was called for what was read
+            self._fail("broken", "gave an answer that could not be handled")
+            raise
+        if self._call is None or not self._call.paused:
+            self.pause_reading(is_paused=False)
+
+    def _parse(self, data: bytes) -> None:
         self._bare_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -83,7 +109,10 @@ class Connection:
                 return
             if self._is_free:
                 self._is_free = False
-                self._client.keep(self)
+                if self._rest:  # an answer to no request
+                    self.close()
+                else:
+                    self._client.keep(self)
         except httptools.HttpParserUpgrade:
             self._fail("garbage", "switched protocols without being asked to")
         except httptools.HttpParserCallbackError:
@@ -97,6 +126,9 @@ class Connection:
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the current call, successfully if the end of the connection ends its answer."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            self._parse(rest)
         self.closed = True
         self._client.forget(self)
         if self._call is None:
@@ -191,12 +223,14 @@ class Connection:
         if self._transport is not None and not self.closed:
             if is_paused:
                 self._transport.pause_reading()
+            elif self._rest:
+                asyncio.get_running_loop().call_soon(self._parse_rest)
             else:
                 self._transport.resume_reading()
 
     def close(self) -> None:
         """Close immediately, without calling the receiver of the current call."""
-        self._call = None
+        self._call, self._rest = None, b""
         self.closed = True
         self._client.forget(self)
         if self._transport is not None:

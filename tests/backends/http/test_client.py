@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from backends.http.address import Address
-from backends.http.client import Call, UpstreamClient
+from backends.http.client import Call, Connection, UpstreamClient
 from backends.http.receiver import AnswerHead, HeaderList, UpstreamError
 from backends.http.wire import pattern_of, request_head
 from tests.support.waiting import eventually, stays
@@ -283,6 +284,76 @@ async def test_a_paused_call_stops_reading_from_the_backend() -> None:
         async with asyncio.timeout(5):
             await recorder.done.wait()
         assert len(recorder.body) == size
+
+
+class Paused(asyncio.Transport):
+    """A transport that knows whether reading is paused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_paused = self.is_aborted = False
+
+    def write(self, data: object) -> None: ...
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def carried(recorder: Recorder) -> tuple[Connection, Paused, Call]:
+    client, transport = UpstreamClient(Address.parse("http://127.0.0.1:1")), Paused()
+    connection = Connection(client)
+    connection.connection_made(transport)
+    client.keep(connection)
+    return connection, transport, client.send(Call(REQUEST, b"", recorder))
+
+
+LONG = b"HTTP/1.1 200 OK\r\ncontent-length: 300000\r\n\r\n" + b"x" * 300_000
+
+
+async def test_a_long_read_is_parsed_in_turns() -> None:
+    recorder = Recorder()
+    connection, transport, call = carried(recorder)
+    connection.data_received(LONG)
+    assert transport.is_paused, "nothing more is read while something waits"
+    parsed = [len(recorder.body)]
+    while not recorder.done.is_set():
+        await asyncio.sleep(0)
+        parsed.append(len(recorder.body))
+        if len(parsed) == 3:
+            call.pause()
+            await stays(lambda: len(recorder.body) == parsed[-1], 0.05)
+            call.resume()
+    assert max(after - before for before, after in pairwise([0, *parsed])) <= 1 << 16
+    assert (len(recorder.body), recorder.error, transport.is_paused) == (300_000, None, False)
+    assert connection.is_usable()
+
+
+@pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\n\r\n", b""])
+async def test_what_waits_for_its_turn_counts_when_the_connection_ends(more: bytes) -> None:
+    recorder = Recorder()
+    connection, _, _ = carried(recorder)
+    connection.data_received(LONG + more)
+    connection.connection_lost(None)
+    assert (len(recorder.body), recorder.error, recorder.done.is_set()) == (300_000, None, True)
+    await asyncio.sleep(0)
+    assert not connection.is_usable()
+
+
+async def test_an_answer_to_no_request_behind_a_long_one_closes_the_connection() -> None:
+    recorder = Recorder()
+    connection, transport, _ = carried(recorder)
+    connection.data_received(LONG + b"x" * 70_000)
+    await eventually(lambda: transport.is_aborted)
+    assert (len(recorder.body), recorder.error) == (300_000, None)
 
 
 async def test_a_unix_socket_is_connected_to(tmp_path: Path) -> None:
