@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-MODEL = "m"
+MODEL, LINES = "m", "lines"
+"""The model of requests, and that of the lines of batches, which are counted apart."""
 TOKEN_S = 0.01
 """Seconds a token."""
 _WORD: Final = "REQ"

@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.faults import misbehaviour
-from benchmarks.faults.asking import MODEL, Work, decoded, work_of
+from benchmarks.faults.asking import LINES, MODEL, Work, decoded, work_of
 from benchmarks.faults.wire import Wire
 from benchmarks.overhead.upstream import Upstream
 
 WELL, LOOK, HANG, REFUSE, RESET_ACCEPT = "well", "look", "hang", "refuse", "reset-accept"
 _INFERENCE = (b"/v1/chat/completions", b"/v1/completions")
-_MODELS = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 65536}]}).encode()
+_LISTED = [{"id": name, "object": "model", "max_model_len": 65536} for name in (MODEL, LINES)]
+_MODELS = json.dumps({"object": "list", "data": _LISTED}).encode()
 _OTHERS = {
     b"/health": b"{}",
     b"/v1/models": _MODELS,

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from backends.launch.ports import free_port
@@ -66,11 +67,11 @@ class ReplicaProcess:
 
 
 class Replicas:
-    """Replicas on one port, at the addresses `HOSTS`."""
+    """Replicas on one port, at several addresses."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hosts: Iterable[str] = HOSTS) -> None:
         self.port = free_port()
-        self.each = [ReplicaProcess(host, self.port, folder / f"replica-{host}.log") for host in HOSTS]
+        self.each = [ReplicaProcess(host, self.port, folder / f"replica-{host}.log") for host in hosts]
 
     async def start(self) -> None:
         """Start all."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.faults.asking import MODEL
+from benchmarks.faults.batches import Batches
 from benchmarks.faults.injections import INJECTIONS, Injection
 from benchmarks.faults.load import ANSWERED, LEFT, REFUSED, SILENT, Load, mixed
 from benchmarks.faults.stage import Stage, total
@@ -21,8 +22,8 @@ from benchmarks.faults.systems import SYSTEMS
 _SYSTEM = "gateway, Redis"
 _NOT_HERE = {"system-kill", "system-restart", "replica-removed", "clock-jumps"}
 """Faults after which the gateway, or a replica's series, count from zero; one that it must have been started for."""
-_MINUTE_S, _IDLE_S = 60.0, 60.0
-_MORE_FILES = 50
+_MINUTE_S, _IDLE_S, _BATCH_S = 60.0, 60.0, 600.0
+_MORE_FILES, _MOST_RUNS = 50, 3
 
 
 @dataclass(slots=True)
@@ -37,6 +38,8 @@ class Soak:
         The gateway's own count of requests, by outcome.
     begun
         Requests that replicas have begun.
+    most_runs
+        How often the line of a batch was begun that was begun most often.
     """
 
     faults: Counter[str] = field(default_factory=Counter)
@@ -46,6 +49,8 @@ class Soak:
     attempts: float = 0.0
     begun: int = 0
     run_twice: int = 0
+    batches: Batches = field(default_factory=Batches)
+    most_runs: int = 0
     idle_s: float | None = None
 
 
@@ -60,11 +65,13 @@ async def soak(seconds: float, rate_per_s: float, seed: int, faults: Sequence[st
             before = _counts(await stage.metrics())
             load, end_s = Load(stage.port), time.monotonic() + seconds
             watch = asyncio.create_task(_watch(stage, load, run))
+            batches = asyncio.create_task(run.batches.run(stage.port, lambda: time.monotonic() > end_s))
             async with load.steady(mixed(seed), rate_per_s):
                 while time.monotonic() < end_s:
                     await _one(stage, rng.choice(injections), rng, run, end_s)
             watch.cancel()
             await load.finish()
+            await asyncio.wait_for(batches, _BATCH_S)
             run.idle_s = await stage.until_idle(_IDLE_S)
             _sample(stage, run)
             after, journal = _counts(await stage.metrics()), stage.replicas.journal()
@@ -73,6 +80,7 @@ async def soak(seconds: float, rate_per_s: float, seed: int, faults: Sequence[st
     ids = {outcome.ask.work.request_id for outcome in load.tally.outcomes}
     run.begun = sum(count for request_id, count in journal.begun.items() if request_id in ids)
     run.run_twice = len(ids.intersection(journal.run_twice()))
+    run.most_runs = max((journal.begun[each] for each in run.batches.ids), default=0)
     problems = _problems(run, load, stage.orphans)
     print(f"\n{seconds:g} s at {rate_per_s:g} requests/s, {_summary(run, load, stage.orphans, problems)}", flush=True)
     return 1 if problems else 0
@@ -128,6 +136,8 @@ def _problems(run: Soak, load: Load, orphans: int) -> list[str]:
         f"in flight after {_IDLE_S:g} s": run.idle_s is not None,
         f"open files grew from {early:g} to {late:g}": late <= early + _MORE_FILES,
         f"{orphans} processes were left behind": not orphans,
+        f"of {len(run.batches.ids)} lines: {_listed(run.batches.wrong)}": run.batches.ids and not run.batches.wrong,
+        f"a line was begun {run.most_runs} times": run.most_runs <= _MOST_RUNS,
     }
     return [what for what, is_well in checks.items() if not is_well]
 
@@ -152,6 +162,8 @@ def _summary(run: Soak, load: Load, orphans: int, problems: Sequence[str]) -> st
         "run twice to their end": run.run_twice,
         "the gateway's own count": f"{sum(run.counted.values()):g}: {_listed(run.counted)}",
         "attempts that it sent, requests that replicas began": f"{run.attempts:g}, {run.begun}",
+        "lines of batches, without one right answer, most runs of one": f"{len(run.batches.ids)}, "
+        f"{run.batches.wrong.total()}, {run.most_runs}",
         "nothing in flight": "never" if run.idle_s is None else f"after {run.idle_s:.1f} s",
         "memory (RSS), second quarter and last": f"{memory[0]:.1f} MB, {memory[1]:.1f} MB",
         "open files, second quarter and last": f"{files[0]:g}, {files[1]:g}",

@@ -111,7 +111,7 @@ class Stage:
 
     def __init__(self, system: System, folder: Path, env: dict[str, str] | None = None) -> None:
         self.system = system
-        self.replicas = Replicas(folder)
+        self.replicas = Replicas(folder, system.hosts)
         self.victim = self.replicas.each[0]
         self.redis = Redis(folder)
         self.disk = Disk(folder)

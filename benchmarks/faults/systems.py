@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import systems
-from benchmarks.faults.asking import MODEL
+from benchmarks.faults.asking import LINES, MODEL
 from benchmarks.systems import WITHOUT_KEY, gateway_command, litellm, nginx, router
 
 HOSTS = tuple(f"127.0.0.{number}" for number in range(1, 5))
+LINE_HOSTS = ("127.0.0.5", "127.0.0.6")
+"""The replicas of the model that batches ask for."""
 ADMIN_KEY = "faults-admin-key"
 
 
@@ -41,24 +43,34 @@ class System(systems.System):
         Whether it reads its configuration again at SIGHUP.
     has_state
         Whether it stores what it learns, and records requests.
+    hosts
+        Addresses of its replicas.
     """
 
     stops_with: signal.Signals = signal.SIGTERM
     reloads: bool = False
     has_state: bool = False
+    hosts: tuple[str, ...] = HOSTS
 
 
 def gateway(site: Site, policy: str, *, rescue: bool = True, **more: Any) -> list[str]:
     """Return the command of a gateway with a policy, and more sections of its pool file."""
     backends = {f"b{number}": {"method": "baseline", "url": url} for number, url in enumerate(site.urls)}
-    model = {"policy": {"name": policy}, "rescue": rescue, "backends": backends}
-    pool = {"models": {MODEL: model}, "admin": {"key": ADMIN_KEY}, **more}
+    models = {MODEL: {"policy": {"name": policy}, "rescue": rescue, "backends": backends}}
+    if "batches" in more:
+        lines = {host: {"method": "baseline", "url": f"http://{host}:{site.upstream_port}"} for host in LINE_HOSTS}
+        models[LINES] = {**models[MODEL], "backends": lines}
+    pool = {"models": models, "admin": {"key": ADMIN_KEY}, **more}
     site.pool.write_text(json.dumps(pool, indent=1))  # JSON is YAML
     return gateway_command(site.pool, site.port)
 
 
-def _with_state(site: Site, state: dict[str, str]) -> list[str]:
-    return gateway(site, "learned", state=state, recorder={"path": str(site.disk / "records")})
+def _with_state(site: Site, state: dict[str, str], **more: Any) -> list[str]:
+    return gateway(site, "learned", state=state, recorder={"path": str(site.disk / "records")}, **more)
+
+
+def _with_batches(site: Site) -> list[str]:
+    return _with_state(site, {"redis": site.redis}, batches={"folder": str(site.disk / "batches")})
 
 
 _ROUTER = (
@@ -79,7 +91,7 @@ _LITELLM = {
 SYSTEMS = (
     System("gateway", lambda site: gateway(site, "least_loaded", state="none"), reloads=True),
     System("gateway, no rescue", lambda site: gateway(site, "least_loaded", rescue=False, state="none"), reloads=True),
-    System("gateway, Redis", lambda site: _with_state(site, {"redis": site.redis}), reloads=True, has_state=True),
+    System("gateway, Redis", _with_batches, reloads=True, has_state=True, hosts=HOSTS + LINE_HOSTS),
     System(
         "gateway, SQLite",
         lambda site: _with_state(site, {"file": str(site.disk / "state.db")}),
