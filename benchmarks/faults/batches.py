@@ -15,7 +15,7 @@ import httpx
 
 from benchmarks.faults.answers import DocumentAnswer
 from benchmarks.faults.asking import LINES, Work
-from benchmarks.faults.load import ANSWERED, numbers
+from benchmarks.faults.load import ANSWERED, SILENT, numbers
 
 _LINES_EACH, _TOKENS, _POLL_S = 60, 40, 0.5
 _PATH = "/v1/completions"
@@ -27,12 +27,13 @@ class Batches:
 
     Parameters
     ----------
-    wrong
-        Lines without exactly one right answer, by what they have.
+    failed, wrong
+        Lines whose one answer is an error; those without exactly one answer, or with one that is not theirs.
     ids
         Of the requests of all lines.
     """
 
+    failed: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
     ids: list[str] = field(default_factory=list)
 
@@ -58,7 +59,9 @@ class Batches:
                 answer = json.loads(line)
                 found[answer["custom_id"]].append(_verdict(answer, works[answer["custom_id"]]))
         self.ids += works
-        self.wrong.update(" and ".join(found[each]) or "no answer" for each in works if found[each] != [ANSWERED])
+        for verdicts in [found[each] for each in works if found[each] != [ANSWERED]]:
+            is_told = len(verdicts) == 1 and verdicts[0] not in SILENT
+            (self.failed if is_told else self.wrong)[" and ".join(verdicts) or "no answer"] += 1
 
 
 def _line(work: Work) -> dict[str, Any]:

@@ -162,8 +162,8 @@ def _summary(run: Soak, load: Load, orphans: int, problems: Sequence[str]) -> st
         "run twice to their end": run.run_twice,
         "the gateway's own count": f"{sum(run.counted.values()):g}: {_listed(run.counted)}",
         "attempts that it sent, requests that replicas began": f"{run.attempts:g}, {run.begun}",
-        "lines of batches, without one right answer, most runs of one": f"{len(run.batches.ids)}, "
-        f"{run.batches.wrong.total()}, {run.most_runs}",
+        "lines of batches, most runs of one": f"{len(run.batches.ids)}, {run.most_runs}",
+        "lines whose one answer is an error": _listed(run.batches.failed),
         "nothing in flight": "never" if run.idle_s is None else f"after {run.idle_s:.1f} s",
         "memory (RSS), second quarter and last": f"{memory[0]:.1f} MB, {memory[1]:.1f} MB",
         "open files, second quarter and last": f"{files[0]:g}, {files[1]:g}",
