@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from backends.calibration.calibration import Calibration, Drafting, StepTime
 from backends.draft_schedule import draft_schedule
@@ -14,6 +14,10 @@ from backends.speculation import MODELLESS, Method
 
 _WHOLE = frozenset({Method.DSPARK, Method.DFLASH, Method.DRAFT_MODEL})
 """Methods that draft all k tokens in vLLM 0.32, whatever the schedule says."""
+
+PROFILE_CONTEXT: Final = 8192
+PROFILE_CONTEXT_KEY: Final = "VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN"
+"""Tokens of context with which adaptive verification profiles its steps, and the variable that sets another number."""
 
 ASYNCHRONOUS = _WHOLE | {Method.BASELINE, Method.EAGLE, Method.EAGLE3, Method.MTP}
 """Methods with which vLLM 0.32 decides on a step while the one before it runs, unless it is told not to.
@@ -53,6 +57,7 @@ class EngineParameters:
     # Whether each step verifies only the draft tokens that are worth their time, as with vLLM's
     # `enable_adaptive_verification`.
     adaptive: bool = False
+    profile_context: int = PROFILE_CONTEXT
     drafter_limit: DrafterLimit | None = None  # the longest context that the drafter serves; None if it is not known
     # Whether a request is admitted only if all its known tokens fit into the KV cache: vLLM's
     # `scheduler_reserve_full_isl`.

@@ -15,7 +15,13 @@ def tune(options: TuneOptions) -> int:
 
     \b
     gateway tune trace.jsonl.zst --config pool.yaml --out rules.yaml
+    gateway tune trace.jsonl.zst --config pool.yaml --out k.yaml --schedule
     """
+    if options.schedule:
+        require("simulator", "numba")
+        from lab.tune.schedule import run_schedule
+
+        return run_schedule(options)
     require("lab", "numba", "optuna")
     from lab.tune.command import run_tune
 

@@ -28,3 +28,4 @@ class ReplicaSpec:
     max_model_len: int | None = None  # None for that of the calibration
     kv_blocks: int | None = None  # the same
     drafter_limit: DrafterLimit | None = None  # the same
+    profile_context: int | None = None  # tokens with which adaptive verification profiles; None for vLLM's own

@@ -123,6 +123,8 @@ class _Simulation:
             )
             if spec.kv_blocks is not None:
                 parameters = replace(parameters, kv_blocks=spec.kv_blocks)
+            if spec.profile_context is not None:
+                parameters = replace(parameters, profile_context=spec.profile_context)
             self._replicas.append(
                 SimulatedReplica(
                     spec.name, calibration, spec.method, spec.config, parameters=parameters, weight=spec.weight

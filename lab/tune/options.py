@@ -34,6 +34,9 @@ class TuneOptions(PacedOptions):
 
     config: Annotated[Path, typer.Option(help="Pool file with the replicas to simulate and the present rules.")]
     out: Annotated[Path, typer.Option(metavar="FILE.yaml", callback=writable, help="File to write the rules to.")]
+    schedule: Annotated[bool, typer.Option(help="Compare k fixed, by batch size and adaptive, in place of rules.")] = (
+        False
+    )
     objective: Annotated[Goal, typer.Option(metavar="mean|p99|goodput", help="Time to finish, or goodput.")] = Goal.MEAN
     replications: Replications = None
     slo: Slo = None

@@ -21,9 +21,6 @@ Floats = npt.NDArray[np.float64]
 NONE = -1
 """No request, node or script."""
 
-PROFILED_CONTEXT = 8192
-"""vLLM's default of `VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN`."""
-
 DRAWN, EXCLUDED = -1, 0
 """Instead of a number of steps: those that the fleet draws, or none because the replica cannot be chosen."""
 
@@ -204,7 +201,7 @@ def replica_record(parameters: EngineParameters) -> npt.NDArray[Any]:
         record["drafter_tokens"] = limit.tokens
         record["beyond_batch"], record["beyond_none"] = limit.beyond is Beyond.BATCH, limit.beyond is Beyond.NONE
     record["drafted_k"] = parameters.k
-    record["profiled_context"] = min(PROFILED_CONTEXT, parameters.max_model_len)
+    record["profiled_context"] = min(parameters.profile_context, parameters.max_model_len)
     record["schedule"] = len(parameters.k_by_batch)
     for name in ("first", "last", "oldest", "newest", "free_node"):
         record[name] = NONE

@@ -1,0 +1,165 @@
+"""Implementation of `gateway tune --schedule`: how many tokens a replica is to draft, by its load.
+
+The requests of a trace are played on one replica without speculation, with k as it is, with the best k by batch size,
+and with adaptive verification, which profiles its steps with a context: 8,192 tokens unless it is told another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any, Final, NamedTuple
+
+import yaml
+
+from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED
+from backends.calibration.load import load_calibration
+from backends.calibration.parameters import PROFILE_CONTEXT, PROFILE_CONTEXT_KEY
+from backends.speculation import Method
+from backends.validation import UsageError
+from lab.parallel import all_cores
+from lab.past.check import past_of
+from lab.past.pool import simulated_pool
+from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
+from lab.replay.command import requests_of, served_model
+from lab.report.terminal import report, text_table, write_json
+from lab.simulation.replica_spec import ReplicaSpec
+from lab.simulation.request import ReplayRequest
+from lab.simulation.simulate import replay
+from lab.tune.options import TuneOptions
+from policies.build import build
+from policies.load_policy import LoadSettings
+
+LOADS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Requests a second, over a replica's share of those of the trace."""
+_ADAPTIVE: Final = "enable_adaptive_verification"
+_MOST_REQUESTS: Final = 2000
+_NONE, _FIXED = "no speculation", "k as it is"
+
+
+class Played(NamedTuple):
+    """One way of drafting at one load."""
+
+    mean_s: float  # from arrival to the last token
+    in_flight: float  # requests, in the mean
+
+
+def ways(spec: ReplicaSpec, requests: Sequence[ReplayRequest]) -> dict[str, ReplicaSpec]:
+    """Return the ways of drafting that a replica has, by name."""
+    calibration, context = load_calibration(spec.calibration), mean_context_tokens(requests)
+    config = {key: value for key, value in spec.config.items() if key not in {SCHEDULE_KEY, _ADAPTIVE}}
+    per_step = tokens_per_step(calibration, spec.method, config, requests)
+    ranges = best_schedule(calibration, spec.method, config, per_step, context, calibration.scheduler.max_num_seqs)
+    adaptive = replace(spec, config={**config, _ADAPTIVE: True}, profile_context=None)
+    found = {
+        _NONE: replace(spec, method=Method.BASELINE, config={}),
+        _FIXED: replace(spec, config=config),
+        f"adaptive, profiled with {PROFILE_CONTEXT:,}": adaptive,
+        f"adaptive, profiled with {round(context):,}": replace(adaptive, profile_context=round(context)),
+    }
+    if ranges:
+        found["k by batch size"] = replace(spec, config={**config, SCHEDULE_KEY: [list(each) for each in ranges]})
+    return found
+
+
+def play(requests: Sequence[ReplayRequest], seed: int, task: tuple[ReplicaSpec, float]) -> Played:
+    """Play requests on one replica, which come so many times as often."""
+    spec, faster = task
+    coming = [replace(each, arrived_s=each.arrived_s / faster) for each in requests]
+    played = replay([spec], coming, build("least_loaded", LoadSettings()), seed=seed)
+    if not len(played.e2e_s):
+        return Played(math.inf, math.inf)
+    return Played(float(played.e2e_s.mean()), float(played.e2e_s.sum() / max(played.duration_s, 1e-9)))
+
+
+def run_schedule(options: TuneOptions) -> int:
+    """Compare, print, and write what to set."""
+    try:
+        model, served = served_model(options.config, options.model)
+        with requests_of(options, served, options.seed) as table:
+            past = past_of(simulated_pool(served, table, options.calibration), table, options.seed)
+            replicas = past.pool.replicas
+            requests = list(table[:_MOST_REQUESTS])
+        heads = {(one.method, str(sorted(one.config.items()))): one for one in replicas if one.method in SCHEDULED}
+        if not heads:
+            raise UsageError(f"model {model!r} has no replica that drafts with a model: k matters to those alone")
+        parts: list[Any] = []
+        written: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
+        with all_cores(partial(play, requests, options.seed), None, "simulating") as play_all:
+            for spec in heads.values():
+                found = ways(spec, requests)
+                tasks = [(way, load / len(replicas)) for way, load in product(found.values(), LOADS)]
+                played = dict(zip(product(found, LOADS), play_all(tasks), strict=True))
+                best = {load: min(found, key=lambda name, load=load: played[name, load].mean_s) for load in LOADS}  # type: ignore[misc]
+                parts += [_verdict(spec, found, played, best), "", _table(found, played, best), ""]
+                chosen = found[_chosen(found, played)]
+                written[spec.name] = settings_of(chosen)
+                figures[spec.name] = {f"{name} at {load:g}": one._asdict() for (name, load), one in played.items()}
+        options.out.write_text(
+            "# Made by `gateway tune --schedule` on a simulated replica.\n"
+            + yaml.safe_dump({"backends": written}, sort_keys=False, default_flow_style=None, width=10_000),
+            encoding="utf-8",
+        )
+        write_json(options.json_file, {"model": model, "replicas": figures, "past": past.document()})
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
+    parts[0] = past.beside(str(parts[0]))
+    report("gateway tune --schedule", parts, before=past.parts())
+    return 0
+
+
+def settings_of(spec: ReplicaSpec) -> dict[str, Any]:
+    """Return the keys of a backend of the pool file that set a way of drafting."""
+    if spec.method is Method.BASELINE:
+        return {"method": str(Method.BASELINE)}
+    document: dict[str, Any] = {"method": str(spec.method), "speculative_config": dict(spec.config)}
+    if spec.profile_context is not None:
+        document["serve"] = {"env": {PROFILE_CONTEXT_KEY: str(spec.profile_context)}}
+    return document
+
+
+def _chosen(found: Mapping[str, ReplicaSpec], played: Mapping[tuple[str, float], Played]) -> str:
+    """Return the way with the least time, relative to the best one, over all loads."""
+
+    def lost(name: str) -> float:
+        return sum(
+            math.log(played[name, load].mean_s / min(played[one, load].mean_s for one in found)) for load in LOADS
+        )
+
+    return min(found, key=lost)
+
+
+def _verdict(
+    spec: ReplicaSpec,
+    found: Mapping[str, ReplicaSpec],
+    played: Mapping[tuple[str, float], Played],
+    best: Mapping[float, str],
+) -> str:
+    name = _chosen(found, played)
+    over = [played[name, load].mean_s / played[_FIXED, load].mean_s - 1 for load in LOADS]
+    by_load = "; ".join(
+        f"{each} at {', '.join(f'{load:g}' for load in LOADS if best[load] == each)}"
+        for each in dict.fromkeys(best.values())
+    )
+    kept = "Keep" if name == _FIXED else "Set"
+    return (
+        f"{spec.name} ({spec.method}): {kept} {name}, {min(over):+.1%} to {max(over):+.1%} of the time with {_FIXED}. "
+        f"Best by load, in times of the trace's: {by_load}."
+    )
+
+
+def _table(
+    found: Mapping[str, ReplicaSpec], played: Mapping[tuple[str, float], Played], best: Mapping[float, str]
+) -> Any:
+    table = text_table(["mean time, s (requests in flight)", *(f"x {load:g}" for load in LOADS)], left=1)
+    for name in found:
+        cells = [played[name, load] for load in LOADS]
+        marks = ["*" if best[load] == name else "" for load in LOADS]
+        table.add_row(
+            name, *(f"{one.mean_s:.2f} ({one.in_flight:.1f}){mark}" for one, mark in zip(cells, marks, strict=True))
+        )
+    return table

@@ -1,0 +1,76 @@
+"""`gateway tune --schedule`: what k a replica should have, by its load."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import orjson
+import pytest
+import yaml
+
+from lab.trace.record import TraceRecord
+from lab.trace.write import write_trace
+from tests.lab import invoked
+
+POOL = """
+models:
+  llama:
+    backends:
+      plain: {method: baseline, simulate: {calibration: llama-3.1-8b-h100}}
+      head:
+        method: eagle3
+        speculative_config: {model: head, num_speculative_tokens: 3}
+        simulate: {calibration: llama-3.1-8b-h100}
+"""
+
+command = partial(invoked.run, "tune")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    rng, path = Random(0), tmp_path / "trace.jsonl.zst"
+    records = [
+        TraceRecord(
+            arrived_at=number / 40,
+            workload="chat",
+            temperature=0.0,
+            prompt_tokens=400,
+            output_tokens=rng.randint(60, 200),
+        )
+        for number in range(400)
+    ]
+    write_trace(path, records)
+    return path
+
+
+@pytest.mark.slow
+def test_it_compares_by_load_and_writes_what_to_set(trace: Path, tmp_path: Path) -> None:
+    pool, out, figures = tmp_path / "pool.yaml", tmp_path / "k.yaml", tmp_path / "k.json"
+    pool.write_text(POOL)
+    code, printed, errors = command(trace, "--config", pool, "--out", out, "--json", figures, "--schedule")
+    assert code == 0, errors
+    played = orjson.loads(figures.read_bytes())["replicas"]["head"]
+
+    def mean_s(name: str, load: float) -> float:
+        return float(played[f"{name} at {load:g}"]["mean_s"])
+
+    context = next(name for name in played if name.startswith("adaptive") and "8,192" not in name).split()[3]
+    for load in (1.0, 2.0, 4.0):
+        long, own = (mean_s(f"adaptive, profiled with {tokens}", load) for tokens in ("8,192", context))
+        assert own < 0.97 * long, "every draft is charged the reading of 8,192 tokens"
+    assert mean_s("k as it is", 0.25) < 0.8 * mean_s("no speculation", 0.25)
+    assert mean_s("k by batch size", 4.0) < mean_s("k as it is", 4.0)
+    assert printed.splitlines()[2].startswith("head (eagle3): Set ")
+    written = yaml.safe_load(out.read_text())["backends"]["head"]
+    assert written["method"] == "eagle3"
+    assert written["speculative_config"]["num_speculative_tokens"] == 3
+
+
+def test_without_a_drafting_model_there_is_nothing_to_compare(trace: Path, tmp_path: Path) -> None:
+    pool = tmp_path / "pool.yaml"
+    pool.write_text(POOL.replace("      head:", "      #"))
+    code, _, errors = command(trace, "--config", pool, "--out", tmp_path / "k.yaml", "--schedule")
+    assert code == 2
+    assert "has no replica that drafts with a model" in errors
