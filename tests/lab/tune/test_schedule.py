@@ -70,7 +70,7 @@ def test_it_compares_by_load_and_writes_what_to_set(trace: Path, tmp_path: Path)
 
 def test_without_a_drafting_model_there_is_nothing_to_compare(trace: Path, tmp_path: Path) -> None:
     pool = tmp_path / "pool.yaml"
-    pool.write_text(POOL.replace("      head:", "      #"))
+    pool.write_text(POOL.partition("      head:")[0])
     code, _, errors = command(trace, "--config", pool, "--out", tmp_path / "k.yaml", "--schedule")
     assert code == 2
     assert "has no replica that drafts with a model" in errors
