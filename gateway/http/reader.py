@@ -84,6 +84,7 @@ class RequestReader:
             if not self._data.startswith(b"\r\n", self._at):
                 return self._read_head()
             self._at += 2
+            self._seen_bytes = 0  # of the empty line, if it came in parts
             self._blank_lines += 1
             if self._blank_lines > _MAX_BLANK_LINES:
                 raise RequestError(400, "There are too many empty lines before the request.")

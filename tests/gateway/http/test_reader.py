@@ -67,6 +67,12 @@ def test_what_comes_behind_a_request_waits() -> None:
     assert [one.next(), one.next()] == [BEGINNING, NOTHING]
 
 
+def test_a_head_begins_after_an_empty_line_that_came_in_parts() -> None:
+    assert events(reader(), b"\r", b"\nG") == [BEGINNING, BEGINNING]
+    with pytest.raises(RequestError):
+        events(reader(), b"\r", b"\n\0")
+
+
 @pytest.mark.parametrize(
     ("sent", "status", "is_body"),
     [
