@@ -149,8 +149,8 @@ class Backend:
     Examples
     --------
     >>> backend = Backend("a", "llama", Method.NGRAM, "http://127.0.0.1:8001", num_speculative_tokens=5)
-    >>> backend.health.state is State.STARTING, backend.health.reason, backend.in_flight
-    (True, 'not yet checked', 0)
+    >>> backend.health.state.value, backend.health.reason, backend.in_flight
+    ('starting', 'not yet checked', 0)
     """
 
     name: str

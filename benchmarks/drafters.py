@@ -109,12 +109,13 @@ def _suffix(proposer: Any, k: int, sampled: list[list[int]], batch: Any) -> list
 
 def main() -> None:
     """Print the times as a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recordings", type=Path)
+    folder = parser.parse_args().recordings
     from vllm.v1.spec_decode.ngram_proposer import NgramProposer
     from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recordings", type=Path)
-    known = recorded(parser.parse_args().recordings)
+    known = recorded(folder)
     print(
         f"{len(known)} recorded answers\n\n| drafter | answers in the tree | batch | CPU ms a step |\n|---|---|---|---|"
     )

@@ -160,7 +160,7 @@ def verdict_on(kind: str, now: Situation) -> Verdict:
     >>> verdict_on("broken", Situation(Has.NOTHING)).step.name
     'RETRY'
     >>> verdict_on("broken", Situation(Has.PART, is_proof=True))
-    Verdict(step=<Step.FAIL: 'an error of the gateway'>, blame=<Blame.NOW: 'yes'>, lacks_budget=False)
+    Verdict(step=<Step.FAIL: 'error'>, blame=<Blame.NOW: 'yes'>, lacks_budget=False)
     """
     rule = RULES[kind]
     lacks_budget = False

@@ -100,7 +100,7 @@ def best_schedule(
     >>> from backends.calibration.load import load_calibration
     >>> calibration, config = load_calibration("llama-3.1-8b-h100"), {"num_speculative_tokens": 5}
     >>> best_schedule(calibration, Method.EAGLE3, config, (1.0, 1.7, 2.2, 2.55, 2.8, 2.98), 300.0, 256)
-    [(1, 9, 4), (10, 34, 3), (35, 106, 2), (107, 256, 1)]
+    [(1, 6, 5), (7, 24, 4), (25, 67, 3), (68, 256, 2)]
     """
     if method not in SCHEDULED:
         return []
