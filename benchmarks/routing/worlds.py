@@ -28,7 +28,7 @@ from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, WORKLOADS, Ground,
 from benchmarks.routing.runs import of_runs
 from benchmarks.table import head, row
 from lab.parallel import all_cores
-from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
+from lab.simulation.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
 from lab.simulation.simulate import replay

@@ -16,8 +16,8 @@ from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED
 from backends.calibration.calibration import Calibration
 from backends.draft_schedule import draft_tokens
 from backends.speculation import MODELLESS, Method
-from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.plan.memory import Fit, fit
+from lab.simulation.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.simulation.request import ReplayRequest
 
 Mix = tuple[int, ...]

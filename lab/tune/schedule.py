@@ -23,9 +23,9 @@ from backends.validation import UsageError
 from lab.parallel import all_cores
 from lab.past.check import past_of
 from lab.past.pool import simulated_pool
-from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.replay.command import requests_of, served_model
 from lab.report.terminal import report, text_table, write_json
+from lab.simulation.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
 from lab.simulation.simulate import replay

@@ -12,7 +12,7 @@ from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED
 from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method, SpeculativeConfig, method_issues
-from lab.plan.drafts import best_schedule
+from lab.simulation.drafts import best_schedule
 
 LONGEST_BATCH = 256
 ACCEPTED = {

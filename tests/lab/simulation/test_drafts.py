@@ -6,7 +6,7 @@ import pytest
 
 from backends.calibration.load import load_calibration
 from backends.speculation import Method
-from lab.plan.drafts import best_schedule, mean_context_tokens, tokens_per_step
+from lab.simulation.drafts import best_schedule, mean_context_tokens, tokens_per_step
 from lab.simulation.request import ReplayRequest, replay_request
 from lab.trace.record import TraceRecord
 
