@@ -111,7 +111,7 @@ class Pool:
         self._closing: set[asyncio.Task[None]] = set()
 
     def listen(self, listener: Listener) -> None:
-        """Tell a listener from now on; it knows the relay, which knows the pool, so that no constructor can take it."""
+        """Register the listener, which needs the relay and so cannot exist before the pool."""
         self._listener = listener
 
     async def start(self) -> None:

@@ -104,7 +104,7 @@ class RequestReader:
             self._pattern, self._known_head = pattern, self.head
 
     def forget(self) -> None:
-        """Know no head any more."""
+        """Forget the learned head."""
         self._known_head = None
 
     def waiting_bytes(self) -> int:

@@ -238,7 +238,7 @@ class Peers:
                 self._pool.report(backend, Ejected(ejection.left_s, reason))
 
     def _learn_prompts(self, reports: list[list[SentPrompt]]) -> None:
-        """Tell the policies what was sent; the latest comes first."""
+        """Pass what was sent to the policies, latest first."""
         backends = {self._id(backend): backend for backend in self._pool} if any(reports) else {}
         for prompt in (each for report in reversed(reports) for each in report):
             backend = backends.get(prompt.replica)

@@ -91,7 +91,7 @@ def account_of(ended: EndedExchange, delivery: Delivery, body: bytes, *, is_over
 
 
 def _charge(ended: EndedExchange, relay: RelayContext) -> None:
-    """Give up the place of the request among those of its key, and charge that its tokens."""
+    """Release the request's place among those of its key, and charge its tokens to the key."""
     relay.limits.leave(ended.client, ended.tokens)
     if ended.tokens:
         relay.metrics.keys.labels(ended.client.name).inc(ended.tokens)

@@ -84,7 +84,7 @@ class _Turn:
         self.is_open = False
 
     def client_gone(self) -> None:
-        """Give up the place among the requests of the key."""
+        """Release the request's place among those of its key."""
         if self.is_open:
             self.is_open = False
             self.relay.limits.leave(self._client, 0)

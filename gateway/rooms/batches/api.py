@@ -30,6 +30,7 @@ _MOST_FORM_BYTES: Final = 1 << 16
 """Of a form, besides the file in it."""
 _MOST_BODY_BYTES: Final = 1 << 16
 _MOST_VALUES: Final = 10_000
+_MOST_METADATA_BYTES: Final = 16_384
 _MOST_NAME_CHARS, _MOST_LISTED, _MOST_AT_ONCE = 256, 100, 16
 T = TypeVar("T")
 WINDOW_S = 24 * 3600
@@ -168,6 +169,8 @@ class BatchesApi:
             raise GatewayError(
                 400, f"{param or 'body'}: {wrong['msg']}.", code="invalid_request", param=param or None
             ) from None
+        is_small = len(orjson.dumps(wanted.metadata)) <= _MOST_METADATA_BYTES
+        _check(is_small, f"The metadata has at most {_MOST_METADATA_BYTES} bytes.", "metadata")
         owner, most = asked.owner, self._settings.max_batches_per_key
         file = self._file(owner, wanted.input_file_id)
         _check(file.purpose == "batch", "The input file needs the purpose `batch`.", "input_file_id")

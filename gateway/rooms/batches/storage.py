@@ -25,6 +25,7 @@ _BROKEN: Final = frozenset({errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.EAC
 """Those of what is something else than it should be; others are of the disk, and may pass."""
 _MOST_RECORD_BYTES: Final = 1 << 20
 _MOST_ASIDE: Final = 1000
+_KINDS: Final = frozenset({"batches", "files", "open"})
 _COUNTED_S: Final = 60.0
 """Seconds after which the bytes of all are counted again: other processes add and remove some too."""
 _LEFT_S: Final = 3600.0
@@ -137,13 +138,16 @@ class Storage:
         if path not in self._aside and len(self._aside) < _MOST_ASIDE:
             self._aside.add(path)
             log.warning("%s/%s cannot be read, and is left aside: %s", self._root, path, error)
-            self._on_aside(path.split("/")[-2])
+            self._on_aside(next((part for part in path.split("/") if part in _KINDS), "other"))
 
     def names(self, folder: str) -> list[str]:
         """Return the names of what is in a folder, in order; nothing if there is no such folder."""
         try:
             return sorted(name for name in os.listdir(self._root / folder) if "~" not in name)
         except FileNotFoundError:
+            return []
+        except OSError as error:
+            self.set_aside(folder, error)
             return []
 
     def remove(self, *paths: str) -> None:

@@ -346,3 +346,13 @@ async def test_lines_are_begun_that_can_end(tmp_path: Path) -> None:
         assert started <= 1.1 * (await client.batches.retrieve(batch.id)).request_counts.completed + 1
         await client.batches.cancel(batch.id)
         await ended(client, batch.id, "cancelled")
+
+
+def test_a_file_in_the_place_of_a_folder_is_set_aside(tmp_path: Path) -> None:
+    kinds: list[str] = []
+    storage = Storage(tmp_path, on_aside=kinds.append)
+    (tmp_path / "owner").mkdir()
+    for folder in ("owner/files", "open"):
+        (tmp_path / folder).write_text("stray")
+        assert storage.names(folder) == []
+    assert kinds == ["files", "open"]
