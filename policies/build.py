@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from backends.backend import Candidate, EngineChange
 from policies.decision import Assessment, Decision, Outcome
+from policies.experiment.blocks import kind_of, work_of
 from policies.features.request import TEXT_FEATURES, RequestFeatures
-from policies.guarded.guardrail import Guardrail, kind_of, work_of
+from policies.guarded.guardrail import Guardrail
 from policies.learned.detector import Detector
 from policies.learned.known import Memo
 from policies.learned.policy import Learned

@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+EFFECT: Final = 0.2
+"""Relative difference that the test is made for."""
+
 
 class Comparison(NamedTuple):
     """What blocks of time under a policy and under `least_loaded` have shown."""
@@ -133,11 +136,11 @@ def _estimate(groups: Sequence[_Group]) -> _Estimate:
     return _Estimate(mean, variance, freedom, blocks[0], blocks[1])
 
 
-def margin_at_any_time(variance: float, confidence: float, freedom: float = math.inf) -> float:
+def margin_at_any_time(variance: float, confidence: float, freedom: float = math.inf, effect: float = EFFECT) -> float:
     """Return how far a difference may be from its estimate, by an interval that holds however often it is looked at.
 
     It holds the differences that a mixture sequential probability ratio test [1]_ does not reject, with a normal
-    mixture of standard deviation `_EFFECT`; where the variance is estimated, the t test of the same kind [2]_. With
+    mixture of standard deviation `effect`; where the variance is estimated, the t test of the same kind [2]_. With
     the variance V of the estimate, that of the mixture T, A = (V + T) / V, and v degrees of freedom, they are within
 
         sqrt(V v (B - 1) / (1 - B / A)),    B = (A / (1 - confidence)^2)^(1 / (v + 1)),
@@ -153,7 +156,7 @@ def margin_at_any_time(variance: float, confidence: float, freedom: float = math
     """
     if math.isinf(variance):
         return math.inf
-    ratio = (variance + _EFFECT**2) / variance
+    ratio = (variance + effect**2) / variance
     bound = math.log(ratio) - 2.0 * math.log(1.0 - confidence)
     if math.isinf(freedom):
         return math.sqrt(variance * bound * ratio / (ratio - 1.0))
@@ -163,8 +166,6 @@ def margin_at_any_time(variance: float, confidence: float, freedom: float = math
     return math.sqrt(variance * freedom * (grown - 1.0) / (1.0 - grown / ratio))
 
 
-_EFFECT: Final = 0.2
-"""Relative difference that the test is made for."""
 _PRIOR_FREEDOM: Final = 8.0
 """Differences between groups that outweigh the variance within groups."""
 _LEAST_VARIANCE: Final = 1e-6

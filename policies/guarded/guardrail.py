@@ -6,32 +6,11 @@ import logging
 import math
 from typing import Final
 
-from policies.decision import Outcome
-from policies.features.request import RequestFeatures
+from policies.experiment.blocks import LEAST_REQUESTS, Blocks, mix
 from policies.guarded.gain import Comparison, GainEstimate
 from policies.policy import GuardrailSettings
 
 log = logging.getLogger(__name__)
-
-
-class _Block:
-    """What is known of a block of time."""
-
-    def __init__(self, *, control: bool) -> None:
-        self.control = control
-        self.seconds = self.work = self.requests = self.arrived_work = 0.0
-
-
-class _Pace:
-    """Sums of the requests of one kind, the new ones counting more."""
-
-    def __init__(self) -> None:
-        self.count = self.seconds = self.work = 0.0
-
-    def add(self, seconds: float, work: float) -> None:
-        self.count += 1.0
-        self.seconds = _KEEP * self.seconds + seconds
-        self.work = _KEEP * self.work + work
 
 
 class Guardrail:
@@ -57,9 +36,7 @@ class Guardrail:
         # Copied, because reading a pydantic field takes as long as everything that is done with it per request.
         self._cycle = round(1.0 / settings.share) if settings.share else 0
         self._tolerance, self._confidence, self._block_s = settings.tolerance, settings.confidence, settings.block_s
-        self._mean_s = 0.0
-        self._all = _Pace()
-        self._paces: dict[str, _Pace] = {}
+        self._blocks = Blocks(settings.block_s)
         self._start_over()
 
     def share(self) -> float:
@@ -80,28 +57,8 @@ class Guardrail:
         """Add a request that has ended now, and freeze or thaw the policy if that makes the comparison conclusive."""
         if seconds <= 0.0 or work <= 0.0 or not self._cycle:
             return
-        self._mean_s += _NEW * (seconds - self._mean_s)
-        work *= self._pace(kind, seconds, work)
-        began_s, block_s = now_s - seconds, self._block_s
-        last = int(now_s // block_s)
-        number = max(int(began_s // block_s), last - _LATE - 1)
-        arrives = number
-        while number <= last:
-            block = self._blocks.get(number)
-            if block is not None:
-                start_s = number * block_s
-                end_s = start_s + (1.0 - _TAIL) * block_s
-                if number == arrives and start_s <= began_s < end_s:
-                    block.arrived_work += work
-                overlap_s = min(now_s, end_s) - max(began_s, start_s + _SETTLES * block_s)
-                if overlap_s > 0.0:
-                    part = overlap_s / seconds
-                    block.seconds += overlap_s
-                    block.work += part * work
-                    block.requests += part
-            number += 1
-        if last != self._closed:
-            self._close(last)
+        self._blocks.observe(now_s, seconds, work, kind, 0)
+        self._close(now_s)
 
     def comparison(self, confidence: float) -> Comparison:
         """Return the ratio with an interval that may be looked at at any time, and as often as one likes."""
@@ -114,26 +71,12 @@ class Guardrail:
 
     def needed_block_s(self) -> float | None:
         """Return how long a block must be for the requests of late; None if it is long enough."""
-        needed_s = self._mean_s / _TAIL
-        return needed_s if self._cycle and needed_s > self._block_s else None
+        return self._blocks.needed_s() if self._cycle else None
 
     def thaw(self) -> None:
         """Put the policy back in use on an operator's request, and restart the comparison."""
         self.frozen = False
         self._start_over()
-
-    def _pace(self, kind: str, seconds: float, work: float) -> float:
-        """Return the mean seconds per unit of work of a kind, after adding a request."""
-        pace = self._paces.get(kind)
-        if pace is None:
-            if len(self._paces) >= _MOST_KINDS:
-                kind = ""
-            pace = self._paces.setdefault(kind, _Pace())
-        pace.add(seconds, work)
-        self._all.add(seconds, work)
-        if pace.count < _LEAST_OF_KIND:
-            pace = self._all
-        return pace.seconds / pace.work
 
     def _turn(self, now_s: float) -> None:
         """Begin the block of a time."""
@@ -144,27 +87,28 @@ class Guardrail:
         self._from_s, self._until_s = number * self._block_s, (number + 1) * self._block_s
         self._control = self.frozen != (number == self._place(number, frozen=self.frozen))
         if self._in_doubt:
-            self._control = _mix(number // 2) % 2 == number % 2
-        if now_s < self._from_s + _SETTLES * self._block_s:  # else its beginning was another's
-            self._blocks[number] = _Block(control=self._control)
+            self._control = mix(number // 2) % 2 == number % 2
+        if self._blocks.begin(number, now_s):
+            self._controls[number] = self._control
 
     def _place(self, number: int, *, frozen: bool) -> int:
         """Return which block of the cycle is the one of `least_loaded` or, of a frozen policy, the policy's own."""
         cycle = number // self._cycle
-        place = _mix(cycle) % self._cycle
+        place = mix(cycle) % self._cycle
         if frozen:
-            place = (place + 1 + _mix(~cycle) % (self._cycle - 1)) % self._cycle
+            place = (place + 1 + mix(~cycle) % (self._cycle - 1)) % self._cycle
         return cycle * self._cycle + place
 
-    def _close(self, last: int) -> None:
+    def _close(self, now_s: float) -> None:
         """Compare the blocks whose requests have ended."""
-        self._closed = last
-        closed = [number for number in self._blocks if number < last - _LATE]
-        for number in closed:
-            block = self._blocks.pop(number)
-            if block.requests >= _LEAST_REQUESTS and block.arrived_work > 0.0 and self.needed_block_s() is None:
-                self._gain.add(number // GROUP, block.seconds / block.work, block.arrived_work, control=block.control)
-        if closed:
+        found = False
+        for number, arms in self._blocks.closed(now_s):
+            found, control = True, self._controls.pop(number)
+            sums = arms.get(0)
+            is_enough = sums is not None and sums.requests >= LEAST_REQUESTS and sums.arrived_work > 0.0
+            if sums is not None and is_enough and self.needed_block_s() is None:
+                self._gain.add(number // GROUP, sums.seconds / sums.work, sums.arrived_work, control=control)
+        if found:
             self._judge()
 
     def _judge(self) -> None:
@@ -183,47 +127,15 @@ class Guardrail:
 
     def _start_over(self) -> None:
         self._gain = GainEstimate()
-        self._blocks: dict[int, _Block] = {}
+        self._blocks.start_over()
+        self._controls: dict[int, bool] = {}  # whether a block belongs to `least_loaded`
         self._in_doubt = self._control = False
-        self._from_s, self._until_s, self._closed = 0.0, 0.0, 0
+        self._from_s, self._until_s = 0.0, 0.0
 
 
-def _mix(number: int) -> int:
-    """Return a number that looks random (the finaliser of SplitMix64), the same in all processes."""
-    number = (number + 0x9E3779B97F4A7C15) & _MASK
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
-    return number ^ (number >> 31)
-
-
-def work_of(outcome: Outcome) -> float:
-    """Return the units of work of a request: an output token each, and 50 prompt tokens."""
-    return outcome.output_tokens + WORK_PER_PROMPT_TOKEN * outcome.prompt_tokens
-
-
-def kind_of(request: RequestFeatures) -> str:
-    """Return the kind of a request as far as it is told: its workload, else its template."""
-    return request.workload or request.template
-
-
-WORK_PER_PROMPT_TOKEN: Final = 0.02
-"""Work of a prompt token, relative to an output token: thousands of prompt tokens are computed at a time."""
 CONFIDENCE: Final = 0.95
 """Confidence of the interval that operators are shown."""
 GROUP: Final = 12
 """Neighbouring blocks that are compared with each other."""
-_SETTLES: Final = 0.25
-_TAIL: Final = 0.125
-"""Shares of a block that are left out at its beginning and at its end; the end must be as long as a mean request."""
-_LATE: Final = 1
-"""Blocks after the end of one for which its last requests are awaited."""
-_LEAST_REQUESTS: Final = 5.0
 _DOUBT: Final = 0.8
 """Confidence that the policy is worse from which on every second block shows whether it is."""
-_NEW: Final = 0.01
-"""Weight of a new request in the mean time of requests."""
-_KEEP: Final = 0.999
-"""Decay of the sums of a kind per request."""
-_MOST_KINDS: Final = 64
-_LEAST_OF_KIND: Final = 20.0
-_MASK: Final = 0xFFFFFFFFFFFFFFFF

@@ -7,8 +7,9 @@ from typing import Final
 
 from backends.speculation import Method
 from policies.decision import Outcome
+from policies.experiment.blocks import kind_of, work_of
 from policies.features.request import TYPICAL_TOKENS, RequestFeatures
-from policies.guarded.guardrail import Guardrail, kind_of, work_of
+from policies.guarded.guardrail import Guardrail
 from policies.learned.cost import Delay, weighed
 from policies.learned.detector import EVIDENT_TOKENS
 from policies.learned.known import Drafted, Known, Memo

@@ -1,0 +1,284 @@
+"""An experiment: arms that serve side by side, the requests that each gets, and what that has shown so far."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from random import Random
+from typing import Final, NamedTuple, TypeVar
+
+from backends.backend import Candidate
+from policies.decision import Outcome
+from policies.experiment.blocks import LEAST_REQUESTS, Blocks, kind_of, mix, work_of
+from policies.experiment.curve import GROUP, Fit, Row, fit
+from policies.features.request import RequestFeatures
+from policies.guarded.gain import Comparison, GainEstimate
+from policies.statistics import Statistics, Table
+
+C = TypeVar("C", bound=Candidate)
+
+REST, USUAL = "(rest)", "(usual)"
+"""What serves beside the arms, and the pool as it serves without an experiment."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared, and how.
+
+    Parameters
+    ----------
+    id
+        What tells it from others; the order of its blocks follows from it.
+    arms
+        Names of what is compared, two or more.
+    groups
+        Names of the replicas of each group. A conversation stays in its group.
+    rotates
+        Whether each group serves as another arm in each block, as with settings that need no restart; else, each arm
+        has a group.
+    block_s
+        Seconds with the same shares of the traffic.
+    explore
+        By how much more than in proportion to its replicas a group gets in some blocks; 0 for never.
+    usual
+        Whether in one block of each cycle the pool serves as it does otherwise, which shows what comparing costs.
+    """
+
+    id: str
+    arms: tuple[str, ...]
+    groups: tuple[frozenset[str], ...]
+    rotates: bool = False
+    block_s: float = 60.0
+    explore: float = 0.25
+    usual: bool = True
+
+    @cached_property
+    def salt(self) -> int:
+        """A number that looks random, the same in all processes."""
+        number = 0
+        for each in self.id.encode():
+            number = mix(number ^ each)
+        return number
+
+    @cached_property
+    def _cycle(self) -> tuple[int | None, ...]:
+        """The kinds of blocks: the group that gets more, -1 for none, and None for blocks as usual."""
+        return (*[-1] * _EVEN, *range(len(self.groups) if self.explore else 0), *([None] if self.usual else []))
+
+    def shares(self, number: int) -> tuple[float, ...] | None:
+        """Return the weights of each group's replicas in a block; None if all serve as usual."""
+        kind = self._cycle[_shuffled(self.salt, number, len(self._cycle))]
+        if kind is None:
+            return None
+        more = 1.0 + self.explore
+        return tuple(1.0 if kind < 0 else more if group == kind else 1.0 / more for group in range(len(self.groups)))
+
+    def arm_of(self, group: int, number: int) -> str:
+        """Return the arm as which a group serves in a block."""
+        if not self.rotates:
+            return self.arms[group]
+        arms = len(self.arms)
+        return self.arms[(_shuffled(~self.salt, number, arms) + group) % arms]
+
+    def group_of(self, backend: str) -> int:
+        """Return the group of a replica; -1 for one in none."""
+        return next((group for group, members in enumerate(self.groups) if backend in members), -1)
+
+
+def _shuffled(salt: int, number: int, count: int) -> int:
+    """Return the place of a number in its cycle, of `count` numbers in an order that looks random."""
+    cycle, place = divmod(number, count)
+    return sorted(range(count), key=lambda each: mix(salt ^ (cycle * count + each)))[place]
+
+
+class Sums(NamedTuple):
+    """What one arm came to in a block, over all gateways."""
+
+    seconds: float = 0.0  # that requests spent there
+    work: float = 0.0  # units that they had done
+    requests: float = 0.0
+    arrived_work: float = 0.0
+    window_s: float = 0.0  # of the block that count, as often as `seen` by a process
+    seen: float = 0.0
+    chosen: float = 0.0  # requests that were sent to it
+    replicas: float = 0.0  # that were up, summed over these
+    ttft_s: float = 0.0  # summed over `streams`
+    streams: float = 0.0
+    decode_s: float = 0.0  # seconds after the first token, summed over `decoded` tokens
+    decoded: float = 0.0
+    output_tokens: float = 0.0
+    failed: float = 0.0
+
+    def __add__(self, other: tuple[float, ...]) -> Sums:  # type: ignore[override]
+        return Sums(*[a + b for a, b in zip(self, other, strict=True)])
+
+
+BLOCKS: Final = Table("blocks", len(Sums._fields), 4e8, lambda key: (*key[:-1], REST))
+"""Sums by experiment, block and arm; none loses weight while an experiment lasts."""
+
+
+class Experiment:
+    """Gives requests to arms, and adds up what they take. One thread calls it."""
+
+    def __init__(self, plan: Plan, statistics: Statistics, seed: int | None = None) -> None:
+        self.plan = plan
+        self._statistics = statistics
+        self._rng = Random(seed)
+        self._blocks = Blocks(plan.block_s)
+        self._names = [*plan.arms, REST, USUAL]
+        self._groups: OrderedDict[int, int] = OrderedDict()  # of conversations, by what they last ended with
+        self._sums: dict[tuple[int, str], Sums] = {}
+        self._number = -1
+        self._shares: tuple[float, ...] | None = None
+
+    def narrowed(self, request: RequestFeatures, candidates: Sequence[C]) -> Sequence[C]:
+        """Return the candidates of the group that a request is given to; all of them in blocks as usual."""
+        now_s = self._statistics.clock()
+        number = self._turn(now_s)
+        if self._shares is None:
+            self._add(now_s, number, USUAL, len(candidates))
+            return candidates
+        members: list[list[C]] = [[] for _ in range(len(self.plan.groups) + 1)]  # and, at last, the others
+        for each in candidates:
+            members[self.plan.group_of(each.name)].append(each)
+        group = self._conversation(request)
+        if group is None or not members[group]:
+            weights = [len(each) * share for each, share in zip(members, (*self._shares, 1.0), strict=True)]
+            group = self._rng.choices(range(len(members)), weights)[0]
+        if request.prefix:
+            self._groups[request.prefix[-1]] = group
+            self._groups.move_to_end(request.prefix[-1])
+            if len(self._groups) > _MOST_CONVERSATIONS:
+                self._groups.popitem(last=False)
+        is_rest = group == len(self.plan.groups)
+        self._add(now_s, number, REST if is_rest else self.plan.arm_of(group, number), len(members[group]))
+        return members[group]
+
+    def _conversation(self, request: RequestFeatures) -> int | None:
+        """Return the group of the conversation that a prompt goes on with; None for the first of one.
+
+        A prompt that comes again as it was is no conversation: else all requests of a client that repeats itself would
+        be in one group.
+        """
+        for each in reversed(request.prefix[:-1]):
+            if (group := self._groups.get(each)) is not None:
+                return group
+        return None
+
+    def _turn(self, now_s: float) -> int:
+        """Return the number of the present block, which may begin now."""
+        number = int(now_s // self.plan.block_s)
+        if number != self._number:
+            self._number, self._shares = number, self.plan.shares(number)
+            self._blocks.begin(number, now_s)
+            self.close(now_s)
+        return number
+
+    def _add(self, now_s: float, number: int, arm: str, replicas: int) -> None:
+        if self._blocks.counts(now_s):
+            self._note(number, arm, Sums(chosen=1.0, replicas=float(replicas)))
+
+    def _note(self, number: int, arm: str, sums: Sums) -> None:
+        self._sums[number, arm] = self._sums.get((number, arm), Sums()) + sums
+
+    def observe(self, outcome: Outcome) -> None:
+        """Add a finished request that was given to an arm."""
+        now_s = self._statistics.clock()
+        number = int((now_s - outcome.e2e_s) // self.plan.block_s)
+        group = self.plan.group_of(outcome.decision.backend)
+        arm = REST if group < 0 else self.plan.arm_of(group, number)
+        if self.plan.shares(number) is None:
+            arm = USUAL
+        if outcome.status >= 500:
+            self._note(number, arm, Sums(failed=1.0))
+        elif outcome.output_tokens and outcome.e2e_s > 0.0:
+            sizes = outcome.prompt_tokens.bit_length() // 2, outcome.output_tokens.bit_length() // 2
+            kind = f"{kind_of(outcome.request)} {sizes[0]} {sizes[1]}"
+            self._blocks.observe(now_s, outcome.e2e_s, work_of(outcome), kind, self._names.index(arm))
+            self._note(number, arm, _times(outcome))
+        self.close(now_s)
+
+    def close(self, now_s: float) -> None:
+        """Add the blocks whose requests have ended to the statistics, which all gateways share."""
+        for number, arms in self._blocks.closed(now_s):
+            if self._blocks.needed_s() is not None:
+                continue
+            for at, found in arms.items():
+                times = Sums(found.seconds, found.work, found.requests, found.arrived_work, self._blocks.window_s, 1.0)
+                arm = self._names[at]
+                sums = times + self._sums.get((number, arm), Sums())
+                self._statistics.add(BLOCKS, (self.plan.id, str(number), arm), *sums)
+            for key in [key for key in self._sums if key[0] <= number]:
+                del self._sums[key]
+
+    def needed_block_s(self) -> float | None:
+        """Return how long a block must be for the requests of late; None if it is long enough."""
+        return self._blocks.needed_s()
+
+
+def _times(outcome: Outcome) -> Sums:
+    sums = Sums(output_tokens=float(outcome.output_tokens))
+    if outcome.ttft_s is None or outcome.tpot_s is None:
+        return sums
+    later = max(0, outcome.output_tokens - 1)
+    return sums._replace(ttft_s=outcome.ttft_s, streams=1.0, decode_s=outcome.tpot_s * later, decoded=float(later))
+
+
+class Evidence:
+    """What all gateways have seen in the blocks of an experiment."""
+
+    def __init__(self, plan: Plan, statistics: Statistics) -> None:
+        self.plan = plan
+        self.blocks: dict[int, dict[str, Sums]] = {}
+        for (of, number, arm), sums in sorted(statistics.buckets(BLOCKS).items()):
+            if of == plan.id:
+                self.blocks.setdefault(int(number), {})[arm] = Sums(*sums)
+
+    def total(self, arm: str) -> Sums:
+        """Return the sums of an arm over all blocks."""
+        total = Sums()
+        for arms in self.blocks.values():
+            total += arms.get(arm, Sums())
+        return total
+
+    def fit(self, first: str, second: str) -> Fit | None:
+        """Return what the blocks show of one arm against another; None while they are too few."""
+        return fit([*self._rows(first, 0), *self._rows(second, 1)])
+
+    def _rows(self, arm: str, at: int) -> Iterator[Row]:
+        """Yield the blocks in which an arm has served enough, by as many replicas throughout as at first."""
+        for number, arms in self.blocks.items():
+            sums = arms.get(arm)
+            if sums is None or sums.requests < LEAST_REQUESTS or sums.arrived_work <= 0.0 or not sums.chosen:
+                continue
+            replica_s = sums.window_s / sums.seen * sums.replicas / sums.chosen
+            yield Row(number, at, sums.seconds / sums.work, sums.arrived_work / replica_s)
+
+    def cost(self, confidence: float) -> Comparison:
+        """Return what requests take while it compares, over what they take as usual."""
+        estimate = GainEstimate()
+        for number, arms in sorted(self.blocks.items()):
+            is_usual = USUAL in arms
+            total = arms[USUAL] if is_usual else sum(arms.values(), Sums())
+            if total.requests >= LEAST_REQUESTS and total.arrived_work > 0.0:
+                estimate.add(number // GROUP, total.seconds / total.work, total.arrived_work, control=is_usual)
+        return estimate.comparison(confidence)
+
+
+def best_first(evidence: Evidence) -> list[str]:
+    """Return the arms in the order of what they take, as far as that is known."""
+    order = [*evidence.plan.arms]
+    for _ in order:
+        for at, (one, other) in enumerate(pairwise(order)):
+            found = evidence.fit(one, other)
+            if found is not None and found.overall(0.5).ratio > 1.0:
+                order[at], order[at + 1] = other, one
+    return order
+
+
+_EVEN: Final = 3
+"""Blocks of a cycle with shares in proportion to the replicas."""
+_MOST_CONVERSATIONS: Final = 100_000

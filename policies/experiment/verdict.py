@@ -1,0 +1,124 @@
+"""What an experiment has shown: whether it can end, and what to say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from policies.experiment.curve import Crossing, Fit, Point
+from policies.experiment.experiment import Evidence, Sums, best_first
+
+
+class Stage(StrEnum):
+    """Where an experiment stands."""
+
+    RUNNING = "running"
+    DECIDED = "decided"  # one arm is better at the load there was
+    ALIKE = "alike"  # the arms differ by less than is of interest
+    HARM = "harm"  # more requests failed in one arm
+    OVER = "over"  # its time is over, and nothing is certain
+    STOPPED = "stopped"  # by an operator
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How the best arm compares with another one."""
+
+    better: str
+    other: str
+    at_mean: Point  # ratios of the better to the other
+    curve: list[Point]
+    crossing: Crossing | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an experiment has shown."""
+
+    stage: Stage
+    sentence: str
+    findings: tuple[Finding, ...]
+    blocks: int
+
+
+def verdict_of(evidence: Evidence, until: float, *, is_over: bool = False) -> Verdict:
+    """Return what an experiment has shown, and whether it can end.
+
+    Parameters
+    ----------
+    until
+        Relative difference that is of no interest.
+    is_over
+        Whether it ends anyway.
+    """
+    order, blocks = best_first(evidence), len(evidence.blocks)
+    best, others = order[0], order[1:]
+    if (harmed := _harmed(evidence)) is not None:
+        return Verdict(Stage.HARM, harmed, _findings(evidence, best, others), blocks)
+    findings = _findings(evidence, best, others)
+    if len(findings) < len(others):
+        waits = "Nothing is known yet: each arm needs a few blocks of time with enough requests."
+        return Verdict(Stage.OVER if is_over else Stage.RUNNING, waits, findings, blocks)
+    nearest = max(findings, key=lambda finding: finding.at_mean.high)
+    stage = Stage.OVER if is_over else Stage.RUNNING
+    if nearest.at_mean.high < 1.0:
+        stage = Stage.DECIDED
+    elif all(each.at_mean.high < 1.0 + until and each.at_mean.low > 1.0 / (1.0 + until) for each in findings):
+        stage = Stage.ALIKE
+    return Verdict(stage, _sentence(nearest, stage, until), findings, blocks)
+
+
+def _findings(evidence: Evidence, best: str, others: list[str]) -> tuple[Finding, ...]:
+    # As certain together as one alone: an arm is the best only if it is better than each other one.
+    confidence = 1.0 - (1.0 - CERTAIN) / max(1, len(others))
+    fits = [(other, evidence.fit(best, other)) for other in others]
+    return tuple(_finding(best, other, found, confidence) for other, found in fits if found is not None)
+
+
+def _finding(best: str, other: str, found: Fit, confidence: float) -> Finding:
+    return Finding(best, other, found.overall(confidence), found.curve(confidence), found.crossing(SHOWN))
+
+
+def _sentence(finding: Finding, stage: Stage, until: float) -> str:
+    point = finding.at_mean
+    load = f"at {point.in_flight:.1f} requests in flight per replica"
+    if stage is Stage.ALIKE:
+        return f"{finding.better} and {finding.other} differ by less than {until:.0%} {load}."
+    faster, least, most = 1.0 - point.ratio, 1.0 - point.high, 1.0 - point.low
+    sentence = (
+        f"{finding.better} takes {faster:.1%} less time than {finding.other} {load} ({least:+.1%} to {most:+.1%})"
+    )
+    if stage is not Stage.DECIDED:
+        return f"It seems that {sentence}, which is not certain yet."
+    crossing = finding.crossing
+    if crossing is None:
+        return f"{sentence}."
+    below = finding.better if crossing.better_below == 0 else finding.other
+    pays = (
+        f"{below} pays up to {crossing.in_flight:.0f} in flight per replica ({crossing.low:.0f} to {crossing.high:.0f})"
+    )
+    return f"{sentence}; {pays}."
+
+
+def _harmed(evidence: Evidence) -> str | None:
+    """Return in which arm more requests fail than in all others, if that is no chance."""
+    totals = {arm: evidence.total(arm) for arm in evidence.plan.arms}
+    for arm, sums in totals.items():
+        others = sum((each for name, each in totals.items() if name != arm), Sums())
+        share, rest = _failed(sums), _failed(others)
+        if sums.failed >= _LEAST_FAILED and share > _TIMES_AS_OFTEN * max(rest, 1.0 / max(1.0, others.chosen)):
+            return f"{share:.1%} of the requests of {arm} failed, {rest:.1%} of the others."
+    return None
+
+
+def _failed(sums: Sums) -> float:
+    return sums.failed / max(1.0, sums.chosen, sums.failed)
+
+
+CERTAIN: Final = 0.99
+"""Confidence at which one arm is said to be better."""
+SHOWN: Final = 0.95
+"""Confidence of the interval of a crossing."""
+_LEAST_FAILED: Final = 10.0
+_TIMES_AS_OFTEN: Final = 5.0

@@ -1,0 +1,150 @@
+"""Requests are given to arms in proportion, conversations stay, and what blocks show is what was so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from backends.backend import Backend
+from backends.speculation import Method
+from policies.decision import Decision, Outcome
+from policies.experiment.experiment import BLOCKS, REST, USUAL, Evidence, Experiment, Plan, best_first
+from policies.experiment.verdict import Stage, verdict_of
+from policies.features.request import Endpoint, RequestFeatures
+from policies.statistics import Statistics
+
+START_S = 1_700_000_000.0
+PLAN = Plan("one", ("plain", "head"), (frozenset({"a", "b"}), frozenset({"c", "d"})))
+POOL = [Backend(name, "llama", Method.BASELINE, f"http://127.0.0.1:800{at}") for at, name in enumerate("abcd")]
+
+
+class Stand:
+    """A pool of which replica c and d take `ratio` times as long, and its clock."""
+
+    def __init__(self, plan: Plan = PLAN, ratio: float = 1.0, seed: int = 0, seconds: float = 2.0) -> None:
+        self.now_s = START_S
+        self.plan, self.ratio, self.seconds = plan, ratio, seconds
+        self.rng = Random(seed)
+        self.statistics = Statistics([BLOCKS], lambda: self.now_s)
+        self.experiment = Experiment(plan, self.statistics, seed)
+        self.failing = ""
+
+    def send(self, request: RequestFeatures | None = None, candidates: list[Backend] = POOL) -> str:
+        """Send a request, which ends at once by its clock, and return its replica."""
+        request = request or RequestFeatures("llama", Endpoint.CHAT)
+        name = self.rng.choice(self.experiment.narrowed(request, candidates)).name
+        tokens = self.rng.randint(50, 200)
+        seconds = self.seconds * tokens / 100 * self.rng.uniform(0.8, 1.2) * (self.ratio if name in "cd" else 1.0)
+        status = 500 if name in self.failing and self.rng.random() < 0.3 else 200
+        decision = Decision(name, "least_loaded", "")
+        began_s, self.now_s = self.now_s, self.now_s + seconds
+        self.experiment.observe(
+            Outcome(request, decision, Method.BASELINE, status, 0.1, 0.02, seconds, 100, tokens, 1.0)
+        )
+        self.now_s = began_s
+        return name
+
+    def run(self, minutes: float, per_s: float = 4.0) -> Evidence:
+        """Play some minutes."""
+        for _ in range(int(minutes * 60 * per_s)):
+            self.send()
+            self.now_s += 1.0 / per_s
+        return Evidence(self.plan, self.statistics)
+
+
+def test_each_group_gets_requests_in_proportion_to_its_replicas() -> None:
+    stand = Stand(Plan("two", ("a", "rest"), (frozenset("a"), frozenset("bc")), explore=0.0))
+    counts = Counter[str]()
+    for _ in range(4000):
+        counts[stand.send()] += 1
+        stand.now_s += 1.0
+    assert all(900 < counts[name] < 1100 for name in "abcd")
+
+
+def test_a_cycle_of_blocks_has_even_shares_more_for_each_and_one_as_usual() -> None:
+    for first in (0, 600, 6_000_000):
+        shares = [PLAN.shares(number) for number in range(first, first + 6)]
+        assert Counter(shares) == {(1.0, 1.0): 3, (1.25, 0.8): 1, (0.8, 1.25): 1, None: 1}
+    assert [PLAN.shares(n) for n in range(60)] != [Plan("other", PLAN.arms, PLAN.groups).shares(n) for n in range(60)]
+
+
+def test_a_conversation_stays_in_its_group_and_a_prompt_that_comes_again_does_not() -> None:
+    stand = Stand(Plan("three", PLAN.arms, PLAN.groups, usual=False))
+    for talk in range(40):
+        turns = [
+            RequestFeatures("llama", Endpoint.CHAT, prefix=tuple(range(talk * 99, talk * 99 + n))) for n in (2, 3, 5)
+        ]
+        assert len({stand.plan.group_of(stand.send(turn)) for turn in turns}) == 1
+    again = RequestFeatures("llama", Endpoint.CHAT, prefix=(1_000_001, 1_000_002))
+    assert len({stand.plan.group_of(stand.send(again)) for _ in range(40)}) == 2
+
+
+def test_a_group_that_is_away_gets_nothing_and_others_serve() -> None:
+    stand = Stand(Plan("four", PLAN.arms, PLAN.groups, usual=False))
+    assert {stand.send(candidates=POOL[:2]) for _ in range(40)} == {"a", "b"}
+
+
+def test_settings_that_rotate_have_every_group_in_turn() -> None:
+    plan = Plan("five", ("0", "1", "3"), (frozenset("ab"), frozenset("cd")), rotates=True)
+    for start in range(0, 30, 3):
+        for group in (0, 1):
+            assert {plan.arm_of(group, number) for number in range(start, start + 3)} == {"0", "1", "3"}
+        assert all(plan.arm_of(0, number) != plan.arm_of(1, number) for number in range(start, start + 3))
+
+
+def test_the_better_arm_is_found_and_what_comparing_costs() -> None:
+    evidence = Stand(ratio=0.9).run(90)
+    assert set(evidence.blocks[min(evidence.blocks)]) <= {"plain", "head", USUAL}
+    assert best_first(evidence) == ["head", "plain"]
+    verdict = verdict_of(evidence, 0.02)
+    assert verdict.stage is Stage.DECIDED
+    assert verdict.findings[0].at_mean.low < 0.9 < verdict.findings[0].at_mean.high
+    assert verdict.sentence.startswith("head takes 1")
+    cost = evidence.cost(0.95)
+    assert cost.low < 1.0 < cost.high
+
+
+def test_arms_that_are_equal_are_said_to_be() -> None:
+    verdict = verdict_of(Stand(seed=1).run(180), 0.05)
+    assert verdict.stage is Stage.ALIKE
+    assert "differ by less than 5%" in verdict.sentence
+
+
+def test_failures_of_one_arm_end_it() -> None:
+    stand = Stand()
+    stand.failing = "cd"
+    verdict = verdict_of(stand.run(12), 0.02)
+    assert verdict.stage is Stage.HARM
+    assert "of the requests of head failed, 0.0% of the others" in verdict.sentence
+
+
+def test_nothing_is_claimed_at_first_and_at_its_end_without_evidence() -> None:
+    evidence = Stand().run(2)
+    assert verdict_of(evidence, 0.02).stage is Stage.RUNNING
+    assert verdict_of(evidence, 0.02, is_over=True).stage is Stage.OVER
+
+
+def test_blocks_that_are_too_short_for_the_requests_show_nothing() -> None:
+    stand = Stand(seconds=20.0)
+    assert not stand.run(60).blocks
+    assert stand.experiment.needed_block_s() == pytest.approx(8 * 25, rel=0.2)
+
+
+def test_gateways_add_up_what_they_see() -> None:
+    one, two = Stand(seed=1), Stand(seed=2)
+    one.run(20)
+    two.run(20)
+    for table, epoch in two.statistics.take_changed():
+        one.statistics.set_others_of(table, epoch, {row.key: row.sums for row in two.statistics.own_of(table, epoch)})
+    both, alone = Evidence(PLAN, one.statistics), Evidence(PLAN, two.statistics)
+    assert both.blocks.keys() == alone.blocks.keys()
+    assert both.total("head").chosen > 1.5 * alone.total("head").chosen
+    assert both.fit("plain", "head") is not None
+
+
+def test_replicas_beside_the_arms_serve_too() -> None:
+    stand = Stand(Plan("six", ("a", "b"), (frozenset("a"), frozenset("b"))))
+    evidence = stand.run(12)
+    assert evidence.total(REST).chosen > 0
