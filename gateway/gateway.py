@@ -28,6 +28,7 @@ from gateway.relay.observers import Follower
 from gateway.relay.roles import Reporting
 from gateway.routing.access import Access
 from gateway.routing.model import Model
+from gateway.routing.router import Narrow
 from gateway.state.sync import State
 from gateway.telemetry.registry import Registry
 
@@ -204,6 +205,10 @@ class Room:
         """Return who follows the exchanges of each model; called at first, and after each change of the settings."""
         return {}
 
+    def narrow(self) -> Mapping[str, Narrow]:
+        """Return what narrows the candidates of a model's requests before its policy chooses; called as `follow` is."""
+        return {}
+
     def start(self) -> None:
         """Start what goes on beside the requests."""
 
@@ -236,10 +241,12 @@ def join(gateway: Gateway) -> None:
             model.explainer.explain_candidates = any(room.needs_scores for room in rooms)
     relay.router.keep_prompts(max((room.keep_prompt_bytes for room in rooms), default=0))
     followers: dict[str, list[Follower]] = {name: [] for name in gateway.models}
+    narrowing: dict[str, Narrow] = {}
     for room in rooms:
         with background.guarded("observers", of=type(room).__name__):
             for name, follower in room.follow().items():
                 followers[name].append(follower)
+            narrowing.update(room.narrow())
     rescuers = [room.rescuer_for for room in rooms if room.rescuer_for is not None]
     reporters = [room.reporter for room in rooms if room.reporter is not None]
-    relay.join(followers, next(iter(rescuers), None), next(iter(reporters), None))
+    relay.join(followers, next(iter(rescuers), None), next(iter(reporters), None), narrowing)

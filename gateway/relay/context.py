@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from backends import background
@@ -30,7 +31,7 @@ from gateway.relay.queue import ModelQueue
 from gateway.relay.roles import Ongoing, Refused, Reply, Reporting, Rescuer, send_error
 from gateway.routing.access import Access, RequestHeaders
 from gateway.routing.large_bodies import Turns
-from gateway.routing.router import RoutedRequest, Router
+from gateway.routing.router import Narrow, RoutedRequest, Router
 from gateway.routing.series import RequestSeries
 
 _IDS_AT_ONCE: Final = 256
@@ -83,6 +84,7 @@ class RelayContext:
         followers: Mapping[str, Sequence[Follower]],
         rescuer_for: RescuerFor | None = None,
         reporter: Reporting | None = None,
+        narrowing: Mapping[str, Narrow] = MappingProxyType({}),
     ) -> None:
         """Have rooms take part in what comes: they know the relay, so that it can be told of them only later.
 
@@ -94,7 +96,10 @@ class RelayContext:
             What goes on with streams elsewhere; None if nothing does.
         reporter
             What reports requests outside; None if nothing does.
+        narrowing
+            What narrows the candidates of a model's requests, by its name.
         """
+        self.router.narrow_by(narrowing)
         self.followers, self.rescuer_for, self.reporter = followers, rescuer_for, reporter
 
     def new_request_id(self) -> bytes:

@@ -50,6 +50,9 @@ _WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # a body of theirs
 Sent = deque[tuple[Backend, RequestFeatures]]
 """Prompts, and where they were sent."""
 
+Narrow = Callable[[RequestFeatures, Sequence[Backend]], Sequence[Backend]]
+"""Returns those of some candidates that a request is given to; at least one."""
+
 Slo = tuple[float | None, float | None]
 """Seconds to the first token, and per output token; None for no bound."""
 
@@ -142,6 +145,7 @@ class Router:
         self._models = models  # models by each name that clients may use, including aliases
         self._pool = pool
         self._recovery = pool.recovery
+        self._narrowing: Mapping[str, Narrow] = {}  # by model
         self._keep_prompt_bytes = 0  # size of the largest body whose prompt is kept until its exchange has ended
         self._most_values = most_values  # most that the values of a body may count to, by `large_bodies`
         self._slo_classes = slo_classes  # latency objectives that a request may name
@@ -154,6 +158,10 @@ class Router:
     def keep_prompts(self, most_bytes: int) -> None:
         """Keep the prompts of bodies up to a size until their exchanges have ended."""
         self._keep_prompt_bytes = most_bytes
+
+    def narrow_by(self, narrowing: Mapping[str, Narrow]) -> None:
+        """Have the candidates of a model's requests narrowed before its policy chooses."""
+        self._narrowing = narrowing
 
     def check(self, body: bytes) -> Iterator[None]:
         """Check in steps that a large body may be parsed, which `route` does."""
@@ -179,13 +187,14 @@ class Router:
             if model.ask_usage:
                 usage_options = options_to_ask(document)
         has_wishes = wanted is not NO_ROUTING_HEADERS or client.slo_ttft_s is not None or client.slo_tpot_s is not None
-        is_later = not (whole or policy.reads_requests or has_wishes) and len(body) <= SMALL_BYTES
+        is_narrowed = model.name in self._narrowing
+        is_later = not (whole or policy.reads_requests or has_wishes or is_narrowed) and len(body) <= SMALL_BYTES
         prompt = None if is_later else read_prompt(document)
         if endpoint is _OTHER:
             prompt = read_other(document, len(body))
         text_features: Collection[str] = () if is_later else policy.text_features
         load = traffic.qps(now_s), traffic.in_flight
-        if whole:
+        if whole or is_narrowed:
             text_features = TEXT_FEATURES
         described: RequestFeatures | Callable[[], RequestFeatures]
         if is_later:
@@ -279,6 +288,8 @@ class Router:
         policy = model.policy
         features = routed.features if policy.reads_requests else ANY_REQUEST
         try:
+            if model.name in self._narrowing and not _is_bound(routed):
+                candidates = [*self._narrowing[model.name](routed.features, candidates)]
             decision = policy.choose(features, candidates) if choose is None else choose(features, candidates)
             if decision.backend not in model.upstreams:
                 raise LookupError(f"{decision.backend!r} is not a backend of {model.name}")  # noqa: TRY301
@@ -378,6 +389,11 @@ def _requested(
 def _texts(given: object) -> int:
     """Return the number of texts in an input or a prompt, each of which may also be a list of token ids."""
     return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
+
+
+def _is_bound(routed: RoutedRequest) -> bool:
+    """Return whether a request says, or its stored response does, where it is to go."""
+    return bool(routed.headers.backend or routed.headers.method) or routed.home is not None
 
 
 def _may_be_object(body: bytes) -> bool:

@@ -50,7 +50,7 @@ class Ledger:
     """
 
     def __init__(self, model: str, statistics: Statistics, writer: str) -> None:
-        self._statistics = statistics
+        self.statistics = statistics
         self._tables = {f"{table.name}.{table.width}.{table.epoch_s:g}": table for table in statistics.tables.values()}
         self._names = {table.name: name for name, table in self._tables.items()}
         self._model = model
@@ -66,7 +66,7 @@ class Ledger:
 
     def stage(self) -> None:
         """Collect the pages that changed since the last call."""
-        self._changed |= {f"{self._names[table]}.{epoch}" for table, epoch in self._statistics.take_changed()}
+        self._changed |= {f"{self._names[table]}.{epoch}" for table, epoch in self.statistics.take_changed()}
 
     def exchange(self, store: Store, stamps: Mapping[str, str]) -> None:
         """Write the pages that changed, and read those of others that changed."""
@@ -78,7 +78,7 @@ class Ledger:
         totals, self._totals = self._totals, {}
         for page, buckets in totals.items():
             table, epoch = self._parse(page)
-            self._statistics.set_others_of(table.name, epoch, buckets)
+            self.statistics.set_others_of(table.name, epoch, buckets)
 
     def _write(self, store: Store, stamp: str) -> None:
         self._pages = {page: entry for page, entry in self._pages.items() if self._is_current(page)}
@@ -131,7 +131,7 @@ class Ledger:
 
     def _encoded(self, page: str) -> bytes:
         table, epoch = self._parse(page)
-        return orjson.dumps([(row.key, row.sums) for row in self._statistics.own_of(table.name, epoch)])
+        return orjson.dumps([(row.key, row.sums) for row in self.statistics.own_of(table.name, epoch)])
 
     def _total(self, page: str) -> _Buckets:
         width = self._parse(page)[0].width
@@ -158,7 +158,7 @@ class Ledger:
     def _is_current(self, page: str) -> bool:
         """Return whether a page has not expired and belongs to this version of the tables."""
         name, _, epoch = page.rpartition(".")
-        return name in self._tables and epoch.isdecimal() and self._end_s(page) > self._statistics.clock()
+        return name in self._tables and epoch.isdecimal() and self._end_s(page) > self.statistics.clock()
 
     def _decode_head(self, name: str, entry: Entry | None) -> _Pages:
         """Return the pages of another process that are of use; none of one that cannot be read."""
@@ -171,7 +171,7 @@ class Ledger:
         except (ValueError, TypeError, AttributeError, LookupError, OverflowError):
             _set_aside(name, entry.value)
             return {}
-        now_s = self._statistics.clock()
+        now_s = self.statistics.clock()
         tables = {page.rpartition(".")[0] for page, (_, end_s) in pages.items() if end_s > now_s}
         if unknown := sorted(tables - self._tables.keys() - self._unread):
             self._unread |= {*unknown}

@@ -54,6 +54,7 @@ class State:
         self._series = None if store is None else _Series(registry, store.kind)
         writer = uuid4().hex
         self._learners = dict(learners)  # statistics of the models whose policy learns, by model
+        self._shared: dict[str, Statistics] = {}  # statistics of rooms, by name
         self._ledgers = {model: Ledger(model, statistics, writer) for model, statistics in learners.items()}
         self._leaving: list[Ledger] = []  # of models without a policy that learns, until they are written
         self.documents = Documents(self._ask)  # named texts that are kept and shared, such as rules
@@ -80,18 +81,24 @@ class State:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._tried.wait(), _START_TIMEOUT_S)
 
+    def share(self, name: str, statistics: Statistics) -> None:
+        """Synchronise the statistics of a room too, under a name that no model has."""
+        self._shared[name] = statistics
+        self.follow(self._learners)
+
     def follow(self, learners: Mapping[str, Statistics]) -> None:
-        """Synchronise other statistics from now on; those that end are written once more.
+        """Synchronise other statistics of models from now on; those that end are written once more.
 
         Statistics that begin get a name of their own in the store. What this process has written there of the same
         model before is read as that of others.
         """
-        for model in [*self._ledgers]:
-            if learners.get(model) is not self._learners[model]:
-                self._leaving.append(self._ledgers.pop(model))
-        for model, statistics in learners.items():
-            if model not in self._ledgers:
-                self._ledgers[model] = Ledger(model, statistics, uuid4().hex)
+        known = {**learners, **self._shared}
+        for name in [*self._ledgers]:
+            if known.get(name) is not self._ledgers[name].statistics:
+                self._leaving.append(self._ledgers.pop(name))
+        for name, statistics in known.items():
+            if name not in self._ledgers:
+                self._ledgers[name] = Ledger(name, statistics, uuid4().hex)
         self._learners = dict(learners)
         if self._is_started and self._store is not None and (self._ledgers or self.documents.is_watched):
             self._begin(self._store)

@@ -101,8 +101,7 @@ class Sums(NamedTuple):
     work: float = 0.0  # units that they had done
     requests: float = 0.0
     arrived_work: float = 0.0
-    window_s: float = 0.0  # of the block that count, as often as `seen` by a process
-    seen: float = 0.0
+    weight: float = 0.0  # 1 for each process, and less as it ages
     chosen: float = 0.0  # requests that were sent to it
     replicas: float = 0.0  # that were up, summed over these
     ttft_s: float = 0.0  # summed over `streams`
@@ -116,8 +115,8 @@ class Sums(NamedTuple):
         return Sums(*[a + b for a, b in zip(self, other, strict=True)])
 
 
-BLOCKS: Final = Table("blocks", len(Sums._fields), 4e8, lambda key: (*key[:-1], REST))
-"""Sums by experiment, block and arm; none loses weight while an experiment lasts."""
+BLOCKS: Final = Table("blocks", len(Sums._fields), 4 * 86_400.0, lambda key: (*key[:2], REST, key[3]))
+"""Sums by experiment, block, arm and process."""
 
 
 class Experiment:
@@ -129,6 +128,7 @@ class Experiment:
         self._rng = Random(seed)
         self._blocks = Blocks(plan.block_s)
         self._names = [*plan.arms, REST, USUAL]
+        self._process = f"{Random().getrandbits(64):x}"
         self._groups: OrderedDict[int, int] = OrderedDict()  # of conversations, by what they last ended with
         self._sums: dict[tuple[int, str], Sums] = {}
         self._number = -1
@@ -201,16 +201,22 @@ class Experiment:
             self._note(number, arm, _times(outcome))
         self.close(now_s)
 
+    def failed(self, backend: str) -> None:
+        """Count a request that a replica failed, and another one served."""
+        number = int(self._statistics.clock() // self.plan.block_s)
+        group = self.plan.group_of(backend)
+        self._note(number, REST if group < 0 else self.plan.arm_of(group, number), Sums(failed=1.0))
+
     def close(self, now_s: float) -> None:
         """Add the blocks whose requests have ended to the statistics, which all gateways share."""
         for number, arms in self._blocks.closed(now_s):
             if self._blocks.needed_s() is not None:
                 continue
             for at, found in arms.items():
-                times = Sums(found.seconds, found.work, found.requests, found.arrived_work, self._blocks.window_s, 1.0)
+                times = Sums(found.seconds, found.work, found.requests, found.arrived_work, 1.0)
                 arm = self._names[at]
                 sums = times + self._sums.get((number, arm), Sums())
-                self._statistics.add(BLOCKS, (self.plan.id, str(number), arm), *sums)
+                self._statistics.add(BLOCKS, (self.plan.id, str(number), arm, self._process), *sums)
             for key in [key for key in self._sums if key[0] <= number]:
                 del self._sums[key]
 
@@ -232,10 +238,14 @@ class Evidence:
 
     def __init__(self, plan: Plan, statistics: Statistics) -> None:
         self.plan = plan
+        self._window_s = Blocks(plan.block_s).window_s
         self.blocks: dict[int, dict[str, Sums]] = {}
-        for (of, number, arm), sums in sorted(statistics.buckets(BLOCKS).items()):
-            if of == plan.id:
-                self.blocks.setdefault(int(number), {})[arm] = Sums(*sums)
+        for key, aged in sorted(statistics.buckets(BLOCKS).items()):
+            sums = Sums(*aged)
+            if key[0] == plan.id and sums.weight > 0.0:
+                _, number, arm, _ = key
+                arms = self.blocks.setdefault(int(number), {})
+                arms[arm] = arms.get(arm, Sums()) + tuple(each / sums.weight for each in sums)
 
     def total(self, arm: str) -> Sums:
         """Return the sums of an arm over all blocks."""
@@ -254,7 +264,7 @@ class Evidence:
             sums = arms.get(arm)
             if sums is None or sums.requests < LEAST_REQUESTS or sums.arrived_work <= 0.0 or not sums.chosen:
                 continue
-            replica_s = sums.window_s / sums.seen * sums.replicas / sums.chosen
+            replica_s = self._window_s * sums.replicas / sums.chosen
             yield Row(number, at, sums.seconds / sums.work, sums.arrived_work / replica_s)
 
     def cost(self, confidence: float) -> Comparison:

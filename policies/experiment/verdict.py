@@ -120,5 +120,7 @@ CERTAIN: Final = 0.99
 """Confidence at which one arm is said to be better."""
 SHOWN: Final = 0.95
 """Confidence of the interval of a crossing."""
+_UNKNOWN: Final = 1.5
+"""An interval up to such a ratio says nothing of the better arm."""
 _LEAST_FAILED: Final = 10.0
 _TIMES_AS_OFTEN: Final = 5.0

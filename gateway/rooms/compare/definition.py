@@ -1,0 +1,89 @@
+"""What an operator asks to compare, as it is stored and shared by all gateways of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Self
+from uuid import uuid4
+
+from pydantic import Field, model_validator
+
+from backends.backend import Backend
+from backends.validation import CheckedModel, did_you_mean
+from policies.experiment.experiment import Plan
+from policies.experiment.verdict import Stage
+
+
+class WrongArmsError(ValueError):
+    """Raised when the replicas that are to be compared are not there, or are not apart."""
+
+
+class Question(CheckedModel):
+    """What to compare, and for how long."""
+
+    a: str = Field(description="Replicas of the first arm: names, or a method, with commas between them.")
+    b: str = Field(description="Replicas of the second arm.")
+    for_s: Annotated[float, Field(gt=0, le=30 * 86_400)] | None = Field(
+        default=7200.0, description="Seconds until it ends if nothing is certain; null: until it is stopped."
+    )
+    until: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.02, description="Relative difference that is of no interest: it ends once the arms differ by less."
+    )
+    block_s: Annotated[float, Field(ge=1, le=3600)] = Field(
+        default=60.0, description="Seconds of a block of time, at least eight times the mean time of a request."
+    )
+    explore: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.25, description="By how much more an arm gets in some blocks, which shows other loads."
+    )
+
+
+class Definition(Question):
+    """A comparison that was begun."""
+
+    id: str = Field(default_factory=lambda: uuid4().hex[:12])
+    began_s: float
+    ended_s: float | None = None
+    stage: Stage = Stage.RUNNING
+    replicas: dict[str, list[str]]  # of each arm, as they were at its start
+
+    @model_validator(mode="after")
+    def _has_arms(self) -> Self:
+        if len(self.replicas) < 2 or not all(self.replicas.values()):
+            raise ValueError("a comparison has two arms with a replica each")
+        return self
+
+    def plan(self) -> Plan:
+        """Return the plan of it."""
+        groups = tuple(frozenset(names) for names in self.replicas.values())
+        return Plan(self.id, tuple(self.replicas), groups, block_s=self.block_s, explore=self.explore)
+
+
+def arms_of(question: Question, backends: Sequence[Backend]) -> dict[str, list[str]]:
+    """Return the names of the replicas of each arm.
+
+    Raises
+    ------
+    WrongArmsError
+        If an arm has no replica, or one that the other has too.
+    """
+    arms = {text: _members(text, backends) for text in (question.a, question.b)}
+    if len(arms) < 2:
+        raise WrongArmsError("a and b are the same; name different replicas, or different methods")
+    shared = set(arms[question.a]) & set(arms[question.b])
+    if shared:
+        raise WrongArmsError(f"{', '.join(sorted(shared))} would be in both arms; each replica can be in one")
+    return arms
+
+
+def _members(text: str, backends: Sequence[Backend]) -> list[str]:
+    found: list[str] = []
+    for word in filter(None, map(str.strip, text.split(","))):
+        members = [each.name for each in backends if word in {each.name, each.method.value}]
+        if not members:
+            known = dict.fromkeys([*(each.name for each in backends), *(each.method.value for each in backends)])
+            hint = did_you_mean(word, known) or f"there are {', '.join(known)}"
+            raise WrongArmsError(f"no replica has the name or the method {word[:100]!r}; {hint}")
+        found += [name for name in members if name not in found]
+    if not found:
+        raise WrongArmsError("an arm has no replica; name some, or a method")
+    return found

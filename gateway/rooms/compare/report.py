@@ -1,0 +1,122 @@
+"""What a comparison has found, as a page that an engineer sends on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any, Final
+
+from backends.backend import Backend
+from policies.experiment.verdict import CERTAIN, SHOWN
+
+_WIDTH, _HEIGHT, _MARGIN = 640, 240, 48
+_FIGURES: Final = {
+    "requests": "requests",
+    "request_s": "seconds a request",
+    "ttft_s": "seconds to the first token",
+    "tpot_s": "seconds a token after it",
+    "tokens_per_replica_s": "tokens/s of a replica",
+    "failed": "failed",
+}
+
+
+def change_of(document: Mapping[str, Any], backends: Sequence[Backend]) -> str:
+    """Return the lines with which the replicas of the other arm would serve as those of the better one; empty if none.
+
+    They are flags of `vllm serve`, as the replicas of the better arm have been seen to speculate.
+    """
+    if document["stage"] != "decided" or not document["findings"]:
+        return ""
+    finding = document["findings"][0]
+    better, other = (document["arms"][finding[name]]["replicas"] for name in ("better", "other"))
+    model = next((each for each in backends if each.name in better), None)
+    if model is None:
+        return ""
+    flag = "# without --speculative-config"
+    if model.speculative_config or model.num_speculative_tokens:
+        config = {"method": model.method.value, "num_speculative_tokens": model.num_speculative_tokens}
+        flag = f"--speculative-config '{json.dumps({**config, **(model.speculative_config or {})})}'"
+    return f"# start {', '.join(other)} as {model.name}:\n{flag}"
+
+
+def page(model: str, document: Mapping[str, Any]) -> str:
+    """Return the report as HTML, without anything that is loaded from elsewhere."""
+    arms = document["arms"]
+    head = "".join(f"<th>{escape(arm)}" for arm in arms)
+    rows = "".join(
+        f"<tr><td>{name}" + "".join(f"<td>{_shown(each[figure])}" for each in arms.values())
+        for figure, name in _FIGURES.items()
+    )
+    replicas = "; ".join(f"{arm}: {', '.join(each['replicas'])}" for arm, each in arms.items())
+    lasted = f"{document['minutes']:g} minutes, {document['blocks']} blocks of time"
+    about = f"{model}, {lasted}: {document['stage']}. {replicas}."
+    change = document.get("change")
+    return _page().substitute(
+        title=f"{escape(' against '.join(arms))}: {escape(model)}",
+        sentence=escape(document["sentence"]),
+        about=escape(about),
+        table=f"<tr><th>{head}{rows}",
+        curves="".join(_curve(finding) for finding in document["findings"]),
+        cost=escape(cost_of(document)),
+        change=f"<h2>What to change</h2><pre>{escape(change)}</pre>" if change else "",
+        certain=f"{CERTAIN:.0%}",
+        shown=f"{SHOWN:.0%}",
+    )
+
+
+@cache
+def _page() -> Template:
+    return Template(files(__package__).joinpath("report.html").read_text("utf-8"))
+
+
+def cost_of(document: Mapping[str, Any]) -> str:
+    """Return what comparing has cost users."""
+    cost = document["cost"]
+    if cost is None:
+        return "It is not known yet what comparing cost: blocks of time as usual are too few."
+    return (
+        f"While it compared, the time of requests changed by {cost['ratio'] - 1:+.1%} "
+        f"({cost['low'] - 1:+.1%} to {cost['high'] - 1:+.1%}), by {cost['control']} blocks of time as usual."
+    )
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _curve(finding: Mapping[str, Any]) -> str:
+    """Return the ratio by load with its interval, as a drawing."""
+    points = finding["curve"]
+    loads = [point["in_flight"] for point in points]
+    low = min(0.9, *(max(0.1, point["low"]) for point in points))
+    high = max(1.1, *(min(4.0, point["high"]) for point in points))
+    span = max(loads[-1] - loads[0], 1e-9)
+
+    def at(load: float, ratio: float) -> str:
+        x = _MARGIN + (load - loads[0]) / span * (_WIDTH - 2 * _MARGIN)
+        y = _HEIGHT - _MARGIN - (min(max(ratio, low), high) - low) / (high - low) * (_HEIGHT - 2 * _MARGIN)
+        return f"{x:.1f},{y:.1f}"
+
+    band = " ".join(
+        [at(point["in_flight"], point["high"]) for point in points]
+        + [at(point["in_flight"], point["low"]) for point in reversed(points)]
+    )
+    line = " ".join(at(point["in_flight"], point["ratio"]) for point in points)
+    even = " ".join(at(load, 1.0) for load in (loads[0], loads[-1]))
+    labels = "".join(
+        f"<text x={at(load, low).split(',')[0]} y={_HEIGHT - _MARGIN + 18} text-anchor=middle>{load:.3g}</text>"
+        for load in (loads[0], loads[len(loads) // 2], loads[-1])
+    )
+    scale = "".join(
+        f"<text x={_MARGIN - 6} y={at(loads[0], ratio).split(',')[1]} text-anchor=end>{ratio:.2f}</text>"
+        for ratio in (low, 1.0, high)
+    )
+    title = f"Time of {escape(finding['better'])} over that of {escape(finding['other'])}, by load"
+    drawn = f"<polygon points='{band}' /><polyline points='{line}' /><polyline class=even points='{even}' />"
+    axis = f"<text x={_WIDTH / 2} y={_HEIGHT - 8} text-anchor=middle>requests in flight per replica</text>"
+    box = f"viewBox='0 0 {_WIDTH} {_HEIGHT}' role=img aria-label='{title}'"
+    return f"<h2>{title}</h2><svg {box}>{drawn}{labels}{scale}{axis}</svg>"

@@ -1,0 +1,209 @@
+"""Comparisons as a room of the gateway: one of two sets of replicas at a time for each model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from fastapi import FastAPI, Response
+from pydantic import ValidationError
+
+from backends import background
+from backends.validation import CheckedModel
+from gateway.dialects.errors import GatewayError
+from gateway.gateway import Room, join
+from gateway.relay.observers import Follower
+from gateway.rooms.compare.definition import Definition, Question, WrongArmsError, arms_of
+from gateway.rooms.compare.report import change_of, page
+from gateway.rooms.compare.running import Running
+from gateway.routing.router import Narrow
+from gateway.state.documents import Conflict, Document
+from gateway.state.store import StateError
+from policies.experiment.experiment import BLOCKS
+from policies.experiment.verdict import Stage
+from policies.statistics import Statistics
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+
+log = logging.getLogger(__name__)
+
+_JUDGE_S: Final = 10.0
+_DOCUMENT: Final = "compare"
+_CONFLICT: Final = 409
+
+
+class Reference(CheckedModel):
+    """A model; may be omitted if there is only one."""
+
+    model: str | None = None
+
+
+class Comparing(Question):
+    """What to compare; the model may be omitted if there is only one."""
+
+    model: str | None = None
+
+
+class CompareRoom(Room):
+    """Begins and ends comparisons, which all gateways of the pool take part in."""
+
+    order = 14
+    work = ("comparisons",)
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        self._running_series = gateway.metrics.gauge("gateway_compare_running")
+        self._ratio = gateway.metrics.gauge("gateway_compare_ratio")
+        self.comparisons: dict[str, Running] = {}  # the last of each model
+        self._statistics: dict[str, Statistics] = {}
+        self._versions: dict[str, int] = {}
+        self._is_started = False
+        self._next_s = math.inf  # until it is started
+
+    def follow(self) -> Mapping[str, Follower]:
+        """Follow the requests of models of which something is compared."""
+        for name in self.gateway.models:
+            if name not in self._statistics:
+                self._statistics[name] = Statistics([BLOCKS], time.time)
+                self.gateway.state.documents.watch(f"{name}/{_DOCUMENT}", partial(self._apply, name))
+        return self._present()
+
+    def narrow(self) -> Mapping[str, Narrow]:
+        """Give their requests to arms."""
+        return {name: running.narrow for name, running in self._present().items()}
+
+    def _present(self) -> dict[str, Running]:
+        models = self.gateway.models
+        return {name: each for name, each in self.comparisons.items() if each.is_running and name in models}
+
+    def _apply(self, model: str, document: Document) -> None:
+        """Take part in what the document of a model says."""
+        try:
+            definition = Definition.model_validate_json(document.text)
+        except ValidationError:
+            log.exception("%s cannot be read; nothing is compared", document.name)
+            return
+        before = self.comparisons.get(model)
+        if before is not None and before.definition.id == definition.id:
+            before.definition = definition
+        else:
+            statistics = self._statistics[model]
+            statistics.drop(BLOCKS, lambda key: key[0] != definition.id)
+            self.gateway.state.share(f"{_DOCUMENT} {model}", statistics)
+            self.comparisons[model] = Running(definition, statistics)
+        self._versions[model] = document.version
+        stage = "begins" if definition.ended_s is None else f"has ended: {definition.stage}"
+        log.info("%s: the comparison of %s and %s %s", model, definition.a, definition.b, stage)
+        if self._is_started:
+            join(self.gateway)
+
+    def start(self) -> None:
+        """Take part from now on."""
+        self._is_started, self._next_s = True, 0.0
+        join(self.gateway)
+
+    def tick(self) -> None:
+        """End what is decided, and update the series."""
+        now_s = time.monotonic()
+        if now_s >= self._next_s and (self.running is None or self.running.done()):
+            self._next_s = now_s + _JUDGE_S
+            self.running = background.start("comparisons", self._judge())
+
+    async def _judge(self) -> None:
+        for model, running in [*self.comparisons.items()]:
+            self._running_series.labels(model).set(running.is_running)
+            if not running.is_running:
+                continue
+            verdict = await asyncio.to_thread(running.judge, time.time())
+            for each in verdict.findings:
+                self._ratio.labels(model, each.better, each.other).set(each.at_mean.ratio)
+            if verdict.stage is not Stage.RUNNING:
+                log.warning("%s: %s", model, verdict.sentence)
+                with background.guarded("comparisons", of=model):
+                    await self._end(model, verdict.stage)
+
+    async def _end(self, model: str, stage: Stage) -> None:
+        running = self.comparisons[model]
+        ended = running.definition.model_copy(update={"ended_s": time.time(), "stage": stage})
+        try:
+            await self._put(model, ended)
+        except GatewayError as error:
+            if error.status != _CONFLICT:  # then another gateway has ended it
+                raise
+
+    async def _put(self, model: str, definition: Definition) -> None:
+        documents = self.gateway.state.documents
+        name = f"{model}/{_DOCUMENT}"
+        known = documents.get(name)
+        try:
+            text = definition.model_dump_json()
+            document = await documents.put(name, text, after=0 if known is None else known.version)
+        except Conflict as conflict:
+            raise GatewayError(409, f"Changed by another process: {conflict}. Check it and try again.") from None
+        except StateError as error:
+            raise GatewayError(503, f"Not done, because it cannot be stored: {error}.") from None
+        if self._versions.get(model) != document.version:
+            self._apply(model, document)
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add `/admin/compare`."""
+
+        @app.get("/admin/compare", tags=["admin"])
+        async def compare(model: str | None = None) -> dict[str, Any]:
+            """Return what is compared, or was last, and what that has shown."""
+            names = [*self.comparisons] if model is None else [self._named(model)]
+            return {"models": {name: await self._document(name) for name in names if name in self.comparisons}}
+
+        @app.post("/admin/compare/start", tags=["admin"])
+        async def start(asked: Comparing) -> dict[str, Any]:
+            """Begin to compare two sets of replicas of a model."""
+            model = self._named(asked.model)
+            running = self.comparisons.get(model)
+            if running is not None and running.is_running:
+                text = f"{running.definition.a} and {running.definition.b} of {model} are being compared"
+                raise GatewayError(409, f"{text}; end that first: `gateway compare stop`.", code="already_running")
+            try:
+                arms = arms_of(asked, self.gateway.pool.of(model))
+            except WrongArmsError as error:
+                raise GatewayError(400, f"Nothing is compared: {error}.", code="invalid_arms") from None
+            question = asked.model_dump(exclude={"model"})
+            await self._put(model, Definition(**question, began_s=time.time(), replicas=arms))
+            return {"model": model, **await self._document(model)}
+
+        @app.post("/admin/compare/stop", tags=["admin"])
+        async def stop(asked: Reference) -> dict[str, Any]:
+            """End the comparison of a model; what it has shown stays."""
+            model = self._named(asked.model)
+            running = self.comparisons.get(model)
+            if running is None or not running.is_running:
+                raise GatewayError(409, f"Nothing of {model} is being compared.", code="not_running")
+            await self._end(model, Stage.STOPPED)
+            return {"model": model, **await self._document(model)}
+
+        @app.get("/admin/compare/report", tags=["admin"], response_class=Response)
+        async def report(model: str | None = None) -> Response:
+            """Return a page that says what was found."""
+            name = self._named(model)
+            if name not in self.comparisons:
+                raise GatewayError(404, f"Nothing of {name} was compared yet.", code="not_found")
+            return Response(page(name, await self._document(name)), media_type="text/html; charset=utf-8")
+
+    def _named(self, model: str | None) -> str:
+        models = [*self.gateway.models]
+        if model is None and len(models) == 1:
+            return models[0]
+        if model is None:
+            raise GatewayError(400, f"Name the model: {', '.join(models)}.", code="model_required")
+        if model not in self.gateway.models:
+            raise GatewayError(404, f"There is no model {model[:100]}; there are: {', '.join(models)}.")
+        return model
+
+    async def _document(self, model: str) -> dict[str, Any]:
+        document = await asyncio.to_thread(self.comparisons[model].document)
+        return document | {"change": change_of(document, self.gateway.pool.of(model))}

@@ -1,0 +1,119 @@
+"""One comparison of a model as this process takes part in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from backends.backend import Backend
+from gateway.relay.observers import EndedExchange, Observer
+from gateway.rooms.compare.definition import Definition
+from gateway.routing.router import RoutedRequest
+from policies.experiment.experiment import Evidence, Experiment
+from policies.experiment.verdict import SHOWN, Stage, Verdict, verdict_of
+from policies.features.request import RequestFeatures
+from policies.statistics import Statistics
+
+_UNFREE = frozenset({"override", "affinity"})
+"""Decisions by which a request went where it had to."""
+_FAILED = frozenset({"engine_error", "unanswered", "interrupted"})
+
+
+class Running(Observer):
+    """A comparison: it narrows the candidates of requests, and sees what becomes of these."""
+
+    needs_answer = False
+
+    def __init__(self, definition: Definition, statistics: Statistics) -> None:
+        self.definition = definition
+        self.plan = definition.plan()
+        self._statistics = statistics
+        self._experiment = Experiment(self.plan, statistics)
+        self._seen = -1
+        self._verdict: Verdict | None = None
+        self._evidence = Evidence(self.plan, statistics)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.definition.ended_s is None
+
+    def narrow(self, features: RequestFeatures, candidates: Sequence[Backend]) -> Sequence[Backend]:
+        """Return the candidates of the arm that a request is given to."""
+        return self._experiment.narrowed(features, candidates)
+
+    def follow(self, routed: RoutedRequest, body: bytes) -> Observer:
+        """Return itself: it keeps nothing of single requests."""
+        return self
+
+    def on_end(self, ended: EndedExchange) -> None:
+        """Add a request."""
+        if ended.retried_from or ended.rescued_from:
+            self._experiment.failed(ended.retried_from or ended.rescued_from)
+        elif ended.decision is None or ended.decision.policy in _UNFREE:
+            return
+        elif ended.label in _FAILED:
+            self._experiment.failed(ended.decision.backend)
+        elif ended.outcome is not None and not ended.was_paused:
+            self._experiment.observe(ended.outcome)
+
+    def judge(self, now_s: float) -> Verdict:
+        """Return what is known by now; takes some milliseconds if that has changed."""
+        for_s = self.definition.for_s
+        is_over = for_s is not None and now_s >= self.definition.began_s + for_s
+        if self.is_running:
+            self._experiment.close(now_s)
+        if self._verdict is None or self._seen != self._statistics.observations or is_over:
+            self._seen = self._statistics.observations
+            self._evidence = Evidence(self.plan, self._statistics)
+            self._verdict = verdict_of(self._evidence, self.definition.until, is_over=is_over)
+        return self._verdict
+
+    def document(self) -> dict[str, Any]:
+        """Return all that is known, for `/admin/compare`."""
+        definition, verdict = self.definition, self.judge(time.time())
+        cost = self._evidence.cost(SHOWN)
+        ended_s = definition.ended_s or time.time()
+        return {
+            **definition.model_dump(mode="json", exclude={"replicas"}),
+            "minutes": round((ended_s - definition.began_s) / 60.0, 1),
+            "stage": (definition.stage if definition.ended_s else Stage.RUNNING).value,
+            "sentence": verdict.sentence,
+            "blocks": verdict.blocks,
+            "needed_block_s": self._experiment.needed_block_s(),
+            "arms": {arm: self._arm(arm) for arm in definition.replicas},
+            "findings": [_rounded(asdict(each)) for each in verdict.findings],
+            "cost": None if cost.ratio != cost.ratio else _rounded(cost._asdict()),
+        }
+
+    def _arm(self, arm: str) -> dict[str, Any]:
+        """Return the figures of an arm, over all blocks that count."""
+        sums, blocks = self._evidence.total(arm), self._evidence.blocks.values()
+        seen = [arms[arm] for arms in blocks if arm in arms and arms[arm].chosen]
+        replica_s = self.plan.block_s * sum(each.replicas / each.chosen for each in seen)
+        return {
+            "replicas": self.definition.replicas[arm],
+            "requests": round(sums.chosen),
+            "failed": round(sums.failed),
+            "request_s": _over(sums.seconds, sums.requests),
+            "ttft_s": _over(sums.ttft_s, sums.streams),
+            "tpot_s": _over(sums.decode_s, sums.decoded),
+            "tokens_per_replica_s": _over(sums.output_tokens, replica_s),
+        }
+
+
+def _over(value: float, by: float) -> float | None:
+    return float(f"{value / by:.4g}") if by else None
+
+
+def _rounded(value: Any) -> Any:
+    """Return figures as somebody reads them."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        if hasattr(value, "_asdict"):
+            return _rounded(value._asdict())
+        return [_rounded(each) for each in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
