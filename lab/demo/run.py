@@ -18,8 +18,10 @@ from lab.trace.write import write_trace
 
 _PHASES = (("chat at temperature 0.7", 0.9), ("code edits at temperature 0", 0.1))
 """Name and share of chat of each part of the load; the other requests are edits."""
+_PLAIN, _HEAD, _BLOCK_S = "plain", "head", 5.0
+"""The replicas that are compared meanwhile, in blocks of so many seconds."""
 
-_MAX_TOKENS = 180
+_MAX_TOKENS = 100
 _INTERRUPTED = 130
 
 
@@ -28,6 +30,8 @@ def run_demo(port: int, rate: float, phase_s: float, phases: int | None) -> None
     print("Starting a gateway with five simulated replicas ...", flush=True)
     with TemporaryDirectory(prefix="gateway-demo-") as name, running_gateway(port, Path(name)) as gateway:
         print(f"Open {gateway.page_url}\nCtrl-C ends it.\n", flush=True)
+        asked = {"a": _PLAIN, "b": _HEAD, "block_s": _BLOCK_S, "for_s": len(_PHASES) * phase_s}
+        gateway.client.post("/admin/compare/start", json=asked).raise_for_status()
         trace = Path(name) / "phase.jsonl"
         for number in count() if phases is None else range(phases):
             phase, chat_share = _PHASES[number % len(_PHASES)]
@@ -36,7 +40,7 @@ def run_demo(port: int, rate: float, phase_s: float, phases: int | None) -> None
             options = ReplayOptions(trace=(trace,), live=(f"demo={gateway.url}",), rate=rate, seed=number)
             if run_live(options) == _INTERRUPTED:
                 return
-            print(f"{_rules(gateway.client)}\n", flush=True)
+            print(f"{_rules(gateway.client)}\n{_found(gateway.client)}\n", flush=True)
 
 
 def _requests(chat_share: float, count: int, random: Random) -> list[TraceRecord]:
@@ -52,6 +56,12 @@ def _requests(chat_share: float, count: int, random: Random) -> list[TraceRecord
         )
         for kind in kinds
     ]
+
+
+def _found(client: httpx.Client) -> str:
+    """Return what is known by now of the replica with a head against the plain one."""
+    found = client.get("/admin/compare").raise_for_status().json()["models"][MODEL]
+    return f"compared, {found['stage']}: {found['sentence']}"
 
 
 def _rules(client: httpx.Client) -> str:

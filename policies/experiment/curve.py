@@ -68,7 +68,7 @@ class Fit:
         powers = np.array([1.0, x, x * x])
         log_ratio = float(powers @ self.difference)
         variance = max(_LEAST_VARIANCE, float(powers @ self.covariance @ powers))
-        margin = margin_at_any_time(variance, confidence, self.freedom, _EFFECT)
+        margin = margin_at_any_time(variance, confidence, self.freedom)
         work = math.exp(x + self.x_mean)
         in_flight = work * math.exp(float(powers @ self.common))
         return Point(in_flight, work, math.exp(log_ratio), _exp(log_ratio - margin), _exp(log_ratio + margin))
@@ -153,6 +153,4 @@ _SEEN: Final = 0.05
 """Share of the blocks at each end that show no load well enough."""
 _FINE: Final = 400
 _LEAST_VARIANCE: Final = 1e-8
-_EFFECT: Final = 0.05
-"""Relative difference that the intervals are made for."""
 _LARGEST: Final = 50.0

@@ -85,10 +85,10 @@ def _sentence(finding: Finding, stage: Stage, until: float) -> str:
     load = f"at {point.in_flight:.1f} requests in flight per replica"
     if stage is Stage.ALIKE:
         return f"{finding.better} and {finding.other} differ by less than {until:.0%} {load}."
+    if point.high > _UNKNOWN:
+        return f"{finding.better} seems better than {finding.other} {load}; it is too early to say by how much."
     faster, least, most = 1.0 - point.ratio, 1.0 - point.high, 1.0 - point.low
-    sentence = (
-        f"{finding.better} takes {faster:.1%} less time than {finding.other} {load} ({least:+.1%} to {most:+.1%})"
-    )
+    sentence = f"{finding.better} takes {faster:.1%} less time than {finding.other} {load} ({least:.1%} to {most:.1%})"
     if stage is not Stage.DECIDED:
         return f"It seems that {sentence}, which is not certain yet."
     crossing = finding.crossing

@@ -140,7 +140,7 @@ def margin_at_any_time(variance: float, confidence: float, freedom: float = math
     """Return how far a difference may be from its estimate, by an interval that holds however often it is looked at.
 
     It holds the differences that a mixture sequential probability ratio test [1]_ does not reject, with a normal
-    mixture of standard deviation `effect`; where the variance is estimated, the t test of the same kind [2]_. With
+    mixture of standard deviation `EFFECT`; where the variance is estimated, the t test of the same kind [2]_. With
     the variance V of the estimate, that of the mixture T, A = (V + T) / V, and v degrees of freedom, they are within
 
         sqrt(V v (B - 1) / (1 - B / A)),    B = (A / (1 - confidence)^2)^(1 / (v + 1)),
@@ -156,7 +156,7 @@ def margin_at_any_time(variance: float, confidence: float, freedom: float = math
     """
     if math.isinf(variance):
         return math.inf
-    ratio = (variance + effect**2) / variance
+    ratio = (variance + EFFECT**2) / variance
     bound = math.log(ratio) - 2.0 * math.log(1.0 - confidence)
     if math.isinf(freedom):
         return math.sqrt(variance * bound * ratio / (ratio - 1.0))

@@ -36,6 +36,7 @@ CHECKED_ONLY = {
     "gateway demo": "plays for minutes, until it is stopped; tests/lab/demo runs it",
     "gateway status --watch": "goes on until it is stopped; `gateway status` runs here",
     "gateway advise": "needs some minutes of traffic",
+    "gateway compare": "the same; tests/gateway/rooms/compare runs it",
     "gateway init": "writes config/pool.yaml, which is there; its own tests run it",
     "gateway picker": "serves until it is stopped; tests/picker_envoy runs it",
     "openssl": "makes a certificate",
