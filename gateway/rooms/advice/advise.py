@@ -9,6 +9,7 @@ from typing import Final
 from gateway.rooms.advice.draft_length import draft_length
 from gateway.rooms.advice.drafter_limit import drafter_limit
 from gateway.rooms.advice.evidence import ModelEvidence
+from gateway.rooms.advice.experiment import experiment
 from gateway.rooms.advice.finding import Finding
 from gateway.rooms.advice.losing_method import losing_method
 from gateway.rooms.advice.pool_file import pool_file
@@ -41,6 +42,6 @@ def advise(model: ModelEvidence) -> list[Finding]:
 
     best = max((finding for finding in findings if finding.rule in SPECULATION), key=worth, default=None)
     kept = [finding for finding in findings if finding.rule not in SPECULATION or finding is best]
-    return (
-        contradicted + trouble(model) + sorted(kept, key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
-    )
+    kept.sort(key=lambda finding: -(finding.gain.share if finding.gain else 0.0))
+    # Where nothing is certain of how replicas speculate, finding out may be worth it.
+    return [*contradicted, *trouble(model), *kept, *(experiment(model) if best is None else [])]

@@ -86,3 +86,4 @@ class ModelEvidence:
     backends: tuple[BackendEvidence, ...]
     kinds: tuple[Kind, ...] = ()
     troubles: tuple[TroubleFinding, ...] = ()
+    compared: frozenset[frozenset[str]] = frozenset()  # pairs of methods that live traffic has compared

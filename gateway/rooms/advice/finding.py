@@ -61,6 +61,14 @@ class Advisor(Protocol):
         """Return what it advises to change in the replicas of a model."""
 
 
+@runtime_checkable
+class Comparer(Protocol):
+    """A room that compares methods on live traffic."""
+
+    def compared(self, model: str) -> frozenset[frozenset[str]]:
+        """Return the pairs of methods of which it is known which is better."""
+
+
 def lines(model: str, backend: str, *changes: str) -> str:
     """Return lines of a pool file that set something of a backend."""
     return "\n".join(

@@ -18,7 +18,7 @@ from backends.draft_schedule import Speculation
 from gateway.gateway import Room
 from gateway.rooms.advice.advise import advise
 from gateway.rooms.advice.evidence import BackendEvidence, Contradiction, ModelEvidence
-from gateway.rooms.advice.finding import Advisor, Finding
+from gateway.rooms.advice.finding import Advisor, Comparer, Finding
 from gateway.rooms.advice.gather import add_learned, positions_of
 from gateway.rooms.advice.losing_method import of_speculation
 from policies.build import learned_of
@@ -67,6 +67,9 @@ class AdviceRoom(Room):
             name,
             tuple(self._of_backend(each, contexts.get((name, each.name), {})) for each in members),
             troubles=self.gateway.models[name].troubles.found,
+            compared=frozenset().union(
+                *(room.compared(name) for room in self.gateway.rooms if isinstance(room, Comparer))
+            ),
         )
 
     def _of_backend(self, backend: Backend, contexts: Mapping[float, float]) -> BackendEvidence:

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI, Response
@@ -30,6 +31,7 @@ from policies.statistics import Statistics
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
+    from gateway.rooms.advice.finding import Finding
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +152,38 @@ class CompareRoom(Room):
             raise GatewayError(503, f"Not done, because it cannot be stored: {error}.") from None
         if self._versions.get(model) != document.version:
             self._apply(model, document)
+
+    def compared(self, model: str) -> frozenset[frozenset[str]]:
+        """Return the pair of methods of which it is known which is better, or that they are alike."""
+        running = self.comparisons.get(model)
+        if running is None or running.definition.stage not in {Stage.DECIDED, Stage.ALIKE}:
+            return frozenset()
+        known = {each.name: each.method.value for each in self.gateway.pool.of(model)}
+        arms = [{known.get(name, "") for name in names} for names in running.definition.replicas.values()]
+        return frozenset([frozenset(set().union(*arms))])
+
+    def findings(self, model: str) -> Sequence[Finding]:
+        """Return what the last comparison advises to change."""
+        running = self.comparisons.get(model)
+        if (
+            running is None
+            or running.definition.stage is not Stage.DECIDED
+            or find_spec("gateway.rooms.advice") is None
+        ):
+            return ()
+        from gateway.rooms.advice.finding import Finding, Gain
+
+        document = running.document()
+        change = change_of(document, self.gateway.pool.of(model))
+        if not change:
+            return ()
+        found = running.judge(time.time()).findings[0]
+        point = found.at_mean
+        gain = Gain(1.0 - point.ratio, 1.0 - point.high, 1.0 - point.low, "time of requests")
+        evidence = f"compared on live traffic for {document['minutes']:g} min, {document['blocks']} blocks of time"
+        title = f"{found.better} serves better than {found.other}"
+        first = document["arms"][found.other]["replicas"][0]
+        return (Finding("compared", model, first, title, gain, evidence, change),)
 
     def add_routes(self, app: FastAPI) -> None:
         """Add `/admin/compare`."""

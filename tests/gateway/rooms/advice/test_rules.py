@@ -103,6 +103,16 @@ def serving(*backends: BackendEvidence, easy: float = 1.2, hard: float = 1.2) ->
 PLAIN_ONE, HEAD_ONE = measured("plain", Method.BASELINE, 0.01), measured("head", Method.EAGLE3, 0.02)
 
 
+def test_where_nothing_is_certain_the_comparison_that_is_worth_most_is_named() -> None:
+    tree = measured("tree", Method.SUFFIX, 0.018)
+    model = serving(PLAIN_ONE, tree, easy=2.4, hard=1.6)
+    (finding,) = advise(model)
+    assert finding.rule == "experiment"
+    assert finding.change == "gateway compare start --a baseline --b suffix --for 1h"
+    assert advise(replace(model, compared=frozenset([frozenset(["baseline", "suffix"])]))) == []
+    assert advise(serving(PLAIN_ONE, replace(PLAIN_ONE, name="other"))) == [], "they serve alike"
+
+
 def test_a_calibration_that_nobody_gave_is_compared_with_nothing() -> None:
     alone = of_speculation(serving(HEAD_ONE))
     assert alone.gain is None
@@ -132,7 +142,7 @@ def test_where_speculation_loses_it_is_said_what_to_do_or_what_is_missing() -> N
     assert finding.gain.share == pytest.approx(1.0 - 1.2 / 2.0, abs=0.1)
     tree = measured("tree", Method.SUFFIX, 0.02, 4.0)
     partly = serving(PLAIN_ONE, replace(HEAD_ONE, name="other"), tree, easy=2.6, hard=1.1)
-    assert advise(partly) == []
+    assert {each.rule for each in advise(partly)} == {"experiment"}
     said = of_speculation(partly)
     assert said.gain is not None
     assert said.gain.high < 0.0
