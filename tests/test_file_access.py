@@ -56,7 +56,7 @@ REVIEWED = {
     "gateway/rooms/batches/storage.py:Storage.names": THREAD,
     "gateway/rooms/batches/storage.py:Storage.remove": THREAD,
     "gateway/rooms/batches/storage.py:Storage.write": THREAD,
-    "gateway/rooms/compare/command.py:report": COMMAND,
+    "gateway/rooms/compare/comparing.py:report": COMMAND,
     "gateway/rooms/compare/report.py:_page": PACKAGE,
     "gateway/cli/init.py:_named": COMMAND,
     "gateway/cli/init.py:init": COMMAND,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 from uuid import uuid4
 
 from pydantic import Field, model_validator
@@ -35,6 +35,10 @@ class Question(CheckedModel):
     explore: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.25, description="By how much more an arm gets in some blocks, which shows other loads."
     )
+    usual: bool = Field(
+        default=True,
+        description="Whether in one block of six the pool serves as usual, which shows what comparing costs.",
+    )
 
 
 class Definition(Question):
@@ -45,6 +49,7 @@ class Definition(Question):
     ended_s: float | None = None
     stage: Stage = Stage.RUNNING
     replicas: dict[str, list[str]]  # of each arm, as they were at its start
+    result: dict[str, Any] = Field(default_factory=dict)  # what was known at its end
 
     @model_validator(mode="after")
     def _has_arms(self) -> Self:
@@ -55,7 +60,7 @@ class Definition(Question):
     def plan(self) -> Plan:
         """Return the plan of it."""
         groups = tuple(frozenset(names) for names in self.replicas.values())
-        return Plan(self.id, tuple(self.replicas), groups, block_s=self.block_s, explore=self.explore)
+        return Plan(self.id, tuple(self.replicas), groups, block_s=self.block_s, explore=self.explore, usual=self.usual)
 
 
 def arms_of(question: Question, backends: Sequence[Backend]) -> dict[str, list[str]]:

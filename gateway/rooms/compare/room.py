@@ -132,7 +132,9 @@ class CompareRoom(Room):
 
     async def _end(self, model: str, stage: Stage) -> None:
         running = self.comparisons[model]
-        ended = running.definition.model_copy(update={"ended_s": time.time(), "stage": stage})
+        known = await asyncio.to_thread(running.document)
+        result = {name: known[name] for name in known.keys() - Definition.model_fields.keys()}
+        ended = running.definition.model_copy(update={"ended_s": time.time(), "stage": stage, "result": result})
         try:
             await self._put(model, ended)
         except GatewayError as error:
@@ -177,12 +179,12 @@ class CompareRoom(Room):
         change = change_of(document, self.gateway.pool.of(model))
         if not change:
             return ()
-        found = running.judge(time.time()).findings[0]
-        point = found.at_mean
-        gain = Gain(1.0 - point.ratio, 1.0 - point.high, 1.0 - point.low, "time of requests")
+        found = document["findings"][0]
+        point = found["at_mean"]
+        gain = Gain(1.0 - point["ratio"], 1.0 - point["high"], 1.0 - point["low"], "time of requests")
         evidence = f"compared on live traffic for {document['minutes']:g} min, {document['blocks']} blocks of time"
-        title = f"{found.better} serves better than {found.other}"
-        first = document["arms"][found.other]["replicas"][0]
+        title = f"{found['better']} serves better than {found['other']}"
+        first = document["arms"][found["other"]]["replicas"][0]
         return (Finding("compared", model, first, title, gain, evidence, change),)
 
     def add_routes(self, app: FastAPI) -> None:

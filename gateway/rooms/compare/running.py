@@ -12,7 +12,7 @@ from gateway.relay.observers import EndedExchange, Observer
 from gateway.rooms.compare.definition import Definition
 from gateway.routing.router import RoutedRequest
 from policies.experiment.experiment import Evidence, Experiment
-from policies.experiment.verdict import SHOWN, Stage, Verdict, verdict_of
+from policies.experiment.verdict import SHOWN, Verdict, verdict_of
 from policies.features.request import RequestFeatures
 from policies.statistics import Statistics
 
@@ -63,8 +63,7 @@ class Running(Observer):
         """Return what is known by now; takes some milliseconds if that has changed."""
         for_s = self.definition.for_s
         is_over = for_s is not None and now_s >= self.definition.began_s + for_s
-        if self.is_running:
-            self._experiment.close(now_s)
+        self._experiment.close(now_s)
         if self._verdict is None or self._seen != self._statistics.observations or is_over:
             self._seen = self._statistics.observations
             self._evidence = Evidence(self.plan, self._statistics)
@@ -72,14 +71,15 @@ class Running(Observer):
         return self._verdict
 
     def document(self) -> dict[str, Any]:
-        """Return all that is known, for `/admin/compare`."""
-        definition, verdict = self.definition, self.judge(time.time())
+        """Return all that is known, for `/admin/compare`; of one that has ended, what was known then."""
+        definition = self.definition
+        fields = definition.model_dump(mode="json", exclude={"replicas", "result"})
+        if not self.is_running:
+            return fields | definition.result
+        verdict = self.judge(time.time())
         cost = self._evidence.cost(SHOWN)
-        ended_s = definition.ended_s or time.time()
-        return {
-            **definition.model_dump(mode="json", exclude={"replicas"}),
-            "minutes": round((ended_s - definition.began_s) / 60.0, 1),
-            "stage": (definition.stage if definition.ended_s else Stage.RUNNING).value,
+        return fields | {
+            "minutes": round((time.time() - definition.began_s) / 60.0, 1),
             "sentence": verdict.sentence,
             "blocks": verdict.blocks,
             "needed_block_s": self._experiment.needed_block_s(),

@@ -12,6 +12,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from backends.draft_schedule import DraftSchedule, Speculation
+from backends.health import State
+from backends.speculation import Method
 from gateway.cli.app import app
 from gateway.rooms.compare import room, running
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
@@ -20,8 +23,8 @@ from tests.support.waiting import eventually_async
 
 METHODS = {"a0": "baseline", "a1": "baseline", "b0": "eagle3", "b1": "eagle3"}
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
-FASTER = 60.0
-"""How fast the clock of comparisons runs: a block of 10 s is a sixth of a second."""
+FASTER = 12.0
+"""How fast the clock of comparisons runs: a block of 10 s takes less than one."""
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +66,7 @@ async def ask_until(gateway: Running, stage: str) -> None:
         async def is_there() -> bool:
             return (await found(gateway)).get("stage") == stage
 
-        await eventually_async(is_there, 60.0)
+        await eventually_async(is_there, 120.0)
     finally:
         for each in asking:
             each.cancel()
@@ -147,3 +150,45 @@ def test_a_time_that_is_none_is_refused_before_anything_has_happened(text: str) 
     result = CliRunner().invoke(app, ["compare", "start", "--a", "x", "--b", "y", "--for", text])
     assert result.exit_code == 2
     assert "is no time; expected 90s, 30m, 2h or 1d" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_better", [True, False])
+async def test_a_canary_is_kept_only_if_it_is_better(is_better: bool, tmp_path: Path) -> None:
+    async def behave(wire: Wire) -> None:
+        slow = wire.upstream.name == "b" and gateway.backend("b").said.method is Method.SUFFIX and not is_better
+        await asyncio.sleep(0.03 if slow or (is_better and wire.upstream.name != "b") else 0.01)
+        await well(wire)
+
+    methods = {"a": "eagle3", "b": "eagle3", "c": "baseline"}
+    async with start_gateway(methods, behaviour=behave, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        line = ["--url", gateway.url, "--admin-key", ADMIN_KEY, "--block", "10s", "--replica", "b"]
+        suffix = ["--with", '{"method": "suffix", "num_speculative_tokens": 24}']
+        command = asyncio.create_task(asyncio.to_thread(CliRunner().invoke, app, ["canary", *line, *suffix]))
+        await gateway.until(lambda: gateway.backend("b").health.state is State.DRAINING)
+        gateway.backend("b").said = Speculation(Method.SUFFIX, DraftSchedule(24))
+        await gateway.until(lambda: bool(gateway.gateway.relay.router._narrowing))
+        assert (await found(gateway))["arms"].keys() == {"a", "b"}
+        await ask_until(gateway, "decided")
+        result = await command
+        assert result.exit_code == (0 if is_better else 1), result.output
+        assert ("Keep it." in result.stdout) is is_better
+        assert (gateway.backend("b").health.state is State.UP) is is_better
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--replica", "x", "--with", "{}"], "no replica x; there are: m/a, m/b"),
+        (["--replica", "a", "--with", "{]"], "--with is no JSON"),
+        (["--replica", "a", "--with", '{"method": "suffix"}'], "--with lacks num_speculative_tokens"),
+        (["--replica", "a", "--with", "{}"], "no other replica that is up serves as a does"),
+    ],
+)
+async def test_a_canary_that_cannot_be_compared_changes_nothing(options: list[str], problem: str) -> None:
+    async with start_gateway() as gateway:
+        line = ["canary", "--url", gateway.url, "--admin-key", ADMIN_KEY, *options]
+        result = await asyncio.to_thread(CliRunner().invoke, app, line)
+        assert result.exit_code == 2, result.output
+        assert problem in result.stderr
+        assert gateway.backend("a").health.state is State.UP

@@ -1,0 +1,129 @@
+"""`gateway canary`: one replica tries another way of speculating, and keeps it only if that is better."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any, Final
+
+import typer
+
+from backends.validation import UsageError
+from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url
+from gateway.cli.output import say
+from gateway.rooms.compare.comparing import seconds_of
+
+_POLL_S: Final = 2.0
+
+
+def canary(
+    replica: Annotated[str, typer.Option(help="The replica that tries it.")],
+    config: Annotated[str, typer.Option("--with", help="Its new --speculative-config, as JSON; {} for none.")],
+    *,
+    lasts: Annotated[str, typer.Option("--for", help="The comparison ends by then: 90m, 2h, 1d.")] = "2h",
+    block: Annotated[str, typer.Option(help="A block of time; at least eight times what a request takes.")] = "60s",
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = "",
+    model: Annotated[str | None, typer.Option(help="The model.  [default: the only one with that replica]")] = None,
+) -> None:
+    """Try a way of speculating on one replica; keep it if it is better.
+
+    It drains the replica, says how to start its engine, and waits until it is back. Then it is compared with the
+    replicas that serve as it did; it gets no more than its share until that is decided. If it is not better, it is
+    drained again. Ctrl-C leaves the comparison running.
+
+    \b
+    gateway canary --replica head --with '{"method": "suffix", "num_speculative_tokens": 24}'
+    """
+    wanted, last_s = _wanted(config), seconds_of(lasts)
+    admin = Admin(url, admin_key)
+    name, members = _model(admin, replica, model)
+    alike = [
+        other
+        for other, each in members.items()
+        if other != replica and _way(each) == _way(members[replica]) and each["state"] == "up"
+    ]
+    if not alike:
+        raise UsageError(
+            f"no other replica that is up serves as {replica} does, so there is nothing to compare it with"
+        )
+    if _way(members[replica]) == wanted:
+        raise UsageError(f"{replica} serves so already: {_words(wanted)}")
+    reference = {"model": name, "backend": replica}
+    admin.post("/admin/drain", **reference)
+    say(f"{replica} gets no new requests; waiting for those in flight.")
+    _until(admin, name, replica, lambda each: not each["in_flight"] + each["others"])
+    say(
+        f"Now start its engine anew, {_flag(config)}.\nWhere the pool file names it: change `method` and "
+        f"`speculative_config` there too, and `gateway reload`.\nWaiting until it is {_words(wanted)} ..."
+    )
+    _until(admin, name, replica, lambda each: _way(each) == wanted and each["state"] != "down")
+    arms = {"a": ",".join(alike), "b": replica}
+    timing = {"for_s": last_s, "block_s": seconds_of(block), "usual": False}
+    Admin(url, admin_key, name).post("/admin/compare/start", **arms, **timing)
+    admin.post("/admin/resume", **reference)
+    say(f"It is back, and is compared with {arms['a']}. `gateway compare status` shows what is known.")
+    found = _ended(Admin(url, admin_key, name), name)
+    if found["stage"] in {"decided", "alike"} and (
+        found["stage"] == "alike" or found["findings"][0]["better"] == replica
+    ):
+        say(f"{found['sentence']}\nKeep it.")
+        return
+    admin.post("/admin/drain", **reference)
+    back = f"start its engine as before, then `gateway resume {replica}`"
+    say(f"{found['sentence']}\n{replica} gets no new requests: {back}.")
+    raise typer.Exit(1)
+
+
+Way = tuple[str, int]
+"""Method and number of drafted tokens."""
+
+
+def _wanted(config: str) -> Way:
+    try:
+        document = json.loads(config)
+    except ValueError as error:
+        raise UsageError(f"--with is no JSON: {error}") from None
+    if document == {}:
+        return "baseline", 0
+    if not isinstance(document, dict) or not isinstance(document.get("method"), str):
+        raise UsageError('--with is no speculative config; expected {"method": ..., "num_speculative_tokens": ...}')
+    k = document.get("num_speculative_tokens")
+    if not isinstance(k, int):
+        raise UsageError("--with lacks num_speculative_tokens, by which it is known when the engine is back")
+    return document["method"], k
+
+
+def _way(each: dict[str, Any]) -> Way:
+    return each["method"], each["num_speculative_tokens"]
+
+
+def _words(way: Way) -> str:
+    return f"{way[0]} with {way[1]} tokens" if way[1] else way[0]
+
+
+def _flag(config: str) -> str:
+    return "without --speculative-config" if json.loads(config) == {} else f"with --speculative-config '{config}'"
+
+
+def _model(admin: Admin, replica: str, model: str | None) -> tuple[str, dict[str, Any]]:
+    models = admin.get("/admin/pool")["models"]
+    found = [name for name, each in models.items() if replica in each["backends"] and model in {None, name}]
+    if len(found) != 1:
+        known = ", ".join(f"{name}/{each}" for name in models for each in models[name]["backends"])
+        raise UsageError(
+            f"{'no replica' if not found else 'several models have a replica'} {replica}; there are: {known}"
+        )
+    return found[0], models[found[0]]["backends"]
+
+
+def _until(admin: Admin, model: str, replica: str, holds: Any) -> None:
+    """Wait until something holds for a replica, which may be away meanwhile."""
+    while not ((each := admin.get("/admin/pool")["models"][model]["backends"].get(replica)) and holds(each)):
+        time.sleep(_POLL_S)
+
+
+def _ended(admin: Admin, model: str) -> dict[str, Any]:
+    while (found := admin.get("/admin/compare")["models"][model])["stage"] == "running":
+        time.sleep(_POLL_S)
+    return dict(found)

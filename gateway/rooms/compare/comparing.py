@@ -1,0 +1,136 @@
+"""`gateway compare`: which of two ways of serving is better, by live traffic."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from backends.validation import UsageError
+from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url
+from gateway.cli.columns import columns
+from gateway.cli.output import AsJson, say, say_json
+from gateway.rooms.compare.report import cost_of, page
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Find out on live traffic which of two ways of serving is better, by how much, and from what load on.",
+)
+
+Model = Annotated[str | None, typer.Option(help="The model.  [default: the only one]")]
+_UNITS: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+@app.command()
+def start(
+    a: Annotated[str, typer.Option("--a", help="Replicas of the first arm: names, or a method.")],
+    b: Annotated[str, typer.Option("--b", help="Replicas of the second arm.")],
+    *,
+    lasts: Annotated[str, typer.Option("--for", help="It ends by then: 90m, 2h, 1d.")] = "2h",
+    until: Annotated[str, typer.Option(help="A difference that is of no interest.")] = "2%",
+    block: Annotated[str, typer.Option(help="A block of time; at least eight times what a request takes.")] = "60s",
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = "",
+    model: Model = None,
+) -> None:
+    """Begin to compare two sets of replicas.
+
+    Each request is given to one of them at random, in proportion to their replicas; a conversation stays. It ends by
+    itself once one is better, once they differ by less than --until, or if requests of one fail.
+
+    \b
+    gateway compare start --a baseline --b eagle3
+    gateway compare start --a b0,b1 --b e0,e1 --for 4h
+    """
+    asked = {"a": a, "b": b, "for_s": seconds_of(lasts), "until": _share(until), "block_s": seconds_of(block)}
+    found = Admin(url, admin_key, model).post("/admin/compare/start", **asked)
+    arms = "; ".join(f"{arm}: {', '.join(each['replicas'])}" for arm, each in found["arms"].items())
+    say(f"Comparing for {lasts} at most. {arms}.\n`gateway compare status` shows what is known.")
+
+
+@app.command()
+def status(*, json: AsJson = False, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
+    """Show what is compared, and what is known by now.
+
+    \b
+    gateway compare status
+    """
+    models = Admin(url, admin_key, model).get("/admin/compare")["models"]
+    if json:
+        say_json({"models": models})
+    else:
+        say("\n\n".join(_text(name, each) for name, each in models.items()) or "Nothing was compared yet.")
+
+
+@app.command()
+def stop(*, url: Url = DEFAULT_URL, admin_key: AdminKey = "", model: Model = None) -> None:
+    """End a comparison; what it has shown stays.
+
+    \b
+    gateway compare stop
+    """
+    found = Admin(url, admin_key, model).post("/admin/compare/stop")
+    say(_text(found["model"], found))
+
+
+@app.command()
+def report(
+    out: Annotated[Path, typer.Argument(help="File of the page.")] = Path("comparison.html"),
+    *,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = "",
+    model: Model = None,
+) -> None:
+    """Write what was found as a page to send on.
+
+    \b
+    gateway compare report finding.html
+    """
+    models = Admin(url, admin_key, model).get("/admin/compare")["models"]
+    if not models:
+        raise UsageError("nothing was compared yet: begin with `gateway compare start`")
+    name, document = next(iter(models.items()))
+    try:
+        out.write_text(page(name, document), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}") from None
+    say(f"{document['sentence']}\nWritten to {out}.")
+
+
+def _text(name: str, document: dict[str, Any]) -> str:
+    arms = document["arms"]
+    rows = [["", *arms]]
+    for label, figure in (
+        ("requests", "requests"),
+        ("seconds", "request_s"),
+        ("TTFT, s", "ttft_s"),
+        ("TPOT, s", "tpot_s"),
+        ("tokens/s of a replica", "tokens_per_replica_s"),
+        ("failed", "failed"),
+    ):
+        rows.append([label, *("-" if each[figure] is None else f"{each[figure]:g}" for each in arms.values())])
+    lines = [f"{name}, {document['stage']} after {document['minutes']:g} min: {document['sentence']}", ""]
+    lines += [*columns(rows, left=1), "", cost_of(document)]
+    if document["needed_block_s"] is not None:
+        lines.append(f"Blocks are too short for these requests: --block {document['needed_block_s']:.0f}s or more.")
+    if document["change"]:
+        lines += ["", document["change"]]
+    return "\n".join(lines)
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a time as it is typed."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|m|min|h|d)", text.strip())
+    if found is None:
+        raise UsageError(f"{text!r} is no time; expected 90s, 30m, 2h or 1d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _share(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text.strip())
+    if found is None or float(found[1]) >= 100.0:
+        raise UsageError(f"{text!r} is no share; expected 2%")
+    return float(found[1]) / 100.0
