@@ -156,33 +156,32 @@ class CompareRoom(Room):
             self._apply(model, document)
 
     def compared(self, model: str) -> frozenset[frozenset[str]]:
-        """Return the pair of methods of which it is known which is better, or that they are alike."""
+        """Return the pair of methods that is being compared, or of which it is known which is better."""
         running = self.comparisons.get(model)
-        if running is None or running.definition.stage not in {Stage.DECIDED, Stage.ALIKE}:
+        if running is None or running.definition.stage not in {Stage.RUNNING, Stage.DECIDED, Stage.ALIKE}:
             return frozenset()
         known = {each.name: each.method.value for each in self.gateway.pool.of(model)}
         arms = [{known.get(name, "") for name in names} for names in running.definition.replicas.values()]
         return frozenset([frozenset(set().union(*arms))])
 
     def findings(self, model: str) -> Sequence[Finding]:
-        """Return what the last comparison advises to change."""
+        """Return what the present comparison has shown by now, or what the last one advises to change."""
         running = self.comparisons.get(model)
-        if (
-            running is None
-            or running.definition.stage is not Stage.DECIDED
-            or find_spec("gateway.rooms.advice") is None
-        ):
+        if running is None or find_spec("gateway.rooms.advice") is None:
             return ()
         from gateway.rooms.advice.finding import Finding, Gain
 
         document = running.document()
+        evidence = f"live traffic of {document['minutes']:g} min, {document['blocks']} blocks of time"
+        if running.is_running:
+            title = f"{' and '.join(document['arms'])} are being compared: {document['sentence']}"
+            return (Finding("comparing", model, "", title, None, evidence, "gateway compare status"),)
         change = change_of(document, self.gateway.pool.of(model))
         if not change:
             return ()
         found = document["findings"][0]
         point = found["at_mean"]
         gain = Gain(1.0 - point["ratio"], 1.0 - point["high"], 1.0 - point["low"], "time of requests")
-        evidence = f"compared on live traffic for {document['minutes']:g} min, {document['blocks']} blocks of time"
         title = f"{found['better']} serves better than {found['other']}"
         first = document["arms"][found["other"]]["replicas"][0]
         return (Finding("compared", model, first, title, gain, evidence, change),)

@@ -83,6 +83,9 @@ async def test_the_better_arm_is_found_and_the_comparison_ends(tmp_path: Path) -
         assert again.status_code == 409
         assert "gateway compare stop" in again.json()["error"]["message"]
         await ask_until(gateway, "decided")
+        (advice,) = (await gateway.client.get("/admin/advice", headers=ADMIN)).json()["models"][MODEL]["findings"]
+        assert advice["rule"] == "compared"
+        assert advice["gain"]["low"] > 0.0
         seen = await found(gateway)
         assert seen["findings"][0]["better"] == "eagle3"
         assert seen["findings"][0]["at_mean"]["high"] < 1.0
