@@ -124,6 +124,8 @@ class Backend:
         True for a replica of the built-in simulator, which is labelled as such in all output.
     launched
         True for a replica whose process the gateway starts, so that it refuses connections at first.
+    draft_depth
+        Whether its engine drafts as deep as each request asks, with `deploy/vllm_draft_depth`.
     asks_version
         Whether what happens beyond its drafter's limit is what its engine's version of vLLM does.
     engine
@@ -164,6 +166,7 @@ class Backend:
     simulated: bool = False
     launched: bool = False
     drafter_limit: DrafterLimit | None = None
+    draft_depth: bool = False
     asks_version: bool = False
 
     health: Health = field(default_factory=Health)

@@ -18,6 +18,7 @@ def vllm_serve_argv(
     port: int,
     method: Method,
     speculative_config: Mapping[str, Any],
+    draft_depth: bool = False,
     flags: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Return the command line that serves `model` with `method` and reports what the gateway measures.
@@ -47,6 +48,8 @@ def vllm_serve_argv(
     if method is not Method.BASELINE:
         defaults["--speculative-config"] = (json.dumps({"method": method.value, **speculative_config}),)
         defaults["--per-request-spec-decode-metrics"] = ("summary",)  # a baseline does not start with this flag
+    if draft_depth:
+        defaults["--scheduler-cls"] = ("vllm_draft_depth.Scheduler",)
     aliases = {"-sc": "--speculative-config"}
     own_names = {aliases.get(name, name) for name in (flag.partition("=")[0].replace("_", "-") for flag in flags)}
     added = [part for name, values in defaults.items() if name not in own_names for part in (name, *values)]

@@ -130,6 +130,7 @@ def _describe(gateway: Gateway, backend: Backend) -> dict[str, Any]:
         "simulated": backend.simulated,
         "weight": backend.weight,
         "drafter_limit": backend.drafter_limit,
+        "draft_depth": backend.draft_depth,
         "in_flight": backend.in_flight,
         "others": load.others,
         "engine": None

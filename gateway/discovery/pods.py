@@ -16,8 +16,8 @@ from gateway.config.settings import BackendSettings
 
 PREFIX = "speculation.gateway/"
 METHOD, TOKENS, CONFIG, WEIGHT = "method", "num-speculative-tokens", "speculative-config", "weight"
-LIMIT, BEYOND = "drafter-limit", "beyond-drafter-limit"
-_KEYS = (METHOD, TOKENS, CONFIG, WEIGHT, LIMIT, BEYOND)
+LIMIT, BEYOND, DEPTH = "drafter-limit", "beyond-drafter-limit", "draft-depth"
+_KEYS = (METHOD, TOKENS, CONFIG, WEIGHT, LIMIT, BEYOND, DEPTH)
 
 
 class LabelError(Exception):
@@ -68,6 +68,8 @@ def settings_of(said: Mapping[str, str], default: Mapping[str, Any]) -> BackendS
         raise LabelError(f"it has no label {PREFIX}{METHOD}; set it to one of {', '.join(Method)}")
     if WEIGHT in said:
         data["weight"] = said[WEIGHT]
+    if DEPTH in said:
+        data["draft_depth"] = said[DEPTH]
     if LIMIT in said or BEYOND in said:
         data["drafter_limit"] = {"tokens": said.get(LIMIT), "beyond": said.get(BEYOND)}
     try:
@@ -94,7 +96,7 @@ def _config(said: Mapping[str, str]) -> dict[str, Any] | None:
 def _text(issue: Issue) -> str:
     """Return an issue of the settings in terms of the labels."""
     first, *rest = issue.path or ("",)
-    key = {"method": METHOD, "weight": WEIGHT, "drafter_limit": LIMIT}.get(str(first), CONFIG)
+    key = {"method": METHOD, "weight": WEIGHT, "drafter_limit": LIMIT, "draft_depth": DEPTH}.get(str(first), CONFIG)
     if rest in (["num_speculative_tokens"], ["tokens"], ["beyond"]):
         key, rest = {"tokens": LIMIT, "beyond": BEYOND}.get(str(rest[0]), TOKENS), []
     path = "".join(f".{part}" for part in rest)

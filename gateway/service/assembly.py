@@ -165,7 +165,8 @@ def learners_of(models: Mapping[str, Model]) -> dict[str, Statistics]:
 
 def is_same_replica(one: Backend, other: Backend) -> bool:
     """Return whether two backends are the same replica, whatever their weights and states."""
-    identity = ("name", "model", "said", "said_limit", "url", "speculative_config", "api_key", "simulated", "launched")
+    speculation = ("said", "said_limit", "speculative_config", "draft_depth")
+    identity = ("name", "model", "url", "api_key", "simulated", "launched", *speculation)
     return all(getattr(one, field) == getattr(other, field) for field in identity)
 
 

@@ -21,7 +21,7 @@ from backends.http.address import Address
 from backends.launch.ports import free_port
 from backends.launch.supervisor import LaunchSpec
 from backends.launch.vllm_command import vllm_serve_argv
-from backends.speculation import serve_config
+from backends.speculation import Method, serve_config
 from gateway.config.settings import BackendSettings, DiscoverSettings, ModelSettings, PoolSettings
 from gateway.discovery.discovery import Found
 
@@ -92,7 +92,9 @@ def _with_common(own: BackendSettings, discover: DiscoverSettings) -> BackendSet
     """Return the settings that a replica tells itself, with those of its source that it does not tell."""
     weight = own.weight if "weight" in own.model_fields_set else discover.weight
     limit = own.drafter_limit or (discover.drafter_limit if own.method is discover.method else None)
-    return own.model_copy(update={"api_key": discover.api_key, "weight": weight, "drafter_limit": limit})
+    depth = own.draft_depth or (discover.draft_depth and own.method is not Method.BASELINE)
+    update = {"api_key": discover.api_key, "weight": weight, "drafter_limit": limit, "draft_depth": depth}
+    return own.model_copy(update=update)
 
 
 def _backend(model: str, name: str, settings: BackendSettings | DiscoverSettings, url: str) -> Backend:
@@ -114,6 +116,7 @@ def _backend(model: str, name: str, settings: BackendSettings | DiscoverSettings
         simulated=simulate is not None,
         launched=started is not None,
         drafter_limit=limit,
+        draft_depth=settings.draft_depth,
         asks_version=simulate is None and (settings.drafter_limit is None or settings.drafter_limit.beyond is None),
     )
 
@@ -141,6 +144,7 @@ def _launch(
         port=port,
         method=backend.method,
         speculative_config=backend.speculative_config,
+        draft_depth=backend.draft_depth,
         flags=settings.serve.flags,
     )
     return LaunchSpec(
@@ -177,6 +181,7 @@ def _simulated(backend: Backend, settings: BackendSettings, names: tuple[str, ..
         "api_key": backend.api_key,
         "max_model_len": settings.simulate.max_model_len,
         "drafter_limit": backend.drafter_limit,
+        "draft_depth": backend.draft_depth,
         "time_scale": settings.simulate.time_scale,
     }
 

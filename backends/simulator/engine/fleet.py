@@ -22,6 +22,7 @@ from backends.simulator.engine.state import (
     PROFILE,
     REPLICA,
     REQUEST,
+    UNCUT,
     FleetState,
     Records,
     replica_record,
@@ -30,7 +31,7 @@ from backends.simulator.engine.step import Admission, Counters, Emission, Engine
 
 __all__ = ["Completion", "Counters", "EngineStep", "Fleet", "SimulatedReplica", "load_rules"]
 
-_UNSTARTED = (0,) * (len(REQUEST.names or ()) - 16)
+_UNSTARTED = (0,) * (len(REQUEST.names or ()) - 17)
 
 
 class Fleet:
@@ -103,12 +104,18 @@ class Fleet:
         kind: str = "chat",
         temperature: float = 0.0,
         prefix_blocks: Sequence[int] = (),
+        depth: int = UNCUT,
     ) -> int:
-        """Queue a request without a known text and return its id; its steps are drawn as they are taken."""
+        """Queue a request without a known text and return its id; its steps are drawn as they are taken.
+
+        At most `depth` of its draft tokens are verified in a step, with all made, as with `deploy/vllm_draft_depth`.
+        """
         if prompt_tokens < 1 or output_tokens < 1:
             raise ValueError("a request has at least one prompt token and one output token")
         profile = self._profile_for(replica, kind, temperature)
-        return self._enqueue(replica, prompt_tokens, output_tokens, arrived_s, profile, NONE, prefix_blocks)
+        return self._enqueue(
+            replica, prompt_tokens, output_tokens, arrived_s, profile, NONE, prefix_blocks, depth=depth
+        )
 
     def submit_script(
         self,
@@ -119,6 +126,7 @@ class Fleet:
         kind: str = "chat",
         temperature: float = 0.0,
         priority: int = 0,
+        depth: int = UNCUT,
     ) -> int:
         """Queue a request with a known script and return its id; see `submit`.
 
@@ -130,8 +138,10 @@ class Fleet:
         self._state = self._state._replace(steps=self._steps.data)
         profile = self._profile_for(replica, kind, temperature) if self.replicas[replica].parameters.adaptive else 0
         try:
-            lengths = script.prompt_tokens, script.output_tokens
-            return self._enqueue(replica, *lengths, arrived_s, profile, steps_at, script.prefix_blocks, priority)
+            lengths, blocks = (script.prompt_tokens, script.output_tokens), script.prefix_blocks
+            return self._enqueue(
+                replica, *lengths, arrived_s, profile, steps_at, blocks, depth=depth, priority=priority
+            )
         except ValueError:
             self._steps.give_back(steps_at, 2 * script.output_tokens)
             raise
@@ -245,6 +255,8 @@ class Fleet:
         profile: int,
         steps_at: int,
         prefix_blocks: Sequence[int],
+        *,
+        depth: int,
         priority: int = 0,
     ) -> int:
         parameters = self.replicas[replica].parameters
@@ -267,7 +279,7 @@ class Fleet:
         state = self._state
         state.requests[slot] = (
             request_id, arrived_s, 0.0, 0.0, 0, 0.0, steps_at, blocks_at, len(prefix_blocks), 0, 0, replica, profile,
-            prompt_tokens, output_tokens, priority, *_UNSTARTED,
+            prompt_tokens, output_tokens, priority, depth, *_UNSTARTED,
         )  # fmt: skip
         kernel.enqueue(state.replicas, state.requests, state.profiles, slot, self.seed)
         self.replicas[replica].in_flight += 1
@@ -276,7 +288,7 @@ class Fleet:
     def _complete(self, slot: int) -> Completion:
         """Return the completion of a request that has left its replica, and free its slot."""
         (identity, arrived_s, first_s, ended_s, _key, _odds, steps_at, blocks_at, prefix_blocks, _published, _shared,
-         replica, _profile, prompt, output, _priority, _sent, _computed, _held, _granted, _verified, _following,
+         replica, _profile, prompt, output, _priority, _depth, _sent, _computed, _held, _granted, _verified, _following,
          _looked_up, cached, steps, drafted, accepted, preemptions) = self._state.requests[slot].item()  # fmt: skip
         if steps_at != NONE:
             self._steps.give_back(steps_at, 2 * output)
@@ -285,19 +297,9 @@ class Fleet:
         self._free.append(slot)
         self.replicas[replica].in_flight -= 1
         return Completion(
-            identity,
-            replica,
-            arrived_s,
-            first_s,
-            ended_s,
-            prompt,
-            output,
-            cached,
-            steps,
-            drafted,
-            accepted,
+            identity, replica, arrived_s, first_s, ended_s, prompt, output, cached, steps, drafted, accepted,
             preemptions,
-        )
+        )  # fmt: skip
 
     def _add_slots(self) -> None:
         old = self._state.requests

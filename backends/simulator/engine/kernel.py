@@ -103,12 +103,13 @@ def _step(state: FleetState, number: int, ended: int) -> int:  # noqa: PLR0912, 
         request = state.requests[batch[column]]
         rest = request.prompt + request.sent - request.computed
         need = rest
-        if k and rest == 1 and request.sent and _drafts(replica, request):
+        most = min(k, request.depth)
+        if most and rest == 1 and request.sent and _drafts(replica, request):
             if request.steps_at != NONE:
-                need += min(k, state.steps[request.steps_at + request.output + request.sent])
+                need += min(most, state.steps[request.steps_at + request.output + request.sent])
             else:
                 need += draws.draw_drafts(
-                    profiles, state.drafted, request.profile, request.key, request.odds, request.sent, k
+                    profiles, state.drafted, request.profile, request.key, request.odds, request.sent, most
                 )
         granted = min(need, budget)
         budget -= granted

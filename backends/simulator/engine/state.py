@@ -103,6 +103,9 @@ REPLICA = np.dtype(
     align=True,
 )
 
+UNCUT = 2**31 - 1
+"""The depth of a request whose drafts are not cut."""
+
 REQUEST = np.dtype(
     [
         ("id", np.int64),
@@ -121,6 +124,7 @@ REQUEST = np.dtype(
         ("prompt", np.int32),
         ("output", np.int32),
         ("priority", np.int32),  # lower ones are admitted first
+        ("depth", np.int32),  # most draft tokens of it that are verified in a step
         ("sent", np.int32),
         ("computed", np.int32),
         ("blocks", np.int32),

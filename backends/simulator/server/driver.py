@@ -11,6 +11,7 @@ from typing import NamedTuple
 from backends.backend import EngineLoad
 from backends.drafting.script import Script
 from backends.simulator.engine.fleet import Counters, EngineStep, Fleet, SimulatedReplica, load_rules
+from backends.simulator.engine.state import UNCUT
 from backends.simulator.server.compose import ComposedAnswer
 from backends.simulator.server.metrics import Tallies
 
@@ -90,13 +91,14 @@ class Driver:
         emit: Callable[[Emitted], object],
         temperature: float = 0.0,
         priority: int = 0,
+        depth: int = UNCUT,
     ) -> Play:
         """Submit an answer to the engine; it joins the next step that has room for it."""
         now_s = time.monotonic()
         play = Play(index, answer, emit, arrived_s=now_s)
         arrived_s = self._engine_time(now_s)
         request = self._fleet.submit_script(
-            0, script, arrived_s, kind=answer.kind, temperature=temperature, priority=priority
+            0, script, arrived_s, kind=answer.kind, temperature=temperature, priority=priority, depth=depth
         )
         self._plays[request] = play
         self._ids[play] = request
@@ -172,11 +174,12 @@ class Generation:
         scripts: Sequence[Script],
         temperature: float,
         priority: int,
+        depth: int,
     ) -> None:
         self._driver = driver
         self._emitted: asyncio.Queue[Emitted] = asyncio.Queue()
         self.plays = [
-            driver.play(index, answer, script, self._emitted.put_nowait, temperature, priority)
+            driver.play(index, answer, script, self._emitted.put_nowait, temperature, priority, depth)
             for index, (answer, script) in enumerate(zip(answers, scripts, strict=True))
         ]
 

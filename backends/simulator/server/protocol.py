@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from backends.simulator.engine.state import UNCUT
+
 
 class InvalidRequestError(Exception):
     """A request that cannot be served.
@@ -43,6 +45,10 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = False
 
 
+Xargs = dict[str, str | int | float | list[str | int | float]]
+"""Parameters of extensions."""
+
+
 class TextBody(Body):
     """Fields common to all requests for text."""
 
@@ -60,6 +66,13 @@ class TextBody(Body):
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     return_token_ids: bool | None = None
+    vllm_xargs: Xargs | None = None
+
+    @property
+    def depth(self) -> int:
+        """Most draft tokens that a step may verify of it, where its engine has `deploy/vllm_draft_depth`."""
+        asked = (self.vllm_xargs or {}).get("draft_tokens")
+        return min(asked, UNCUT) if isinstance(asked, int) and asked >= 0 else UNCUT
 
     @property
     def wants_usage(self) -> bool:

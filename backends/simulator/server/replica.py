@@ -28,6 +28,7 @@ from backends import background
 from backends.calibration.load import load_calibration
 from backends.drafting.script import Script
 from backends.simulator.engine.replica import SimulatedReplica
+from backends.simulator.engine.state import UNCUT
 from backends.simulator.server.chat import ChatStream, chat_body
 from backends.simulator.server.completions import CompletionStream, completion_body
 from backends.simulator.server.compose import ComposedAnswer, ServedModel, compose_chat, compose_completion
@@ -149,7 +150,9 @@ class ReplicaServer:
             f"vllm-{VERSION}-{self._settings.method}",
             self._served.num_speculative_tokens,
         )
-        return _Played(api, reply, partial(Generation, self._driver, answers, scripts, temperature, body.priority))
+        depth = body.depth if self._settings.draft_depth else UNCUT
+        play = partial(Generation, self._driver, answers, scripts, temperature, body.priority, depth)
+        return _Played(api, reply, play)
 
     def _compose(self, api: Api[T], body: T, temperature: float) -> tuple[list[ComposedAnswer], list[Script]]:
         answers = api.compose(self._served, body)

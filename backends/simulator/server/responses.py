@@ -10,7 +10,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from backends.simulator.server.driver import Emitted, Play
-from backends.simulator.server.protocol import Body, ChatBody, InvalidRequestError
+from backends.simulator.server.protocol import Body, ChatBody, InvalidRequestError, Xargs
 from backends.simulator.server.rendering import RenderedReply, event, usage
 
 
@@ -32,6 +32,7 @@ class ResponsesBody(Body):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
     previous_response_id: str | None = None
+    vllm_xargs: Xargs | None = None
 
     def conversation(self) -> list[dict[str, Any]]:
         """Return the input in the format of the chat API."""
@@ -64,9 +65,9 @@ def read_responses(value: Any) -> ChatBody:
     if isinstance(choice, Mapping):
         choice = {"type": "function", "function": {"name": choice.get("name")}}
     form = (asked.text or {}).get("format") or {}
-    same = {"model", "temperature", "top_p", "min_p", "logit_bias", "seed", "stop", "stream", "ignore_eos"}
+    sampled = {"temperature", "top_p", "min_p", "logit_bias", "seed", "stop", "ignore_eos", "vllm_xargs"}
     return ChatBody(
-        **asked.model_dump(include=same),
+        **asked.model_dump(include={"model", "stream", *sampled}),
         messages=asked.conversation(),
         max_tokens=asked.max_output_tokens,
         tools=functions,

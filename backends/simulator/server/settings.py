@@ -39,6 +39,7 @@ class ReplicaSettings(BaseModel):
     api_key: str | None = Field(default=None, repr=False)
     max_model_len: int | None = Field(default=None, ge=2)  # the longest context; None for that of the calibration
     drafter_limit: DrafterLimit | None = None  # the longest context of the drafter; None for that of the calibration
+    draft_depth: bool = False  # whether it drafts as deep as each request asks
     # Real seconds per second of the simulated engine: 0.1 runs ten times as fast.
     time_scale: float = Field(default=1.0, gt=0)
 

@@ -23,13 +23,15 @@ _EVENTS = r"^(tcp://[^*/\s]+:\d{1,5}|ipc:///\S+)$"
 
 
 def issues_of_method(data: Mapping[str, Any], *, served: bool) -> Iterator[Issue]:
-    """Yield what is wrong with `speculative_config` and `drafter_limit` for the `method` beside them."""
+    """Yield what is wrong with `speculative_config` and other keys for the `method` beside them."""
     config, method = data.get("speculative_config"), data.get("method")
     if not isinstance(method, str):
         return  # an error of its own
     if method in MODELLESS and data.get("drafter_limit") is not None:
         what = f"{method} has no draft model, so its drafts have no limit"
         yield Issue(("drafter_limit",), what, "remove it", at_key=True)
+    if method == Method.BASELINE and data.get("draft_depth"):
+        yield Issue(("draft_depth",), "a baseline drafts nothing", "remove it", at_key=True)
     if method in set(Method) and (config is None or isinstance(config, Mapping | SpeculativeConfig)):
         raw = config.model_dump(exclude_unset=True) if isinstance(config, SpeculativeConfig) else config
         for issue in method_issues(Method(method), raw, served=served):
@@ -146,6 +148,9 @@ class BackendSettings(Settings):
     drafter_limit
         The longest context that its drafter serves, or a mapping: docs/configuration.md. Null: what the draft says, if
         it is in a local folder.
+    draft_depth
+        Whether its engine has the scheduler of deploy/vllm_draft_depth, and so drafts as deep as each request asks.
+        With `serve` the gateway starts it with that scheduler.
     kv_events
         Where its engine publishes what it stores in its KV cache and evicts: `tcp://host:5557`, the `endpoint` of its
         `--kv-events-config`.
@@ -171,6 +176,7 @@ class BackendSettings(Settings):
     simulate: SimulateSettings | None = None
     speculative_config: SpeculativeConfig | None = None
     drafter_limit: DrafterLimitSettings | None = None
+    draft_depth: bool = False
     kv_events: Annotated[str, Field(pattern=_EVENTS)] | None = None
     api_key: Secret = None
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0

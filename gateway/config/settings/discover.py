@@ -87,6 +87,8 @@ class DiscoverSettings(Settings):
         The replicas' `--speculative-config`, under vLLM's own keys.
     drafter_limit
         The longest context that their drafters serve, or a mapping: docs/configuration.md.
+    draft_depth
+        Whether their engines have the scheduler of deploy/vllm_draft_depth, and so draft as deep as each request asks.
     api_key
         Bearer token sent to the engines.
     weight
@@ -111,6 +113,7 @@ class DiscoverSettings(Settings):
     method: Method | None = None
     speculative_config: SpeculativeConfig | None = None
     drafter_limit: DrafterLimitSettings | None = None
+    draft_depth: bool = False
     api_key: Secret = None
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 

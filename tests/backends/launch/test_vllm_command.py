@@ -4,7 +4,7 @@ from backends.launch.vllm_command import vllm_serve_argv
 from backends.speculation import Method
 
 
-def argv(method: Method = Method.NGRAM, flags: tuple[str, ...] = ()) -> tuple[str, ...]:
+def argv(method: Method = Method.NGRAM, flags: tuple[str, ...] = (), *, draft_depth: bool = False) -> tuple[str, ...]:
     return vllm_serve_argv(
         command=("vllm", "serve"),
         model="org/model",
@@ -13,6 +13,7 @@ def argv(method: Method = Method.NGRAM, flags: tuple[str, ...] = ()) -> tuple[st
         port=8101,
         method=method,
         speculative_config={"num_speculative_tokens": 5},
+        draft_depth=draft_depth,
         flags=flags,
     )
 
@@ -46,3 +47,9 @@ def test_the_flags_of_the_operator_replace_the_defaults() -> None:
     assert arguments.count("--served-model-name") == 1
     assert "--speculative-config" not in arguments
     assert arguments[-7:] == ("--shutdown_timeout=5", "--served-model-name", "mine", "-sc", "{}", "--dtype", "bfloat16")
+
+
+def test_an_engine_that_drafts_as_asked_gets_the_scheduler_that_does() -> None:
+    assert "--scheduler-cls" not in argv()
+    assert following(argv(draft_depth=True), "--scheduler-cls") == ("vllm_draft_depth.Scheduler",)
+    assert "vllm_draft_depth.Scheduler" not in argv(flags=("--scheduler-cls=mine.Own",), draft_depth=True)

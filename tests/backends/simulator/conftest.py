@@ -72,6 +72,7 @@ def simulator() -> Iterator[Simulator]:
         {"name": "plain"},
         {"name": "lookup", **NGRAM},
         {"name": "eagle3", **EAGLE3},
+        {"name": "asked", **EAGLE3, "draft_depth": True},
         {"name": "adaptive", **ADAPTIVE},
         {"name": "slow", **NGRAM, "time_scale": 5.0},
         {"name": "locked", "api_key": "s3cret", "served_model_names": ["alias", "other"]},

@@ -32,6 +32,9 @@ def test_labels_name_the_method_and_what_it_drafts(said: dict[str, str], method:
         ranges = [(1, 16, 5), (17, 256, 0)]
         assert [*map(tuple, serve_config(method, settings.speculative_config)[f"{K}_per_batch_size"])] == ranges
     assert settings_of({**said, "weight": "1.5"}, {}).weight == 1.5
+    assert not settings_of(said, {}).draft_depth
+    if method is not Method.BASELINE:
+        assert settings_of({**said, "draft-depth": "true"}, {}).draft_depth
     if method is Method.EAGLE3:
         limit = settings_of({**said, "drafter-limit": "2048", "beyond-drafter-limit": "none"}, {}).drafter_limit
         assert limit is not None
@@ -76,6 +79,8 @@ LABEL = "speculation.gateway"
         ),
         ({"method": "suffix", "drafter-limit": "9"}, f"{LABEL}/drafter-limit: suffix has no draft model"),
         ({"method": "baseline", "weight": "much"}, f"{LABEL}/weight: expected a number"),
+        ({"method": "baseline", "draft-depth": "true"}, f"{LABEL}/draft-depth: a baseline drafts nothing; remove it"),
+        ({"method": "suffix", "draft-depth": "deep"}, f"{LABEL}/draft-depth: expected"),
         ({"metod": "ngram"}, f"{LABEL}/metod: no such label; did you mean 'method'?"),
     ],
 )

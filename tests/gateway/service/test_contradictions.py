@@ -205,3 +205,4 @@ def test_a_replica_that_contradicts_the_file_is_the_same_after_a_reload() -> Non
     running.observe({"k": "its engine drafts with k 5"}, Speculation(Method.EAGLE3, DraftSchedule(5)))
     assert is_same_replica(running, again)
     assert not is_same_replica(running, Backend("a", MODEL, Method.EAGLE3, "http://a", num_speculative_tokens=5))
+    assert not is_same_replica(running, Backend("a", MODEL, Method.EAGLE3, "http://a", 3, draft_depth=True))

@@ -134,6 +134,17 @@ def test_discovered_replicas_have_the_limit_of_their_labels_or_of_their_source(t
     assert [each.asks_version for each in backends] == [True, True, False, True]
 
 
+def test_discovered_replicas_draft_as_asked_by_their_labels_or_their_source(tmp_path: Path) -> None:
+    path, eagle = tmp_path / "pool.yaml", {"method": "eagle3", "num-speculative-tokens": "3"}
+    said = (eagle, eagle | {"draft-depth": "true"}, {"method": "baseline"})
+    found = [Replica(str(number), f"http://{number}", settings_of(each, {})) for number, each in enumerate(said)]
+    for draft_depth in (False, True):
+        source = f"{{p: {{inference_pool: {{name: p}}, draft_depth: {str(draft_depth).lower()}}}}}"
+        path.write_text(f"models:\n  m:\n    policy: {{name: random}}\n    discover: {source}\n")
+        backends = plan(load_pool(path), tmp_path, found={("m", "p"): found}).backends
+        assert [each.draft_depth for each in backends] == [draft_depth, True, False]
+
+
 def test_check_says_the_limits_and_of_which_none_is_known(tmp_path: Path) -> None:
     line = ["check", "--config", str(pool_file(tmp_path, "speculative_config:", HEAD, "drafter_limit: 2048"))]
     printed = CliRunner().invoke(app, line).output

@@ -12,6 +12,8 @@ from backends.calibration.batch_schedule import decode_step_s
 from backends.calibration.parameters import ASYNCHRONOUS, EngineParameters
 from backends.drafter_limit import Beyond, DrafterLimit
 from backends.drafting.script import Script
+from backends.simulator.engine.fleet import EngineStep, Fleet, SimulatedReplica
+from backends.simulator.engine.state import UNCUT
 from backends.speculation import Method
 from tests.backends.simulator.engine.fleets import H100, engine_of, plain, steps_of
 from tests.support.step_time import DRAFTING, PLAIN, STEP, step_s
@@ -41,6 +43,43 @@ def test_a_chunk_costs_by_the_pairs_that_it_attends_to_and_a_draft_by_its_contex
     assert more == pytest.approx([*chunks, context * 250, context * 254])
     expected = decode_step_s(long, np.array([1.0]), 3, 254.0)
     assert taken[1][-1].duration_s == pytest.approx(expected[0])
+
+
+ASKED = {UNCUT: 3, 0: 0, 1: 1, 3: 3, 7: 3}
+"""Depths that requests ask for, and what they get of three drafted tokens."""
+
+
+def drafted_of(steps: list[EngineStep]) -> list[list[int]]:
+    """Return the tokens drafted for each request of `ASKED` by its steps."""
+    return [
+        [each.drafted for step in steps for each in step.emissions if each.request_id == number]
+        for number in range(len(ASKED))
+    ]
+
+
+def test_each_request_of_a_batch_is_drafted_as_deep_as_it_asks() -> None:
+    engine = engine_of(DRAFTS)
+    for depth in ASKED:
+        engine.submit_script(0, accepting(20, 61), 0.0, depth=depth)
+    steps = steps_of(engine)
+    drafted = drafted_of(steps)
+    assert [max(each) for each in drafted] == list(ASKED.values())
+    assert [len(each) for each in drafted] == [16, 61, 31, 16, 16]
+    assert engine.counters().draft_tokens == sum(map(sum, drafted))
+    # Less is verified, and as much is drafted.
+    assert steps[1].batch_tokens == 5 + sum(ASKED.values())
+    for number, step in enumerate(steps[:10]):
+        expected = step_s(DRAFTS, step.batch_tokens, step.context_tokens, 3, 5, drafted=number > 0)
+        assert step.duration_s == pytest.approx(expected)
+
+
+def test_drawn_steps_are_as_deep_as_asked() -> None:
+    engine = Fleet([SimulatedReplica("a", H100, Method.EAGLE3, {"num_speculative_tokens": 3})])
+    for depth in ASKED:
+        engine.submit(0, 20, 200, 0.0, depth=depth)
+    drafted = drafted_of(steps_of(engine))
+    assert [max(each) for each in drafted] == list(ASKED.values())
+    assert len(drafted[1]) == 200
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,29 @@ def test_drafts_that_are_not_verified_are_counted_as_vllm_does(urls: dict[str, s
     assert after.accepted_tokens == drafts["num_accepted_draft_tokens"] > 0
 
 
+@pytest.mark.parametrize(
+    ("replica", "depth", "most"),
+    [
+        *(("asked", depth, depth) for depth in (0, 1, 2, 3)),
+        *(("asked", depth, 3) for depth in (None, 9, -1, 1.5, "2", [2])),
+        ("eagle3", 0, 3),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_a_request_is_drafted_as_deep_as_it_asks(
+    urls: dict[str, str], replica: str, path: str, depth: object, most: int
+) -> None:
+    before = engine(urls[replica])
+    more = {} if depth is None else {"vllm_xargs": {"draft_tokens": depth}}
+    said = {"messages": REPEAT, "max_tokens": 60} if path == CHAT else {"input": REPEAT, "max_output_tokens": 60}
+    asked = {**said, "temperature": 0, "ignore_eos": True}
+    assert text_of(post(urls[replica] + path, **asked, **more)) == text_of(post(urls["plain"] + path, **asked))
+    after = engine(urls[replica])
+    drafts = after.drafts - before.drafts
+    assert most * drafts * 0.9 <= after.draft_tokens - before.draft_tokens <= most * drafts
+    assert (drafts > 0) == (most > 0)
+
+
 def test_several_choices_and_prompts(urls: dict[str, str]) -> None:
     body = chat(urls["lookup"], n=3, seed=5)
     texts = [choice["message"]["content"] for choice in body["choices"]]
