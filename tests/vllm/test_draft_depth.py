@@ -1,0 +1,105 @@
+"""Real engines that draft as deep as each request asks, with the scheduler of deploy/vllm_draft_depth."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.waiting import eventually_blocking
+from tests.vllm.conftest import QUICK, Served
+from tests.vllm.requests import MESSAGES, to
+
+pytestmark = pytest.mark.vllm
+
+POOL = "tests/vllm/pool.depth.yaml"
+ENV = QUICK | {"PYTHONPATH": os.pathsep.join([QUICK["PYTHONPATH"], str(ROOT / "deploy/vllm_draft_depth")])}
+PREDICTS = False  # the policy is one that does not
+CONFIGURED = {"lookup": 5, "head": 3}
+DEPTHS = (None, 0, 1, 3)
+TOKENS = 400
+START_S = 30.0
+UNKNOWN = (-1, 1.5, "2", [2])
+
+
+def ask(served: Served, backend: str, depth: object, tokens: int = TOKENS) -> tuple[str, dict[str, Any]]:
+    """Return the answer to a request of a depth, and what its engine says of its drafts."""
+    answer = served.openai.chat.completions.create(
+        model="tiny",
+        messages=MESSAGES,
+        temperature=0,
+        max_tokens=tokens,
+        extra_headers=to(backend),
+        extra_body={"ignore_eos": True, **({} if depth is None else {"vllm_xargs": {"draft_tokens": depth}})},
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == tokens
+    text = answer.choices[0].message.content
+    assert text
+    drafts: dict[str, Any] = (answer.model_extra or {})["metrics"]["speculative_decoding"]
+    return text, drafts
+
+
+def test_the_gateway_starts_its_engines_with_the_scheduler(served: Served) -> None:
+    assert [each["draft_depth"] for each in served.backends().values()] == [True, True]
+    started = [line for line in served.processes().values() if "--scheduler-cls vllm_draft_depth.Scheduler" in line]
+    assert len(started) == len(CONFIGURED)
+
+
+@pytest.mark.parametrize("backend", CONFIGURED)
+def test_each_request_of_a_batch_is_drafted_as_deep_as_it_asks(served: Served, backend: str) -> None:
+    url = served.backends()[backend]["url"]
+
+    def drafted() -> float:
+        return served.metric("vllm:spec_decode_num_draft_tokens_total", url)
+
+    before = drafted()
+    with ThreadPoolExecutor(len(DEPTHS)) as threads:
+        asked = [threads.submit(ask, served, backend, depth) for depth in DEPTHS]
+        eventually_blocking(lambda: served.metric("vllm:num_requests_running", url) == len(DEPTHS), START_S)
+        answers = dict(zip(DEPTHS, [each.result() for each in asked], strict=True))
+    drafts = {depth: said for depth, (_, said) in answers.items()}
+
+    assert len({text for text, _ in answers.values()}) == 1
+    assert drafts[0]["num_draft_tokens"] == drafts[0]["num_accepted_draft_tokens"] == 0
+    for depth, most in ((1, 1), (3, 3), (None, CONFIGURED[backend])):
+        steps, tokens = drafts[depth]["num_spec_steps"], drafts[depth]["num_draft_tokens"]
+        assert most * 0.8 * steps < tokens <= most * steps
+        assert drafts[depth]["num_accepted_draft_tokens"] > 0
+    assert drafts[1]["num_draft_tokens"] < drafts[3]["num_draft_tokens"]
+    eventually_blocking(
+        lambda: drafted() - before == sum(said["num_draft_tokens"] for said in drafts.values()), START_S
+    )
+
+
+@pytest.mark.parametrize("backend", CONFIGURED)
+def test_positions_beyond_the_depth_are_never_accepted(served: Served, backend: str) -> None:
+    url = served.backends()[backend]["url"]
+
+    def accepted(position: int) -> float:
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        return served.metric(name, url, position=str(position))
+
+    before = [accepted(position) for position in range(2)]
+    ask(served, backend, 1)
+    eventually_blocking(lambda: accepted(0) > before[0], START_S)
+    assert accepted(1) == before[1]
+
+
+@pytest.mark.parametrize("depth", UNKNOWN)
+def test_a_depth_that_is_none_is_served_in_full(served: Served, depth: object) -> None:
+    text, drafts = ask(served, "lookup", depth, tokens=60)
+    assert (text, drafts) == ask(served, "lookup", None, tokens=60)
+
+
+def test_a_depth_that_no_engine_can_read_is_refused_and_the_engine_lives(served: Served) -> None:
+    body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 4}
+    for xargs in ({"draft_tokens": 10**30}, {"draft_tokens": {"k": 1}}, {"draft_tokens": None}, [3]):
+        answer = served.http.post(
+            f"{served.url}/v1/chat/completions", json={**body, "vllm_xargs": xargs}, headers=to("lookup")
+        )
+        assert answer.status_code == 400
+    ask(served, "lookup", 2, tokens=8)
