@@ -49,6 +49,7 @@ BOUNDS: Final = {
     ("cli/explain.py", "explain"): OPERATOR,
     ("config/short_forms.py", "_replica"): OPERATOR,
     ("dialects/asked_usage.py", "_without_usage"): EVENTS,
+    ("dialects/draft_depth.py", "with_draft_tokens"): CHECKED,
     ("dialects/ending.py", "take"): EVENTS,
     ("dialects/json_body.py", "set_field"): CHECKED,
     ("dialects/sse.py", "last_documents"): EVENTS,

@@ -21,7 +21,9 @@ from tests.support.waiting import stays
 
 
 async def test_bytes_are_passed_on_unchanged_in_both_directions(gateway_of: Start) -> None:
-    sent = b'{ "model":"m",  "messages": [{"role":"user","content":"\\u00e9"}], "vllm_xargs": {"a": 1}, "user":"u" }'
+    sent = (
+        b'{ "model":"m",  "messages": [{"role":"user","content":"\\u00e9"}], "vllm_xargs": {"draft_tokens": 0}, "n":1 }'
+    )
     answered = b'{"id":"x", "choices": [{"message": {}}],\n  "unknown_field":  1.50,"usage":null}'
 
     async def odd(wire: Wire) -> None:

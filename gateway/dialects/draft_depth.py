@@ -1,0 +1,34 @@
+"""How deep an engine drafts for one request: `vllm_xargs` of its body, where `deploy/vllm_draft_depth` reads it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import orjson
+
+from gateway.dialects.json_body import insert_field, set_field
+
+_XARGS: Final = "vllm_xargs"
+_ESCAPE: Final = b"\\u00"  # with which its name may be written
+_HAS_FIELDS: Final = re.compile(rb'\s*\{\s*"')
+
+
+def with_draft_tokens(body: bytes, k: int) -> bytes:
+    """Return the JSON object of a request for which at most k tokens a step are drafted, whatever it asks itself.
+
+    What else it has in `vllm_xargs` stays. If that is no object, so does all of it: the engine says what is wrong.
+
+    Examples
+    --------
+    >>> with_draft_tokens(b'{"model": "m"}', 0)
+    b'{"vllm_xargs":{"draft_tokens":0},"model": "m"}'
+    >>> with_draft_tokens(b'{"model": "m", "vllm_xargs": {"session": "a", "draft_tokens": 5}}', 2)
+    b'{"model":"m","vllm_xargs":{"session":"a","draft_tokens":2}}'
+    """
+    if b"vllm_xargs" not in body and _ESCAPE not in body and _HAS_FIELDS.match(body) is not None:
+        return insert_field(body, b'"vllm_xargs":{"draft_tokens":%d}' % k)
+    given = orjson.loads(body).get(_XARGS)
+    if given is not None and not isinstance(given, dict):
+        return body
+    return set_field(body, _XARGS, {**(given or {}), "draft_tokens": k})
