@@ -78,6 +78,8 @@ def observed(said: Speculation, kinds: Collection[str], engine: EngineMetrics) -
 def compare(backend: Backend, engine: EngineMetrics) -> bool:
     """Set in what an engine contradicts the pool file, and how it speculates; return whether that is new."""
     found = contradictions(backend.said, engine)
+    if backend.draft_depth:
+        found.pop("no_drafts", None)  # all of its requests may have asked for none
     is_new = found != backend.engine.contradictions
     if is_new:
         backend.observe(found, observed(backend.said, found, engine))

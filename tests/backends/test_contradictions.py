@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backends.contradictions import contradictions, observed
+from backends.backend import Backend
+from backends.contradictions import compare, contradictions, observed
 from backends.draft_schedule import DraftSchedule, Speculation
 from backends.engine_metrics import EngineMetrics
 from backends.speculation import Method
@@ -91,3 +92,10 @@ def test_a_contradiction_and_what_is_observed_instead(
     found = contradictions(said, counters)
     assert found.keys() == kinds
     assert observed(said, found, counters) == (method, DraftSchedule(k))
+
+
+@pytest.mark.parametrize("draft_depth", [False, True])
+def test_no_drafts_contradict_nothing_where_requests_may_ask_for_none(draft_depth: bool) -> None:
+    backend = Backend("a", "m", Method.EAGLE3, "http://a", 3, draft_depth=draft_depth)
+    assert compare(backend, engine(3, 0, 0, 200)) is not draft_depth
+    assert backend.method is (Method.EAGLE3 if draft_depth else Method.BASELINE)
