@@ -28,7 +28,7 @@ from gateway.relay.observers import Follower
 from gateway.relay.roles import Reporting
 from gateway.routing.access import Access
 from gateway.routing.model import Model
-from gateway.routing.router import Narrow
+from gateway.routing.router import Narrowing
 from gateway.state.sync import State
 from gateway.telemetry.registry import Registry
 
@@ -205,7 +205,7 @@ class Room:
         """Return who follows the exchanges of each model; called at first, and after each change of the settings."""
         return {}
 
-    def narrow(self) -> Mapping[str, Narrow]:
+    def narrow(self) -> Mapping[str, Narrowing]:
         """Return what narrows the candidates of a model's requests before its policy chooses; called as `follow` is."""
         return {}
 
@@ -241,7 +241,7 @@ def join(gateway: Gateway) -> None:
             model.explainer.explain_candidates = any(room.needs_scores for room in rooms)
     relay.router.keep_prompts(max((room.keep_prompt_bytes for room in rooms), default=0))
     followers: dict[str, list[Follower]] = {name: [] for name in gateway.models}
-    narrowing: dict[str, Narrow] = {}
+    narrowing: dict[str, Narrowing] = {}
     for room in rooms:
         with background.guarded("observers", of=type(room).__name__):
             for name, follower in room.follow().items():

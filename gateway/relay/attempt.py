@@ -15,6 +15,7 @@ from backends.http.client import Call
 from backends.http.receiver import AnswerHead, HeaderList, Receiver, UpstreamError
 from backends.recovery import TRIAL
 from gateway.dialects.asked_usage import IDS, USAGE, asking
+from gateway.dialects.draft_depth import with_draft_tokens
 from gateway.dialects.ending import BUSY, InvalidAnswerError
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.sse import EventStream
@@ -31,6 +32,8 @@ from policies.features.request import Endpoint
 from policies.policy import Decision
 
 _OTHER: Final = Endpoint.OTHER
+DEEP: Final = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
+"""Endpoints whose requests can say how deep their engine drafts."""
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})  # sent with a content length even if the body is empty
 _READ_BYTES: Final = 2048  # of an error
 _REFUSALS: Final = frozenset({400, 422})
@@ -113,6 +116,9 @@ class Attempt:
                 body, self._added = with_ids, (IDS,)
             if options is not None and habits.may_ask and USAGE not in declined:
                 body, self._added = asking(body, options), (*self._added, USAGE)
+        depth = exchange.relay.router.depth(exchange.routed.model.name, self.decision.backend)
+        if depth is not None and self.delivery.endpoint in DEEP:
+            body = with_draft_tokens(body, depth)
         request, lines = exchange.request, exchange.lines
         is_head, once = request.method == "HEAD", not request.may_repeat
         head = self._head(request.target, body, lines) if exchange.sender.is_relayed else b""

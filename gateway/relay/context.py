@@ -31,7 +31,7 @@ from gateway.relay.queue import ModelQueue
 from gateway.relay.roles import Ongoing, Refused, Reply, Reporting, Rescuer, send_error
 from gateway.routing.access import Access, RequestHeaders
 from gateway.routing.large_bodies import Turns
-from gateway.routing.router import Narrow, RoutedRequest, Router
+from gateway.routing.router import Narrowing, RoutedRequest, Router
 from gateway.routing.series import RequestSeries
 
 _IDS_AT_ONCE: Final = 256
@@ -84,7 +84,7 @@ class RelayContext:
         followers: Mapping[str, Sequence[Follower]],
         rescuer_for: RescuerFor | None = None,
         reporter: Reporting | None = None,
-        narrowing: Mapping[str, Narrow] = MappingProxyType({}),
+        narrowing: Mapping[str, Narrowing] = MappingProxyType({}),
     ) -> None:
         """Have rooms take part in what comes: they know the relay, so that it can be told of them only later.
 

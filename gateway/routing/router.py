@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from zlib import crc32
 
 import orjson
@@ -50,8 +50,16 @@ _WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # a body of theirs
 Sent = deque[tuple[Backend, RequestFeatures]]
 """Prompts, and where they were sent."""
 
-Narrow = Callable[[RequestFeatures, Sequence[Backend]], Sequence[Backend]]
-"""Returns those of some candidates that a request is given to; at least one."""
+
+class Narrowing(Protocol):
+    """What compares ways of serving: it says which replicas a request is given to, and how deep they draft for it."""
+
+    def narrow(self, features: RequestFeatures, candidates: Sequence[Backend]) -> Sequence[Backend]:
+        """Return those of some candidates that a request is given to; at least one."""
+
+    def depth(self, backend: str) -> int | None:
+        """Return how many tokens a replica is to draft at most in a step; None if that is its engine's own business."""
+
 
 Slo = tuple[float | None, float | None]
 """Seconds to the first token, and per output token; None for no bound."""
@@ -145,7 +153,7 @@ class Router:
         self._models = models  # models by each name that clients may use, including aliases
         self._pool = pool
         self._recovery = pool.recovery
-        self._narrowing: Mapping[str, Narrow] = {}  # by model
+        self._narrowing: Mapping[str, Narrowing] = {}  # by model
         self._keep_prompt_bytes = 0  # size of the largest body whose prompt is kept until its exchange has ended
         self._most_values = most_values  # most that the values of a body may count to, by `large_bodies`
         self._slo_classes = slo_classes  # latency objectives that a request may name
@@ -159,7 +167,12 @@ class Router:
         """Keep the prompts of bodies up to a size until their exchanges have ended."""
         self._keep_prompt_bytes = most_bytes
 
-    def narrow_by(self, narrowing: Mapping[str, Narrow]) -> None:
+    def depth(self, model: str, backend: str) -> int | None:
+        """Return how many tokens a replica is to draft at most for a request; None if its engine decides that."""
+        narrowing = self._narrowing.get(model)
+        return None if narrowing is None else narrowing.depth(backend)
+
+    def narrow_by(self, narrowing: Mapping[str, Narrowing]) -> None:
         """Have the candidates of a model's requests narrowed before its policy chooses."""
         self._narrowing = narrowing
 
@@ -289,7 +302,7 @@ class Router:
         features = routed.features if policy.reads_requests else ANY_REQUEST
         try:
             if model.name in self._narrowing and not _is_bound(routed):
-                candidates = [*self._narrowing[model.name](routed.features, candidates)]
+                candidates = [*self._narrowing[model.name].narrow(routed.features, candidates)]
             decision = policy.choose(features, candidates) if choose is None else choose(features, candidates)
             if decision.backend not in model.upstreams:
                 raise LookupError(f"{decision.backend!r} is not a backend of {model.name}")  # noqa: TRY301

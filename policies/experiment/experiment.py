@@ -201,6 +201,11 @@ class Experiment:
             self._note(number, arm, _times(outcome))
         self.close(now_s)
 
+    def arm_now(self, backend: str) -> str | None:
+        """Return the arm as which a replica serves now; None if it serves as usual."""
+        group = self.plan.group_of(backend)
+        return None if self._shares is None or group < 0 else self.plan.arm_of(group, self._number)
+
     def failed(self, backend: str) -> None:
         """Count a request that a replica failed, and another one served."""
         number = int(self._statistics.clock() // self.plan.block_s)

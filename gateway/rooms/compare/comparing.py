@@ -26,9 +26,10 @@ _UNITS: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 @app.command()
 def start(
-    a: Annotated[str, typer.Option("--a", help="Replicas of the first arm: names, or a method.")],
-    b: Annotated[str, typer.Option("--b", help="Replicas of the second arm.")],
     *,
+    a: Annotated[str, typer.Option("--a", help="Replicas of the first arm: names, or a method.")] = "",
+    b: Annotated[str, typer.Option("--b", help="Replicas of the second arm.")] = "",
+    depths: Annotated[str, typer.Option(help="In place of both: numbers of drafted tokens, such as 0,1,3.")] = "",
     lasts: Annotated[str, typer.Option("--for", help="It ends by then: 90m, 2h, 1d.")] = "2h",
     until: Annotated[str, typer.Option(help="A difference that is of no interest.")] = "2%",
     block: Annotated[str, typer.Option(help="A block of time; at least eight times what a request takes.")] = "60s",
@@ -36,7 +37,7 @@ def start(
     admin_key: AdminKey = "",
     model: Model = None,
 ) -> None:
-    """Begin to compare two sets of replicas.
+    """Begin to compare two sets of replicas, or depths of drafting.
 
     Each request is given to one of them at random, in proportion to their replicas; a conversation stays. It ends by
     itself once one is better, once they differ by less than --until, or if requests of one fail.
@@ -44,8 +45,16 @@ def start(
     \b
     gateway compare start --a baseline --b eagle3
     gateway compare start --a b0,b1 --b e0,e1 --for 4h
+    gateway compare start --depths 0,1,3
     """
-    asked = {"a": a, "b": b, "for_s": seconds_of(lasts), "until": _share(until), "block_s": seconds_of(block)}
+    asked = {
+        "a": a,
+        "b": b,
+        "depths": _numbers(depths),
+        "for_s": seconds_of(lasts),
+        "until": _share(until),
+        "block_s": seconds_of(block),
+    }
     found = Admin(url, admin_key, model).post("/admin/compare/start", **asked)
     arms = "; ".join(f"{arm}: {', '.join(each['replicas'])}" for arm, each in found["arms"].items())
     say(f"Comparing for {lasts} at most. {arms}.\n`gateway compare status` shows what is known.")
@@ -127,6 +136,13 @@ def seconds_of(text: str) -> float:
     if found is None:
         raise UsageError(f"{text!r} is no time; expected 90s, 30m, 2h or 1d")
     return float(found[1]) * _UNITS[found[2]]
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(each) for each in text.split(",")] if text else []
+    except ValueError:
+        raise UsageError(f"{text!r} are no depths; expected 0,1,3") from None
 
 
 def _share(text: str) -> float:

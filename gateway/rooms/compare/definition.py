@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 from uuid import uuid4
 
@@ -21,8 +21,13 @@ class WrongArmsError(ValueError):
 class Question(CheckedModel):
     """What to compare, and for how long."""
 
-    a: str = Field(description="Replicas of the first arm: names, or a method, with commas between them.")
-    b: str = Field(description="Replicas of the second arm.")
+    a: str = Field(default="", description="Replicas of the first arm: names, or a method, with commas between them.")
+    b: str = Field(default="", description="Replicas of the second arm.")
+    depths: list[Annotated[int, Field(ge=0, le=64)]] = Field(
+        default=[],
+        max_length=8,
+        description="In place of a and b: numbers of drafted tokens, among which replicas with `draft_depth` change.",
+    )
     for_s: Annotated[float, Field(gt=0, le=30 * 86_400)] | None = Field(
         default=7200.0, description="Seconds until it ends if nothing is certain; null: until it is stopped."
     )
@@ -49,6 +54,7 @@ class Definition(Question):
     ended_s: float | None = None
     stage: Stage = Stage.RUNNING
     replicas: dict[str, list[str]]  # of each arm, as they were at its start
+    groups: list[list[str]] = Field(default_factory=list)  # of depths: replicas that have the same one at a time
     result: dict[str, Any] = Field(default_factory=dict)  # what was known at its end
 
     @model_validator(mode="after")
@@ -59,8 +65,16 @@ class Definition(Question):
 
     def plan(self) -> Plan:
         """Return the plan of it."""
-        groups = tuple(frozenset(names) for names in self.replicas.values())
-        return Plan(self.id, tuple(self.replicas), groups, block_s=self.block_s, explore=self.explore, usual=self.usual)
+        groups = tuple(frozenset(names) for names in self.groups or self.replicas.values())
+        return Plan(
+            self.id,
+            tuple(self.replicas),
+            groups,
+            rotates=bool(self.depths),
+            block_s=self.block_s,
+            explore=self.explore,
+            usual=self.usual,
+        )
 
 
 def arms_of(question: Question, backends: Sequence[Backend]) -> dict[str, list[str]]:
@@ -71,6 +85,8 @@ def arms_of(question: Question, backends: Sequence[Backend]) -> dict[str, list[s
     WrongArmsError
         If an arm has no replica, or one that the other has too.
     """
+    if question.depths:
+        return _depths(question, backends)
     arms = {text: _members(text, backends) for text in (question.a, question.b)}
     if len(arms) < 2:
         raise WrongArmsError("a and b are the same; name different replicas, or different methods")
@@ -78,6 +94,29 @@ def arms_of(question: Question, backends: Sequence[Backend]) -> dict[str, list[s
     if shared:
         raise WrongArmsError(f"{', '.join(sorted(shared))} would be in both arms; each replica can be in one")
     return arms
+
+
+def _depths(question: Question, backends: Sequence[Backend]) -> dict[str, list[str]]:
+    able = [each for each in backends if each.draft_depth]
+    if question.a or question.b:
+        raise WrongArmsError("name either two arms or depths")
+    if len(set(question.depths)) < 2:
+        raise WrongArmsError("name two depths at least, such as 0,3")
+    if not able:
+        raise WrongArmsError("no replica has draft_depth: true; docs/configuration.md says how to come by it")
+    most = max(each.num_speculative_tokens for each in able)
+    if max(question.depths) > most:
+        raise WrongArmsError(f"these replicas draft {most} tokens at most, as they were started")
+    return {f"k = {depth}": [each.name for each in able] for depth in dict.fromkeys(question.depths)}
+
+
+def groups_of(question: Question, arms: Mapping[str, list[str]]) -> list[list[str]]:
+    """Return the replicas that have the same depth at a time: as many groups as can have another one each."""
+    if not question.depths:
+        return []
+    names = next(iter(arms.values()))
+    count = min(len(arms), len(names))
+    return [names[group::count] for group in range(count)]
 
 
 def _members(text: str, backends: Sequence[Backend]) -> list[str]:

@@ -19,10 +19,10 @@ from backends.validation import CheckedModel
 from gateway.dialects.errors import GatewayError
 from gateway.gateway import Room, join
 from gateway.relay.observers import Follower
-from gateway.rooms.compare.definition import Definition, Question, WrongArmsError, arms_of
+from gateway.rooms.compare.definition import Definition, Question, WrongArmsError, arms_of, groups_of
 from gateway.rooms.compare.report import change_of, page
 from gateway.rooms.compare.running import Running
-from gateway.routing.router import Narrow
+from gateway.routing.router import Narrowing
 from gateway.state.documents import Conflict, Document
 from gateway.state.store import StateError
 from policies.experiment.experiment import BLOCKS
@@ -76,9 +76,9 @@ class CompareRoom(Room):
                 self.gateway.state.documents.watch(f"{name}/{_DOCUMENT}", partial(self._apply, name))
         return self._present()
 
-    def narrow(self) -> Mapping[str, Narrow]:
+    def narrow(self) -> Mapping[str, Narrowing]:
         """Give their requests to arms."""
-        return {name: running.narrow for name, running in self._present().items()}
+        return self._present()
 
     def _present(self) -> dict[str, Running]:
         models = self.gateway.models
@@ -101,7 +101,7 @@ class CompareRoom(Room):
             self.comparisons[model] = Running(definition, statistics)
         self._versions[model] = document.version
         stage = "begins" if definition.ended_s is None else f"has ended: {definition.stage}"
-        log.info("%s: the comparison of %s and %s %s", model, definition.a, definition.b, stage)
+        log.info("%s: the comparison of %s %s", model, " and ".join(definition.replicas), stage)
         if self._is_started:
             join(self.gateway)
 
@@ -161,6 +161,8 @@ class CompareRoom(Room):
         if running is None or running.definition.stage not in {Stage.RUNNING, Stage.DECIDED, Stage.ALIKE}:
             return frozenset()
         known = {each.name: each.method.value for each in self.gateway.pool.of(model)}
+        if running.definition.depths:
+            return frozenset()
         arms = [{known.get(name, "") for name in names} for names in running.definition.replicas.values()]
         return frozenset([frozenset(set().union(*arms))])
 
@@ -201,14 +203,16 @@ class CompareRoom(Room):
             model = self._named(asked.model)
             running = self.comparisons.get(model)
             if running is not None and running.is_running:
-                text = f"{running.definition.a} and {running.definition.b} of {model} are being compared"
+                text = f"{' and '.join(running.definition.replicas)} of {model} are being compared"
                 raise GatewayError(409, f"{text}; end that first: `gateway compare stop`.", code="already_running")
             try:
                 arms = arms_of(asked, self.gateway.pool.of(model))
             except WrongArmsError as error:
                 raise GatewayError(400, f"Nothing is compared: {error}.", code="invalid_arms") from None
             question = asked.model_dump(exclude={"model"})
-            await self._put(model, Definition(**question, began_s=time.time(), replicas=arms))
+            await self._put(
+                model, Definition(**question, began_s=time.time(), replicas=arms, groups=groups_of(asked, arms))
+            )
             return {"model": model, **await self._document(model)}
 
         @app.post("/admin/compare/stop", tags=["admin"])

@@ -8,9 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from backends.backend import Backend
+from gateway.relay.attempt import DEEP
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.rooms.compare.definition import Definition
 from gateway.routing.router import RoutedRequest
+from policies.decision import Outcome
 from policies.experiment.experiment import Evidence, Experiment
 from policies.experiment.verdict import SHOWN, Verdict, verdict_of
 from policies.features.request import RequestFeatures
@@ -44,6 +46,12 @@ class Running(Observer):
         """Return the candidates of the arm that a request is given to."""
         return self._experiment.narrowed(features, candidates)
 
+    def depth(self, backend: str) -> int | None:
+        """Return how deep a replica is to draft now; None if that is not compared."""
+        depths = self.definition.depths
+        arm = self._experiment.arm_now(backend) if depths else None
+        return None if arm is None else depths[[*self.definition.replicas].index(arm)]
+
     def follow(self, routed: RoutedRequest, body: bytes) -> Observer:
         """Return itself: it keeps nothing of single requests."""
         return self
@@ -56,8 +64,12 @@ class Running(Observer):
             return
         elif ended.label in _FAILED:
             self._experiment.failed(ended.decision.backend)
-        elif ended.outcome is not None and not ended.was_paused:
+        elif ended.outcome is not None and not ended.was_paused and self._has_arm(ended.outcome):
             self._experiment.observe(ended.outcome)
+
+    def _has_arm(self, outcome: Outcome) -> bool:
+        """Return whether a request was served as its arm says; only some can say how deep they are drafted."""
+        return not self.definition.depths or outcome.request.endpoint in DEEP
 
     def judge(self, now_s: float) -> Verdict:
         """Return what is known by now; takes some milliseconds if that has changed."""

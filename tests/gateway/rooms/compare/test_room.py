@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
-from types import SimpleNamespace
+from random import Random
 from typing import Any
 
 import httpx
@@ -16,31 +15,38 @@ from backends.draft_schedule import DraftSchedule, Speculation
 from backends.health import State
 from backends.speculation import Method
 from gateway.cli.app import app
-from gateway.rooms.compare import room, running
+from gateway.rooms.compare import room
+from gateway.rooms.compare.running import Running as Comparison
+from policies.experiment.experiment import BLOCKS, Plan, Sums
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.support.upstream import Wire, well
 from tests.support.waiting import eventually_async
 
 METHODS = {"a0": "baseline", "a1": "baseline", "b0": "eagle3", "b1": "eagle3"}
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
-FASTER = 12.0
-"""How fast the clock of comparisons runs: a block of 10 s takes less than one."""
 
 
 @pytest.fixture(autouse=True)
-def fast_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have blocks of time pass faster than requests do."""
-    began_s = time.time()
-    clock = SimpleNamespace(time=lambda: began_s + FASTER * (time.time() - began_s), monotonic=time.monotonic)
-    monkeypatch.setattr(room, "time", clock)
-    monkeypatch.setattr(running, "time", clock)
-    monkeypatch.setattr(room, "_JUDGE_S", 0.2)
+def judged_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have comparisons judged at each tick."""
+    monkeypatch.setattr(room, "_JUDGE_S", 0.0)
 
 
-async def slow_baseline(wire: Wire) -> None:
-    """Answer, a baseline later than a head."""
-    await asyncio.sleep(0.03 if wire.upstream.name.startswith("a") else 0.01)
-    await well(wire)
+def teach(gateway: Running, **seconds: float) -> None:
+    """Add blocks of time in which the arms took so many seconds per unit of work, as another gateway would."""
+    (present,) = comparisons(gateway)
+    rng = Random(1)
+    for number in range(40):
+        for at, arm in enumerate(present.definition.replicas):
+            took = [*seconds.values()][at] * rng.uniform(0.95, 1.05)
+            work = 5000.0 * rng.uniform(0.8, 1.2)
+            sums = Sums(took * work, work, 50.0, work, 1.0, 50.0, 100.0, 5.0, 50.0, took * work, work, work)
+            present._statistics.add(BLOCKS, (present.definition.id, str(number), arm, "other"), *sums)
+
+
+def comparisons(gateway: Running) -> list[Comparison]:
+    (found,) = [each for each in gateway.gateway.rooms if isinstance(each, room.CompareRoom)]
+    return [*found.comparisons.values()]
 
 
 async def start(gateway: Running, **fields: Any) -> httpx.Response:
@@ -53,36 +59,32 @@ async def found(gateway: Running) -> dict[str, Any]:
     return answer[MODEL] if answer else {}
 
 
-async def ask_until(gateway: Running, stage: str) -> None:
-    """Send requests, four at a time, until the comparison is at a stage."""
+async def until_stage(gateway: Running, stage: str) -> None:
+    """Wait until the comparison is at a stage."""
 
-    async def ask() -> None:
-        while True:
-            await gateway.chat(stream=True)
+    async def is_there() -> bool:
+        return bool((await found(gateway)).get("stage") == stage)
 
-    asking = [asyncio.create_task(ask()) for _ in range(6)]
-    try:
-
-        async def is_there() -> bool:
-            return (await found(gateway)).get("stage") == stage
-
-        await eventually_async(is_there, 120.0)
-    finally:
-        for each in asking:
-            each.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+    await eventually_async(is_there)
 
 
-@pytest.mark.slow
+def narrowing(gateway: Running) -> bool:
+    return bool(gateway.gateway.relay.router._narrowing)
+
+
 async def test_the_better_arm_is_found_and_the_comparison_ends(tmp_path: Path) -> None:
     state = {"file": str(tmp_path / "state.sqlite")}
-    async with start_gateway(METHODS, behaviour=slow_baseline, state=state) as gateway:
+    async with start_gateway(METHODS, state=state) as gateway:
         assert await found(gateway) == {}
         assert (await start(gateway)).status_code == 200
         again = await start(gateway)
         assert again.status_code == 409
         assert "gateway compare stop" in again.json()["error"]["message"]
-        await ask_until(gateway, "decided")
+        await gateway.until(lambda: narrowing(gateway))
+        assert {(await gateway.chat()).headers["x-gateway-backend"] for _ in range(40)} == METHODS.keys()
+        assert (await found(gateway))["stage"] == "running"
+        teach(gateway, baseline=0.01, eagle3=0.008)
+        await until_stage(gateway, "decided")
         (advice,) = (await gateway.client.get("/admin/advice", headers=ADMIN)).json()["models"][MODEL]["findings"]
         assert advice["rule"] == "compared"
         assert advice["gain"]["low"] > 0.0
@@ -93,7 +95,7 @@ async def test_the_better_arm_is_found_and_the_comparison_ends(tmp_path: Path) -
         assert seen["sentence"].startswith("eagle3 takes ")
         assert "start a0, a1 as b0" in seen["change"]
         assert '"num_speculative_tokens": 3' in seen["change"]
-        assert not gateway.gateway.relay.router._narrowing, "the policy chooses among all again"
+        assert not narrowing(gateway), "the policy chooses among all again"
 
         line = ["--url", gateway.url, "--admin-key", ADMIN_KEY]
         shown = await asyncio.to_thread(CliRunner().invoke, app, ["compare", "status", *line])
@@ -110,15 +112,13 @@ async def test_the_better_arm_is_found_and_the_comparison_ends(tmp_path: Path) -
         assert (await found(gateway))["stage"] == "decided", "it is known after a restart"
 
 
-@pytest.mark.slow
 async def test_a_comparison_goes_on_after_a_restart_until_it_is_stopped(tmp_path: Path) -> None:
     state = {"file": str(tmp_path / "state.sqlite")}
     async with start_gateway(METHODS, state=state) as gateway:
         assert (await start(gateway, until=0.0)).status_code == 200
-        await ask_until(gateway, "running")
-        await gateway.until(lambda: bool(gateway.gateway.relay.router._narrowing))
+        await gateway.until(lambda: narrowing(gateway))
     async with start_gateway(METHODS, state=state) as gateway:
-        await gateway.until(lambda: bool(gateway.gateway.relay.router._narrowing))
+        await gateway.until(lambda: narrowing(gateway))
         line = ["compare", "stop", "--url", gateway.url, "--admin-key", ADMIN_KEY]
         ended = await asyncio.to_thread(CliRunner().invoke, app, line)
         assert ended.exit_code == 0, ended.output
@@ -155,24 +155,18 @@ def test_a_time_that_is_none_is_refused_before_anything_has_happened(text: str) 
     assert "is no time; expected 90s, 30m, 2h or 1d" in result.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_better", [True, False])
 async def test_a_canary_is_kept_only_if_it_is_better(is_better: bool, tmp_path: Path) -> None:
-    async def behave(wire: Wire) -> None:
-        slow = wire.upstream.name == "b" and gateway.backend("b").said.method is Method.SUFFIX and not is_better
-        await asyncio.sleep(0.03 if slow or (is_better and wire.upstream.name != "b") else 0.01)
-        await well(wire)
-
     methods = {"a": "eagle3", "b": "eagle3", "c": "baseline"}
-    async with start_gateway(methods, behaviour=behave, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+    async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
         line = ["--url", gateway.url, "--admin-key", ADMIN_KEY, "--block", "10s", "--replica", "b"]
         suffix = ["--with", '{"method": "suffix", "num_speculative_tokens": 24}']
         command = asyncio.create_task(asyncio.to_thread(CliRunner().invoke, app, ["canary", *line, *suffix]))
         await gateway.until(lambda: gateway.backend("b").health.state is State.DRAINING)
         gateway.backend("b").said = Speculation(Method.SUFFIX, DraftSchedule(24))
-        await gateway.until(lambda: bool(gateway.gateway.relay.router._narrowing))
+        await gateway.until(lambda: narrowing(gateway))
         assert (await found(gateway))["arms"].keys() == {"a", "b"}
-        await ask_until(gateway, "decided")
+        teach(gateway, a=0.01, b=0.008 if is_better else 0.012)
         result = await command
         assert result.exit_code == (0 if is_better else 1), result.output
         assert ("Keep it." in result.stdout) is is_better
@@ -195,3 +189,52 @@ async def test_a_canary_that_cannot_be_compared_changes_nothing(options: list[st
         assert result.exit_code == 2, result.output
         assert problem in result.stderr
         assert gateway.backend("a").health.state is State.UP
+
+
+async def test_depths_take_turns_and_the_best_is_found(tmp_path: Path) -> None:
+    methods = {"a": "eagle3", "b": "eagle3"}
+    async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        without = await start(gateway, a="", b="", depths=[0, 3])
+        assert "no replica has draft_depth: true" in without.json()["error"]["message"]
+        for name in methods:
+            gateway.backend(name).draft_depth = True
+        for wrong, problem in (([0], "two depths at least"), ([0, 9], "draft 3 tokens at most")):
+            answer = await start(gateway, a="", b="", depths=wrong)
+            assert problem in answer.json()["error"]["message"]
+        both = await start(gateway, depths=[0, 3])
+        assert "either two arms or depths" in both.json()["error"]["message"]
+        assert (await start(gateway, a="", b="", depths=[0, 3])).status_code == 200
+        await gateway.until(lambda: narrowing(gateway))
+        (present,) = comparisons(gateway)
+        for number in range(30):  # each replica has each depth in turn, but in blocks of time as usual
+            present._experiment._number = number
+            present._experiment._shares = present.plan.shares(number)
+            arms = {present.depth(name) for name in methods}
+            assert arms == ({None} if present.plan.shares(number) is None else {0, 3})
+        assert (await gateway.chat()).status_code == 200
+        teach(gateway, none=0.01, three=0.008)
+        await until_stage(gateway, "decided")
+        ended = await found(gateway)
+        assert ended["findings"][0]["better"] == "k = 3"
+        assert '"num_speculative_tokens": 3' in ended["change"]
+
+
+async def test_the_depth_stands_in_the_body_that_the_engine_gets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Plan, "shares", lambda self, number: (1.0, 1.0))
+    asked: list[Any] = []
+
+    async def kept(wire: Wire) -> None:
+        asked.append(wire.seen.json["vllm_xargs"]["draft_tokens"])
+        await well(wire)
+
+    methods = {"a": "eagle3", "b": "eagle3"}
+    async with start_gateway(methods, behaviour=kept, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        for name in methods:
+            gateway.backend(name).draft_depth = True
+        assert (await start(gateway, a="", b="", depths=[0, 3])).status_code == 200
+        await gateway.until(lambda: narrowing(gateway))
+        for _ in range(30):
+            assert (await gateway.chat()).status_code == 200
+        assert set(asked) == {0, 3}
