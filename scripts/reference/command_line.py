@@ -25,7 +25,7 @@ Options of many commands, which name them only:
 """
 
 _OPTION = re.compile(r"^\* (`--[\w-]+).*\n", re.MULTILINE)
-_MANY = 8  # commands with the same option; fewer say themselves what it does
+_MANY = 3  # commands with the same option; fewer say themselves what it does
 
 
 def command_line_page() -> str:
@@ -41,7 +41,14 @@ def command_line_page() -> str:
     text = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ .* \[OPTIONS\]\n```\n", "", text)  # what the heading says
     text = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ (.*)\n```\n", r"```text\n\1\n```\n", text)
     counts = Counter(option[0] for option in _OPTION.finditer(text))
-    shared = "".join(option for option, count in counts.items() if count >= _MANY)
-    text = _OPTION.sub(lambda option: f"* {option[1]}`\n" if counts[option[0]] >= _MANY else option[0], text)
+    shared: dict[str, str] = {}  # an option that takes several things is shared as the most common one
+    for line, count in counts.most_common():
+        if count >= _MANY and (option := _OPTION.match(line)):
+            shared.setdefault(option[1], line)
+    text = _OPTION.sub(lambda option: f"* {option[1]}`\n" if shared.get(option[1]) == option[0] else option[0], text)
     lab = sorted(f"`{entry.name}`" for entry in entry_points(group="speculation_gateway.commands"))
-    return _HEAD.format(lab=", ".join(lab), shared=shared.rstrip()) + re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+    return (
+        _HEAD.format(lab=", ".join(lab), shared="".join(shared.values()).rstrip())
+        + re.sub(r"\n{3,}", "\n\n", text).rstrip()
+        + "\n"
+    )

@@ -33,7 +33,7 @@ def metrics_page(page: str) -> str:
     rows = _rows()
     page = _ROW.sub(lambda row: rows.pop(row[1], ""), page)
     if rows:
-        head = "| series | type | labels | meaning |\n| --- | --- | --- | --- |\n"
+        head = "| series | type | labels | meaning |\n|---|---|---|---|\n"
         page = page.replace(_LAST, f"\n## Others\n\n{head}{''.join(rows.values())}{_LAST}")
     return page
 

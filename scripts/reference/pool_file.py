@@ -36,6 +36,7 @@ class _Page:
         self._examples = read_examples()
         self._headings: dict[str, str] = {}
         self._of_policies: dict[tuple[str, ...], str] = {}  # rows, and the title of the first policy that has them
+        self._said: set[str] = set()  # what rows above say of the sections that they lead to
         self._name_sections(schema, "")
 
     def text(self) -> str:
@@ -78,7 +79,10 @@ class _Page:
             for key, child in definition["properties"].items()
             if "const" not in child
         ]
-        text = f"\n## {title}\n\n{_linked(_first_sentence(self._about(name, definition)))}\n"
+        text = f"\n## {title}\n"
+        if (about := _linked(_first_sentence(self._about(name, definition)))) not in self._said:
+            text += f"\n{about}\n"
+        self._said |= {row[-1] for row in rows}
         if name.endswith("Reference"):
             known = [row for row in rows if tuple(row) in self._of_policies]
             rows = [row for row in rows if row not in known]
@@ -89,14 +93,14 @@ class _Page:
         return text + ("\n" + table(["key", "takes", "default", "meaning"], rows) if rows else "")
 
     def _example(self, name: str, key: str, child: Node) -> str:
-        """Return the example of a key, if what it takes does not say enough.
+        """Return the example of a key, if neither what it takes nor its default says enough.
 
         Raises
         ------
         LookupError
             If there is none.
         """
-        if _SAYS_ENOUGH.match(self._type(child)):
+        if _SAYS_ENOUGH.match(self._type(child)) or _default(child):
             return ""
         examples = self._examples.get(name, {})
         if key not in examples:

@@ -10,9 +10,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table, without the columns that are empty in every row."""
     filled = list(rows)
     kept = [column for column in range(len(head)) if any(row[column] for row in filled)]
-    lines = [[head[column] for column in kept], ["---"] * len(kept)]
-    lines += [[cell(row[column]) for column in kept] for row in filled]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    lines = [f"| {' | '.join(cell(row[column]) for column in kept)} |\n" for row in (head, *filled)]
+    return "".join([lines[0], "|---" * len(kept) + "|\n", *lines[1:]])
 
 
 def cell(text: str) -> str:
