@@ -5,15 +5,11 @@ as there. Requests (Poisson) come for half of each cycle, so that the replica is
 50,000 lines, with prompts and answers as long as theirs, lies beside and lasts longer than the time that is measured.
 Prints the P99 of the requests without and with the batch, and the tokens of lines that ended per second in which no
 request was in flight, over those of a replica that runs nothing else and has all its places taken.
-
-`--waste` prints instead how often lines of about 2 s run until they are answered, beside a request of some 20 ms each
-so many seconds, and how many are answered a second; once at regular times, once at random ones (Poisson).
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from random import Random
 
@@ -23,7 +19,6 @@ from backends.calibration.load import load_calibration
 from backends.drafting.script import Script, plain_steps
 from backends.simulator.engine.fleet import Fleet, SimulatedReplica
 from backends.speculation import Method
-from benchmarks.table import head, row
 from gateway.rooms.batches.lines import Line
 from gateway.rooms.batches.places import WAIT_S, Places
 
@@ -70,16 +65,10 @@ def arrivals(cycle_s: float, until_s: float, seed: int) -> list[tuple[float, Scr
     return found
 
 
-def play(
-    asked: list[tuple[float, Script]],
-    until_s: float,
-    most: int,
-    make: Callable[[Random], Script] = script,
-    lines: int = LINES,
-) -> Run:
+def play(asked: list[tuple[float, Script]], until_s: float, most: int) -> Run:
     """Play requests, and as many lines beside them as may run, at most so many at once."""
     fleet, run, draws = Fleet([SimulatedReplica("a", load_calibration(CALIBRATION), Method.BASELINE)]), Run(), Random(2)
-    waiting = [(Line(number, ""), make(draws)) for number in range(lines if most else 0)]
+    waiting = [(Line(number, ""), script(draws)) for number in range(LINES if most else 0)]
     running, requests = dict[int, tuple[Line, Script, float]](), dict[int, tuple[float, Script]]()
     numbers, places, has_come = dict[Line, int](), Places(most, 0.0), False
     first_s, now_s, look_s = dict[int, float](), 0.0, 0.0
@@ -126,41 +115,13 @@ def play(
     return run
 
 
-def short(_: Random) -> Script:
-    """Return a request of some 20 ms."""
-    return Script(20, 3, *plain_steps(3))
-
-
-def long(draws: Random) -> Script:
-    """Return a line that takes about 2 s where it is alone."""
-    return Script(draws.randint(*PROMPT), 290, *plain_steps(290))
-
-
-def waste(until_s: float) -> None:
-    """Print how often lines run, by the seconds between the requests of others."""
-    print(head("a request", "runs per answer", "lines per second", "runs, random", "lines, random"))
-    for every_s in (1e9, 300.0, 60.0, 10.0, 3.0, 1.0, 0.3):
-        cells = []
-        for is_random in (False, True):
-            draws, at_s, asked = Random(1), 0.0, list[tuple[float, Script]]()
-            while (at_s := at_s + (draws.expovariate(1 / every_s) if is_random else every_s)) < until_s:
-                asked.append((at_s, short(draws)))
-            run = play(asked, until_s, MOST, long, round(100 * until_s))
-            cells += [f"{(run.lines + run.lost_lines) / max(1, run.lines):.3f}", f"{run.lines / until_s:.1f}"]
-        print(row("never" if every_s > until_s else f"each {every_s:g} s", *cells), flush=True)
-
-
 def main() -> None:
     """Print a row for each length of a cycle."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cycle", type=float, nargs="*", default=[30.0, 120.0])
-    parser.add_argument("--waste", type=float, metavar="SECONDS", help="print runs per answer over so long")
     options = parser.parse_args()
-    if options.waste:
-        waste(options.waste)
-        return
     half, whole = (play([], until_s, MOST) for until_s in (_FULL_S, 2 * _FULL_S))
     full = (whole.batch_tokens - half.batch_tokens) / _FULL_S  # tokens a second, once all places are taken
     for cycle_s in options.cycle:
