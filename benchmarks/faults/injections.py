@@ -7,7 +7,7 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from inspect import isawaitable
@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.faults.asking import MODEL
 from benchmarks.faults.engine import HANG, REFUSE, RESET_ACCEPT, WELL
+from benchmarks.faults.load import meanwhile
 from benchmarks.faults.misbehaviour import ASLEEP, BEHAVIOURS, STANDS_STILL
 from benchmarks.faults.stage import Stage
 from benchmarks.faults.systems import System
@@ -90,17 +91,6 @@ async def _restart_system(stage: Stage) -> None:
     await stage.start()
 
 
-@contextlib.asynccontextmanager
-async def _meanwhile(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-
 def _reloads(change: Callable[[dict[str, Any]], object]) -> Inject:
     """Return what signals without pause; twice a second the replicas in the pool file are others."""
 
@@ -117,7 +107,7 @@ def _reloads(change: Callable[[dict[str, Any]], object]) -> Inject:
                 stage.signal(signal.SIGHUP)
                 await asyncio.sleep(1.0 / RELOADS_PER_S)
 
-        async with _meanwhile(storm()):
+        async with meanwhile(storm()):
             yield
         if before:
             _replace(pool, before)
@@ -183,7 +173,7 @@ async def _clock_jumps(stage: Stage) -> AsyncIterator[None]:
             _clock_file(stage.site.folder).write_text(f"{offset_s:+d}")
             await asyncio.sleep(1.0)
 
-    async with _meanwhile(jump()):
+    async with meanwhile(jump()):
         yield
     _clock_file(stage.site.folder).write_text("+0")
 

@@ -8,7 +8,8 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -138,6 +139,18 @@ class Tally:
         return max((each.ended_s - each.sent_s for each in done), default=0.0)
 
 
+@contextlib.asynccontextmanager
+async def meanwhile(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do some work while the block runs."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
 class Load:
     """Sends requests, each on a connection of its own, so that none fails for the one before.
 
@@ -181,16 +194,9 @@ class Load:
         if not task.cancelled():
             self.tally.outcomes.append(task.result())
 
-    @contextlib.asynccontextmanager
-    async def steady(self, asks: Iterable[Ask], rate_per_s: float) -> AsyncIterator[None]:
+    def steady(self, asks: Iterable[Ask], rate_per_s: float) -> AbstractAsyncContextManager[None]:
         """Send requests at a rate while the block runs."""
-        task = asyncio.get_running_loop().create_task(self.send_all(asks, rate_per_s))
-        try:
-            yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        return meanwhile(self.send_all(asks, rate_per_s))
 
     async def send_all(self, asks: Iterable[Ask], rate_per_s: float) -> None:
         """Send requests at a rate."""

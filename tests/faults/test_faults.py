@@ -52,6 +52,13 @@ def nothing_is_lost_silently(stage: Stage, tally: Tally) -> None:
     assert ids.isdisjoint(stage.replicas.journal().run_twice())
 
 
+async def nothing_is_lost(stage: Stage, load: Load) -> None:
+    """Wait for what was sent, and check that each request was answered in full."""
+    tally = await load.finish()
+    nothing_is_lost_silently(stage, tally)
+    assert not tally.failures()
+
+
 async def refused_retries(stage: Stage) -> float:
     """Return how many requests were not sent to another replica, because the tests before have spent the budget."""
     return total(await stage.metrics(), "gateway_retries_refused_total")
@@ -74,9 +81,7 @@ async def test_requests_at_a_replica_that_answers_nothing_go_to_another(stage: S
     load = Load(stage.port)
     async with INJECTIONS[fault].inject(stage):
         await send(load, 40)
-        tally = await load.finish()
-    nothing_is_lost_silently(stage, tally)
-    assert not tally.failures()
+        await nothing_is_lost(stage, load)
 
 
 @pytest.mark.parametrize("fault", ["reload-storm", "replica-removed"])
@@ -92,18 +97,14 @@ async def test_a_reload_storm_costs_no_request(stage: Stage, fault: str) -> None
         await send(load, 40, RELOADS_PER_S)
         await eventually_async(has_reloaded_twice, what="reloads")
         await send(load, 20)
-        tally = await load.finish()
-    nothing_is_lost_silently(stage, tally)
-    assert not tally.failures()
+        await nothing_is_lost(stage, load)
 
 
 async def test_idle_connections_cost_no_request(stage: Stage) -> None:
     load = Load(stage.port)
     async with idle_connections(stage, 400):
         await send(load, 40)
-        tally = await load.finish()
-    nothing_is_lost_silently(stage, tally)
-    assert not tally.failures()
+        await nothing_is_lost(stage, load)
 
 
 async def test_a_full_disk_costs_records_and_no_request(stage: Stage) -> None:
@@ -116,10 +117,8 @@ async def test_a_full_disk_costs_records_and_no_request(stage: Stage) -> None:
     before, load = await failed(), Load(stage.port)
     async with INJECTIONS["disk-full"].inject(stage):
         await send(load, 40)
-        tally = await load.finish()
+        await nothing_is_lost(stage, load)
         await eventually_async(more_failed, what="records that could not be written")
-    nothing_is_lost_silently(stage, tally)
-    assert not tally.failures()
 
 
 async def test_the_gateway_counts_what_its_clients_count(stage: Stage) -> None:

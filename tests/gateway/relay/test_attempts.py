@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -175,12 +176,27 @@ class Relay:
         """Return the receiver of a call to a backend."""
         return self.clients[name].calls[number].receiver
 
-    def answer(self, name: str, body: bytes = ANSWER, status: int = 200) -> None:
-        """Answer the last call to a backend in pieces."""
-        receiver = self.receiver(name)
-        receiver.on_head(status, [*JSON_HEAD, (b"content-length", b"%d" % len(body))])
+    def answer(
+        self,
+        name: str,
+        body: bytes = ANSWER,
+        status: int = 200,
+        headers: Sequence[Header] = JSON_HEAD,
+        number: int = -1,
+    ) -> None:
+        """Answer a call to a backend, the last one, in pieces."""
+        receiver = self.receiver(name, number)
+        receiver.on_head(status, [*headers, (b"content-length", b"%d" % len(body))])
         receiver.on_data(body)
         receiver.on_end()
+
+    def begin_stream(self, name: str, *events: bytes, number: int = -1) -> Receiver:
+        """Begin a stream as the answer to a call to a backend, the last one."""
+        receiver = self.receiver(name, number)
+        receiver.on_head(200, EVENTS_HEAD)
+        for event in events:
+            receiver.on_data(event)
+        return receiver
 
     def in_flight(self) -> list[int]:
         """Return all counts of what is in flight: at backends, of the model, of the limits, and exchanges."""
@@ -311,9 +327,7 @@ def test_requests_that_wait_for_a_backend_that_goes_down_are_sent_to_another_one
     relay = Relay("a", "b")
     _, waiting = relay.send()
     _, streaming = relay.send()
-    receiver = relay.receiver("a")
-    receiver.on_head(200, EVENTS_HEAD)
-    receiver.on_data(FIRST)
+    relay.begin_stream("a", FIRST)
     relay.backends["a"].health = Health(State.DOWN)
     relay.context.abandon(relay.backends["a"])
     assert len(relay.clients["b"].heads) == 1
@@ -434,8 +448,7 @@ def test_streams_of_three_requests_that_break_off_eject(is_client_slow: bool, st
     for number in range(3):
         assert relay.backends["a"].health.state is State.UP
         exchange, _ = relay.send(body_of(number))
-        relay.receiver("a").on_head(200, EVENTS_HEAD)
-        relay.receiver("a").on_data(FIRST)
+        relay.begin_stream("a", FIRST)
         if is_client_slow:
             exchange.pause()
             exchange.resume()
@@ -461,9 +474,7 @@ def test_an_ejected_backend_may_answer_the_requests_that_it_has() -> None:
         fail(relay, "a", "500")
         relay.answer("b")
     assert relay.backends["a"].health.state is State.EJECTED
-    relay.receiver("a", 0).on_head(200, [*JSON_HEAD, (b"content-length", b"%d" % len(ANSWER))])
-    relay.receiver("a", 0).on_data(ANSWER)
-    relay.receiver("a", 0).on_end()
+    relay.answer("a", number=0)
     assert (waiting.status, waiting.headers["x-gateway-backend"]) == (200, "a")
 
 
@@ -493,9 +504,7 @@ def test_a_body_without_meaning_is_not_read(method: str) -> None:
 def test_embeddings_as_bytes_are_passed_through() -> None:
     relay = Relay("a")
     _, reply = relay.send(b'{"model": "m", "input": "x", "encoding_format": "bytes"}', "/v1/embeddings")
-    relay.receiver("a").on_head(200, [(b"content-type", b"application/octet-stream")])
-    relay.receiver("a").on_data(b"\x00\x01")
-    relay.receiver("a").on_end()
+    relay.answer("a", b"\x00\x01", headers=[(b"content-type", b"application/octet-stream")])
     assert (reply.status, reply.body) == (200, b"\x00\x01")
 
 
@@ -579,9 +588,7 @@ def test_answers_of_the_messages_api_have_its_request_id(path: str, is_expected:
     if status == 502:
         fail(relay, "a", "broken")
     else:
-        relay.receiver("a").on_head(status, [*JSON_HEAD, (b"request-id", b"of the engine")])
-        relay.receiver("a").on_data(ANSWER)
-        relay.receiver("a").on_end()
+        relay.answer("a", ANSWER, status, [*JSON_HEAD, (b"request-id", b"of the engine")])
     assert (reply.status, reply.headers["x-request-id"]) == (status, "r1")
     assert reply.headers.get("request-id") == ("r1" if is_expected else None)
     if status == 502:
@@ -594,9 +601,7 @@ def test_answers_of_the_messages_api_have_its_request_id(path: str, is_expected:
 def test_a_stream_is_held_until_its_first_event_and_then_passed_on_at_once() -> None:
     relay = Relay("a")
     _, reply = relay.send()
-    receiver = relay.receiver("a")
-    receiver.on_head(200, EVENTS_HEAD)
-    receiver.on_data(FIRST[:5])
+    receiver = relay.begin_stream("a", FIRST[:5])
     assert reply.status == 0
     receiver.on_data(FIRST[5:] + SECOND[:4])
     assert (reply.status, reply.chunks) == (200, [FIRST])
@@ -633,8 +638,7 @@ def test_a_stream_that_ends_with_an_error_is_a_strike_unless_another_backend_fai
 
     def end_with_error(name: str) -> int:
         """End a stream of a backend with an error; return the strikes of that backend."""
-        receiver = relay.receiver(name)
-        receiver.on_head(200, EVENTS_HEAD)
+        receiver = relay.begin_stream(name)
         for data in (FIRST, b'data: {"error": {"code": 500}}\n\n', DONE):
             receiver.on_data(data)
         receiver.on_end()
@@ -687,9 +691,7 @@ def test_an_answer_read_at_once_is_treated_like_one_in_pieces(body: bytes) -> No
 def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
     relay = Relay("a", "b")
     _, reply = relay.send()
-    receiver = relay.receiver("a")
-    receiver.on_head(200, EVENTS_HEAD)
-    receiver.on_data(FIRST)
+    receiver = relay.begin_stream("a", FIRST)
     receiver.on_error(UpstreamError("broken", "closed the connection"))
     assert reply.chunks[0] == FIRST
     assert b'"code":"backend_broken"' in reply.chunks[1]
@@ -714,11 +716,9 @@ def test_a_stream_is_complete_once_its_last_event_has_been_passed_on(path: str, 
     relay = Relay("a", "b")
     for number in range(3):
         exchange, reply = relay.send(body_of(number), path)
-        receiver = relay.receiver("a")
-        receiver.on_head(200, EVENTS_HEAD)
-        receiver.on_data(FIRST)
-        receiver.on_data(b"data: %b\n\n" % json.dumps({"choices": [], "usage": USAGE}).encode())
-        receiver.on_data(LAST_EVENTS[path])
+        receiver = relay.begin_stream(
+            "a", FIRST, b"data: %b\n\n" % json.dumps({"choices": [], "usage": USAGE}).encode(), LAST_EVENTS[path]
+        )
         if ending == "silence":
             exchange.check_silence(later(2.5))
         elif ending == "stop":
@@ -785,8 +785,7 @@ def test_a_request_that_is_slow_ejects_no_backend_however_often_it_is_repeated()
 def test_after_the_first_byte_the_limit_is_that_of_an_idle_stream() -> None:
     relay = Relay("a", "b")
     exchange, reply = relay.send()
-    receiver = relay.receiver("a")
-    receiver.on_head(200, EVENTS_HEAD)
+    receiver = relay.begin_stream("a")
     exchange.check_silence(later(2.5))
     assert reply.status == 0, "headers alone are not a first byte: an engine sends them before it prefills"
     receiver.on_data(FIRST)
@@ -800,8 +799,7 @@ def test_after_the_first_byte_the_limit_is_that_of_an_idle_stream() -> None:
 def test_an_answer_that_is_paused_for_a_slow_client_is_not_silent() -> None:
     relay = Relay("a")
     exchange, reply = relay.send()
-    relay.receiver("a").on_head(200, EVENTS_HEAD)
-    relay.receiver("a").on_data(FIRST)
+    relay.begin_stream("a", FIRST)
     exchange.pause()
     exchange.check_silence(later(3600.0))
     assert not reply.ended
@@ -825,8 +823,7 @@ def test_a_client_that_leaves_cancels_the_call(has_begun: bool) -> None:
     relay = Relay("a")
     exchange, reply = relay.send()
     if has_begun:
-        relay.receiver("a").on_head(200, EVENTS_HEAD)
-        relay.receiver("a").on_data(FIRST)
+        relay.begin_stream("a", FIRST)
     exchange.client_gone()
     exchange.client_gone()
     assert relay.in_flight() == [0, 0, 0, 0]
@@ -838,8 +835,7 @@ def test_the_end_of_the_drain_time_ends_what_is_in_flight() -> None:
     relay = Relay("a", "b")
     _, waiting = relay.send()
     _, streaming = relay.send()
-    relay.receiver("a").on_head(200, EVENTS_HEAD)
-    relay.receiver("a").on_data(FIRST)
+    relay.begin_stream("a", FIRST)
     relay.context.stop()
     assert (waiting.status, waiting.code) == (503, "gateway_stopping")
     assert b'"code":"gateway_stopping"' in streaming.chunks[-1]

@@ -12,9 +12,7 @@ from gateway.dialects.errors import GatewayError
 from tests.gateway.relay.test_attempts import (
     ANSWER,
     DONE,
-    EVENTS_HEAD,
     FIRST,
-    JSON_HEAD,
     TIMEOUTS,
     Relay,
     body_of,
@@ -47,8 +45,7 @@ def test_a_request_without_a_first_byte_at_its_deadline_is_given_up() -> None:
 def test_a_stream_that_goes_on_at_its_deadline_ends_with_an_error_event() -> None:
     relay = limited("a")
     exchange, reply = relay.send()
-    relay.receiver("a").on_head(200, EVENTS_HEAD)
-    relay.receiver("a").on_data(FIRST)
+    relay.begin_stream("a", FIRST)
     exchange.pause()  # a client that reads slowly has no longer
     exchange.check_silence(later(31.0))
     assert b'"code":"deadline_exceeded"' in reply.chunks[-1]
@@ -61,8 +58,7 @@ def test_a_stream_that_goes_on_at_its_deadline_ends_with_an_error_event() -> Non
 def test_a_stream_whose_last_event_has_come_is_complete_at_its_deadline() -> None:
     relay = limited("a")
     exchange, reply = relay.send()
-    relay.receiver("a").on_head(200, EVENTS_HEAD)
-    relay.receiver("a").on_data(FIRST + DONE)
+    relay.begin_stream("a", FIRST + DONE)
     exchange.check_silence(later(31.0))
     assert (reply.body, reply.ended) == (FIRST + DONE, True)
     assert relay.count("gateway_requests_total", outcome="ok") == 1
@@ -158,10 +154,7 @@ def test_all_requests_of_a_replica_that_dies_are_retried() -> None:
         relay.receiver("a", number).on_error(UpstreamError("broken", "closed the connection"))
     assert len(relay.clients["b"].heads) == 100
     for number in range(100):
-        receiver = relay.receiver("b", number)
-        receiver.on_head(200, [*JSON_HEAD, (b"content-length", b"%d" % len(ANSWER))])
-        receiver.on_data(ANSWER)
-        receiver.on_end()
+        relay.answer("b", number=number)
     assert {reply.status for reply in replies} == {200}
 
 

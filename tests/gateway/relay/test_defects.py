@@ -12,7 +12,7 @@ from gateway.relay.context import Timeouts
 from gateway.relay.observers import Observer
 from gateway.rooms.recorder.document import RequestNotes
 from gateway.routing.router import RoutedRequest
-from tests.gateway.relay.test_attempts import DONE, EVENTS_HEAD, FIRST, SECOND, Relay
+from tests.gateway.relay.test_attempts import DONE, FIRST, SECOND, Relay
 
 USAGE = b'data: {"usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n\n'
 
@@ -41,8 +41,7 @@ class Follows:
 def stream(relay: Relay) -> bytes:
     """Send a request, answer it with a stream, and return what the client got."""
     _, reply = relay.send()
-    receiver = relay.receiver("a")
-    receiver.on_head(200, EVENTS_HEAD)
+    receiver = relay.begin_stream("a")
     for event in (FIRST, SECOND, USAGE, DONE):
         receiver.on_data(event)
     receiver.on_end()

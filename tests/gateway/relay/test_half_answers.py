@@ -253,8 +253,7 @@ def test_an_engine_that_calls_itself_full_while_it_has_nothing_to_do_is_sick(is_
         for number in range(3):
             relay.send(body_of(number))
             if is_event:
-                relay.receiver("a").on_head(200, EVENTS_HEAD)
-                relay.receiver("a").on_data(b"data: " + VLLM_IS_FULL + b"\n\n" + END)
+                relay.begin_stream("a", b"data: " + VLLM_IS_FULL + b"\n\n" + END)
             else:
                 refuse(relay, "a", 503)
             relay.answer(busy(relay)[0])

@@ -25,7 +25,6 @@ from gateway.service.assembly import assemble
 from tests.gateway.relay.test_attempts import (
     ANSWER,
     CHOICE,
-    EVENTS_HEAD,
     FIRST,
     JSON_HEAD,
     RecordingReply,
@@ -75,10 +74,7 @@ def waiting(relay: Relay) -> int:
 def drain(relay: Relay, name: str = "a", answered: int = 0) -> None:
     """Answer the requests of a backend but the first ones, one after the other, until none is left."""
     while answered < len(relay.clients[name].calls):
-        receiver = relay.receiver(name, answered)
-        receiver.on_head(200, [*JSON_HEAD, (b"content-length", b"%d" % len(ANSWER))])
-        receiver.on_data(ANSWER)
-        receiver.on_end()
+        relay.answer(name, number=answered)
         answered += 1
 
 
@@ -348,8 +344,7 @@ def test_the_time_of_waiting_is_no_time_of_the_backend() -> None:
     exchange.delivery.arrived_s -= 100.0
     relay.context.queues["m"]._clock = lambda: later(100.0)
     relay.answer("a")
-    relay.receiver("a").on_head(200, EVENTS_HEAD)
-    relay.receiver("a").on_data(FIRST)
+    relay.begin_stream("a", FIRST)
     relay.receiver("a").on_end()
     assert outcomes[1].e2e_s < 50.0
     assert outcomes[1].ttft_s < 50.0
@@ -447,11 +442,7 @@ def test_a_request_is_charged_what_it_has_cost() -> None:
         text = json.loads(relay.clients["a"].bodies[number])["user"]
         tokens = 200 if text.startswith("big") else 10
         answer = {"choices": [CHOICE], "usage": {"prompt_tokens": 1, "completion_tokens": tokens}}
-        data = json.dumps(answer).encode()
-        receiver = relay.receiver("a", number)
-        receiver.on_head(200, [*JSON_HEAD, (b"content-length", b"%d" % len(data))])
-        receiver.on_data(data)
-        receiver.on_end()
+        relay.answer("a", json.dumps(answer).encode(), number=number)
     sent = [json.loads(body)["user"].startswith("big") for body in relay.clients["a"].bodies[1:60]]
     assert 0.05 < sum(sent) / len(sent) < 0.25, "20 times the cost at twice the weight"
 

@@ -16,7 +16,6 @@ from gateway.routing.access import read_head
 from tests.gateway.relay.test_attempts import (
     CHAT,
     DONE,
-    EVENTS_HEAD,
     FIRST,
     SECOND,
     Relay,
@@ -106,7 +105,7 @@ def test_an_end_without_a_verdict_leaves_the_replica_on_trial(ending: str) -> No
 def test_a_stream_proves_a_replica_with_its_first_event() -> None:
     relay = recovering("a", "b")
     relay.send()
-    relay.receiver("a").on_head(200, EVENTS_HEAD)
+    relay.begin_stream("a")
     assert relay.pool.recovery.is_on_trial(relay.backends["a"])
     relay.receiver("a").on_data(FIRST)
     assert not relay.pool.recovery.is_on_trial(relay.backends["a"])
@@ -189,9 +188,7 @@ def test_long_answers_of_many_requests_are_no_evidence() -> None:
     for exchange, _ in streams:
         exchange.check_silence(later(9.5))
     for number, (exchange, reply) in enumerate(streams):
-        receiver = relay.receiver("a", number)
-        receiver.on_head(200, EVENTS_HEAD)
-        receiver.on_data(FIRST)
+        receiver = relay.begin_stream("a", FIRST, number=number)
         for _ in range(3600):
             receiver.on_data(SECOND)
         exchange.check_silence(later(1.9))
@@ -209,7 +206,7 @@ def test_a_failure_counts_once_another_replica_has_begun_to_answer() -> None:
     for number in range(3):
         relay.send(json.dumps({"model": "m", "stream": True, "messages": [{"content": str(number)}]}).encode())
         relay.receiver("a").on_error(UpstreamError("broken", "closed the connection"))
-        relay.receiver("b").on_head(200, EVENTS_HEAD)
+        relay.begin_stream("b")
         assert relay.backends["a"].health.state is State.UP
         relay.receiver("b").on_data(FIRST)
     assert relay.backends["a"].health.state is State.EJECTED, "before any of the long answers is complete"
