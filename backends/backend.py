@@ -128,6 +128,8 @@ class Backend:
         Whether its engine drafts as deep as each request asks, with `deploy/vllm_draft_depth`.
     asks_version
         Whether what happens beyond its drafter's limit is what its engine's version of vLLM does.
+    context_range
+        The least and most tokens of the prompts that it is meant for; None for all.
     engine
         What is known of the engine that answers there now; what follows from it is below, set with it.
     health
@@ -168,6 +170,7 @@ class Backend:
     drafter_limit: DrafterLimit | None = None
     draft_depth: bool = False
     asks_version: bool = False
+    context_range: tuple[int, int] | None = None
 
     health: Health = field(default_factory=Health)
     in_flight: int = 0
@@ -192,6 +195,8 @@ class Backend:
         if is_new:
             self.engine, self.load = Engine(), EngineLoad()
             self.observe({}, self.said)
+        if not said.context_tokens:  # by what it has refused, if it does not tell
+            said = replace(said, context_tokens=self.engine.said.context_tokens)
         self.engine.said = said
         limit = self.said_limit
         if limit is not None and self.asks_version:

@@ -178,7 +178,7 @@ class Pool:
         for backend in leaving:
             self._dismiss(self.watch(backend))
         for model in self._by_model:
-            self._compare_contexts(model)
+            self.compare_contexts(model)
         for each in joining:
             self._admit(each.watch)
         for each in joining:  # which may send requests, to any of them
@@ -287,7 +287,7 @@ class Pool:
             with background.guarded("probes", of=watch.label):
                 self._listener.engine_changed(backend, change)
         if backend.engine.said.context_tokens != context_tokens:
-            self._compare_contexts(backend.model)
+            self.compare_contexts(backend.model)
         if backend.difference != difference:
             with background.guarded("probes", of=watch.label):
                 self._listener.difference_changed(backend)
@@ -298,7 +298,8 @@ class Pool:
         proof = result.is_certain, result.is_proven
         self.report(backend, Probed(result.problem, result.refused, result.engine, *proof, books))
 
-    def _compare_contexts(self, model: str) -> None:
+    def compare_contexts(self, model: str) -> None:
+        """Note whether the engines of a model take contexts of unlike length."""
         known = {each.engine.said.context_tokens for each in self.of(model)} - {0}
         if len(known) < 2:
             self.unlike_contexts.discard(model)

@@ -18,6 +18,8 @@ PREFIX = "speculation.gateway/"
 METHOD, TOKENS, CONFIG, WEIGHT = "method", "num-speculative-tokens", "speculative-config", "weight"
 LIMIT, BEYOND, DEPTH = "drafter-limit", "beyond-drafter-limit", "draft-depth"
 _KEYS = (METHOD, TOKENS, CONFIG, WEIGHT, LIMIT, BEYOND, DEPTH)
+RANGE = "llm-d.ai/context-length-range"
+"""The label of llm-d, whose `context-length-aware` scorer reads it."""
 
 
 class LabelError(Exception):
@@ -43,13 +45,15 @@ class Pod:
         said = {key.removeprefix(PREFIX): text for key, text in texts.items() if key.startswith(PREFIX)}
         address = str(ip_address(status["podIP"]))
         try:
-            return cls(address, settings_of(said, default))
+            return cls(address, settings_of(said, default, texts.get(RANGE)))
         except LabelError as error:
             return cls(address, None, str(error))
 
 
-def settings_of(said: Mapping[str, str], default: Mapping[str, Any]) -> BackendSettings:
-    """Return the settings of a replica whose pod has some labels; their `url` means nothing.
+def settings_of(
+    said: Mapping[str, str], default: Mapping[str, Any], context_range: str | None = None
+) -> BackendSettings:
+    """Return the settings of a replica whose pod has some labels, also llm-d's; their `url` means nothing.
 
     Examples
     --------
@@ -59,7 +63,7 @@ def settings_of(said: Mapping[str, str], default: Mapping[str, Any]) -> BackendS
     for key in said:
         if key not in _KEYS:
             raise LabelError(f"{PREFIX}{key}: no such label; {did_you_mean(key, _KEYS)}")
-    data: dict[str, Any] = {"url": "http://pod"}
+    data: dict[str, Any] = {"url": "http://pod", "context_range": context_range}
     if METHOD in said:
         data |= {"method": said[METHOD], "speculative_config": _config(said)}
     elif default and not {TOKENS, CONFIG} & said.keys():
@@ -96,6 +100,8 @@ def _config(said: Mapping[str, str]) -> dict[str, Any] | None:
 def _text(issue: Issue) -> str:
     """Return an issue of the settings in terms of the labels."""
     first, *rest = issue.path or ("",)
+    if first == "context_range":
+        return f"{RANGE}: expected tokens, such as 0-4096"
     key = {"method": METHOD, "weight": WEIGHT, "drafter_limit": LIMIT, "draft_depth": DEPTH}.get(str(first), CONFIG)
     if rest in (["num_speculative_tokens"], ["tokens"], ["beyond"]):
         key, rest = {"tokens": LIMIT, "beyond": BEYOND}.get(str(rest[0]), TOKENS), []

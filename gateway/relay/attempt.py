@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from typing import Final, Protocol
 
 from backends.backend import Backend
@@ -26,6 +27,7 @@ from gateway.relay.delivery import Delivery
 from gateway.relay.failures import Step, backend_failed
 from gateway.relay.roles import Rescuer, Sender
 from gateway.routing.access import RequestHeaders
+from gateway.routing.contexts import none_takes_it, refusal_of
 from gateway.routing.model import Upstream
 from gateway.routing.router import RoutedRequest
 from policies.features.request import Endpoint
@@ -311,9 +313,7 @@ class Attempt:
             return
         if delivery.status == _NOT_FOUND and not delivery.has_begun and self._lacks_model(rest):
             return
-        refused = [name for name in self._added if name in rest] if delivery.status in _REFUSALS else []
-        if refused and not delivery.has_begun:
-            self._repeat_without(refused)
+        if delivery.status in _REFUSALS and not delivery.has_begun and self._is_refused(rest):
             return
         delivery.note_whole(answer)
         if not delivery.has_begun:
@@ -379,6 +379,28 @@ class Attempt:
         message = "does not serve its model any more" if is_own else ""
         otherwise = None if is_own else Step.ENGINE_ERROR
         return self._fail("model", message, otherwise=otherwise) is not Step.ENGINE_ERROR
+
+    def _is_refused(self, body: bytes) -> bool:
+        """Return whether that was dealt with: what the gateway has added is left out, what is too long goes elsewhere.
+
+        Where none takes it and all contexts are alike, the engine's own error says enough.
+        """
+        if added := [name for name in self._added if name in body]:
+            self._repeat_without(added)
+            return True
+        exchange, backend = self.exchange, self.upstream.backend
+        tokens, message = refusal_of(body)
+        if not tokens:
+            return False
+        pool, said = exchange.relay.pool, backend.engine.said
+        if not said.context_tokens:
+            backend.set_engine(replace(said, context_tokens=tokens))
+            pool.compare_contexts(backend.model)
+        if self._fail("length", "") is Step.ENGINE_ERROR:
+            if backend.model not in pool.unlike_contexts or not exchange.sender.is_relayed:
+                return False
+            exchange.end_with_error(none_takes_it(message, pool.of(backend.model)))
+        return True
 
     def _repeat_without(self, refused: list[bytes]) -> None:
         """Send the request to the same backend once more, without parameters that the gateway has added."""

@@ -38,6 +38,7 @@ from gateway.relay.observers import EndedExchange, Times, Traced, tell, tell_sen
 from gateway.relay.queue import ModelQueue, Place
 from gateway.relay.roles import Rescuer, Sender, Silence
 from gateway.relay.shares import Charge, price_of
+from gateway.routing.contexts import longer
 from gateway.routing.model import Upstream
 from gateway.routing.router import RoutedRequest
 from policies.arm import arm_of
@@ -244,7 +245,9 @@ class Exchange:
             others = self.candidates(tried)
         except GatewayError:
             others = []
-        if kind in _MAY_BE_METHOD:
+        if kind == "length":
+            others = longer(others, backend)
+        elif kind in _MAY_BE_METHOD:
             arm = arm_of(backend)
             others = [other for other in others if arm_of(other) != arm] or others
         situation = Situation(

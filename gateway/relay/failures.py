@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Final
 
 from gateway.dialects.errors import GatewayError
@@ -80,6 +81,15 @@ class Rule:
     report: Notice = Notice.FAILURE
 
 
+_NO_ROOM: Final = partial(
+    Rule,
+    is_free=True,
+    is_full=True,
+    goes_on=False,
+    otherwise=Step.ENGINE_ERROR,
+    blame=Blame.NEVER,
+    report=Notice.NOTHING,
+)
 RULES: Final = {
     "connect": Rule(
         "no connection",
@@ -94,15 +104,8 @@ RULES: Final = {
     "status": Rule("500, 502 or 503", goes_on=False, otherwise=Step.ENGINE_ERROR),
     "key": Rule("401: another key than the gateway has", Retried.ALWAYS, is_free=True, goes_on=False),
     "model": Rule("404: another model at its address", Retried.ALWAYS, is_free=True, goes_on=False),
-    "busy": Rule(
-        "429, or a 503 that says that the replica is full",
-        is_free=True,
-        is_full=True,
-        goes_on=False,
-        otherwise=Step.ENGINE_ERROR,
-        blame=Blame.NEVER,
-        report=Notice.NOTHING,
-    ),
+    "busy": _NO_ROOM("429, or a 503 that says that the replica is full"),
+    "length": _NO_ROOM("400: longer than its context, where another replica has a longer one"),
     "error": Rule("an error of the engine within a stream", otherwise=Step.ENGINE_ERROR),
     "stalled": Rule(
         "a pause of seconds within a stream, while other streams of the replica go on",

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
 from backends.backend import Backend
+from backends.health import State
+from backends.probe import as_json
+from gateway.dialects.errors import GatewayError
 from policies.features.request import RequestFeatures
 
 _MARGIN: Final = 1.25
 """What a prompt may have in tokens, over what its text lets expect."""
+_TOO_LONG: Final = re.compile(
+    r"(?:(?:'max_tokens' or 'max_completion_tokens' is too large: \d+\. )?This model's maximum context length is "
+    r"|max_\w{1,40}=\d+ cannot be greater than max_model_len="
+    r"|Input length \(\d+\) exceeds model's maximum context length \("
+    r"|The decoder prompt \(length \d+\) [\w ()]{0,99}is longer than the maximum model length of "
+    r"|The input \(\d+ tokens\) is longer than the model's context length \("
+    r"|Requested token count exceeds the model's maximum context length of )(\d{1,8})\b"
+)
+"""How vLLM and SGLang refuse a request for its length; a client's own words come first in none of their messages."""
 
 
 def fitting(request: RequestFeatures, backends: Sequence[Backend]) -> Sequence[Backend]:
@@ -21,7 +34,46 @@ def fitting(request: RequestFeatures, backends: Sequence[Backend]) -> Sequence[B
     prompt = request.prompt_tokens if request.unseen is None else request.unseen.most_tokens
     answer = request.context_tokens - request.prompt_tokens
     tokens = max(_MARGIN * prompt + answer, request.max_tokens or 0)
-    longest = max([one.engine.said.context_tokens for one in backends], default=0)
-    least = min(tokens, longest)
     lengths = [(one, one.engine.said.context_tokens) for one in backends]
-    return [one for one, tokens in lengths if not tokens or tokens >= least]
+    least = min(tokens, max([each for _, each in lengths], default=0))
+    return [one for one, each in lengths if not each or each >= least]
+
+
+def refusal_of(answer: bytes) -> tuple[int, str]:
+    """Return the context of an engine that refuses a request for its length, and its message; 0 for other refusals.
+
+    Examples
+    --------
+    >>> refusal_of(b'{"error": {"message": "Input length (90) exceeds model\'s maximum context length (64)."}}')
+    (64, "Input length (90) exceeds model's maximum context length (64).")
+    """
+    match as_json(answer):
+        case {"error": {"message": str(message)}} | {"message": str(message)}:
+            found = _TOO_LONG.match(message)
+            return (int(found[1]), message) if found else (0, "")
+    return 0, ""
+
+
+def longer(backends: Sequence[Backend], than: Backend) -> list[Backend]:
+    """Return the backends that may take what one has refused for its length: also those that do not tell theirs."""
+    refused = than.engine.said.context_tokens
+    return [one for one in backends if not one.engine.said.context_tokens or one.engine.said.context_tokens > refused]
+
+
+def none_takes_it(message: str, backends: Sequence[Backend]) -> GatewayError:
+    """Return the error for a request that is too long for all, with what each takes, after an engine's own message."""
+    lengths = [(one, one.engine.said.context_tokens) for one in backends]
+    said = [f"{one.name} {tokens:,}" if tokens else f"{one.name} (not told)" for one, tokens in lengths]
+    away = [one.name for one in backends if one.health.state is not State.UP]
+    also = f" Not up: {', '.join(away)}." if away else ""
+    message += f" Tokens of context by replica: {', '.join(said)}.{also}"
+    return GatewayError(400, message, code="context_length_exceeded")
+
+
+def nearest(request: RequestFeatures, backends: Sequence[Backend]) -> Sequence[Backend]:
+    """Return the backends whose range of contexts has the prompt, or those nearest to it; all others have any range."""
+    tokens = request.prompt_tokens
+    ranges = [one.context_range or (tokens, tokens) for one in backends]
+    apart = [max(least - tokens, tokens - most, 0) for least, most in ranges]
+    least_apart = min(apart)
+    return [one for one, each in zip(backends, apart, strict=True) if each == least_apart]

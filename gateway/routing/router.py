@@ -21,7 +21,7 @@ from gateway.dialects.asked_usage import options_to_ask
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.form import text_in_form
 from gateway.routing.access import NO_ROUTING_HEADERS, RequestHeaders, RoutingHeaders
-from gateway.routing.contexts import fitting
+from gateway.routing.contexts import fitting, nearest
 from gateway.routing.keys import ANONYMOUS, UNAUTHENTICATED, Client
 from gateway.routing.large_bodies import check_cost
 from gateway.routing.model import Model
@@ -300,6 +300,10 @@ class Router:
         model = routed.model
         policy = model.policy
         features = routed.features if policy.reads_requests else ANY_REQUEST
+        for backend in candidates:
+            if backend.context_range is not None:
+                candidates = [*nearest(routed.features, candidates)]
+                break
         try:
             if model.name in self._narrowing and not _is_bound(routed):
                 candidates = [*self._narrowing[model.name].narrow(routed.features, candidates)]

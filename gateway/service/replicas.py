@@ -117,8 +117,14 @@ def _backend(model: str, name: str, settings: BackendSettings | DiscoverSettings
         launched=started is not None,
         drafter_limit=limit,
         draft_depth=settings.draft_depth,
+        context_range=_range_of(settings.context_range) if isinstance(settings, BackendSettings) else None,
         asks_version=simulate is None and (settings.drafter_limit is None or settings.drafter_limit.beyond is None),
     )
+
+
+def _range_of(said: str | None) -> tuple[int, int] | None:
+    least, _, most = (said or "").partition("-")
+    return (int(least), int(most)) if most else None
 
 
 def limit_of(settings: BackendSettings | DiscoverSettings) -> DrafterLimit | None:

@@ -19,6 +19,7 @@ from backends.validation import Issue, error_of, issues_of
 from gateway.config.settings.base import Seconds, Secret, Settings, Word
 from gateway.config.urls import address
 
+_RANGE = r"^\d{1,9}-\d{1,9}$"
 _EVENTS = r"^(tcp://[^*/\s]+:\d{1,5}|ipc:///\S+)$"
 
 
@@ -158,6 +159,8 @@ class BackendSettings(Settings):
         Bearer token sent to the engine.
     weight
         Share of the requests relative to the other replicas, for policies that use weights.
+    context_range
+        Tokens of the prompts that it is meant for, such as `0-4096`. Others come only if no other is nearer.
 
     Examples
     --------
@@ -180,6 +183,7 @@ class BackendSettings(Settings):
     kv_events: Annotated[str, Field(pattern=_EVENTS)] | None = None
     api_key: Secret = None
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    context_range: Annotated[str, Field(pattern=_RANGE)] | None = None
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:

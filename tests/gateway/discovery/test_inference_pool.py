@@ -244,3 +244,17 @@ async def test_a_source_that_is_ended_while_it_fails_is_ended(tmp_path: Path, mo
         followed.keep(None)
         await asyncio.wait_for(asyncio.wait([source.task]), 5.0)
         starting.cancel()
+
+
+async def test_a_replica_is_meant_for_the_contexts_that_llm_d_labels_its_pod_with(tmp_path: Path) -> None:
+    labelled = pod("long-0", "10.0.0.4", {"method": "baseline"})
+    labelled["metadata"]["labels"]["llm-d.ai/context-length-range"] = "4096-32768"
+    async with api_of(tmp_path, inference_pool("3"), PLAIN, labelled) as api, following(of(api)) as it:
+        found = (await it.until("plain-0", "long-0")).values()
+    model = {"policy": {"name": "round_robin"}, "discover": {"fleet": POOL}}
+    settings = PoolSettings.model_validate({"models": {"m": model}})
+    replicas = plan(settings, tmp_path, found={("m", "fleet"): [*found]}).backends
+    assert {each.name: each.context_range for each in replicas} == {
+        "fleet/long-0": (4096, 32_768),
+        "fleet/plain-0": None,
+    }

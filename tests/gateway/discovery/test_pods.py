@@ -7,7 +7,7 @@ import pytest
 from backends.draft_schedule import draft_tokens
 from backends.drafter_limit import Beyond
 from backends.speculation import Method, serve_config
-from gateway.discovery.pods import LabelError, Pod, settings_of
+from gateway.discovery.pods import RANGE, LabelError, Pod, settings_of
 from tests.support.kubernetes_api import pod
 
 SCHEDULE = '{"num_speculative_tokens": 5, "num_speculative_tokens_per_batch_size": [[1, 16, 5], [17, 256, 0]]}'
@@ -110,3 +110,17 @@ def test_a_pod_takes_requests_if_it_is_ready_and_stays() -> None:
         {"metadata": {"name": "f"}, "status": {"podIP": "10.0.0.6"}},
     ):
         assert Pod.of(each, PLAIN) is None
+
+
+def test_the_range_of_contexts_is_that_of_llm_d() -> None:
+    found = pod("a", "10.0.0.1", {"method": "suffix"})
+    found["metadata"]["labels"][RANGE] = "4096-32768"
+    kept = Pod.of(found, {})
+    assert kept is not None
+    assert kept.own is not None
+    assert kept.own.context_range == "4096-32768"
+    for wrong in ("4096", "a-b", "-1-5", "", "0-2048,8192-16384", "0-" + "9" * 60):
+        found["metadata"]["labels"][RANGE] = wrong
+        left_out = Pod.of(found, {})
+        assert left_out is not None
+        assert (left_out.own, left_out.problem) == (None, f"{RANGE}: expected tokens, such as 0-4096")

@@ -23,11 +23,13 @@ def test_a_request_is_sent_elsewhere_only_while_the_client_has_nothing_and_once(
     retried = [now for now in SITUATIONS if verdict_on(kind, now).step is Step.RETRY]
     for now in retried:
         assert now.has is Has.NOTHING
-        assert not now.was_retried or kind == "busy", "each that has no room costs nothing"
+        assert not now.was_retried or kind in {"busy", "length"}, "each that has no room costs nothing"
         assert now.may_move
         assert now.has_other
         assert now.may_repeat or kind in {"connect", "key", "model"}, "another may have had an effect"
-        assert now.has_budget or now.is_on_trial or kind in {"connect", "down", "trial", "key", "model", "busy"}
+        assert (
+            now.has_budget or now.is_on_trial or kind in {"connect", "down", "trial", "key", "model", "busy", "length"}
+        )
     assert bool(retried) is (kind not in {"timeout", "redirect", "exhausted", "stalled"})
 
 
@@ -59,7 +61,7 @@ def test_a_failure_is_a_strike_only_where_it_is_evidence(kind: str) -> None:
         verdict = verdict_on(kind, now)
         if kind in {"connect", "down"} and verdict.step is Step.RETRY:
             assert verdict.blame is Blame.NEVER, "the pool knows by itself"
-        if kind == "busy":
+        if kind in {"busy", "length"}:
             assert verdict.blame is Blame.NEVER or now.has is not Has.NOTHING, "load is no sickness"
         if verdict.step is Step.RETRY and kind in {"broken", "garbage", "status", "error"}:
             assert verdict.blame is Blame.IF_SERVED, "the request may be the cause"
@@ -83,7 +85,7 @@ def test_the_lack_of_budget_is_told_only_if_nothing_else_kept_the_request_here(k
 def test_what_the_pool_is_told() -> None:
     told = {report: {kind for kind, rule in RULES.items() if rule.report is report} for report in Notice}
     assert told == {
-        Notice.NOTHING: {"down", "trial", "redirect", "exhausted", "stalled", "busy"},
+        Notice.NOTHING: {"down", "trial", "redirect", "exhausted", "stalled", "busy", "length"},
         Notice.FAILURE: {"broken", "garbage", "refused", "status", "error", "key", "model"},
         Notice.UNREACHABLE: {"connect"},
         Notice.TIMEOUT: {"timeout"},

@@ -352,6 +352,18 @@ def test_the_time_of_waiting_is_no_time_of_the_backend() -> None:
     assert relay.count("gateway_overhead_seconds_sum") < 50.0
 
 
+def test_a_prompt_goes_beyond_the_range_of_a_replica_only_where_that_has_no_room() -> None:
+    relay = queued("a", "b")
+    ranges = {"a": (0, 4096), "b": (4096, 32_768)}
+    for backend in relay.context.pool.of("m"):
+        backend.context_range = ranges[backend.name]
+    for label in "123":
+        ask(relay, label)
+    assert (users(relay, "a"), users(relay, "b"), waiting(relay)) == ("1", "2", 1)
+    drain(relay, "b")
+    assert users(relay, "b") == "23", "it does not wait for the one that is meant for it"
+
+
 # The priority that engines get
 
 

@@ -6,11 +6,16 @@ import logging
 from collections import Counter
 from typing import Any
 
+import orjson
 import pytest
 
+from backends.backend import Backend
 from backends.health import Health, State
-from policies.features.request import TYPICAL_TOKENS
-from tests.gateway.conftest import MODEL, start_gateway
+from backends.speculation import Method
+from gateway.routing.contexts import nearest, refusal_of
+from policies.features.request import TYPICAL_TOKENS, Endpoint, RequestFeatures
+from tests.gateway.conftest import MODEL, Running, start_gateway
+from tests.support.upstream import Behaviour, Wire
 
 SHORT, LONG = 1024, 32_768
 LONG_PROMPT = "word " * 3000
@@ -47,3 +52,160 @@ async def test_it_goes_elsewhere_while_none_that_takes_it_is_up(caplog: pytest.L
         assert (await running.chat(LONG_PROMPT)).headers["x-gateway-backend"] == "a"
         running.upstreams["a"].max_model_len = LONG
         await running.until(lambda: MODEL not in running.gateway.pool.unlike_contexts)
+
+
+VLLM = "This model's maximum context length is {} tokens. However, your prompt contains 5000 input tokens. Shorten it."
+
+
+def refusing(tokens: int, text: str = VLLM) -> Behaviour:
+    """Return an engine that refuses each request for its length."""
+
+    async def refuse(wire: Wire) -> None:
+        await wire.json({"error": {"message": text.format(tokens), "type": "BadRequestError", "code": 400}}, 400)
+
+    return refuse
+
+
+async def until_told(running: Running, **tokens: int) -> None:
+    for name, each in tokens.items():
+        running.upstreams[name].max_model_len = each
+    await running.until(lambda: all(running.backend(n).engine.said.context_tokens == t for n, t in tokens.items()))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_one_refuses_for_its_length_goes_to_one_with_more_room(stream: bool) -> None:
+    async with start_gateway({"a": "baseline", "b": "ngram", "c": "ngram"}) as running:
+        await until_told(running, a=SHORT, b=SHORT, c=LONG)
+        running.upstreams["a"].behaviour = running.upstreams["b"].behaviour = refusing(SHORT)
+        answers = [await running.chat("Hi", stream=stream) for _ in range(6)]
+        assert {(answer.status_code, answer.headers["x-gateway-backend"]) for answer in answers} == {(200, "c")}
+        sent = [len(running.upstreams[name].seen) for name in "abc"]
+        assert (sent[0] + sent[1], sent[2]) == (4, 6), "never from one to the other of the same length"
+        assert all(each.health.state is State.UP for each in running.gateway.pool)
+
+
+async def test_what_all_refuse_is_answered_with_the_numbers_of_all() -> None:
+    async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
+        await until_told(running, a=SHORT, b=LONG)
+        running.upstreams["a"].behaviour = refusing(SHORT)
+        running.upstreams["b"].behaviour = refusing(LONG)
+        answers = [await running.chat("Hi") for _ in range(2)]
+        for answer in answers:
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+            assert error["message"] == f"{VLLM.format(LONG)} Tokens of context by replica: a 1,024, b 32,768."
+        running.backend("b").health = Health(State.EJECTED)
+        assert (await running.chat("Hi")).json()["error"]["message"].endswith("a 1,024, b 32,768. Not up: b.")
+        body = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+        error = (await running.client.post("/v1/messages", json=body)).json()
+        assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+
+
+async def test_where_all_are_alike_the_engine_itself_is_heard() -> None:
+    async with start_gateway({"a": "baseline", "b": "ngram"}, behaviour=refusing(2048)) as running:
+        answer = await running.chat("Hi")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, VLLM.format(2048))
+        assert sum(len(each.seen) for each in running.upstreams.values()) == 1
+
+
+async def test_a_context_that_is_not_told_is_learned_from_a_refusal_until_the_engine_restarts() -> None:
+    async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
+        await until_told(running, b=LONG)
+        backend, upstream = running.backend("a"), running.upstreams["a"]
+        upstream.max_model_len = 0
+        await upstream.die()
+        await running.until(lambda: backend.health.state is State.DOWN)
+        await upstream.come_back()
+        await running.until(lambda: backend.health.state is State.UP and not backend.engine.said.context_tokens)
+        upstream.behaviour = refusing(SHORT)
+        answers = [await running.chat(LONG_PROMPT) for _ in range(6)]
+        assert {answer.headers["x-gateway-backend"] for answer in answers} == {"b"}
+        assert len(upstream.seen) == 1, "refused once"
+        assert backend.engine.said.context_tokens == SHORT
+        probed = upstream.connections
+        await running.until(lambda: upstream.connections > probed + 1)
+        assert backend.engine.said.context_tokens == SHORT, "a probe does not forget it"
+        await upstream.die()
+        await running.until(lambda: backend.health.state is State.DOWN)
+        await upstream.come_back()
+        await running.until(lambda: backend.engine.said.context_tokens == 0)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        VLLM.format(4096),
+        "max_tokens=5000 cannot be greater than max_model_len=4096. Please request fewer output tokens.",
+        "Input length (5000) exceeds model's maximum context length (4096).",
+        "The decoder prompt (length 5000) is longer than the maximum model length of 4096. Make sure that",
+        "The decoder prompt (length 4096) plus the number of requested output tokens (at least 1) is longer than the "
+        "maximum model length of 4096. Make sure that",
+        "'max_tokens' or 'max_completion_tokens' is too large: 5. This model's maximum context length is 4096 tokens",
+        "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
+        "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of",
+    ],
+)
+def test_refusals_for_length_are_known_by_their_texts(message: str) -> None:
+    assert refusal_of(orjson.dumps({"error": {"message": message}})) == (4096, message)
+    assert refusal_of(orjson.dumps({"object": "error", "message": message})) == (4096, message)
+    for said in (f"Unknown value: {message}", f"[{{'input': \"{message}\"}}]"):
+        assert refusal_of(orjson.dumps({"error": {"message": said}}))[0] == 0, "a client's own words"
+    assert refusal_of(orjson.dumps({"detail": [{"input": {"message": message}}]}))[0] == 0
+    assert refusal_of(b"no JSON") == refusal_of(b"[]") == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("body", "goes_to"),
+    [
+        ({"prompt": [7] * 400}, "ab"),
+        ({"prompt": [7] * (SHORT - 10)}, "b"),
+        ({"prompt": [7] * (SHORT + 1)}, "b"),
+        ({"prompt": [[7] * 400, [7] * 400]}, "ab"),
+        ({"prompt": [7] * LONG}, "b"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/"}}]}]}, "b"),
+    ],
+    ids=["ids", "ids near the limit", "too many ids", "a batch", "too many for all", "an image of any size"],
+)
+async def test_token_ids_and_unknown_lengths_go_where_they_are_taken(body: dict[str, Any], goes_to: str) -> None:
+    async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
+        await until_told(running, a=SHORT, b=LONG)
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        answers = [
+            await running.client.post(path, json={"model": MODEL, **body}) for _ in range(1 if goes_to == "b" else 6)
+        ]
+        assert "".join(sorted({answer.headers["x-gateway-backend"] for answer in answers})) == goes_to
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ranges", "kept"),
+    [
+        (100, {"a": (0, 4096), "b": (4096, 32_768), "c": None}, "ac"),
+        (4096, {"a": (0, 4096), "b": (4096, 32_768), "c": None}, "abc"),
+        (9000, {"a": (0, 4096), "b": (4096, 32_768)}, "b"),
+        (9000, {"a": (0, 2048), "b": (0, 8192)}, "b"),
+        (9000, {"a": (0, 2048)}, "a"),
+    ],
+)
+def test_a_range_of_contexts_is_a_wish(tokens: int, ranges: dict[str, tuple[int, int] | None], kept: str) -> None:
+    backends = [Backend(name, MODEL, Method.BASELINE, "", context_range=each) for name, each in ranges.items()]
+    request = RequestFeatures(MODEL, Endpoint.CHAT, prompt_tokens=tokens)
+    assert "".join(each.name for each in nearest(request, backends)) == kept
+
+
+async def test_requests_go_to_the_range_of_their_length_while_it_is_up() -> None:
+    async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
+        running.backend("a").context_range, running.backend("b").context_range = (0, 500), (500, 99_999)
+        assert {(await running.chat("Hi")).headers["x-gateway-backend"] for _ in range(4)} == {"a"}
+        assert {(await running.chat("word " * 900)).headers["x-gateway-backend"] for _ in range(4)} == {"b"}
+        running.backend("b").health = Health(State.EJECTED)
+        assert (await running.chat("word " * 900)).headers["x-gateway-backend"] == "a"
+
+
+async def test_who_names_a_backend_is_told_what_all_take() -> None:
+    async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
+        await until_told(running, a=SHORT, b=LONG)
+        running.upstreams["a"].behaviour = refusing(SHORT)
+        answer = await running.chat("Hi", headers={"x-gateway-backend": "a"})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].endswith("Tokens of context by replica: a 1,024, b 32,768.")
+        assert not running.upstreams["b"].seen
