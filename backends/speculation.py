@@ -74,8 +74,6 @@ REMOVED: Final[Mapping[Method, Release]] = {Method.MEDUSA: (0, 33), Method.MLP_S
 """The releases of vLLM from which on there is a method no more."""
 _ADDED: Final[Mapping[str, Release]] = {"enable_adaptive_verification": (0, 30)}
 """Keys of a speculative config, and the first releases that know them."""
-_LOWERS_CONTEXT: Final[Release] = (0, 33)
-"""From there on a drafter with a shorter context shortens that of its engine."""
 PASSED_ON = frozenset(
     {
         *("draft_sample_method", "draft_tensor_parallel_size", "draft_load_config", "use_heterogeneous_vocab"),
@@ -243,8 +241,6 @@ def release_notes(method: Method, config: Mapping[str, Any], version: str = "") 
                 f"with {key} the engine weighs drafts as if each request had 8,192 tokens of context: start it with "
                 "VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN set to what yours have"
             )
-    if method is Method.DRAFT_MODEL and (release is None or release >= _LOWERS_CONTEXT):
-        yield "from vLLM 0.33 on its engine takes contexts no longer than those of the draft model"
 
 
 def serve_config(method: Method, config: SpeculativeConfig | None) -> dict[str, Any]:

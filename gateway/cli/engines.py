@@ -14,6 +14,7 @@ from backends import contradictions
 from backends.backend import Backend
 from backends.engine import SEVERAL, Said
 from backends.engine_metrics import EngineMetrics
+from backends.files.draft_config import context_note, longest_drafted
 from backends.probe import Probe, ProbeResult, as_json, misnamed
 from backends.reported import printable
 from backends.speculation import MODELLESS, Method, SpeculativeConfig, method_named, release_notes
@@ -93,6 +94,7 @@ class Engine:
             )
         if self.method is not None:
             yield from release_notes(self.method, self.told, self.said.version)
+            yield from context_note(self.method, self.told, self.said.version, longest_drafted(self.method, self.told))
         if usage is None:
             yield "its streams end without usage: tokens are estimated, and acceptance is not learned from them"
         elif metrics.speculates and usage.accepted_tokens is None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from backends.backend import Backend
 from backends.draft_schedule import draft_tokens
+from backends.files.draft_config import context_note
 from backends.speculation import MODELLESS, Method, is_lossy, release_notes, serve_config
 from gateway.config.settings import BackendSettings, DiscoverSettings, ModelSettings, PoolSettings
 from gateway.gateway import rooms
@@ -71,7 +72,9 @@ def limit_lines(backends: Sequence[Backend]) -> Iterator[str]:
         elif each.said_limit is None and not each.simulated and each.method not in MODELLESS | {Method.MTP}:
             yield f"{name}: how long a context its drafter serves is not known: set drafter_limit."
         if not each.simulated:
-            for note in release_notes(each.method, each.speculative_config, each.engine.said.version):
+            how = each.method, each.speculative_config, each.engine.said.version
+            tokens = None if each.said_limit is None else each.said_limit.tokens
+            for note in (*release_notes(*how), *context_note(*how, tokens)):
                 yield f"{name}: {note}."
 
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from backends.calibration.calibration import Calibration
 from backends.calibration.files import calibration_names
 from backends.calibration.load import load_calibration
+from backends.files.draft_config import lowers_context
 from backends.speculation import Method, serve_config
 from backends.validation import UsageError
 from gateway.config.settings import ModelSettings
 from gateway.service.default_temperature import VLLM_DEFAULT, assumed_temperature
+from gateway.service.replicas import limit_of
 from lab.options.policy import policy_reference
 from lab.options.shared import slo_bounds
 from lab.past.check import PastReplay, past_of
@@ -92,8 +94,12 @@ def _machine(
 
 
 def _present(pool: ModelSettings | None) -> list[Replica]:
-    backends = pool.backends.values() if pool is not None else ()
-    return [(one.method, serve_config(one.method, one.speculative_config)) for one in backends]
+    replicas: list[Replica] = []
+    for one in pool.backends.values() if pool is not None else ():
+        config, limit = serve_config(one.method, one.speculative_config), limit_of(one)
+        shortened = limit if lowers_context(one.method, config) else None
+        replicas.append((one.method, config, None if shortened is None else shortened.tokens))
+    return replicas
 
 
 def _methods(methods: Sequence[str]) -> list[tuple[Method, Sequence[int]]]:

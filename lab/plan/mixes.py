@@ -52,6 +52,7 @@ class ReplicaKind:
     extra: tuple[tuple[str, Any], ...] = ()  # further options of the speculative config, as pairs
     # Ranges `(first, last, k)` of batch sizes; empty if k is always the same.
     schedule: tuple[tuple[int, int, int], ...] = ()
+    context: int | None = None  # the longest that its drafter leaves its engine, from vLLM 0.33 on; None for any
 
     @property
     def title(self) -> str:
@@ -131,6 +132,17 @@ def kind_of(method: Method, config: Mapping[str, Any], calibration: Calibration)
     schedule = tuple((first, last, tokens) for first, last, tokens in config.get(SCHEDULE_KEY) or ())
     own, k = fit(calibration, method), draft_tokens(method, config)
     return ReplicaKind(method, k, str(config.get("model", "")), own, tuple(sorted(extra.items())), schedule)
+
+
+def with_refusals(kind: ReplicaKind, requests: Sequence[ReplayRequest]) -> ReplicaKind:
+    """Return a kind as one that does not fit if its engine refuses some of the requests, and how many."""
+    room = min(kind.fit.tokens - kind.k, kind.context or kind.fit.tokens)
+    refused = sum(each.prompt_tokens + each.output_tokens > room for each in requests)
+    if not refused or room <= 0:
+        return kind
+    why = f"; from vLLM 0.33 on its draft shortens its context to {room:,} tokens" if kind.context == room else ""
+    reason = f"{kind.fit.reason}{why}; it refuses {refused:,} of {len(requests):,} requests"
+    return replace(kind, fit=replace(kind.fit, fits=False, reason=reason))
 
 
 def mixes(methods: Mapping[int, Method], replicas: int) -> Iterator[Mix]:

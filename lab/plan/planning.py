@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backends.calibration.calibration import Calibration
@@ -12,14 +12,14 @@ from gateway.config.settings import PolicyReference
 from lab.options.policy import with_seed
 from lab.parallel import all_cores
 from lab.plan.judge import choose, judged, play
-from lab.plan.mixes import USUAL, Mix, ReplicaKind, kind_of, kinds, with_schedules
+from lab.plan.mixes import USUAL, Mix, ReplicaKind, kind_of, kinds, with_refusals, with_schedules
 from lab.plan.result import Plan, PlanObjective
 from lab.plan.runner import MixRunner, RunAll
 from lab.plan.search import Split, find_mixes
 from lab.plan.traffic import Windows
 
-Replica = tuple[Method, Mapping[str, Any]]
-"""Method and speculative config of a replica."""
+Replica = tuple[Method, Mapping[str, Any], int | None]
+"""Method and speculative config of a replica, and the longest context that its drafter leaves it, if it shortens it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,15 @@ class Options:
 def plan_windows(windows: Windows, options: Options) -> Planned:
     """Find the mix that serves windows of traffic best."""
     calibration, policy = options.calibration, options.policy
-    longest = max(request.prompt_tokens + request.output_tokens for window in windows for request in window)
+    requests = [request for window in windows for request in window]
+    longest = max(request.prompt_tokens + request.output_tokens for request in requests)
     known = kinds(calibration, longest, options.methods)
     if not known:
         names = ", ".join(method for method, _ in options.methods)
         raise ValueError(f"no acceptance and draft of {names} are published for {calibration.target}")
-    known = with_schedules(known, calibration, [request for window in windows for request in window])
+    known = with_schedules(known, calibration, requests)
     present = _present(options, known)
+    known = [with_refusals(kind, requests) for kind in known]
     usable = [index for index, kind in enumerate(known) if kind.fit.fits]  # those of the present replicas too
     plan, max_model_len = None, None
     if usable:
@@ -94,8 +96,8 @@ def _plan(runner: MixRunner, usable: Sequence[int], run_all: RunAll, present: Mi
 def _present(options: Options, known: list[ReplicaKind]) -> Mix | None:
     """Return the present mix, adding its kinds to `known`."""
     mix = []
-    for method, config in options.present:
-        kind = kind_of(method, config, options.calibration)
+    for method, config, context in options.present:
+        kind = replace(kind_of(method, config, options.calibration), context=context)
         same = [index for index, other in enumerate(known) if _same(other, kind)]
         if not same:
             known.append(kind)
@@ -105,4 +107,5 @@ def _present(options: Options, known: list[ReplicaKind]) -> Mix | None:
 
 def _same(one: ReplicaKind, other: ReplicaKind) -> bool:
     without = [{key: value for key, value in kind.config.items() if key != "model"} for kind in (one, other)]
-    return one.method is other.method and one.k == other.k and without[0] == without[1]
+    alike = (one.method, one.k, one.context) == (other.method, other.k, other.context)
+    return alike and without[0] == without[1]

@@ -16,8 +16,6 @@ from backends.speculation import Method, release_notes
         (Method.MLP_SPECULATOR, {}, "0.33.1", "no more since 0.33"),
         (Method.EAGLE3, {"enable_adaptive_verification": True}, "0.29.0", "begins with 0.30"),
         (Method.EAGLE3, {"enable_adaptive_verification": True}, "0.30.0", "PROFILE_CONTEXT_LEN"),
-        (Method.DRAFT_MODEL, {}, "0.32.0", None),
-        (Method.DRAFT_MODEL, {}, "0.33.0+cpu", "no longer than those of the draft model"),
         (Method.EAGLE3, {}, "0.33.0", None),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends.files.draft_config import context_of, longest_drafted
+from backends.files.draft_config import context_note, context_of, longest_drafted, lowers_context
 from backends.speculation import Method
 
 HEAD = {"model_type": "llama", "max_position_embeddings": 2048}
@@ -55,3 +55,35 @@ def test_what_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     for text in (b"\xff", b"{", b"[" * 100_000, b" " * 2**21 + json.dumps(HEAD).encode()):
         path.write_bytes(text)
         assert context_of(path) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "rope", "lowers"),
+    [
+        (Method.DRAFT_MODEL, None, True),
+        (Method.EAGLE3, None, False),
+        (Method.EAGLE3, "llama3", False),
+        (Method.EAGLE3, "linear", False),
+        (Method.EAGLE3, "yarn", True),
+        (Method.EAGLE, "longrope", True),
+        (Method.EAGLE3, "dynamic", True),
+        (Method.EAGLE3, ["yarn"], False),
+        (Method.SUFFIX, "yarn", False),
+    ],
+)
+def test_which_drafters_shorten_the_context_of_their_engine(
+    method: Method, rope: Any, lowers: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(HEAD | {"rope_scaling": {"rope_type": rope, "factor": 2.0}}))
+    config = {"model": str(tmp_path)}
+    assert lowers_context(method, config) is lowers
+    for version, says in (("", lowers), ("0.33.0", lowers), ("0.32.1", False)):
+        notes = [*context_note(method, config, version, 2048)]
+        assert notes == ["from vLLM 0.33 on its engine takes contexts of at most 2,048 tokens"] * says
+
+
+def test_a_draft_that_cannot_be_read_shortens_only_as_a_model() -> None:
+    for config in ({}, {"model": "org/draft"}):
+        (note,) = context_note(Method.DRAFT_MODEL, config, "0.33.0+cpu", None)
+        assert note.endswith("no longer than those of the draft model")
+        assert not [*context_note(Method.EAGLE3, config, "0.33.0", 2048)]

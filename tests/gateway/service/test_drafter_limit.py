@@ -154,6 +154,10 @@ def test_check_says_the_limits_and_of_which_none_is_known(tmp_path: Path) -> Non
         "m/a: how long a context its drafter serves is not known: set drafter_limit"
         in CliRunner().invoke(app, line).output
     )
+    draft_model = ("speculative_config: {num_speculative_tokens: 3, model: org/draft}", "drafter_limit: 2048")
+    pool_file(tmp_path, *draft_model, method="draft_model")
+    printed = CliRunner().invoke(app, line).output
+    assert "m/a: from vLLM 0.33 on its engine takes contexts of at most 2,048 tokens." in printed
     pool_file(tmp_path, method="suffix")
     assert "drafter" not in CliRunner().invoke(app, line).output
 

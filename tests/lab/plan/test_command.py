@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from functools import partial
 from pathlib import Path
@@ -127,6 +128,26 @@ def test_the_status_is_1_if_nothing_fits(tmp_path: Path, monkeypatch: pytest.Mon
     assert printed.startswith("Nothing fits.\n")
     assert "less than one request of 60,010" in printed
     assert not out.exists()
+
+
+def test_what_a_shortened_context_refuses_is_said_and_not_planned(trace: Path, tmp_path: Path) -> None:
+    pool, figures = tmp_path / "pool.yaml", tmp_path / "plan.json"
+    draft = "{method: draft_model, url: 'http://127.0.0.1:9', drafter_limit: 400, speculative_config: "
+    draft += "{num_speculative_tokens: 3, model: org/draft}}"
+    pool.write_text(POOL + f"      draft: {draft}\n")
+    given = (trace, "--replicas", 3, "--config", pool, "--calibration", "llama-3.1-8b-h100", "--limit", 140)
+    code, printed, _ = run(*given, "--method", "baseline", "--budget", 5, "--jobs", 1, "--json", figures)
+    assert code == 0
+    plan = orjson.loads(figures.read_bytes())
+    (kind,) = [each for each in plan["kinds"] if each["method"] == "draft_model"]
+    assert not kind["fit"]["fits"]
+    said = kind["fit"]["reason"].partition("; from vLLM 0.33 on its draft shortens its context to 400 tokens; ")[2]
+    refused, total = map(int, re.findall(r"\d+", said))
+    assert said == f"it refuses {refused} of {total} requests"
+    assert 0.4 * total < refused < 0.6 * total, "of the trace, 48% are longer"
+    assert "it refuses" in printed
+    assert "draft_model" not in plan["chosen"]
+    assert "1x draft_model k=3" in next(one["mix"] for one in plan["mixes"] if "present" in one["is"])
 
 
 @pytest.mark.parametrize(
