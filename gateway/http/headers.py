@@ -27,7 +27,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 ENGINE_PRIORITY: Final = b"x-vllm-priority"
-"""vLLM 0.33 takes it for `priority`, whose bounds are the key's: it does not reach engines."""
+"""vLLM takes it for `priority`, whose bounds are the key's: it counts in the queue and does not reach engines."""
 _NOT_TO_BACKEND = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id", ENGINE_PRIORITY}
 _LOCATIONS = frozenset({b"location", b"content-location"})  # sent on as paths of the gateway: see `relative_location`
 # The HTTP server writes its own date, and the exchange its own request id.

@@ -159,7 +159,8 @@ def _routed(
             conversation = "" if routed.response_id else stored_in(routed.document or {})
             observers.append(LocationObserver(relay.router.locations, conversation))
         if relay.queues and (queue := relay.queues.get(model.name)) is not None:
-            rank = rank_of(request.client.priority, routed.priority)
+            sent = routed.headers.priority if routed.priority is None else routed.priority
+            rank = rank_of(request.client.priority, sent)
             if endpoint is not _OTHER:
                 body = queue.body_for_engine(body, routed.priority, rank)
     is_rescued = model.rescue and sender.is_relayed and (routed.document or _NOTHING).get("stream") is True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from typing import Final
 
 from gateway.dialects.errors import GatewayError, nothing_here, too_large
 from gateway.http.cors import Cors, is_preflight
-from gateway.http.headers import Header, lines_for_backend, media_type, positive_number
+from gateway.http.headers import ENGINE_PRIORITY, Header, lines_for_backend, media_type, positive_number
 from gateway.http.paths import (
     ADMIN_DOCS,
     canonical_path,
@@ -31,7 +32,7 @@ _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 @dataclass(frozen=True, slots=True)
 class RoutingHeaders:
-    """The `x-gateway-*` and SLO headers of a request; empty strings for names that were not sent.
+    """The `x-gateway-*`, SLO and vLLM's own headers of a request; empty strings for names that were not sent.
 
     Examples
     --------
@@ -45,6 +46,8 @@ class RoutingHeaders:
     method: str = ""
     workload: str = ""
     slo_class: str = ""
+    session: str = ""
+    priority: int | None = None
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
 
@@ -53,23 +56,24 @@ class RoutingHeaders:
         """Return the routing headers among headers by lower-case name."""
         if _NAMES.isdisjoint(headers):
             return NO_ROUTING_HEADERS
-        model, backend, method, workload, slo_class = [headers.get(name, b"").decode("latin-1") for name in _TEXTS]
-        slo_ttft_ms = _positive(headers, b"x-slo-ttft-ms", "milliseconds")
-        slo_tpot_ms = _positive(headers, b"x-slo-tpot-ms", "milliseconds")
-        return cls(
-            model,
-            backend,
-            method,
-            workload,
-            slo_class,
-            slo_ttft_s=None if slo_ttft_ms is None else 1e-3 * slo_ttft_ms,
-            slo_tpot_s=None if slo_tpot_ms is None else 1e-3 * slo_tpot_ms,
-        )
+        texts = [headers.get(name, b"").decode("latin-1") for name in _TEXTS]
+        model, backend, method, workload, slo_class, session, priority = texts
+        rank = int(priority) if _WHOLE.fullmatch(priority) else None
+        ttft_s, tpot_s = _seconds(headers, b"x-slo-ttft-ms"), _seconds(headers, b"x-slo-tpot-ms")
+        return cls(model, backend, method, workload, slo_class, session, rank, ttft_s, tpot_s)
 
 
-_TEXTS: Final = (b"x-gateway-model", b"x-gateway-backend", b"x-gateway-method", b"x-gateway-workload", b"x-slo-class")
+_OWN: Final = (b"x-gateway-model", b"x-gateway-backend", b"x-gateway-method", b"x-gateway-workload", b"x-slo-class")
+_TEXTS: Final = (*_OWN, b"x-session-id", ENGINE_PRIORITY)
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
 _NAMES: Final = frozenset({*_TEXTS, b"x-slo-ttft-ms", b"x-slo-tpot-ms"})
 NO_ROUTING_HEADERS: Final = RoutingHeaders()
+
+
+def _seconds(headers: Mapping[bytes, bytes], name: bytes) -> float | None:
+    """Return the seconds in a header of milliseconds; None without it."""
+    milliseconds = _positive(headers, name, "milliseconds")
+    return None if milliseconds is None else 1e-3 * milliseconds
 
 
 def _positive(headers: Mapping[bytes, bytes], name: bytes, unit: str) -> float | None:

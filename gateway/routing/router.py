@@ -214,6 +214,8 @@ class Router:
             described = partial(model.describe, headers, document, load, text_features, prompt, self._tokens_of)
         else:
             described = features = model.describe(headers, document, load, text_features, prompt, self._tokens_of)
+            if wanted.session and "prefix" in text_features and not features.prefix:
+                features.set_session(hash((crc32(client.id.encode()), crc32(wanted.session.encode()))))
             if adapter:  # an application of its own, whose prompts are cached apart
                 apart = crc32(adapter.encode())
                 prefix = tuple([hash((apart, each)) for each in features.prefix])

@@ -219,6 +219,10 @@ class RequestFeatures:
         """Make the request one of an adapter, which is an application of its own, whose prompts are cached apart."""
         self.template, self.prefix = template, prefix
 
+    def set_session(self, session: int) -> None:
+        """Take the prompt, whose text shows nothing of it, for one that continues those of a session."""
+        self.prefix, self.prefix_tokens = (session,), (self.prompt_tokens,)
+
     def demand(self, overuse: float, slo_ttft_s: float | None, slo_tpot_s: float | None) -> None:
         """Set what is asked for the request: whose it is, and within what bounds it is to be answered."""
         self.overuse, self.slo_ttft_s, self.slo_tpot_s = overuse, slo_ttft_s, slo_tpot_s

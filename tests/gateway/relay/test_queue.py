@@ -392,6 +392,28 @@ def test_engines_get_a_priority_only_if_they_schedule_by_it(key: str, sent: Any,
 
 
 @pytest.mark.parametrize(
+    ("key", "header", "sent", "got"),
+    [
+        ("sk", "7", None, 7),
+        ("sk", "-7", None, None),
+        ("batch", "-7", None, 10),
+        ("sk", "7", 3, 3),
+        ("sk", "high", None, None),
+        ("sk", "9" * 400, None, None),
+    ],
+)
+def test_the_header_of_vllm_counts_as_the_priority_of_a_body_without_one(
+    key: str, header: str, sent: int | None, got: int | None
+) -> None:
+    relay = queued("a", pass_priority=True)
+    body = {"model": "m", "messages": []} | ({} if sent is None else {"priority": sent})
+    headers = [(b"authorization", b"Bearer " + key.encode()), (b"x-vllm-priority", header.encode())]
+    relay.send(json.dumps(body).encode(), headers=headers)
+    assert json.loads(relay.clients["a"].bodies[0]).get("priority") == got
+    assert b"x-vllm-priority" not in relay.clients["a"].calls[0].head
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b'{"model": "m", "tools": [{"priority": 3}], "priority" :\n 5 , "x": 1.50}',

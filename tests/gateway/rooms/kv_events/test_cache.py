@@ -55,6 +55,15 @@ def test_what_was_used_before_an_evicted_block_is_gone() -> None:
     assert cache.evicted_s == 1.0, "an older one, and one that is not known"
 
 
+def test_fields_that_are_not_known_are_ignored() -> None:
+    new = {"lookahead_token_ids": [7] * 3, "some_field_of_2027": {"a": [1]}}
+    cache = Told([stored(1, **new)], [stored(2, **new)], [removed(1, **new), {"type": "AllBlocksCleared"} | new])
+    assert (cache.is_known, cache.problems, cache.evicted_s) == (True, [], 2.0)
+    old = [["BlockStored", [1], None, [7] * 16, 16, None, "GPU", None, [7] * 3, {"a": 1}]]
+    cache = Told(old, [["BlockRemoved", [1], "GPU", None, [7]]])
+    assert (cache.is_known, cache.problems, cache.evicted_s) == (True, [], 0.0)
+
+
 def test_a_block_that_is_found_again_counts_from_then() -> None:
     cache = Told([stored(1)], [stored(2)], [stored(1)], [removed(1)])
     assert cache.evicted_s == 2.0
