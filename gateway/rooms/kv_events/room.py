@@ -30,6 +30,8 @@ _Name = tuple[str, str]
 """Model and backend."""
 _LATE_S: Final = 30.0
 """An engine with requests that has told nothing for so long is believed no more: it fills blocks meanwhile."""
+_HELD_UP_S: Final = 1.0
+"""For how long a busy machine may hold up a report to a policy, which counts back from when it comes."""
 _POLL_MS: Final = 200
 _MOST_WAITING: Final = 8
 """Messages of an engine that wait in this process; further ones wait at the engine."""
@@ -125,7 +127,7 @@ class KvEventsRoom(Room):
         for exchange in self.gateway.relay.exchanges:
             if backend := exchange.sent_to():
                 name = exchange.routed.model.name, backend
-                found[name] = max(found.get(name, 0.0), exchange.age_s(now_s))
+                found[name] = max(found.get(name, 0.0), exchange.age_s(now_s) + _HELD_UP_S)
         return found
 
     async def _read(self) -> None:
