@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from tests.gateway.rooms.dashboard.conftest import SNAPSHOT
-from tests.support.command import ADMIN_KEY, gateway_command, until
+from tests.support.command import ADMIN_KEY, gateway_command, until, until_ready
 from tests.support.upstream import upstreams_in_thread
+from tests.support.waiting import TIMEOUT_S
 
 POOL = """
 server: {{workers: 2}}
@@ -33,24 +34,34 @@ def test_each_worker_shows_the_counts_of_all(tmp_path: Path) -> None:
     with upstreams_in_thread("ab", "m") as (a, b):
         path.write_text(POOL.format(a=a.url, b=b.url, admin=ADMIN_KEY))
         each_alone = httpx.Limits(max_keepalive_connections=0)  # so that any worker may answer
-        with gateway_command(path, tmp_path) as command, httpx.Client(limits=each_alone, trust_env=False) as client:
-            ready = f"{command.url}/readyz"
-            until(lambda: all(client.get(ready).status_code == 200 for _ in range(8)), what="both are ready")
+        asking = httpx.Client(limits=each_alone, timeout=TIMEOUT_S, trust_env=False)
+        with gateway_command(path, tmp_path) as command, asking as client:
+            until_ready(command)
 
-            def shown() -> dict[int, Any]:
-                answers = [client.get(command.url + SNAPSHOT, headers=command.admin).json() for _ in range(8)]
-                return {answer["process"]["pid"]: answer for answer in answers}
+            def shown() -> list[Any]:
+                """Return what each worker shows: which of them answers is chance, so both are met in three answers."""
+                found: dict[int, Any] = {}
+                for _ in range(64):
+                    answer = client.get(command.url + SNAPSHOT, headers=command.admin).json()
+                    found[answer["process"]["pid"]] = answer
+                    if len(found) == 2:
+                        break
+                return [*found.values()]
 
-            until(lambda: len(shown()) == 2 and all(each["points_at_s"] for each in shown().values()))
+            until(lambda: all(each["points_at_s"] for each in shown()), what="both have counted from 0")
             for _ in range(REQUESTS):
                 assert client.post(f"{command.url}/v1/chat/completions", json=CHAT).status_code == 200
+            last: list[Any] = []
 
-            def counts() -> list[int]:
-                backends = [each["models"][0]["backends"] for each in shown().values()]
-                return [sum((backend["ttft"] or {"count": 0})["count"] for backend in each) for each in backends]
+            def all_are_shown() -> bool:
+                last[:] = shown()
+                backends = [each["models"][0]["backends"] for each in last]
+                return [sum((each["ttft"] or {"count": 0})["count"] for each in both) for both in backends] == [
+                    REQUESTS
+                ] * 2
 
-            until(lambda: counts() == [REQUESTS, REQUESTS], what="both show all requests")
-            for each in shown().values():
+            until(all_are_shown, what="both show all requests")
+            for each in last:
                 assert each["process"]["workers"] == 2
                 assert [backend["share"] for backend in each["models"][0]["backends"]] == [
                     pytest.approx(0.5, abs=0.1)
