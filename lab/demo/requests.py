@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sysconfig
 import textwrap
 from collections.abc import Iterator
@@ -43,11 +44,16 @@ def _question(random: Random) -> str:
 
 
 def _edit(random: Random) -> str:
-    return f"{random.choice(_TEXTS['changes'])}\n```python\n{random.choice(_SOURCES)}\n```"
+    return f"{random.choice(_TEXTS['changes'])}\n```python\n{random.choice(_functions())}\n```"
 
 
-def _functions() -> Iterator[str]:
-    """Yield functions and methods of the standard library as text."""
+@functools.cache
+def _functions() -> tuple[str, ...]:
+    """Return functions and methods of the standard library as text."""
+    return tuple(_found())
+
+
+def _found() -> Iterator[str]:
     library = Path(sysconfig.get_path("stdlib"))
     for module in _TEXTS["modules"]:
         source = (library / f"{module}.py").read_text("utf-8")
@@ -56,6 +62,3 @@ def _functions() -> Iterator[str]:
                 lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
                 if len(lines) in _CODE_LINES:
                     yield textwrap.dedent("\n".join(lines))
-
-
-_SOURCES = tuple(_functions())
