@@ -108,9 +108,10 @@ def test_the_same_seed_gives_the_same_figures_also_in_parallel_processes(
 ) -> None:
     given = (MOONCAKE, "--config", pool, "--policy", "random", "--policy", "learned", "--warmup", 3)
     alone = figures(tmp_path, *given)
-    monkeypatch.setattr("lab.replay.play.MIN_PARALLEL_REQUESTS", 0)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    assert figures(tmp_path, *given) == alone
+    with monkeypatch.context() as patch:
+        patch.setattr("lab.replay.play.MIN_PARALLEL_REQUESTS", 0)
+        patch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+        assert figures(tmp_path, *given) == alone
     assert figures(tmp_path, *given, "--seed", 5)["policies"] != alone["policies"]
 
 
