@@ -126,6 +126,8 @@ class Backend:
         True for a replica whose process the gateway starts, so that it refuses connections at first.
     draft_depth
         Whether its engine drafts as deep as each request asks, with `deploy/vllm_draft_depth`.
+    flags
+        Flags of the `vllm serve` that the gateway starts; None for another engine.
     asks_version
         Whether what happens beyond its drafter's limit is what its engine's version of vLLM does.
     context_range
@@ -167,6 +169,7 @@ class Backend:
     weight: float = 1.0
     simulated: bool = False
     launched: bool = False
+    flags: tuple[str, ...] | None = None
     drafter_limit: DrafterLimit | None = None
     draft_depth: bool = False
     asks_version: bool = False

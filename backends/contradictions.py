@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from backends.backend import Backend
 from backends.draft_schedule import DraftSchedule, Speculation
 from backends.engine_metrics import EngineMetrics
-from backends.speculation import Method
+from backends.launch.vllm_command import flag_value
+from backends.reported import printable
+from backends.speculation import Method, is_lossy
 
 KINDS: Final = ("no_speculation", "no_drafts", "speculation", "k", "every_step")
 """Kinds of contradictions, of which an engine shows at most two."""
@@ -26,6 +28,8 @@ _LEAST_DRAFTS: Final = 2000
 _ALL: Final = 0.995
 _NEAR: Final = 0.05
 """Mean tokens by which a draft may differ from k."""
+_CHANGING: Final = ("--watermark-config", "--quantization", "--dtype", "--kv-cache-dtype")
+"""Flags of vLLM that change answers."""
 
 
 def contradictions(said: Speculation, engine: EngineMetrics) -> dict[str, str]:
@@ -84,6 +88,28 @@ def compare(backend: Backend, engine: EngineMetrics) -> bool:
     if is_new:
         backend.observe(found, observed(backend.said, found, engine))
     return is_new
+
+
+def unlike_answers(backends: Sequence[Backend]) -> Iterator[str]:
+    """Yield why answers of a model's replicas differ, or are not the model's own."""
+    if lossy := [each.name for each in backends if is_lossy(each.speculative_config)]:
+        whose = "differ by replica" if len(lossy) < len(backends) else "are not the model's own"
+        yield f"{', '.join(lossy)}: vLLM accepts drafts that the model would not write there, so answers {whose}."
+    started = [each.flags for each in backends if each.flags is not None]
+    for flag in _CHANGING:
+        if len({flag_value(flags, flag) for flags in started}) > 1:
+            yield f"its engines are started with unlike {flag}: answers differ by replica."
+    if unlike := unlike_weights(backends):
+        yield f"{unlike}."
+
+
+def unlike_weights(backends: Sequence[Backend]) -> str:
+    """Return that engines of a model have loaded weights of unlike names, so that answers may differ; else ""."""
+    roots = {each.engine.said.root for each in backends} - {""}
+    if len({root.rpartition("/")[2].lower() for root in roots}) < 2:
+        return ""
+    loaded = " and ".join(map(printable, sorted(roots)[:3]))
+    return f"its engines have loaded {loaded}: answers differ by replica unless these are the same weights"
 
 
 def _schedule(said: Speculation, engine: EngineMetrics) -> DraftSchedule:

@@ -82,6 +82,11 @@ class Said:
     version: str = ""  # of its vLLM, if that is asked for; empty if it does not say
     tells_pause: bool = False  # whether it tells that it is paused: in development mode
 
+    @property
+    def root(self) -> str:
+        """The weights that it has loaded, by name or path; empty if it does not say."""
+        return str((self.card or {}).get("root") or "").rstrip("/")
+
 
 @dataclass(slots=True)
 class Engine:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from backends import background
 from backends.backend import Backend, EngineChange
+from backends.contradictions import unlike_answers
 from backends.health import (
     Alone,
     Books,
@@ -106,6 +107,7 @@ class Pool:
         self.recovery = Recovery(rules.slow_start_s)  # the replicas on their way back
         self._listener = Listener()
         self.unlike_contexts: set[str] = set()  # models whose engines take contexts of unlike length
+        self._unlike_answers: dict[str, Sequence[str]] = {}  # why those of a model's replicas differ, as was said
         self._is_started = False
         self._misnamed: set[str] = set()  # models that no engine serves, as was said
         self._closing: set[asyncio.Task[None]] = set()
@@ -282,12 +284,13 @@ class Pool:
         (self._misnamed.add if wrong else self._misnamed.discard)(backend.model)
         for what in result.ignored:
             self._listener.reported_implausible(backend, what)
-        difference, context_tokens = backend.difference, backend.engine.said.context_tokens
+        difference, context_tokens, root = backend.difference, backend.engine.said.context_tokens, backend.engine.said.root
         for change in watch.take(result, now_s):
             with background.guarded("probes", of=watch.label):
                 self._listener.engine_changed(backend, change)
-        if backend.engine.said.context_tokens != context_tokens:
+        if (backend.engine.said.context_tokens, backend.engine.said.root) != (context_tokens, root):
             self.compare_contexts(backend.model)
+            self._compare_answers(backend.model)
         if backend.difference != difference:
             with background.guarded("probes", of=watch.label):
                 self._listener.difference_changed(backend)
@@ -307,6 +310,13 @@ class Pool:
             self.unlike_contexts.add(model)
             what = f"{min(known):,} to {max(known):,} tokens"
             logger.warning("%s: its engines take contexts of %s; each request goes to those that take it", model, what)
+
+    def _compare_answers(self, model: str) -> None:
+        found, known = list(unlike_answers(self.of(model))), self._unlike_answers.get(model, ())
+        for what in found:
+            if what not in known:
+                logger.warning("%s: %s", model, what)
+        self._unlike_answers[model] = found
 
     def _follow(self, watch: Watch, before: Health) -> None:
         """Make it known that the health of a replica is another one than before."""

@@ -193,15 +193,15 @@ def method_issues(method: Method, config: Mapping[str, Any] | None, *, served: b
     return issues
 
 
-def is_lossy(config: SpeculativeConfig | None) -> bool:
+def is_lossy(config: Mapping[str, Any]) -> bool:
     """Return whether an engine accepts drafts that its model would not write.
 
     Examples
     --------
-    >>> is_lossy(SpeculativeConfig.model_validate({"rejection_sample_method": "fly"}))
+    >>> is_lossy({"rejection_sample_method": "fly"})
     True
     """
-    return config is not None and (config.model_extra or {}).get("rejection_sample_method") in _LOSSY
+    return config.get("rejection_sample_method") in _LOSSY
 
 
 def release_of(version: str) -> Release | None:

@@ -54,3 +54,20 @@ def vllm_serve_argv(
     own_names = {aliases.get(name, name) for name in (flag.partition("=")[0].replace("_", "-") for flag in flags)}
     added = [part for name, values in defaults.items() if name not in own_names for part in (name, *values)]
     return (*command, model, *added, *flags)
+
+
+def flag_value(flags: Sequence[str] | None, flag: str) -> str | None:
+    """Return the value of a flag, given as `--flag value` or `--flag=value`; None if it is not given.
+
+    Examples
+    --------
+    >>> flag_value(["--max-num-seqs", "64"], "--max-num-seqs"), flag_value(["--seed=1"], "--seed")
+    ('64', '1')
+    """
+    flags = flags or ()
+    for index, one in enumerate(flags):
+        if one.startswith(f"{flag}="):
+            return one.partition("=")[2]
+        if one == flag and index + 1 < len(flags):
+            return flags[index + 1]
+    return None

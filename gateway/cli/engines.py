@@ -166,7 +166,7 @@ def differences(engines: Sequence[Engine], aliases: Mapping[str, Sequence[str]],
     for model, others in aliases.items():
         members = [each for each in engines if each.backend.model == model]
         of_all = [misnamed(model, [each.result.serves for each in members])]
-        of_all += [unlike(members), unlike_weights(members)] if fully else []
+        of_all += [unlike(members), contradictions.unlike_weights([each.backend for each in members])] if fully else []
         yield from (Issue(("models", model), wrong, at_key=True) for wrong in of_all if wrong)
         for engine in members:
             is_said = (of_all[0] and engine.result.serves) or (engine.result.refused and not fully)
@@ -184,16 +184,6 @@ def unlike(engines: Sequence[Engine]) -> str:
     if len(lengths) < 2:
         return ""
     return f"its engines serve {min(lengths):,} to {max(lengths):,} tokens: give them one --max-model-len"
-
-
-def unlike_weights(engines: Sequence[Engine]) -> str:
-    """Return that engines of a model have loaded weights of unlike names, so that answers may differ; else ""."""
-    cards = [each.said.card or {} for each in engines]
-    roots = {str(card["root"]).rstrip("/") for card in cards if card.get("root")}
-    if len({root.rpartition("/")[2].lower() for root in roots}) < 2:
-        return ""
-    loaded = " and ".join(map(printable, sorted(roots)[:3]))
-    return f"its engines have loaded {loaded}: answers differ by replica unless these are the same weights"
 
 
 def _differences(engine: Engine, *, is_said: bool) -> Iterator[Issue]:

@@ -7,15 +7,18 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from backends.backend import Backend
+from backends.contradictions import unlike_answers
 from backends.draft_schedule import draft_tokens
 from backends.files.draft_config import context_note
-from backends.speculation import MODELLESS, Method, is_lossy, release_notes, serve_config
+from backends.speculation import MODELLESS, Method, release_notes, serve_config
 from gateway.config.settings import BackendSettings, DiscoverSettings, ModelSettings, PoolSettings
 from gateway.gateway import rooms
+from gateway.service.replicas import configured
 
 
 def pool_lines(settings: PoolSettings) -> Iterator[str]:
     """Yield the replicas of each model: name, method, most tokens drafted per step (k), weight and location."""
+    backends = configured(settings)
     for model, model_settings in settings.models.items():
         rows = [("backend", "method", "k", "weight", "where")]
         for name, backend in model_settings.backends.items():
@@ -38,7 +41,8 @@ def pool_lines(settings: PoolSettings) -> Iterator[str]:
             where,
         ) in rows:  # where it is comes last: it may be longer than a screen is wide
             yield f"  {name:{names}}  {shown:{methods}} {tokens:>3}  {f'{weight:>6}  ' if weighs else ''}{where}"
-        for note in filter(None, (_alike(model_settings), _lossy(model_settings))):
+        members = [each for each in backends if each.model == model]
+        for note in filter(None, (_alike(model_settings), *unlike_answers(members))):
             yield f"  {note}"
 
 
@@ -52,15 +56,6 @@ def _alike(model: ModelSettings) -> str:
         f"All {len(model.backends)} speculate alike ({method}): `learned` balances their load and caches; choosing "
         "how a request is drafted for needs replicas that differ."
     )
-
-
-def _lossy(model: ModelSettings) -> str:
-    """Return which replicas accept drafts that the model would not write; empty if none does."""
-    lossy = [name for name, each in model.backends.items() if is_lossy(each.speculative_config)]
-    if not lossy:
-        return ""
-    whose = "differ by replica" if len(lossy) < len(model.backends) or model.discover else "are not the model's own"
-    return f"{', '.join(lossy)}: vLLM accepts drafts that the model would not write there, so answers {whose}."
 
 
 def limit_lines(backends: Sequence[Backend]) -> Iterator[str]:

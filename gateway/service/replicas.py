@@ -115,6 +115,7 @@ def _backend(model: str, name: str, settings: BackendSettings | DiscoverSettings
         weight=settings.weight,
         simulated=simulate is not None,
         launched=started is not None,
+        flags=None if started is None or started.serve is None else tuple(started.serve.flags),
         drafter_limit=limit,
         draft_depth=settings.draft_depth,
         context_range=_range_of(settings.context_range) if isinstance(settings, BackendSettings) else None,

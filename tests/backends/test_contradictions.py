@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from backends.backend import Backend
-from backends.contradictions import compare, contradictions, observed
+from backends.contradictions import compare, contradictions, observed, unlike_answers
 from backends.draft_schedule import DraftSchedule, Speculation
+from backends.engine import Said
 from backends.engine_metrics import EngineMetrics
 from backends.speculation import Method
 
@@ -99,3 +100,25 @@ def test_no_drafts_contradict_nothing_where_requests_may_ask_for_none(draft_dept
     backend = Backend("a", "m", Method.EAGLE3, "http://a", 3, draft_depth=draft_depth)
     assert compare(backend, engine(3, 0, 0, 200)) is not draft_depth
     assert backend.method is (Method.EAGLE3 if draft_depth else Method.BASELINE)
+
+
+@pytest.mark.parametrize(
+    ("roots", "flags", "said"),
+    [
+        (("meta-llama/Llama-3.1-8B", "/models/llama-3.1-8b/"), ((), ()), []),
+        (("/models/llama-8b", "/models/llama-8b-fp8"), ((), None), ["have loaded /models/llama-8b and"]),
+        (("/models/llama-8b", None), (("--dtype", "bfloat16"), None), []),
+        ((None, None), (("--quantization=fp8",), ("--seed", "1")), ["are started with unlike --quantization"]),
+        ((None, None), (("--watermark-config", "{}"), ()), ["are started with unlike --watermark-config"]),
+    ],
+)
+def test_engines_whose_answers_differ_under_one_name_are_said(
+    roots: tuple[str | None, ...], flags: tuple[tuple[str, ...] | None, ...], said: list[str]
+) -> None:
+    backends = []
+    for name, root, own in zip("ab", roots, flags, strict=True):
+        backends.append(Backend(name, "m", Method.BASELINE, "http://a", flags=own))
+        backends[-1].set_engine(Said(card={"root": root}))
+    found = list(unlike_answers(backends))
+    assert all("answers differ by replica" in each for each in found)
+    assert all(f"its engines {what}" in each for what, each in zip(said, found, strict=True))

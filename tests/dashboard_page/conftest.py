@@ -29,7 +29,7 @@ models:
       head:
         method: eagle3
         simulate: {calibration: llama-3.1-8b-h100}
-        speculative_config: {num_speculative_tokens: 3}
+        speculative_config: {num_speculative_tokens: 3, rejection_sample_method: fly}
   other:
     policy: {name: least_loaded}
     backends:

@@ -48,6 +48,7 @@ def test_a_wrong_key_is_refused_and_the_right_one_opens_the_page(watched: Watche
 def test_figures_follow_the_traffic(page: Page) -> None:
     assert "key" not in page.url
     expect(page.locator("#well-verdict")).to_have_text("Yes: all 3 replicas are up.")
+    expect(page.locator("#well-list")).to_contain_text("head: vLLM accepts drafts that the model would not write")
     expect(page.locator("#gain-verdict")).to_contain_text("plain balancing")
     expect(page.locator("#speculation-verdict")).to_contain_text("no speculation")
     expect(page.locator("#takes-verdict")).to_contain_text("%")

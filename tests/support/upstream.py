@@ -171,6 +171,7 @@ class Upstream:
     metrics_behaviour: Behaviour | None = None
     is_paused: bool | None = None
     max_model_len: int = 2048
+    root: str = ""  # the weights that it says it has loaded
     close_after_answer: bool = False
     seen: list[Seen] = field(default_factory=list)
     adapters: list[str] = field(default_factory=list)  # which it has loaded
@@ -235,7 +236,7 @@ class Upstream:
                 await wire.send(self.models)
                 return False
             adapters = [{"id": name, "object": "model", "parent": self.model} for name in self.adapters]
-            own = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}
+            own = {"id": self.model, "object": "model", "root": self.root, "max_model_len": self.max_model_len}
             await wire.json({"object": "list", "data": [own, *adapters]})
         elif target == "/is_paused":
             await wire.json({"is_paused": self.is_paused}, 404 if self.is_paused is None else 200)

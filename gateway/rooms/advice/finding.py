@@ -81,20 +81,3 @@ def flag_change(model: str, backend: str, flags: Sequence[str] | None, flag: str
     if flags is None:
         return f"vllm serve ... {flag} {value}"
     return lines(model, backend, "serve:", f'  flags: [..., "{flag}", "{value}"]')
-
-
-def flag_value(flags: Sequence[str] | None, flag: str) -> str | None:
-    """Return the value of a flag, given as `--flag value` or `--flag=value`; None if it is not given.
-
-    Examples
-    --------
-    >>> flag_value(["--max-num-seqs", "64"], "--max-num-seqs"), flag_value(["--seed=1"], "--seed")
-    ('64', '1')
-    """
-    flags = flags or ()
-    for index, one in enumerate(flags):
-        if one.startswith(f"{flag}="):
-            return one.partition("=")[2]
-        if one == flag and index + 1 < len(flags):
-            return flags[index + 1]
-    return None

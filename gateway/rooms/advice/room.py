@@ -73,11 +73,7 @@ class AdviceRoom(Room):
         )
 
     def _of_backend(self, backend: Backend, contexts: Mapping[float, float]) -> BackendEvidence:
-        settings = self.gateway.settings.models[backend.model].backends.get(backend.name)  # None if it was discovered
-        engine, flags = backend.engine.metrics, None
-        if settings is not None and settings.serve is not None:
-            flags = tuple(settings.serve.flags)
-        said, limit = backend.said, backend.drafter_limit
+        engine, said, flags, limit = backend.engine.metrics, backend.said, backend.flags, backend.drafter_limit
         known = BackendEvidence(backend.name, said.method, said.schedule.k, flags=flags, limit=limit, contexts=contexts)
         if engine is None:
             return known

@@ -6,8 +6,9 @@ from typing import Final
 
 import numpy as np
 
+from backends.launch.vllm_command import flag_value
 from gateway.rooms.advice.evidence import BackendEvidence, ModelEvidence
-from gateway.rooms.advice.finding import Finding, Gain, flag_change, flag_value, gain_of
+from gateway.rooms.advice.finding import Finding, Gain, flag_change, gain_of
 
 _MIN_MINUTES: Final = 10
 _DRAWS: Final = 400

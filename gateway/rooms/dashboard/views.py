@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from backends.contradictions import unlike_answers
 from backends.health import SERVING
 from backends.watch import Watch
 from gateway.rooms.dashboard.decisions import SampledDecisions
@@ -101,6 +102,7 @@ def model_view(
         "simulated": bool(backends) and all(backend["simulated"] for backend in backends),
         "waiting": 0 if queue is None else queue.waiting,  # in the queue of this gateway process
         "backends": backends,
+        "unlike": list(unlike_answers(gateway.pool.of(name))),  # why answers differ by replica
         "gain": None if guardrail is None else _gain(guardrail),
         "belief": None if belief is None else orjson.Fragment(belief),
         "rules": {key: described[key] for key in ("versions", "pinned")}

@@ -11,11 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from backends.backend import Backend
-from backends.engine import SEVERAL, Said
-from backends.speculation import Method
+from backends.engine import SEVERAL
 from gateway.cli.app import app
-from gateway.cli.engines import Engine, unlike_weights
 from gateway.config.load import load_pool
 from tests.support.upstream import Upstream, Wire, answer
 
@@ -208,19 +205,3 @@ async def test_several_engines_behind_one_address_are_told(tmp_path: Path) -> No
         assert (status, path.read_text().count(f"# {SEVERAL}")) == (0, 1)
         status, _, err = await run("check", "--probe", "--config", str(path))
         assert (status, [line.endswith(SEVERAL) for line in err]) == (1, [True])
-
-
-@pytest.mark.parametrize(
-    ("roots", "is_said"),
-    [
-        (("meta-llama/Llama-3.1-8B", "/models/llama-3.1-8b/"), False),
-        (("/models/llama-8b", "/models/llama-8b-fp8"), True),
-        (("/models/llama-8b", None), False),
-    ],
-)
-def test_engines_with_other_weights_under_one_name_are_said(roots: tuple[str | None, ...], is_said: bool) -> None:
-    engines = [
-        Engine(Backend(name, MODEL, Method.BASELINE, "http://a"), said=Said(card={"root": root} if root else None))
-        for name, root in zip("ab", roots, strict=True)
-    ]
-    assert ("answers differ by replica" in unlike_weights(engines)) == is_said

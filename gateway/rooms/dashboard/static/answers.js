@@ -72,6 +72,7 @@ function showWell(model, process) {
   const worst = measured.toSorted((one, other) => other.ttft.p95_s - one.ttft.p95_s)[0];
   say("well-list", [
     ...first(wrong, (backend) => `${backend.name}: ${trouble(backend)}`),
+    ...model.unlike,
     `${failed === 0 ? "No" : number(failed)} request${failed === 1 ? "" : "s"} failed in the last ${age(process.window_s)}.`,
     `${number(sum((each) => each.requests_per_s))} requests and ${number(sum((each) => each.output_tokens_per_s))} output tokens per second; ${number(sum((each) => each.in_flight))} in flight, ${number(waiting)} waiting.`,
     ...model.classes.map(inTime),

@@ -44,6 +44,20 @@ async def test_the_past_and_the_present_are_those_of_the_counters(gateway_of: St
         assert backends_of(found)["a"]["state"] == "up"
 
 
+async def test_it_says_that_answers_differ_by_replica(gateway_of: Start, caplog: pytest.LogCaptureFixture) -> None:
+    async with gateway_of() as running:
+        assert (await snapshot(running))["models"][0]["unlike"] == []
+        for name in "ab":
+            running.upstreams[name].root = f"/models/{name}"
+        said = "its engines have loaded /models/a and /models/b: answers differ by replica"
+
+        async def is_said() -> bool:
+            return any(each.startswith(said) for each in (await snapshot(running))["models"][0]["unlike"])
+
+        await eventually_async(is_said)
+        assert caplog.text.count(said) == 1
+
+
 async def test_a_snapshot_is_made_once_for_all_who_ask(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard, "SNAPSHOT_S", 60.0)
     async with gateway_of() as running:
