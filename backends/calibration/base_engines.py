@@ -51,6 +51,9 @@ class BaseEngine(NamedTuple):
     no_graph_s: float
     per_attended_s: float
     rows: int
+    figures: int  # held out; `error` and `most` are of these, as in `Measured`
+    error: float
+    most: float
 
 
 def _rows(name: str, kind: type[_Row]) -> dict[str, _Row]:

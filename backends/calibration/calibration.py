@@ -19,6 +19,11 @@ Seconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0, lt=1)]
 _CONFIG: Final = ConfigDict(allow_inf_nan=False)
+ELSEWHERE: Final = (
+    "Another version of vLLM: 3.7% in the median, up to 427%; another GPU: 16.2%, up to 369%. `gateway calibrate` and "
+    "records of your own replicas replace it."
+)
+"""TPOT of base engines, as `python -m benchmarks.calibration base TABLE` and `scaled` print it."""
 
 
 class Kind(StrEnum):
@@ -227,6 +232,26 @@ class Scheduler(_Sourced):
     max_model_len: int = Field(ge=2)
 
 
+class Measured(CheckedModel):
+    """With which engine step times were measured, and how far they are off on figures that they were not fitted on."""
+
+    engine: str = Field(min_length=1)
+    figures: int = Field(default=0, ge=0)  # held out; 0: the error is not known
+    error: float = Field(default=0.0, ge=0)  # relative, in the median
+    most: float = Field(default=0.0, ge=0)  # relative, the largest
+    scaled_from: str = ""  # the other machine or model
+    is_own: bool = False  # whether it was measured on the machine that it is used for
+
+    def __str__(self) -> str:
+        """Return engine and error in words."""
+        error = f"off by {self.error:.1%} in the median, {self.most:.0%} at most, on {self.figures} figures held out"
+        error = error if self.figures else "its error on other figures is not known"
+        if self.is_own:
+            return f"measured with {self.engine}; {error}."
+        scaled = f", scaled from {self.scaled_from}" if self.scaled_from else ""
+        return f"measured with {self.engine}{scaled}; {error}. {ELSEWHERE}"
+
+
 class Calibration(CheckedModel):
     """The calibration of one target model on one machine.
 
@@ -246,6 +271,7 @@ class Calibration(CheckedModel):
     target: str
     hardware: str
     precision: Precision = Precision.BF16  # of the target's weights
+    measured: Measured | None = None  # None: of a file that does not say, or fitted to records, whose replay says it
     step: StepTime
     outside_s: Seconds = 0.0  # of a request outside of the engine's steps: HTTP, tokens of the text
     memory: Memory
@@ -272,9 +298,10 @@ class Calibration(CheckedModel):
         return self.methods[method]
 
     def premises(self, methods: Iterable[Method]) -> list[str]:
-        """Return what is assumed of the methods among some whose drafting was not measured."""
+        """Return for what it was measured, with its error, and what is assumed of methods that were not measured."""
+        what = f"{self.name} is {self.target} in {self.precision} on {self.hardware}, {self.measured}"
         ranges = {method: self.method(method).drafting.unmeasured_ms for method in dict.fromkeys(methods)}
-        return [
+        return [what] * (self.measured is not None) + [
             f"What a step takes longer with {method} was not measured for {self.name}: elsewhere it was "
             f"{between[0]:g} to {between[1]:g} ms, and next to nothing is taken. `gateway calibrate` measures yours."
             for method, between in ranges.items()

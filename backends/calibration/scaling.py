@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from backends.calibration.base_engines import GRAPH_TOKENS, base_engines, base_models
-from backends.calibration.calibration import Calibration, MethodCalibration, StepTime
+from backends.calibration.calibration import Calibration, Measured, MethodCalibration, StepTime
 from backends.calibration.gpus import Gpu, Precision, gpus
 from backends.speculation import MODELLESS, Method
 
@@ -50,6 +50,8 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
             "name": f"{calibration.name}-on-{target.name.lower()}-{wanted}",
             "hardware": f"{number}x {target.name}",
             "precision": wanted,
+            "measured": calibration.measured
+            and Measured(engine=calibration.measured.engine, scaled_from=f"{source.name} in {calibration.precision}"),
             "step": step.model_copy(
                 update={
                     "base_s": step.base_s - read_s + read_s * bandwidth * smaller,
@@ -84,6 +86,7 @@ def base_calibration(name: str, like: Calibration) -> Calibration:
     engine = base_engines()[name]
     model, weights, gpu = base_models()[engine.model], Precision(engine.precision), gpus()[engine.gpu.lower()]
     like = scaled(like, engine.gpu, weights)
+    stated = engine.engine if " " in engine.engine else f"{engine.engine}, version not stated"
     step = StepTime(
         **{field: value for field, value in engine._asdict().items() if field.endswith("_s")},
         expert_share=model.expert_share,
@@ -104,6 +107,7 @@ def base_calibration(name: str, like: Calibration) -> Calibration:
             "name": name,
             "target": model.target,
             "hardware": f"{engine.gpus}x {engine.gpu}",
+            "measured": Measured(engine=stated, figures=engine.figures, error=engine.error, most=engine.most),
             "step": step,
             "memory": like.memory.model_copy(update={**memory, "utilization": 0.9}),
             "scheduler": like.scheduler.model_copy(update={"max_model_len": model.max_model_len}),

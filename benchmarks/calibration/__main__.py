@@ -88,7 +88,10 @@ def main(arguments: list[str]) -> None:
             columns = "requests | k | contexts | requests in it | steps | measured | simulated | error"
             print_table(columns, contexts(Path(folder)))
         case ["base", table]:
-            print_table("setup | engine | cells held out | median error | P90", base.base_engines(Path(table)))
+            print_table(
+                "setup | engine | cells held out | median error | P90",
+                [*base.base_engines(Path(table)), *base.other_versions(Path(table))],
+            )
         case ["base", table, file]:
             base.write(Path(table), Path(file))
         case ["scaled", facts, data]:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from backends.calibration.base_engines import GRAPH_TOKENS, BaseEngine, BaseModel, base_models
+from backends.calibration.base_engines import base_engines as known_engines
 from backends.calibration.gpus import Precision, gpus
 
 Floats = npt.NDArray[np.float64]
@@ -238,10 +239,26 @@ def base_engines(table: Path) -> Iterable[str]:
         yield f"*all* | {engine or 'all'} | {len(off)} | {np.median(off):.1%} | {np.quantile(off, 0.9):.1%}"
 
 
+def other_versions(table: Path) -> Iterable[str]:
+    """Yield how far the constants of the file are off on vLLM's cells of other versions."""
+    off = [np.zeros(0)]
+    for setup, cells in read(table).items():
+        there = known_engines().get(setup.name)
+        if there is None or setup.engine != "vllm" or there.engine == f"{setup.engine} {setup.version}".strip():
+            continue
+        times = (there.base_s, there.experts_s, there.per_token_below_knee_s, there.per_token_above_knee_s)
+        further = (1e3 * there.per_context_token_s, there.no_graph_s, there.per_attended_s)
+        assert setup.known is not None
+        predicted = tpot_ms(1e3 * np.array([*times, *further]), setup.known.expert_share, cells)
+        off.append(np.abs(predicted / cells.tpot_ms - 1))
+    all_off = np.concatenate(off)
+    yield f"*other versions* | vllm | {len(all_off)} | {np.median(all_off):.1%} | {np.quantile(all_off, 0.9):.1%}"
+
+
 def write(table: Path, file: Path) -> None:
     """Write the constants of the setups with enough rows, of each name that with the most."""
     cells_of = read(table)
-    constants = fit_all(cells_of)
+    constants, errors = fit_all(cells_of), held_out(cells_of)
     best: dict[str, Setup] = {}
     for setup in sorted(cells_of, key=lambda each: (len(cells_of[each].batch), each.version)):
         if len(cells_of[setup].batch) >= LEAST_ROWS:
@@ -255,7 +272,7 @@ def write(table: Path, file: Path) -> None:
             base, experts, token, prompt_token, context, no_graph, pair = 1e-3 * constants[setup]
             times = (base, experts, token, prompt_token, 1e-3 * context, no_graph, pair)
             gpu = gpus()[setup.system.removesuffix("_sxm")].name
-            rows = len(cells_of[setup].batch)
-            writer.writerow(
-                (name, model.model, engine, gpu, setup.gpus, setup.weights, *(f"{t:.3g}" for t in times), rows)
-            )
+            rows, off = len(cells_of[setup].batch), np.abs(errors.get(setup, np.zeros(0)))
+            error = (len(off), f"{np.median(off):.3g}", f"{off.max():.3g}") if len(off) else (0, 0, 0)
+            known = (name, model.model, engine, gpu, setup.gpus, setup.weights, *(f"{t:.3g}" for t in times), rows)
+            writer.writerow((*known, *error))

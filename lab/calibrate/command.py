@@ -34,11 +34,11 @@ def run_calibrate(options: CalibrateOptions) -> int:
     try:
         like = load_calibration(options.like)
         like = like.model_copy(update={"hardware": options.hardware, "target": options.target or like.target})
-        errors, tables = _held_out(loops, like)
+        errors, measured, tables = _held_out(loops, like)
         document = fitted(loops, like)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    document["step"]["source"] += f"; {errors}"
+    document["measured"] = {"engine": "`gateway calibrate`", "is_own": True, **measured}
     text = yaml.safe_dump(document, sort_keys=False, width=120)
     options.out.write_text(_HEAD.format(files=", ".join(options.measured), errors=errors) + text, encoding="utf-8")
     report("gateway calibrate", [errors, f"{options.out} is fitted to all.", "", *tables])
@@ -52,11 +52,11 @@ def _file(given: str) -> tuple[Path, Kind]:
     return (Path(path), Kind(kind)) if named else (Path(given), Kind.CHAT)
 
 
-def _held_out(loops: Sequence[ServedPart], like: Calibration) -> tuple[str, list[Table]]:
-    """Return how well a fit to every second concurrency predicts the others, in words and as a table."""
+def _held_out(loops: Sequence[ServedPart], like: Calibration) -> tuple[str, dict[str, float], list[Table]]:
+    """Return how well a fit to every second concurrency predicts the others: words, fields of `Measured`, a table."""
     levels = sorted({loop.concurrency for loop in loops})
     if len(levels) < 2:
-        return "Its error is not known: none of one concurrency can be held out.", []
+        return "Its error is not known: none of one concurrency can be held out.", {}, []
     headings = [heading for name in ("tpot, ms", "ttft, ms") for heading in (name, "simulated", "error")]
     table = text_table(["held out", "at once", *headings], left=1)
     errors = []
@@ -72,7 +72,8 @@ def _held_out(loops: Sequence[ServedPart], like: Calibration) -> tuple[str, list
             table.add_row(loop.method.value, f"{loop.concurrency}", *" ".join(cells).split())
     tpot, ttft = np.abs(np.array(errors)).T
     fit, others = (", ".join(map(str, levels[start::2])) for start in (0, 1))
-    return (
+    said = (
         f"Fitted to {fit} at once, the TPOT at {others} is off by {np.median(tpot):.1%} in the median and by at most "
         f"{tpot.max():.1%}, the TTFT by {np.median(ttft):.1%}."
-    ), [table]
+    )
+    return said, {"figures": len(tpot), "error": float(np.median(tpot)), "most": float(tpot.max())}, [table]

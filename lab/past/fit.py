@@ -54,7 +54,7 @@ def fitted(loops: Sequence[ServedPart], like: Calibration, what: str = "closed l
             matrix.append(np.stack([row.amounts.get(cost, nothing) * weight for cost in prior], axis=1) * doubt)
             right.append(row.seconds * weight)
         values = doubt * nnls(np.concatenate(matrix), np.concatenate(right))[0]
-    document = like.model_dump(mode="json", exclude_defaults=True, exclude={"name", "methods_from"})
+    document = like.model_dump(mode="json", exclude_defaults=True, exclude={"name", "methods_from", "measured"})
     measured = {loop.method.value for loop in loops}
     own = {"step": document["step"]} | {name: each["drafting"] for name, each in document["methods"].items()}
     for group, content in own.items():

@@ -21,9 +21,8 @@ def show(planned: Planned, objective: PlanObjective, sampled: str, past: PastRep
     """Show a plan, after the replay of the past."""
     plan = planned.plan
     known = planned.calibration
-    scaled = f": {known.step.source}; how far that is off: docs/plan.md" if "@" in known.name else ""
     parts: list[str | Table] = [said(planned, objective, past), ""]
-    parts += [sampled, "", f"{known.target} on {machine_of(known)}{scaled}"]
+    parts += [sampled, "", f"{known.target} on {machine_of(known)}"]
     if plan is not None:
         parts.append(f"Best of {plan.tried:,} mixes tried, routed by {planned.policy['name']}:")
         parts += [_mixes(plan, objective), LEFT_OUT, *filter(None, [to_change(plan)])]

@@ -14,6 +14,7 @@ from prometheus_client.samples import Sample
 
 from backends import background
 from backends.backend import Backend
+from backends.calibration.load import load_calibration
 from backends.draft_schedule import Speculation
 from gateway.gateway import Room
 from gateway.rooms.advice.advise import advise
@@ -99,6 +100,11 @@ class AdviceRoom(Room):
             "learns": learned is not None,
             "speculation": asdict(of_speculation(evidence)),
             "answers": {each.name: round(each.steps.answers) if each.steps else 0 for each in evidence.backends},
+            "premises": [
+                f"Steps that were not measured here are by {each}"
+                for name in dict.fromkeys(each.calibration for each in evidence.backends if each.calibration)
+                for each in load_calibration(name).premises(())
+            ],
             "findings": [asdict(each) for each in (*advise(evidence), *self._of_rooms(evidence.name))],
         }
 

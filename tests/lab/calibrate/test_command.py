@@ -96,6 +96,9 @@ def test_a_machine_is_found_again_by_one_unlike_it(tmp_path: Path) -> None:
         assert np.median(ours.ttft_s) == pytest.approx(np.median(one.ttft_s), rel=0.11)
     assert mine.kv_tokens(Method.BASELINE) == pytest.approx(KV_TOKENS, abs=16)
     assert (mine.hardware, mine.target) == ("2x mine", load_calibration(LIKE).target)
+    (premise,) = mine.premises([Method.EAGLE3])
+    assert "on 2x mine, measured with `gateway calibrate`; off by " in premise
+    assert premise.endswith("figures held out.")
     # What was counted is of code; text of other kinds, and methods that were not measured, are as there.
     reached = np.cumprod(mine.acceptance(Method.EAGLE3, "code").by_position)
     assert reached == pytest.approx(BY_POSITION, rel=0.1)

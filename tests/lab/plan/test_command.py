@@ -68,7 +68,7 @@ def test_the_best_mix_is_printed_with_its_gain_and_memory_fit(trace: Path, tmp_p
     assert present["worse_in"] == 1.0
     assert plan["verdict"].startswith("Run 2x eagle3 k=3: ")
     assert plan["verdict"] in printed
-    assert printed.startswith("Step times of plain, lookup: llama-3.1-8b-h100.\n")
+    assert printed.startswith("Step times of plain, lookup: llama-3.1-8b-h100. llama-3.1-8b-h100 is meta-llama/")
     assert "--max-model-len" not in printed  # the engine's own; the longest request of a trace says nothing of it
     assert "They leave out its own error" in printed
     draft = next(kind for kind in plan["kinds"] if kind["method"] == "eagle3")
@@ -113,7 +113,7 @@ def test_a_plan_for_another_gpu_is_scaled(trace: Path) -> None:
     given = (trace, "--replicas", 1, "--calibration", "llama-3.1-8b-h100@b200:fp8", *FEW)
     code, printed, _ = run(*given)
     assert code == 0
-    assert "on 1x B200: llama-3.1-8b-h100's, scaled from H100 in bf16" in printed
+    assert "in fp8 on 1x B200, measured with vLLM 0.10.1.1, scaled from H100 in bf16" in printed
 
 
 def test_the_status_is_1_if_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
