@@ -180,7 +180,7 @@ class Pool:
         for backend in leaving:
             self._dismiss(self.watch(backend))
         for model in self._by_model:
-            self.compare_contexts(model)
+            self.compare_engines(model)
         for each in joining:
             self._admit(each.watch)
         for each in joining:  # which may send requests, to any of them
@@ -284,13 +284,13 @@ class Pool:
         (self._misnamed.add if wrong else self._misnamed.discard)(backend.model)
         for what in result.ignored:
             self._listener.reported_implausible(backend, what)
-        difference, context_tokens, root = backend.difference, backend.engine.said.context_tokens, backend.engine.said.root
+        difference, said = backend.difference, backend.engine.said
+        context_tokens, root = said.context_tokens, said.root
         for change in watch.take(result, now_s):
             with background.guarded("probes", of=watch.label):
                 self._listener.engine_changed(backend, change)
         if (backend.engine.said.context_tokens, backend.engine.said.root) != (context_tokens, root):
-            self.compare_contexts(backend.model)
-            self._compare_answers(backend.model)
+            self.compare_engines(backend.model)
         if backend.difference != difference:
             with background.guarded("probes", of=watch.label):
                 self._listener.difference_changed(backend)
@@ -301,8 +301,13 @@ class Pool:
         proof = result.is_certain, result.is_proven
         self.report(backend, Probed(result.problem, result.refused, result.engine, *proof, books))
 
-    def compare_contexts(self, model: str) -> None:
-        """Note whether the engines of a model take contexts of unlike length."""
+    def compare_engines(self, model: str) -> None:
+        """Note whether the answers of a model's engines differ, and whether they take contexts of unlike length."""
+        unlike, before = list(unlike_answers(self.of(model))), self._unlike_answers.get(model, ())
+        for what in unlike:
+            if what not in before:
+                logger.warning("%s: %s", model, what)
+        self._unlike_answers[model] = unlike
         known = {each.engine.said.context_tokens for each in self.of(model)} - {0}
         if len(known) < 2:
             self.unlike_contexts.discard(model)
@@ -310,13 +315,6 @@ class Pool:
             self.unlike_contexts.add(model)
             what = f"{min(known):,} to {max(known):,} tokens"
             logger.warning("%s: its engines take contexts of %s; each request goes to those that take it", model, what)
-
-    def _compare_answers(self, model: str) -> None:
-        found, known = list(unlike_answers(self.of(model))), self._unlike_answers.get(model, ())
-        for what in found:
-            if what not in known:
-                logger.warning("%s: %s", model, what)
-        self._unlike_answers[model] = found
 
     def _follow(self, watch: Watch, before: Health) -> None:
         """Make it known that the health of a replica is another one than before."""

@@ -395,7 +395,7 @@ class Attempt:
         pool, said = exchange.relay.pool, backend.engine.said
         if not said.context_tokens:
             backend.set_engine(replace(said, context_tokens=tokens))
-            pool.compare_contexts(backend.model)
+            pool.compare_engines(backend.model)
         if self._fail("length", "") is Step.ENGINE_ERROR:
             if backend.model not in pool.unlike_contexts or not exchange.sender.is_relayed:
                 return False

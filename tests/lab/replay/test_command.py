@@ -74,7 +74,7 @@ def test_the_table_the_figures_and_the_page_agree(pool: Path, tmp_path: Path) ->
     )  # fmt: skip
     assert code == 0
     assert printed.startswith(
-        "Step times of plain, tree, head: llama-3.1-8b-h100. llama-3.1-8b-h100 is meta-llama/Llama-3.1-8B-Instruct in bf16 "
+        "Step times of plain, tree, head: llama-3.1-8b-h100. llama-3.1-8b-h100 is meta-llama/Llama-3.1-8B-Instruct in "
     )
     assert "measured with vLLM 0.10.1.1; its error on other figures is not known." in printed
     assert "What a step takes longer with suffix was not measured for llama-3.1-8b-h100" in printed
