@@ -125,7 +125,9 @@ def _learn(ended: EndedExchange, relay: RelayContext) -> None:
         upstream.learn_chunks(outcome.output_tokens, chunks)
     if has_pace:
         upstream.learn_pace(outcome.e2e_s, outcome.output_tokens / features.n)
-    if model.observe is not None:
+    # What was drafted less deep than its engine does otherwise says nothing of its method.
+    is_cut = relay.router.depth(model.name, upstream.backend.name) is not None
+    if model.observe is not None and not is_cut:
         try:
             model.observe(outcome)
         except Exception as error:  # noqa: BLE001 -- the request has been served, even if the policy fails

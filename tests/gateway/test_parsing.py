@@ -69,6 +69,8 @@ BOUNDS: Final = {
     ("routing/router.py", "_parse"): "check_cost, if above 32 KiB",
     ("admin/routes.py", "_explain"): OWN,
     ("admin/policy_versions.py", "_apply"): OWN,
+    ("rooms/compare/canary.py", "_flag"): COMMAND,
+    ("rooms/compare/canary.py", "_wanted"): COMMAND,
     ("rooms/compare/room.py", "_apply"): OWN,
     ("admin/policy_versions.py", "pin"): OWN,
     ("admin/policy_versions.py", "settings_of"): OWN,
