@@ -114,8 +114,7 @@ def _learn(ended: EndedExchange, relay: RelayContext) -> None:
     has_pace = ended.label == "ok" and not ended.was_paused
     if outcome is None:
         if has_pace and usage is not None:
-            times = ended.times
-            upstream.learn_pace(times.ended_s - times.arrived_s - times.waited_s, usage.output_tokens or 0)
+            upstream.learn_pace(ended.ended_s - ended.arrived_s - ended.waited_s, usage.output_tokens or 0)
         return
     features, model = outcome.request, routed.model
     chunks = 0
@@ -140,7 +139,7 @@ def _count(ended: EndedExchange, relay: RelayContext) -> None:
     if upstream is None:
         metrics.requests.labels(ended.routed.model.name, "", "", ended.label).inc()
         return
-    bound, times = upstream.metrics, ended.times
+    bound = upstream.metrics
     if ended.rescued_from:
         first = ended.routed.model.upstreams[ended.rescued_from].metrics.labels
         metrics.rescues.labels(*first, _RESCUES.get(ended.label, "failed")).inc()
@@ -155,10 +154,10 @@ def _count(ended: EndedExchange, relay: RelayContext) -> None:
         return
     if outcome is None:
         if usage is not None:
-            bound.e2e.observe(times.ended_s - times.arrived_s)
+            bound.e2e.observe(ended.ended_s - ended.arrived_s)
             metrics.count_context(upstream.backend, bound, ended.tokens)
     elif outcome.request.endpoint is not _OTHER:
-        _count_outcome(outcome, usage, upstream, relay, times.waited_s)
+        _count_outcome(outcome, usage, upstream, relay, ended.waited_s)
 
 
 def _passed_through(
@@ -180,7 +179,7 @@ def _passed_through(
         ended.status,
         ttft_s=None,
         tpot_s=None,
-        e2e_s=ended.times.ended_s - ended.times.arrived_s,
+        e2e_s=ended.ended_s - ended.arrived_s,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         tokens_per_step=None,
@@ -203,10 +202,10 @@ def _unseen_tokens(ended: EndedExchange, upstream: Upstream, usage: Usage | None
 
     Nobody has seen it: it is estimated from the time that the engine had, and how fast it has been of late.
     """
-    features, times = ended.routed.features, ended.times
+    features = ended.routed.features
     if features.stream or usage or ended.unread_bytes or features.endpoint is _EMBEDDINGS:
         return 0
-    each = (times.ended_s - times.arrived_s - times.waited_s) / upstream.pace_s
+    each = (ended.ended_s - ended.arrived_s - ended.waited_s) / upstream.pace_s
     most = min(features.max_tokens or math.inf, upstream.backend.engine.said.context_tokens or MOST_CONTEXT_TOKENS)
     return round(features.n * min(each, most))
 
@@ -231,7 +230,7 @@ def outcome_of(ended: EndedExchange, usage: Usage | None, decision: Decision, up
     The number of tokens is the engine's, or an estimate: the number of chunks, times the usual tokens of one. Its times
     begin when the request left the gateway's queue: no backend is to blame for the wait.
     """
-    times, stream, usage, features = ended.times, ended.stream, usage or Usage(), ended.routed.features
+    stream, usage, features = ended.stream, usage or Usage(), ended.routed.features
     single = features.n == 1
     output_tokens = usage.output_tokens
     is_estimated = output_tokens is None
@@ -249,15 +248,15 @@ def outcome_of(ended: EndedExchange, usage: Usage | None, decision: Decision, up
     elif is_own and tokens_per_step is None and output_tokens:
         tokens_per_step = _tokens_per_step(features, upstream.backend, output_tokens, chunks)
     has_pace = single and not ended.was_paused  # else it is the client's
-    generation_s = times.last_s - times.first_s if stream is not None and times.first_s else usage.generation_s
+    generation_s = ended.last_s - ended.first_s if stream is not None and ended.first_s else usage.generation_s
     return Outcome(
         request=features,
         decision=decision,
         method=upstream.backend.method,
         status=ended.status,
-        ttft_s=times.first_s - times.arrived_s - times.waited_s if stream is not None and times.first_s else None,
+        ttft_s=ended.first_s - ended.arrived_s - ended.waited_s if stream is not None and ended.first_s else None,
         tpot_s=generation_s / (output_tokens - 1) if has_pace and generation_s and output_tokens > 1 else None,
-        e2e_s=times.ended_s - times.arrived_s - times.waited_s,
+        e2e_s=ended.ended_s - ended.arrived_s - ended.waited_s,
         prompt_tokens=usage.prompt_tokens if usage.prompt_tokens is not None else features.prompt_tokens,
         output_tokens=output_tokens,
         tokens_per_step=tokens_per_step,

@@ -40,7 +40,7 @@ class Delivery:
         self.status = 0  # status of the answer; 0 before its head
         self.is_paused = False  # whether the client is slow to receive it
         self.was_paused = False  # whether it was at any time
-        # Times of the exchange: see `gateway.relay.observers.Times`.
+        # Times of the exchange: see `gateway.relay.observers.EndedExchange`.
         self.arrived_s = arrived_s
         self.first_s = self.last_s = self.waited_s = 0.0
 

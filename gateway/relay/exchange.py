@@ -34,7 +34,7 @@ from gateway.relay.failures import (
     backend_failed,
     verdict_on,
 )
-from gateway.relay.observers import EndedExchange, Times, Traced, tell, tell_send
+from gateway.relay.observers import EndedExchange, Traced, tell, tell_send
 from gateway.relay.queue import ModelQueue, Place
 from gateway.relay.roles import Rescuer, Sender, Silence
 from gateway.relay.shares import Charge, price_of
@@ -487,7 +487,11 @@ class Exchange:
             delivery.retried_from,
             status,
             label,
-            Times(delivery.arrived_s, delivery.first_s, delivery.last_s, time.perf_counter(), delivery.waited_s),
+            delivery.arrived_s,
+            delivery.first_s,
+            delivery.last_s,
+            time.perf_counter(),
+            delivery.waited_s,
             rescued.usage if usage is None and rescued is not None else usage,
             None if answer is None else answer.events,
             unread_bytes=0 if answer is None else answer.unread_bytes,

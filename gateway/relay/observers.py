@@ -19,27 +19,8 @@ from policies.policy import Decision, Outcome
 
 
 # Records of each request have constructors that are written out: mypyc compiles these, not those of `dataclass`.
-class Times:
-    """The times of an exchange, by `time.perf_counter`; 0.0 for what did not happen."""
-
-    def __init__(
-        self,
-        arrived_s: float,
-        first_s: float = 0.0,
-        last_s: float = 0.0,
-        ended_s: float = 0.0,
-        waited_s: float = 0.0,
-    ) -> None:
-        self.arrived_s = arrived_s  # arrival of the request
-        # first_s, last_s: first and last chunk of an answer; last only of a stream.
-        self.first_s = first_s
-        self.last_s = last_s
-        self.ended_s = ended_s  # end of the answer
-        self.waited_s = waited_s  # seconds in the gateway's queue
-
-
 class EndedExchange:
-    """An exchange that has ended."""
+    """An exchange that has ended; its times are by `time.perf_counter`, 0.0 for what did not happen."""
 
     def __init__(  # noqa: PLR0917 -- a record
         self,
@@ -51,7 +32,11 @@ class EndedExchange:
         retried_from: str,
         status: int,
         label: str,
-        times: Times,
+        arrived_s: float,
+        first_s: float = 0.0,
+        last_s: float = 0.0,
+        ended_s: float = 0.0,
+        waited_s: float = 0.0,
         usage: Usage | None = None,
         stream: EventStream | None = None,
         outcome: Outcome | None = None,
@@ -70,7 +55,11 @@ class EndedExchange:
         self.retried_from = retried_from  # name of the backend that failed first; empty without a retry
         self.status = status  # HTTP status of the answer
         self.label = label  # one of `gateway.routing.series.OUTCOMES`
-        self.times = times
+        self.arrived_s = arrived_s  # arrival of the request
+        # first_s, last_s: first and last chunk of an answer; last only of a stream.
+        self.first_s, self.last_s = first_s, last_s
+        self.ended_s = ended_s  # end of the answer
+        self.waited_s = waited_s  # seconds in the gateway's queue
         self.usage = usage  # as the engine reported it; None without a report
         self.stream = stream  # the events of a stream; None for other answers
         self.outcome = outcome  # None if the request was not answered

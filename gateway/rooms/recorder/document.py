@@ -197,7 +197,7 @@ class RecordBuilder:
         document: dict[str, Any] = {
             "version": VERSION,
             "id": ended.request_id.decode("latin-1"),
-            "arrived_at": micro(ended.times.arrived_s + notes.wall_offset_s),
+            "arrived_at": micro(ended.arrived_s + notes.wall_offset_s),
             "model": features.model,
             "endpoint": str(features.endpoint),
         }
@@ -207,9 +207,9 @@ class RecordBuilder:
         document["status"] = ended.status
         if ended.label != "ok":
             document["error"] = ended.label
-        if ended.times.waited_s:
-            document["waited_s"] = micro(ended.times.waited_s)
-        document["e2e_s"] = micro(ended.times.ended_s - ended.times.arrived_s - ended.times.waited_s)
+        if ended.waited_s:
+            document["waited_s"] = micro(ended.waited_s)
+        document["e2e_s"] = micro(ended.ended_s - ended.arrived_s - ended.waited_s)
         decision, upstream = ended.decision, ended.upstream
         if decision is not None and upstream is not None:
             document["policy"] = decision.policy

@@ -33,7 +33,7 @@ class AccessLog:
 
 def fields_of(trail: Trail) -> dict[str, Any]:
     """Return what the log says of a request; nothing of its texts."""
-    times, outcome = trail.times, trail.outcome
+    outcome = trail.outcome
     fields: dict[str, Any] = {
         "request_id": trail.request_id.decode("latin-1"),
         "trace_id": f"{trail.trace_id:032x}" if trail.trace_id else "",
@@ -41,8 +41,8 @@ def fields_of(trail: Trail) -> dict[str, Any]:
         "model": trail.model,
         "outcome": trail.label,
         "error": trail.error,
-        "e2e_s": round(times.ended_s - times.arrived_s, 6),
-        "waited_s": round(times.waited_s, 6),
+        "e2e_s": round(trail.ended_s - trail.arrived_s, 6),
+        "waited_s": round(trail.waited_s, 6),
         "retried_from": trail.retried_from,
         "rescued_from": trail.rescued_from,
     }
@@ -53,7 +53,7 @@ def fields_of(trail: Trail) -> dict[str, Any]:
     if outcome is not None:
         fields |= {"prompt_tokens": outcome.prompt_tokens, "output_tokens": outcome.output_tokens}
         fields["estimated"] = True if outcome.is_estimated else None
-        fields["ttft_s"] = None if outcome.ttft_s is None else round(outcome.ttft_s + times.waited_s, 6)
+        fields["ttft_s"] = None if outcome.ttft_s is None else round(outcome.ttft_s + trail.waited_s, 6)
         fields["tpot_s"] = None if outcome.tpot_s is None else round(outcome.tpot_s, 6)
         fields["tokens_per_step"] = None if outcome.tokens_per_step is None else round(outcome.tokens_per_step, 3)
     return {name: value for name, value in fields.items() if value not in {None, ""} and (value or name != "waited_s")}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from random import getrandbits, random
 
 from gateway.config.settings import TelemetrySettings
 from gateway.dialects.errors import GatewayError
-from gateway.relay.observers import Times
 from gateway.relay.roles import Refused
 from gateway.rooms.reports.access_log import AccessLog
 from gateway.rooms.reports.outlet import Outlet
@@ -43,8 +41,7 @@ class Reporter:
         trail = self._trail(refused.request_id, refused.method, refused.path, refused.lines)
         if trail is None:
             return
-        times = Times(refused.arrived_s, ended_s=time.perf_counter())
-        trail.refuse(refused.client, error.status, error.code or str(error.status), times)
+        trail.refuse(refused.client, error.status, error.code or str(error.status), refused.arrived_s)
 
     def _trail(self, request_id: bytes, method: str, path: str, lines: bytes) -> Trail | None:
         share = self._log_share

@@ -69,7 +69,7 @@ class Spans:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _spans(self, trail: Trail, offset_s: float) -> Iterator[ReadableSpan]:
-        trace, times = trail.trace, trail.times
+        trace = trail.trace
         assert trace is not None
         context = _context(trace.trace_id, trace.span_id)
         parent = None if trail.parent is None else _context(trace.trace_id, trail.parent.span_id, is_remote=True)
@@ -79,14 +79,14 @@ class Spans:
             SpanKind.SERVER,
             context,
             parent,
-            (times.arrived_s + offset_s, times.ended_s + offset_s),
+            (trail.arrived_s + offset_s, trail.ended_s + offset_s),
             _of_request(trail, route),
             is_error=trail.label in _FAILED or trail.status >= 500,
         )
         operation = _OPERATIONS.get(trail.endpoint)
         for number, leg in enumerate(trail.legs):
             following = trail.legs[number + 1 : number + 2]
-            ended_s = following[0].began_s if following else times.ended_s
+            ended_s = following[0].began_s if following else trail.ended_s
             yield self._span(
                 trail.method if operation is None else f"{operation} {trail.model}",
                 SpanKind.CLIENT,
@@ -133,7 +133,7 @@ def _of_request(trail: Trail, route: str) -> Attributes:
         "error.type": _error_of(trail),
         "gateway.request_id": trail.request_id.decode("latin-1"),
         "gateway.outcome": trail.label,
-        "gateway.queue_wait_s": trail.times.waited_s,
+        "gateway.queue_wait_s": trail.waited_s,
         "gateway.attempts": len(trail.legs),
         "gateway.key": trail.client,
         "gateway.model": trail.model,
@@ -180,9 +180,7 @@ def _of_leg(trail: Trail, leg: Leg, operation: str | None, *, is_last: bool) -> 
             "gen_ai.usage.input_tokens": outcome.prompt_tokens,
             "gen_ai.usage.output_tokens": outcome.output_tokens,
             "gen_ai.usage.cache_read.input_tokens": outcome.cached_tokens,
-            "gen_ai.response.time_to_first_chunk": None
-            if outcome.ttft_s is None
-            else trail.times.first_s - leg.began_s,
+            "gen_ai.response.time_to_first_chunk": None if outcome.ttft_s is None else trail.first_s - leg.began_s,
             "gateway.estimated": outcome.is_estimated or None,
             "gateway.tpot_s": outcome.tpot_s,
             "gateway.tokens_per_step": outcome.tokens_per_step,

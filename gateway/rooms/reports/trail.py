@@ -14,7 +14,7 @@ from random import getrandbits
 
 from backends.backend import Backend
 from gateway.http.paths import endpoint_of
-from gateway.relay.observers import EndedExchange, Times, Traced
+from gateway.relay.observers import EndedExchange, Traced
 from policies.features.request import RequestFeatures
 from policies.policy import Decision, Outcome
 
@@ -119,7 +119,8 @@ class Trail(Traced):
         self.client = self.model = ""
         self.status = 0
         self.label = self.error = self.retried_from = self.rescued_from = ""
-        self.times = Times(0.0)
+        # Times by `time.perf_counter`, as those of `EndedExchange`.
+        self.arrived_s = self.first_s = self.ended_s = self.waited_s = 0.0
         self.features: RequestFeatures | None = None
         self.outcome: Outcome | None = None
 
@@ -147,15 +148,18 @@ class Trail(Traced):
         """Record why the last backend failed."""
         self.legs[-1].failure = kind
 
-    def refuse(self, client: str, status: int, error: str, times: Times) -> None:
+    def refuse(self, client: str, status: int, error: str, arrived_s: float) -> None:
         """Report a request that was refused before it was routed."""
-        self.client, self.status, self.label, self.error, self.times = client, status, "refused", error, times
+        self.client, self.status, self.label, self.error = client, status, "refused", error
+        self.arrived_s, self.ended_s = arrived_s, time.perf_counter()
         self._report(self)
 
     def on_end(self, ended: EndedExchange) -> None:
         """Keep what is reported, without the texts of the request, and report it."""
         self.client, self.model = ended.client.name, ended.routed.model.name
-        self.status, self.label, self.times = ended.status, ended.label, ended.times
+        self.status, self.label = ended.status, ended.label
+        self.arrived_s, self.first_s = ended.arrived_s, ended.first_s
+        self.ended_s, self.waited_s = ended.ended_s, ended.waited_s
         self.retried_from, self.rescued_from = ended.retried_from, ended.rescued_from
         self.features, self.outcome = ended.routed.features, ended.outcome
         for leg in self.legs:

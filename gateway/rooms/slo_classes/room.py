@@ -66,8 +66,8 @@ class _Judge(Observer):
         slo_class = "default" if slo_class is None else slo_class  # judged by the objective of its model
         if outcome:
             self._requests.labels(self._model, slo_class, outcome).inc()
-        if ended.stream is not None and ended.times.first_s:
-            self._ttft.labels(self._model, slo_class).observe(ended.times.first_s - ended.times.arrived_s)
+        if ended.stream is not None and ended.first_s:
+            self._ttft.labels(self._model, slo_class).observe(ended.first_s - ended.arrived_s)
 
 
 def judged(routed: RoutedRequest) -> str | None:
@@ -85,12 +85,12 @@ def outcome_of(ended: EndedExchange, slo: tuple[float | None, float | None]) -> 
         return "failed"
     if ended.label != "ok" or ended.outcome is None:
         return ""
-    features, times, tokens = ended.routed.features, ended.times, ended.outcome.output_tokens
+    features, tokens = ended.routed.features, ended.outcome.output_tokens
     ttft_s, tpot_s = features.slo_ttft_s or slo[0], features.slo_tpot_s or slo[1]
     if ended.stream is None:
         if ttft_s is None or tpot_s is None:
             return ""
-        return "kept" if times.ended_s - times.arrived_s <= ttft_s + tpot_s * max(0, tokens - 1) else "missed"
-    is_late = ttft_s is not None and times.first_s - times.arrived_s > ttft_s
+        return "kept" if ended.ended_s - ended.arrived_s <= ttft_s + tpot_s * max(0, tokens - 1) else "missed"
+    is_late = ttft_s is not None and ended.first_s - ended.arrived_s > ttft_s
     is_slow = tpot_s is not None and ended.outcome.tpot_s is not None and ended.outcome.tpot_s > tpot_s
     return "missed" if is_late or is_slow else "kept"

@@ -190,7 +190,7 @@ class _Watch(Observer):
 
     def on_end(self, ended: EndedExchange) -> None:
         """Count the request."""
-        lost_s = ended.times.ended_s - self._sent_s
+        lost_s = ended.ended_s - self._sent_s
         stalled_s = 0.0 if ended.was_paused else self._stalled_s
         if ended.label == "engine_error":
             self.observe("failed" if ended.status >= 500 or ended.stream is not None else None, lost_s)

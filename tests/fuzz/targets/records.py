@@ -20,7 +20,7 @@ from backends.pool import Pool
 from backends.speculation import Method
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.usage import read_usage
-from gateway.relay.observers import EndedExchange, Times
+from gateway.relay.observers import EndedExchange
 from gateway.rooms.recorder.document import RecordBuilder, RequestNotes
 from gateway.rooms.recorder.hashes import TextHasher
 from gateway.routing.access import read_head
@@ -93,8 +93,10 @@ def fuzz_one(data: bytes) -> None:
         6,
         2,
     )
-    times = Times(9.0, 10.0, 10.75, 11.0)
-    ended = EndedExchange(b"\xffid", ANONYMOUS, routed, decision, _upstream, "", 200, "ok", times, usage, None, outcome)
+    times = (9.0, 10.0, 10.75, 11.0, 0.0)
+    ended = EndedExchange(
+        b"\xffid", ANONYMOUS, routed, decision, _upstream, "", 200, "ok", *times, usage, None, outcome
+    )
     notes.on_end(ended)
     line = built.builder.begin(notes, ended, 0.0)
     if line is None:

@@ -19,7 +19,7 @@ from backends.http.client import UpstreamClient
 from backends.speculation import Method
 from gateway.config.load import load_pool
 from gateway.config.settings import PoolSettings, RecorderSettings
-from gateway.relay.observers import EndedExchange, Times
+from gateway.relay.observers import EndedExchange
 from gateway.reload.differences import needs_restart
 from gateway.rooms.recorder.document import RecordBuilder, RequestNotes
 from gateway.rooms.recorder.files import TraceFiles
@@ -53,7 +53,10 @@ def settings(folder: Path, **fields: Any) -> RecorderSettings:
 
 
 ANY_DECISION = Decision("b", "random", "drawn", 0.5)
-GIVEN = "request_id client routed decision upstream retried_from status label times usage stream outcome unread_bytes"
+GIVEN = (
+    "request_id client routed decision upstream retried_from status label"
+    " arrived_s first_s last_s ended_s waited_s usage stream outcome unread_bytes"
+)
 
 
 def changed(ended: EndedExchange, **changes: Any) -> EndedExchange:
@@ -116,10 +119,11 @@ def finished(recorder: Recorder, number: int = 0, body: bytes = b"", **changes: 
         "",
         200,
         "ok",
-        Times(9.0, 10.0, 10.75, 11.0),
-        None,
-        None,
-        outcome,
+        9.0,
+        10.0,
+        10.75,
+        11.0,
+        outcome=outcome,
     )
     return Finished(notes, changed(ended, **changes))
 

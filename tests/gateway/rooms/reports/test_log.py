@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gateway.config.settings import TelemetrySettings
-from gateway.relay.observers import Times
 from gateway.reload.differences import needs_restart
 from gateway.rooms.reports.access_log import AccessLog
 from gateway.rooms.reports.room import ReportsRoom
@@ -106,8 +105,8 @@ def test_what_others_say_ends_no_line_and_steers_no_terminal(text: str) -> None:
 def test_a_request_that_cannot_be_reported_keeps_no_other_back(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gateway.access")
     broken, good = (Trail(lambda _: None, each, "GET", "/", b"", None, None) for each in (b"broken", b"good"))
-    broken.times = None  # type: ignore[assignment]
-    good.times = Times(1.0, ended_s=2.0)
+    broken.ended_s = None  # type: ignore[assignment]
+    good.arrived_s, good.ended_s = 1.0, 2.0
     assert AccessLog().write([broken, good])
     assert [
         getattr(each, "fields", {}).get("request_id") for each in caplog.records if each.name == "gateway.access"

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from backends.speculation import Method
-from gateway.relay.observers import EndedExchange, Times
+from gateway.relay.observers import EndedExchange
 from gateway.rooms.shadow import __main__ as shadow_process
 from gateway.rooms.shadow.replay import MOST_TEXT_BYTES, MOST_TEXTS, AnswerText, ShadowDrafting
 from gateway.rooms.shadow.room import ShadowRoom
@@ -166,9 +166,7 @@ def _end(text: AnswerText | None) -> None:
     assert text is not None
     model, outcome = Model("m", _Recording(), 1.0, {}), _outcome()
     routed = RoutedRequest(model, outcome.request)
-    text.on_end(
-        EndedExchange(b"", Client(""), routed, outcome.decision, None, "", 200, "ok", Times(0.0), outcome=outcome)
-    )
+    text.on_end(EndedExchange(b"", Client(""), routed, outcome.decision, None, "", 200, "ok", 0.0, outcome=outcome))
 
 
 def _add(shadow: ShadowDrafting, answer: bytes = ANSWER) -> None:
