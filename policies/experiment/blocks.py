@@ -53,8 +53,8 @@ class Blocks:
 
     @property
     def window_s(self) -> float:
-        """Seconds of a block that count."""
-        return (1.0 - _SETTLES - _TAIL) * self.block_s
+        """Seconds of a block whose arrivals count: they matter from its beginning, where their times do not yet."""
+        return (1.0 - _TAIL) * self.block_s
 
     def counts(self, now_s: float) -> bool:
         """Return whether a time is in that part of its block that counts."""

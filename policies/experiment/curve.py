@@ -58,6 +58,9 @@ class Fit:
     covariance: Floats  # of these, shape (3, 3)
     freedom: float
     common: Floats  # g in the mean, c1, c2, shape (3,)
+    mean_powers: Floats  # 1, x and x^2 in the mean, by the time that requests take, shape (3,)
+    in_flight: float  # requests per replica, in the mean
+    work_per_s: float  # that arrives at each replica, in the mean
     x_mean: float
     x_low: float
     x_high: float
@@ -66,16 +69,18 @@ class Fit:
     def at(self, x: float, confidence: float) -> Point:
         """Return how both compare where so much work arrives (x as above)."""
         powers = np.array([1.0, x, x * x])
-        log_ratio = float(powers @ self.difference)
-        variance = max(_LEAST_VARIANCE, float(powers @ self.covariance @ powers))
-        margin = margin_at_any_time(variance, confidence, self.freedom)
         work = math.exp(x + self.x_mean)
-        in_flight = work * math.exp(float(powers @ self.common))
-        return Point(in_flight, work, math.exp(log_ratio), _exp(log_ratio - margin), _exp(log_ratio + margin))
+        return Point(work * math.exp(float(powers @ self.common)), work, *self._ratio(powers, confidence))
 
     def overall(self, confidence: float) -> Point:
-        """Return how both compare at the load in the mean."""
-        return self.at(0.0, confidence)
+        """Return the ratio of the mean times under the traffic seen, of which busy times make up the most."""
+        return Point(self.in_flight, self.work_per_s, *self._ratio(self.mean_powers, confidence))
+
+    def _ratio(self, powers: Floats, confidence: float) -> tuple[float, float, float]:
+        log_ratio = float(powers @ self.difference)
+        variance = max(_LEAST_VARIANCE, float(powers @ self.covariance @ powers))
+        margin = margin_at_any_time(variance, confidence, self.freedom, _EFFECT)
+        return math.exp(log_ratio), _exp(log_ratio - margin), _exp(log_ratio + margin)
 
     def curve(self, confidence: float, points: int = 9) -> list[Point]:
         """Return how both compare from the lowest to the highest load seen."""
@@ -117,6 +122,7 @@ def fit(rows: Sequence[Row]) -> Fit | None:
     groups, group = np.unique(blocks[block] // GROUP, return_inverse=True)
     terms = 3 if count >= _QUADRATIC_FROM else 2 if count >= _SLOPES_FROM else 1
     powers = x[:, None] ** np.arange(3)
+    in_flight = np.exp(y + x + x_mean)
     # The slope that both have in common is fitted from the first: what arrives is never quite the same at both.
     parts = [powers[:, :terms] * np.where(arms, -0.5, 0.5)[:, None], powers[:, 1 : max(2, terms)]]
     design = np.concatenate([*parts, (group[:, None] == np.arange(len(groups))).astype(float)], axis=1)
@@ -136,7 +142,9 @@ def fit(rows: Sequence[Row]) -> Fit | None:
     common[0] = float(np.bincount(group) / len(rows) @ solution[terms + shared :])
     # Loads at which both have been seen.
     low, high = np.array([np.quantile(x[arms == arm], [_SEEN, 1.0 - _SEEN]) for arm in (0, 1)]).T
-    return Fit(difference, matrix, freedom, common, x_mean, float(low.max()), float(high.min()), count)
+    mean_powers, work = np.average(powers, axis=0, weights=in_flight), float(np.exp(x + x_mean).mean())
+    means = mean_powers, float(in_flight.mean()), work, x_mean
+    return Fit(difference, matrix, freedom, common, *means, float(low.max()), float(high.min()), count)
 
 
 def _exp(exponent: float) -> float:
@@ -153,4 +161,6 @@ _SEEN: Final = 0.05
 """Share of the blocks at each end that show no load well enough."""
 _FINE: Final = 400
 _LEAST_VARIANCE: Final = 1e-8
+_EFFECT: Final = 0.1
+"""Relative difference that the intervals are made for."""
 _LARGEST: Final = 50.0

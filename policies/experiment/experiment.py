@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from random import Random
 from typing import Final, NamedTuple, TypeVar
@@ -88,6 +88,7 @@ class Plan:
         return next((group for group, members in enumerate(self.groups) if backend in members), -1)
 
 
+@lru_cache(maxsize=64)
 def _shuffled(salt: int, number: int, count: int) -> int:
     """Return the place of a number in its cycle, of `count` numbers in an order that looks random."""
     cycle, place = divmod(number, count)
