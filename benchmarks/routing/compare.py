@@ -48,7 +48,7 @@ BEGAN_S: Final = 1e6
 CHANCE: Final = 1_000_000
 """Seed of the arms that requests are given to, which must not be that of the requests."""
 UNTIL: Final = 0.02
-STEADY: Final = 20_000
+STEADY: Final = 10_000
 """Requests that show the truth where the traffic does not change."""
 DAY_SWING: Final = 0.6
 HEAVY: Final = 3.0
@@ -57,7 +57,6 @@ FAILS_S: Final = 240.0, 840.0
 """When a replica fails and when it is back; what is in flight there is lost."""
 TOKENS: Final = {"long": 1000, "cancels": 16}
 """Of the answers that a client asks for on the first arm."""
-TRUTHS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class Cell:
         without speculation against it in a world of each run (`benchmarks.routing.worlds`), `crossing` one whose head
         pays at low load only.
     mix
-        `even`, or `drifting` from chat to code; `world` for that of a world.
+        `even`, or `drifting` from chat to code; a world has its own.
     arrivals
         `poisson`, `azure` for the gaps of its trace, or `day` for a rate that goes up and down once.
     trouble
@@ -312,16 +311,13 @@ def play(ground: Ground, cell: Cell, seed: int) -> Run:
     evidence = policy.evidence()
     found, cost = evidence.fit(*ARMS), evidence.cost(SHOWN)
     true_cost = compared[compares].mean() / usual[compares].mean()
-    return Run(
-        policy.looks,
-        stage,
-        better,
-        ended_s,
-        None if found is None else found.crossing(SHOWN),
-        float(compared[until].mean() / usual[until].mean()) - 1.0,
-        float((compared[until] - usual[until]).sum() / usual.sum()),
-        math.isnan(cost.ratio) or bool(cost.low <= true_cost <= cost.high),
+    is_held = math.isnan(cost.ratio) or bool(cost.low <= true_cost <= cost.high)
+    crossing = None if found is None else found.crossing(SHOWN)
+    lost, of_all = (
+        compared[until].mean() / usual[until].mean() - 1.0,
+        (compared[until] - usual[until]).sum() / usual.sum(),
     )
+    return Run(policy.looks, stage, better, ended_s, crossing, float(lost), float(of_all), is_held)
 
 
 def scores(cell: Cell, truths: Sequence[Sequence[float]], runs: Sequence[Run]) -> list[object]:
@@ -339,7 +335,7 @@ def scores(cell: Cell, truths: Sequence[Sequence[float]], runs: Sequence[Run]) -
         width.append(math.log(last.high / last.low) / 2.0)
     ends_s = median(run.ended_s if run.stage is not Stage.RUNNING else math.inf for run in runs)
     last_true = [each[-1] for each in truths]
-    lost, of_all = (fmean(each) for each in zip(*((run.lost, run.lost_of_all) for run in runs), strict=True))
+    lost, of_all = fmean(run.lost for run in runs), fmean(run.lost_of_all for run in runs)
     losses = [f"{lost:+.1%}", f"{of_all:+.2%}", sum(run.covers_cost for run in runs)]
     return [
         len(runs),
@@ -405,18 +401,16 @@ def main() -> None:
         for chosen in [cell for name in arguments.cells or CELLS for cell in CELLS[name]]:
             cell = replace(chosen, hours=arguments.hours)
             seeds = range(arguments.runs or cell.runs)
-            quiet = replace(cell, trouble=cell.trouble if cell.trouble == "repeats" else "", runs=0)
+            quiet = replace(cell, trouble=cell.trouble if cell.trouble == "repeats" else "")
             if quiet not in truths:
-                shown_by = seeds if cell.is_world or not cell.is_steady else range(TRUTHS)
-                truths[quiet] = run_all([(truth, quiet, seed) for seed in shown_by])
-            known = truths[quiet]
-            if cell.is_steady and not cell.is_world:
-                known = [[fmean(each[0] for each in known)] * len(known[0])] * len(seeds)
+                truths[quiet] = run_all([(truth, quiet, seed) for seed in seeds])
             if cell.pair == "crossing" and math.isnan(crossing):
                 crossing = run_all([(true_crossing, cell, 0)])[0]
             runs = run_all([(play, cell, seed) for seed in seeds])
             traffic = ", ".join(filter(None, [cell.mix, cell.arrivals, cell.trouble, cell.policy]))
-            print(row(cell.pair, traffic, *scores(cell, known, runs), crossings(cell, runs, crossing)), flush=True)
+            print(
+                row(cell.pair, traffic, *scores(cell, truths[quiet], runs), crossings(cell, runs, crossing)), flush=True
+            )
 
 
 if __name__ == "__main__":
