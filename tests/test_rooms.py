@@ -36,7 +36,6 @@ ROOMS |= {
     "Redis": ["gateway/state/redis.py"],
     "simulator": ["backends/simulator", "lab"],
     "laboratory": ["lab"],
-    "gateway bench": ["lab/bench", "lab/cli/bench.py", "lab/calibrate", "lab/cli/calibrate.py"],
     "gateway calibrate": ["lab/calibrate", "lab/cli/calibrate.py"],
     "gateway plan": ["lab/plan", "lab/cli/plan.py"],
     "gateway tune": ["lab/tune", "lab/cli/tune.py"],

@@ -32,7 +32,7 @@ _COMMANDS = "speculation_gateway.commands"
 _GROUPS = {
     "Serve": ("demo", "init", "check", "schema", "picker"),
     "Operate": ("status", "drain", "resume", "reload", "explain", "policy", "advise", "compare", "canary"),
-    "Measure and plan": ("bench", "replay", "plan", "tune", "calibrate", "trace"),
+    "Measure and plan": ("replay", "plan", "tune", "calibrate", "trace"),
 }
 """The groups of `gateway --help`, each in its order; what another package registers comes after them."""
 

@@ -30,7 +30,7 @@ def run_calibrate(options: CalibrateOptions) -> int:
     """Make a calibration with the options of the command line."""
     loops = [loop for given in options.measured for loop in read_loops(*_file(given))]
     if not loops:
-        raise UsageError("no closed loop of a known method: bench with --concurrency, and name endpoints METHOD=URL")
+        raise UsageError("no closed loop of a known method: replay with --concurrency, and --live METHOD=URL")
     try:
         like = load_calibration(options.like)
         like = like.model_copy(update={"hardware": options.hardware, "target": options.target or like.target})

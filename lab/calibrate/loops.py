@@ -1,4 +1,4 @@
-"""Closed loops: as `gateway bench --json` measured them, and as a replay plays them."""
+"""Closed loops: as `gateway replay --live --concurrency` measured them, and as a replay plays them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orjson
 from backends.calibration.calibration import Kind
 from backends.speculation import Method
 from backends.validation import UsageError
-from lab.bench.run import EACH
+from lab.live.loops import EACH
 from lab.past.served import ServedPart
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import replay_request
@@ -26,28 +26,28 @@ _TURNAROUND_S = 0.002  # of a client
 
 
 def read_loops(path: Path, kind: Kind) -> Iterator[ServedPart]:
-    """Yield the closed loops of a file of `gateway bench --json`."""
+    """Yield the closed loops of a file of `gateway replay --live --json`."""
     try:
         with path.open("rb") as file:
             document = orjson.loads(file.read(_MOST_BYTES))
-        for run in document["runs"]:
-            if run["concurrency"] is not None and run["method"] is not None and run["each"]["steps"]:
-                yield _loop(run, kind if document["trace"] else None)
+        for loop in document["loops"]:
+            if loop["method"] is not None and loop["each"]["steps"]:
+                yield _loop(loop, kind)
     except OSError as error:
         raise UsageError(f"{path}: cannot read it: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: is not what `gateway bench --json` writes: {error!r}") from None
+        raise UsageError(f"{path}: is not what `gateway replay --live --json` writes: {error!r}") from None
 
 
-def _loop(run: Mapping[str, Any], kind: Kind | None) -> ServedPart:
+def _loop(run: Mapping[str, Any], kind: Kind) -> ServedPart:
     columns = np.array([run["each"][name] for name in EACH], float)
     columns = columns[:, np.argsort(columns[0])][:, :_MOST_REQUESTS]
     *_, steps, ttft_s, e2e_s = columns
     columns = columns[:, (steps >= _FEWEST_STEPS) & (e2e_s > ttft_s)]
     if not columns.size:
-        raise ValueError(f"no answer of {run['target']} took {_FEWEST_STEPS} steps")
+        raise ValueError(f"no answer of {run['endpoint']} took {_FEWEST_STEPS} steps")
     accepted = run["acceptance"] or {"rate": 0.0, "tokens_per_step": 1.0, "by_position": ()}
-    k = len(accepted["by_position"]) if run["k"] is None else int(run["k"])
+    k = len(accepted["by_position"])
     return ServedPart(
         method=Method(run["method"]),
         config={"num_speculative_tokens": k} if k else {},

@@ -17,7 +17,7 @@ class CalibrateOptions:
 
     measured: Annotated[
         tuple[str, ...],
-        typer.Argument(metavar="[KIND=]FILE...", help="Files of `gateway bench --json`, and the kind of text of each."),
+        typer.Argument(metavar="[KIND=]FILE...", help="Files of `gateway replay --json`, and the kind of their text."),
     ]
     out: Annotated[Path, typer.Option(metavar="FILE.yaml", callback=writable, help="Calibration to write.")]
     hardware: Annotated[str, typer.Option(help="What a replica ran on, such as '2x RTX-4090'.")]

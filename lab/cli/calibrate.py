@@ -11,10 +11,10 @@ from lab.options.command import command
 def calibrate(options: CalibrateOptions) -> int:
     """Make a calibration of your machine, and print its error.
 
-    It is made from closed loops of `gateway bench --concurrency`.
+    It is made from closed loops of `gateway replay --live --concurrency`.
 
     \b
-    gateway calibrate bench.json --out mine.yaml --hardware "2x RTX-4090"
+    gateway calibrate loops.json --out mine.yaml --hardware "2x RTX-4090"
     """
     require("lab", "numba")
     from lab.calibrate.command import run_calibrate

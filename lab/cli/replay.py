@@ -17,12 +17,13 @@ def replay(options: ReplayOptions) -> int:
 
     \b
     gateway replay trace.jsonl.zst --config pool.yaml --policy least_loaded --policy learned --report replay.html
-    gateway replay trace.jsonl.zst --live http://127.0.0.1:8080 --rate 4
+    gateway replay trace.jsonl.zst --live http://127.0.0.1:8080 --rate 2 --rate 8 --for 300
     """
     require("lab", "numba", "duckdb")
     if not options.live:
-        if options.ignore_eos:
-            raise typer.BadParameter("requires --live", param_hint="--ignore-eos")
+        live = {"--for": options.for_s, "--concurrency": options.concurrency, "--temperature": options.temperature}
+        for name in (name for name, given in {**live, "--ignore-eos": options.ignore_eos}.items() if given):
+            raise typer.BadParameter("requires --live", param_hint=name)
         from lab.replay.command import run_replay
 
         return run_replay(options)

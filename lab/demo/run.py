@@ -37,7 +37,7 @@ def run_demo(port: int, rate: float, phase_s: float, phases: int | None) -> None
             phase, chat_share = _PHASES[number % len(_PHASES)]
             print(f"{number * phase_s:4.0f} s  {phase}: {chat_share:.0%} chat, the rest edits", flush=True)
             write_trace(trace, _requests(chat_share, round(rate * phase_s), Random(number)))
-            options = ReplayOptions(trace=(trace,), live=(f"demo={gateway.url}",), rate=rate, seed=number)
+            options = ReplayOptions(trace=(trace,), live=(f"demo={gateway.url}",), rate=(rate,), seed=number)
             if run_live(options) == _INTERRUPTED:
                 return
             print(f"{_rules(gateway.client)}\n{_found(gateway.client)}\n", flush=True)

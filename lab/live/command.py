@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import product
 from secrets import token_hex
 from typing import Any
 
@@ -13,14 +13,16 @@ import numpy as np
 import uvloop
 from rich.table import Table
 
+from backends.engine_metrics import CountedAcceptance
 from backends.validation import UsageError
-from lab.live.endpoints import LiveEndpoint, endpoints_of, inspect_endpoint
+from lab.live.endpoints import LiveEndpoint, endpoints_of, engine_counters, inspect_endpoint
+from lab.live.loops import Counted, loop_of
 from lab.live.session import LiveLoad, LiveOutcome, Session
+from lab.live.sweep import Condition, loads_of
 from lab.options.shared import slo_bounds
 from lab.replay.comparison import of_runs, verdict
 from lab.replay.figures import figures_tables
 from lab.replay.options import ReplayOptions
-from lab.replay.pace import paced
 from lab.replay.page import PageData
 from lab.report.terminal import report, write_json
 from lab.simulation.table import Traits
@@ -29,37 +31,46 @@ _FAILED = 1
 _INTERRUPTED = 130
 
 
+Sent = dict[Condition, dict[str, tuple[LiveOutcome, Counted]]]
+"""What came of each load, by the name of its row."""
+
+
 def run_live(options: ReplayOptions) -> int:
     """Send a trace to each endpoint with the options of the command line."""
+    sent: Sent = {}
     try:
         slo = slo_bounds(options.slo)
         endpoints = endpoints_of("--live", options.live, options.model, options.api_key)
-        records = islice(options.records(in_order=True), options.limit)
-        load = LiveLoad.of(paced(records, options.rate, options.speed, options.seed or 0), options.warmup)
+        loads = loads_of(options)
         session = Session(warmup=options.warmup, timeout_s=options.timeout_s, ignore_eos=options.ignore_eos)
-        outcomes: list[LiveOutcome] = []
-        uvloop.run(session.run(_send(session, endpoints, load, options.seed, outcomes)))
+        uvloop.run(session.run(_send(session, endpoints, loads, options.seed, sent)))
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
-    if not outcomes:
+    if not sent:
         print("gateway replay: stopped before the trace was sent", file=sys.stderr)
         return _INTERRUPTED
-    figures = {one.endpoint.name: one.figures(slo) for one in outcomes}
+    outcomes = {name: one for by_name in sent.values() for name, (one, _) in by_name.items()}
+    figures = {name: one.figures(slo) for name, one in outcomes.items()}
     document: dict[str, Any] = {
         "trace": [path.name for path in options.trace],
-        "model": ", ".join(dict.fromkeys(one.model for one in outcomes)),
-        "requests": len(load.trace) - options.warmup,
+        "model": ", ".join(dict.fromkeys(one.model for one in outcomes.values())),
+        "requests": sum(len(load.trace) - options.warmup for load in loads.values()),
         "warmup": options.warmup,
         "seed": options.seed or 0,
         "slo": slo,
         "live": {one.name: one.url for one in endpoints},
         "interrupted": session.stopped,
         "policies": figures,
+        "loops": [loop_of(at, *one) for at, rows in sent.items() if at.at_once for one in rows.values()],
     }
-    rows = _rows(outcomes)
-    document["verdict"] = "Stopped early: nobody won." if session.stopped else verdict(rows.played, rows.compared)
-    parts = _said(document, outcomes, slo, load.left_out)
-    report(f"gateway replay of {', '.join(document['trace'])}", parts, options.report, lambda: rows.drawn("endpoint"))
+    pages = {at: _rows({name: one for name, (one, _) in by_name.items()}) for at, by_name in sent.items()}
+    verdicts = [
+        (f"{at}: " if len(loads) > 1 else "") + verdict(page.played, page.compared) for at, page in pages.items()
+    ]
+    document["verdict"] = "Stopped early: nobody won." if session.stopped else "\n".join(verdicts)
+    parts = _said(document, outcomes, slo, sum(load.left_out for load in loads.values()))
+    title = f"gateway replay of {', '.join(document['trace'])}"
+    report(title, parts, options.report, lambda: "".join(page.drawn("endpoint") for page in pages.values()))
     write_json(options.json_file, document)
     if session.stopped:
         return _INTERRUPTED
@@ -67,21 +78,33 @@ def run_live(options: ReplayOptions) -> int:
 
 
 async def _send(
-    session: Session, endpoints: Sequence[LiveEndpoint], load: LiveLoad, seed: int | None, outcomes: list[LiveOutcome]
+    session: Session,
+    endpoints: Sequence[LiveEndpoint],
+    loads: Mapping[Condition, LiveLoad],
+    seed: int | None,
+    sent: Sent,
 ) -> None:
-    """Inspect all endpoints, then send the load to each; add the outcomes of the runs that were started."""
-    infos = [await inspect_endpoint(endpoint, load.apis, seed or 0) for endpoint in endpoints]
+    """Inspect all endpoints, then send each load to each; add the outcomes of the runs that were started."""
+    apis = {api for load in loads.values() for api in load.apis}
+    infos = [await inspect_endpoint(endpoint, apis, seed or 0) for endpoint in endpoints]
     # By default texts differ from run to run, so that no prefix cache has them.
     texts = token_hex(8) if seed is None else str(seed)
-    for index, (endpoint, info) in enumerate(zip(endpoints, infos, strict=True)):
-        if not session.stopped:
-            outcomes.append(await session.send(endpoint, info, load, f"{texts}/{index}"))
+    runs = product(loads.items(), zip(endpoints, infos, strict=True))
+    for number, ((condition, load), (endpoint, info)) in enumerate(runs):
+        if session.stopped:
+            return
+        before = await engine_counters(endpoint) if condition.at_once else None
+        outcome = await session.send(endpoint, info, load, f"{texts}/{number}")
+        after = await engine_counters(endpoint) if condition.at_once else None
+        counted = Counted(CountedAcceptance.between(before, after), after.kv_tokens if after is not None else 0)
+        name = endpoint.name if len(loads) == 1 else f"{endpoint.name}, {condition}"
+        sent.setdefault(condition, {})[name] = outcome, counted
 
 
-def _rows(outcomes: Sequence[LiveOutcome]) -> PageData:
+def _rows(outcomes: Mapping[str, LiveOutcome]) -> PageData:
     """Return what the page draws."""
-    played = {one.endpoint.name: one.replayed()[0] for one in outcomes}
-    trace = outcomes[0].trace
+    played = {name: one.replayed()[0] for name, one in outcomes.items()}
+    trace = next(iter(outcomes.values())).trace
     unknown = math.nan
     served = {name: result for name, result in played.items() if len(result.e2e_s)}
     traits = Traits(
@@ -93,7 +116,7 @@ def _rows(outcomes: Sequence[LiveOutcome]) -> PageData:
 
 
 def _said(
-    document: dict[str, Any], outcomes: Sequence[LiveOutcome], slo: Mapping[str, float], left_out: int
+    document: dict[str, Any], outcomes: Mapping[str, LiveOutcome], slo: Mapping[str, float], left_out: int
 ) -> list[str | Table]:
     """Return what stands on the terminal."""
     stopped = ", stopped: unfinished requests are not included" if document["interrupted"] else ""
@@ -105,4 +128,6 @@ def _said(
     parts += figures_tables(document["policies"], slo, "endpoint")
     if left_out:
         parts.append(f"{left_out:,} requests of the trace generate no text and are left out.")
-    return [*parts, *(f"{one.endpoint.name}: {line}" for one in outcomes for line in one.remarks())]
+    parts += [f"{name}: {line}" for name, one in outcomes.items() for line in one.remarks()]
+    gateways = dict.fromkeys(one.endpoint.url for name, one in outcomes.items() if document["policies"][name]["shares"])
+    return parts + [f"If {url} compares meanwhile: `gateway compare report --url {url}`." for url in gateways]

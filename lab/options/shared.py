@@ -29,6 +29,13 @@ def above_zero(value: float | None) -> float | None:
     return value
 
 
+def each_above_zero(values: list[float] | None) -> list[float] | None:
+    """Check that each value of a repeated option is a finite number above 0."""
+    for value in values or ():
+        above_zero(value)
+    return values
+
+
 def writable(path: Path | None) -> Path | None:
     """Check that an output file can be written, before any work is done."""
     if path is None:
@@ -157,6 +164,9 @@ class TraceOptions(ReadOptions):
         return self.read(self.trace, in_order=in_order)
 
 
+Speed = Annotated[float, typer.Option(metavar="S", callback=above_zero, help="Speed-up of the trace's arrivals.")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacedOptions(TraceOptions):
     """The trace of a command that plays it, and how fast."""
@@ -165,9 +175,7 @@ class PacedOptions(TraceOptions):
         float | None,
         typer.Option(metavar="R", callback=above_zero, help="Mean requests per second; the trace's pattern is kept."),
     ] = None
-    speed: Annotated[
-        float, typer.Option(metavar="S", callback=above_zero, help="Speed-up of the trace's arrivals.")
-    ] = 1.0
+    speed: Speed = 1.0
 
     def __post_init__(self) -> None:
         """Check that only one of rate and speed is given."""

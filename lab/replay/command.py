@@ -11,7 +11,7 @@ from backends.validation import UsageError
 from gateway.config.load import load_pool
 from gateway.config.settings import ModelSettings
 from gateway.service.default_temperature import assumed_temperature
-from lab.options.shared import PacedOptions, slo_bounds
+from lab.options.shared import TraceOptions, slo_bounds
 from lab.past.check import past_of
 from lab.past.pool import simulated_pool
 from lab.replay.comparison import verdict
@@ -29,10 +29,13 @@ def run_replay(options: ReplayOptions) -> int:
     try:
         if options.config is None:
             raise UsageError("--config: give a pool to simulate, or --live URL")
+        if len(options.rate) > 1:
+            raise UsageError("--rate: several need --live")
         slo, seed = slo_bounds(options.slo), options.seed or 0
         name, served = served_model(options.config, options.model)
         policies = chosen_policies(options.policies, served, seed)
-        with requests_of(options, served, seed, warmup=options.warmup) as requests:
+        rate = options.rate[0] if options.rate else None
+        with requests_of(options, served, seed, rate, options.speed, warmup=options.warmup) as requests:
             past = past_of(simulated_pool(served, requests, options.calibration), requests, seed)
             runner = PolicyRunner(past.pool.replicas, requests, options.policies, served, seed, options.warmup)
             played = play_all(runner, policies)
@@ -75,7 +78,9 @@ def served_model(config: Path, model: str | None) -> tuple[str, ModelSettings]:
 
 
 @contextmanager
-def requests_of(options: PacedOptions, served: ModelSettings, seed: int, *, warmup: int = 0) -> Iterator[RequestTable]:
+def requests_of(
+    options: TraceOptions, served: ModelSettings, seed: int, rate: float | None, speed: float, *, warmup: int = 0
+) -> Iterator[RequestTable]:
     """Yield the requests of a trace with their arrival times."""
     records = options.records()
     with request_table(records, assumed_temperature(served)) as table:
@@ -83,6 +88,6 @@ def requests_of(options: PacedOptions, served: ModelSettings, seed: int, *, warm
         if requests and len(requests) <= warmup:
             raise UsageError(f"the trace has {len(requests)} requests; --warmup {warmup} leaves none to count")
         if not requests.order.is_open:
-            yield requests.in_sessions(options.rate, options.speed, 1, seed)
+            yield requests.in_sessions(rate, speed, 1, seed)
         else:
-            yield requests.paced(arrivals(requests.arrived_at, options.rate, options.speed, seed))
+            yield requests.paced(arrivals(requests.arrived_at, rate, speed, seed))

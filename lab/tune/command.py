@@ -67,7 +67,7 @@ def run_tune(options: TuneOptions) -> int:
         given = served.policy.settings
         present = given if isinstance(given, ThresholdSettings) else ThresholdSettings()
         names = list(served.backends)
-        with requests_of(options, served, options.seed) as requests:
+        with requests_of(options, served, options.seed, options.rate, options.speed) as requests:
             past = past_of(simulated_pool(served, requests, options.calibration), requests, options.seed)
             cut = round(options.part * len(requests))
             if not 0 < cut < len(requests):

@@ -79,7 +79,7 @@ def run_schedule(options: TuneOptions) -> int:
     """Compare, print, and write what to set."""
     try:
         model, served = served_model(options.config, options.model)
-        with requests_of(options, served, options.seed) as table:
+        with requests_of(options, served, options.seed, options.rate, options.speed) as table:
             past = past_of(simulated_pool(served, table, options.calibration), table, options.seed)
             replicas = past.pool.replicas
             requests = list(table[:_MOST_REQUESTS])

@@ -15,8 +15,8 @@ from backends.calibration.calibration import Kind
 from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from gateway.config.load import load_pool
-from lab.bench.run import EACH
 from lab.calibrate.loops import played
+from lab.live.loops import EACH
 from lab.past.fit import fitted
 from lab.past.served import ServedPart
 from tests.lab import invoked
@@ -54,17 +54,16 @@ def loop(method: Method, concurrency: int) -> ServedPart:
 
 
 def document(loops: list[ServedPart]) -> dict[str, Any]:
-    """Return what `gateway bench --json` writes of closed loops with a trace."""
-    runs = []
+    """Return what `gateway replay --live --json` writes of closed loops."""
+    written = []
     for one in loops:
         k, per_step, drafted = DRAFTS[one.method]
         rate = (per_step - 1) / drafted if drafted else 0.0
-        accepted = {"rate": rate, "tokens_per_step": per_step, "by_position": BY_POSITION}
-        runs.append(
+        accepted = {"rate": rate, "tokens_per_step": per_step, "by_position": [*BY_POSITION, 0.09, 0.04][:k]}
+        written.append(
             {
-                "target": one.method.value,
+                "endpoint": one.method.value,
                 "method": one.method.value,
-                "k": k,
                 "concurrency": one.concurrency,
                 "temperature": 0.0,
                 "kv_tokens": KV_TOKENS,
@@ -72,7 +71,7 @@ def document(loops: list[ServedPart]) -> dict[str, Any]:
                 "each": {name: getattr(one, name).tolist() for name in EACH},
             }
         )
-    return {"trace": ["mine.jsonl"], "runs": runs}
+    return {"loops": written}
 
 
 run = partial(invoked.run, "calibrate")
@@ -81,7 +80,7 @@ run = partial(invoked.run, "calibrate")
 @pytest.mark.slow
 def test_a_machine_is_found_again_by_one_unlike_it(tmp_path: Path) -> None:
     loops = [loop(method, concurrency) for method in DRAFTS for concurrency in (1, 8, 32, 64)]
-    measured, out = tmp_path / "bench.json", tmp_path / "mine.yaml"
+    measured, out = tmp_path / "loops.json", tmp_path / "mine.yaml"
     measured.write_text(json.dumps(document(loops)))
     given = (f"code={measured}", "--out", out, "--hardware", "2x mine", "--like", LIKE)
     status, printed, error = run(*given)
@@ -125,15 +124,15 @@ def test_each_position_is_that_of_the_loops_that_draft_it() -> None:
     ("content", "kind", "message"),
     [
         (None, "", "cannot read it: No such file"),
-        ("{", "", "is not what `gateway bench --json` writes"),
-        ('{"trace": [], "runs": []}', "", "bench with --concurrency"),
+        ("{", "", "is not what `gateway replay --live --json` writes"),
+        ('{"loops": []}', "", "replay with --concurrency"),
         ("{}", "prose=", "no kind of text is called 'prose'; the kinds are chat, code"),
     ],
 )
 def test_what_cannot_be_used_exits_2_with_the_reason(
     tmp_path: Path, content: str | None, kind: str, message: str
 ) -> None:
-    path = tmp_path / "bench.json"
+    path = tmp_path / "loops.json"
     if content is not None:
         path.write_text(content)
     status, printed, error = run(f"{kind}{path}", "--out", tmp_path / "mine.yaml", "--hardware", "mine")

@@ -13,6 +13,9 @@ from pathlib import Path
 import orjson
 import pytest
 
+from backends.calibration.calibration import Kind
+from backends.speculation import Method
+from lab.calibrate.loops import read_loops
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
 from tests.lab import invoked
@@ -110,6 +113,51 @@ async def test_requests_are_sent_on_time_regardless_of_earlier_answers(tmp_path:
 
 
 @pytest.mark.slow
+async def test_every_rate_is_sent_at_every_temperature_for_some_seconds(tmp_path: Path) -> None:
+    trace, out, page = tmp_path / "trace.jsonl", tmp_path / "figures.json", tmp_path / "page.html"
+    write_trace(trace, [TraceRecord(arrived_at=n, prompt_tokens=20 + n, output_tokens=4) for n in range(3)])
+    sweep = ("--rate", 20, "--rate", 60, "--temperature", 0, "--temperature", 0.7, "--for", 0.25)
+    async with Upstream("a", "m", streamed) as one, Upstream("b", "m", streamed) as other:
+        endpoints = ("--live", f"one={one.url}", "--live", f"other={other.url}")
+        status, printed, error = await ended(
+            await start("replay", trace, *endpoints, *sweep, "--json", out, "--report", page)
+        )
+    assert status == 0, error
+    for server in (one, other):
+        sent = [seen.json["temperature"] for seen in server.seen if seen.json["stream"]]
+        assert sent == [0.0] * (5 + 15) + [0.7] * (5 + 15), "the trace has three requests, which are repeated"
+    figures = orjson.loads(out.read_bytes())["policies"]
+    assert {name: row["requests"] for name, row in figures.items()} == {
+        f"{name}, {rate} requests/s, temperature {at}": count
+        for at in ("0", "0.7")
+        for rate, count in ((20, 5), (60, 15))
+        for name in ("one", "other")
+    }
+    assert len(re.findall(r"^[26]0 requests/s, temperature 0(\.7)?: ", printed, re.MULTILINE)) == 4  # who won
+    assert "other, 60 requests/s, temperature 0.7" in page.read_text()
+
+
+@pytest.mark.slow
+async def test_closed_loops_keep_so_many_requests_under_way(tmp_path: Path) -> None:
+    trace, out = tmp_path / "trace.jsonl", tmp_path / "loops.json"
+    write_trace(trace, [TraceRecord(prompt_tokens=20, output_tokens=4)])
+    async with Upstream("a", "m", streamed) as server:
+        loops = ("--live", f"baseline={server.url}", "--concurrency", 1, "--concurrency", 3, "--limit", 9)
+        status, _, error = await ended(await start("replay", trace, *loops, "--json", out))
+    assert status == 0, error
+    written = orjson.loads(out.read_bytes())["loops"]
+    assert [(loop["method"], loop["concurrency"]) for loop in written] == [("baseline", 1), ("baseline", 3)]
+    for loop in written:
+        each = loop["each"]
+        sent_s, ended_s = each["sent_s"], sorted(map(sum, zip(each["sent_s"], each["e2e_s"], strict=True)))
+        under_way = [sum(at < end for at in sent_s) - sum(at < end for at in ended_s) for end in ended_s]
+        assert max(under_way) <= loop["concurrency"]
+        assert each["steps"] == [4] * 9
+    [first, *_] = read_loops(out, Kind.CHAT)
+    assert (first.method, first.concurrency, first.k) == (Method.BASELINE, 1, 0)
+
+
+@pytest.mark.slow
 async def test_failures_of_an_endpoint_are_reported_and_its_answers_are_kept(tmp_path: Path) -> None:
     trace, page = tmp_path / "trace.jsonl", tmp_path / "page.html"
     write_trace(trace, [TraceRecord(arrived_at=n / 50, prompt_tokens=20, output_tokens=4) for n in range(20)])
@@ -186,6 +234,7 @@ def test_shares_come_from_the_gateway(gateway: Command, tmp_path: Path) -> None:
     assert (one["requests"], one["errors"]) == (12, 0)
     assert one["shares"] == {"head": 0.5, "plain": 0.5}  # round robin; the preflight sends an even number of requests
     assert "head 50%  plain 50%" in printed
+    assert f"`gateway compare report --url {gateway.url}`" in printed
 
 
 @pytest.mark.slow
@@ -221,7 +270,12 @@ def test_a_missing_key_is_reported_before_anything_is_sent(gateway: Command) -> 
         (["--live", "http://127.0.0.1:9", "--policy", "learned"], "omit it with --live"),
         (["--live", "http://127.0.0.1:9", "--live", "http://127.0.0.1:9"], "is given twice; name them"),
         (["--live", "http://127.0.0.1:9", "--warmup", 40], "--warmup 40 leaves none to count"),
+        (["--live", "http://127.0.0.1:9", "--for", 2], "--for: give the requests per second"),
+        (["--live", "http://127.0.0.1:9", "--rate", 0], "0: give a number above 0"),
+        (["--live", "http://127.0.0.1:9", "--rate", 2, "--concurrency", 2], "a closed loop has no --rate"),
         (["--ignore-eos", "--config", "config/pool.yaml"], "requires --live"),
+        (["--temperature", 0, "--config", "config/pool.yaml"], "requires --live"),
+        (["--rate", 2, "--rate", 8, "--config", "config/pool.yaml"], "--rate: several need --live"),
         ([], "give a pool to simulate, or --live URL"),
     ],
 )

@@ -1,1 +1,0 @@
-"""`gateway bench`: measures an OpenAI-compatible endpoint, or each replica of a pool, under load."""

@@ -1,0 +1,45 @@
+"""Closed loops as an engine served them: what `gateway calibrate` reads."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from backends.engine_metrics import CountedAcceptance
+from backends.speculation import Method
+from lab.live.session import LiveOutcome
+from lab.live.sweep import Condition
+
+EACH = ("sent_s", "prompt_tokens", "output_tokens", "steps", "ttft_s", "e2e_s")
+"""What is measured of each request; `steps` are the chunks, of which each is a step of the engine."""
+
+
+class Counted(NamedTuple):
+    """What an engine counted meanwhile."""
+
+    acceptance: CountedAcceptance | None
+    kv_tokens: int  # tokens that its KV cache holds; 0 if it does not say
+
+
+def loop_of(condition: Condition, outcome: LiveOutcome, counted: Counted) -> dict[str, Any]:
+    """Return a closed loop for JSON; the method is what the endpoint was named."""
+    name = outcome.endpoint.name
+    first_s = min((record.sent_s for record in outcome.records), default=0.0)
+    rows = [
+        (
+            round(record.sent_s - first_s, 6),
+            (record.usage and record.usage.prompt_tokens) or outcome.trace[record.index].prompt_tokens,
+            record.output_tokens,
+            len(record.chunks_s),
+            round(record.ttft_s, 6),
+            round(record.e2e_s, 6),
+        )
+        for record in outcome.done
+    ]
+    return {
+        "endpoint": name,
+        "method": name if name in set(Method) else None,
+        "concurrency": condition.at_once,
+        "temperature": condition.temperature,
+        "each": {column: [row[at] for row in rows] for at, column in enumerate(EACH)},
+        **counted._asdict(),
+    }
