@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from policies.guarded.gain import margin_at_any_time
+from policies.experiment.gain import margin_at_any_time
 
 Floats = npt.NDArray[np.float64]
 

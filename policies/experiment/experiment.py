@@ -14,8 +14,8 @@ from backends.backend import Candidate
 from policies.decision import Outcome
 from policies.experiment.blocks import LEAST_REQUESTS, Blocks, kind_of, mix, work_of
 from policies.experiment.curve import GROUP, Fit, Row, fit
+from policies.experiment.gain import Comparison, GainEstimate
 from policies.features.request import RequestFeatures
-from policies.guarded.gain import Comparison, GainEstimate
 from policies.statistics import Statistics, Table
 
 C = TypeVar("C", bound=Candidate)

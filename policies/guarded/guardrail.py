@@ -7,7 +7,7 @@ import math
 from typing import Final
 
 from policies.experiment.blocks import LEAST_REQUESTS, Blocks, mix
-from policies.guarded.gain import Comparison, GainEstimate
+from policies.experiment.gain import Comparison, GainEstimate
 from policies.policy import GuardrailSettings
 
 log = logging.getLogger(__name__)

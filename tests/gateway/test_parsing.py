@@ -34,6 +34,7 @@ _PARSERS: Final = frozenset(
     }
 )
 OWN: Final = "written by a gateway"
+TYPED: Final = "an argument of a command"
 OPERATOR: Final = "given by the operator"
 CHECKED: Final = "a request that `Router.check` has let pass"
 EVENTS: Final = "events of an engine, of which 1 MiB is held"
@@ -69,8 +70,8 @@ BOUNDS: Final = {
     ("routing/router.py", "_parse"): "check_cost, if above 32 KiB",
     ("admin/routes.py", "_explain"): OWN,
     ("admin/policy_versions.py", "_apply"): OWN,
-    ("rooms/compare/canary.py", "_flag"): COMMAND,
-    ("rooms/compare/canary.py", "_wanted"): COMMAND,
+    ("rooms/compare/canary.py", "_flag"): TYPED,
+    ("rooms/compare/canary.py", "_wanted"): TYPED,
     ("rooms/compare/room.py", "_apply"): OWN,
     ("admin/policy_versions.py", "pin"): OWN,
     ("admin/policy_versions.py", "settings_of"): OWN,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from policies.guarded.gain import Comparison, GainEstimate, margin_at_any_time
+from policies.experiment.gain import Comparison, GainEstimate, margin_at_any_time
 
 
 def _run(seed: int, groups: int, ratio: float, confidence: float, own: int = 7) -> tuple[bool, Comparison]:
