@@ -216,15 +216,14 @@ class Experiment:
     def close(self, now_s: float) -> None:
         """Add the blocks whose requests have ended to the statistics, which all gateways share."""
         for number, arms in self._blocks.closed(now_s):
+            noted = {key: self._sums.pop(key) for key in [*self._sums] if key[0] <= number}
             if self._blocks.needed_s() is not None:
                 continue
             for at, found in arms.items():
                 times = Sums(found.seconds, found.work, found.requests, found.arrived_work, 1.0)
                 arm = self._names[at]
-                sums = times + self._sums.get((number, arm), Sums())
+                sums = times + noted.get((number, arm), Sums())
                 self._statistics.add(BLOCKS, (self.plan.id, str(number), arm, self._process), *sums)
-            for key in [key for key in self._sums if key[0] <= number]:
-                del self._sums[key]
 
     def needed_block_s(self) -> float | None:
         """Return how long a block must be for the requests of late; None if it is long enough."""
@@ -277,8 +276,8 @@ class Evidence:
         """Return what requests take while it compares, over what they take as usual."""
         estimate = GainEstimate()
         for number, arms in sorted(self.blocks.items()):
-            is_usual = USUAL in arms
-            total = arms[USUAL] if is_usual else sum(arms.values(), Sums())
+            is_usual = self.plan.shares(number) is None
+            total = sum((sums for arm, sums in arms.items() if (arm == USUAL) is is_usual), Sums())
             if total.requests >= LEAST_REQUESTS and total.arrived_work > 0.0:
                 estimate.add(number // GROUP, total.seconds / total.work, total.arrived_work, control=is_usual)
         return estimate.comparison(confidence)

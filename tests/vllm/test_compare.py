@@ -15,7 +15,7 @@ import pytest
 from tests.support.waiting import eventually_blocking
 from tests.vllm.conftest import ADMIN_KEY, Served
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]  # minutes of traffic, until it is certain
 
 POOL = "tests/vllm/pool.compare.yaml"
 PREDICTS = False

@@ -10,7 +10,7 @@ import pytest
 from backends.backend import Backend
 from backends.speculation import Method
 from policies.decision import Decision, Outcome
-from policies.experiment.experiment import BLOCKS, REST, USUAL, Evidence, Experiment, Plan, best_first
+from policies.experiment.experiment import BLOCKS, REST, USUAL, Evidence, Experiment, Plan, Sums, best_first
 from policies.experiment.verdict import Stage, verdict_of
 from policies.features.request import Endpoint, RequestFeatures
 from policies.statistics import Statistics
@@ -150,3 +150,22 @@ def test_replicas_beside_the_arms_serve_too() -> None:
     stand = Stand(Plan("six", ("a", "b"), (frozenset("a"), frozenset("b"))))
     evidence = stand.run(12)
     assert evidence.total(REST).chosen > 0
+
+
+def test_requests_that_end_in_the_next_block_are_not_taken_for_its_kind() -> None:
+    statistics = Statistics([BLOCKS], lambda: START_S)
+    for number in range(60):
+        arms = [USUAL] if PLAN.shares(number) is None else ["plain", "head"]
+        for arm in (*arms, *({"plain", "head", USUAL} - {*arms})):
+            seconds, work = (50.0, 5000.0) if arm in arms else (90.0, 100.0)
+            sums = Sums(seconds, work, 50.0, work, 1.0, 50.0, 100.0)
+            statistics.add(BLOCKS, (PLAN.id, str(number), arm, "process"), *sums)
+    cost = Evidence(PLAN, statistics).cost(0.95)
+    assert cost.control == 10
+    assert cost.low < 1.0 < cost.high
+
+
+def test_nothing_is_kept_of_blocks_that_are_too_short() -> None:
+    stand = Stand(seconds=20.0)
+    stand.run(60)
+    assert len(stand.experiment._sums) < 20
