@@ -44,8 +44,8 @@ def refusal_of(answer: bytes) -> tuple[int, str]:
 
     Examples
     --------
-    >>> refusal_of(b'{"error": {"message": "Input length (90) exceeds model\'s maximum context length (64)."}}')
-    (64, "Input length (90) exceeds model's maximum context length (64).")
+    >>> refusal_of(b'{"error": {"message": "max_tokens=90 cannot be greater than max_model_len=64."}}')
+    (64, 'max_tokens=90 cannot be greater than max_model_len=64.')
     """
     match as_json(answer):
         case {"error": {"message": str(message)}} | {"message": str(message)}:

@@ -20,6 +20,8 @@ _PHASES = (("chat at temperature 0.7", 0.9), ("code edits at temperature 0", 0.1
 """Name and share of chat of each part of the load; the other requests are edits."""
 _PLAIN, _HEAD, _BLOCK_S = "plain", "head", 5.0
 """The replicas that are compared meanwhile, in blocks of so many seconds."""
+_LEAST_PHASE_S = 30.0
+"""Shorter ones are over before anything can be found."""
 
 _MAX_TOKENS = 100
 _INTERRUPTED = 130
@@ -30,8 +32,9 @@ def run_demo(port: int, rate: float, phase_s: float, phases: int | None) -> None
     print("Starting a gateway with five simulated replicas ...", flush=True)
     with TemporaryDirectory(prefix="gateway-demo-") as name, running_gateway(port, Path(name)) as gateway:
         print(f"Open {gateway.page_url}\nCtrl-C ends it.\n", flush=True)
-        asked = {"a": _PLAIN, "b": _HEAD, "block_s": _BLOCK_S, "for_s": len(_PHASES) * phase_s}
-        gateway.client.post("/admin/compare/start", json=asked).raise_for_status()
+        if phase_s >= _LEAST_PHASE_S:
+            asked = {"a": _PLAIN, "b": _HEAD, "block_s": _BLOCK_S, "for_s": len(_PHASES) * phase_s}
+            gateway.client.post("/admin/compare/start", json=asked).raise_for_status()
         trace = Path(name) / "phase.jsonl"
         for number in count() if phases is None else range(phases):
             phase, chat_share = _PHASES[number % len(_PHASES)]
@@ -60,8 +63,8 @@ def _requests(chat_share: float, count: int, random: Random) -> list[TraceRecord
 
 def _found(client: httpx.Client) -> str:
     """Return what is known by now of the replica with a head against the plain one."""
-    found = client.get("/admin/compare").raise_for_status().json()["models"][MODEL]
-    return f"compared, {found['stage']}: {found['sentence']}"
+    found = client.get("/admin/compare").raise_for_status().json()["models"].get(MODEL)
+    return "" if found is None else f"compared, {found['stage']}: {found['sentence']}"
 
 
 def _rules(client: httpx.Client) -> str:

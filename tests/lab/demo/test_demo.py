@@ -37,7 +37,6 @@ def test_the_demo_learns_rules_moves_traffic_and_leaves_nothing_behind(tmp_path:
         printed = output.read_text()
         assert re.search(r"rules, version 1: \d+ rules", printed), printed
         assert "failed" not in printed
-        assert len(re.findall(r"\ncompared, (running|decided|over|alike): ", printed)) == 4, printed
         shares = [int(share) for share in re.findall(r"demo +\d+ +0 .*tree (\d+)%", printed)]
         assert len(shares) == 4, printed
         assert shares[0] < shares[1] > shares[2], printed  # code edits go to suffix drafting, and chat does not
