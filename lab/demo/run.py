@@ -18,7 +18,7 @@ from lab.trace.write import write_trace
 
 _PHASES = (("chat at temperature 0.7", 0.9), ("code edits at temperature 0", 0.1))
 """Name and share of chat of each part of the load; the other requests are edits."""
-_PLAIN, _HEAD, _BLOCK_S = "plain", "head", 5.0
+_PLAIN, _HEAD, _BLOCK_S = "plain", "head", 6.0
 """The replicas that are compared meanwhile, in blocks of so many seconds."""
 _LEAST_PHASE_S = 30.0
 """Shorter ones are over before anything can be found."""
@@ -33,7 +33,7 @@ def run_demo(port: int, rate: float, phase_s: float, phases: int | None) -> None
     with TemporaryDirectory(prefix="gateway-demo-") as name, running_gateway(port, Path(name)) as gateway:
         print(f"Open {gateway.page_url}\nCtrl-C ends it.\n", flush=True)
         if phase_s >= _LEAST_PHASE_S:
-            asked = {"a": _PLAIN, "b": _HEAD, "block_s": _BLOCK_S, "for_s": len(_PHASES) * phase_s}
+            asked = {"a": _PLAIN, "b": _HEAD, "block_s": _BLOCK_S, "explore": 0, "usual": False}
             gateway.client.post("/admin/compare/start", json=asked).raise_for_status()
         trace = Path(name) / "phase.jsonl"
         for number in count() if phases is None else range(phases):
