@@ -302,7 +302,7 @@ class Pool:
         self.report(backend, Probed(result.problem, result.refused, result.engine, *proof, books))
 
     def compare_engines(self, model: str) -> None:
-        """Note whether the answers of a model's engines differ, and whether they take contexts of unlike length."""
+        """Compare the answers and the context lengths of a model's engines, and warn where they differ."""
         unlike, before = list(unlike_answers(self.of(model))), self._unlike_answers.get(model, ())
         for what in unlike:
             if what not in before:

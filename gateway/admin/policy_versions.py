@@ -19,10 +19,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from backends.backend import Candidate
+from gateway.admin.documents import put_next
 from gateway.dialects.errors import GatewayError
 from gateway.routing.model import Model
-from gateway.state.documents import Conflict, Document, Documents
-from gateway.state.store import StateError
+from gateway.state.documents import Document, Documents
 from policies.guarded.guardrail import CONFIDENCE, Guardrail
 from policies.learned.detector import Detector
 from policies.learned.policy import Learned
@@ -161,13 +161,7 @@ class PolicyVersions:
         }
 
     async def _put(self, name: str, text: str) -> Document:
-        stored = self.documents.get(name)
-        try:
-            return await self.documents.put(name, text, after=0 if stored is None else stored.version)
-        except Conflict as conflict:
-            raise GatewayError(409, f"Changed by another process: {conflict}. Check it and try again.") from None
-        except StateError as error:
-            raise GatewayError(503, f"Not done, because it cannot be stored: {error}.") from None
+        return await put_next(self.documents, name, text)
 
     def _apply(self, policy: Learned, document: Document) -> None:
         try:

@@ -86,7 +86,7 @@ class RelayContext:
         reporter: Reporting | None = None,
         narrowing: Mapping[str, Narrowing] = MappingProxyType({}),
     ) -> None:
-        """Have rooms take part in what comes: they know the relay, so that it can be told of them only later.
+        """Connect the rooms, which need the relay and so cannot exist before it.
 
         Parameters
         ----------

@@ -65,8 +65,7 @@ def _depths_of(document: Mapping[str, Any]) -> str:
     passes = "# a model that drafts made all its passes here: a smaller k, once configured, is faster than that"
     if len(ranges) == 1:
         return f"{seen}\n{passes}\n--speculative-config '{{..., \"num_speculative_tokens\": {ranges[0][2]}}}'"
-    key = SCHEDULE_KEY
-    return f"{seen}\n{passes}\n--speculative-config '{{..., \"{key}\": {json.dumps(ranges)}}}'"
+    return f"{seen}\n{passes}\n--speculative-config '{{..., \"{SCHEDULE_KEY}\": {json.dumps(ranges)}}}'"
 
 
 def page(model: str, document: Mapping[str, Any]) -> str:

@@ -15,7 +15,8 @@ from fastapi import FastAPI, Response
 from pydantic import ValidationError
 
 from backends import background
-from backends.validation import CheckedModel
+from gateway.admin.documents import put_next
+from gateway.admin.policy import ModelReference
 from gateway.dialects.errors import GatewayError
 from gateway.gateway import Room, join
 from gateway.relay.observers import Follower
@@ -23,8 +24,7 @@ from gateway.rooms.compare.definition import Definition, Question, WrongArmsErro
 from gateway.rooms.compare.report import change_of, page
 from gateway.rooms.compare.running import Running
 from gateway.routing.router import Narrowing
-from gateway.state.documents import Conflict, Document
-from gateway.state.store import StateError
+from gateway.state.documents import Document
 from policies.experiment.experiment import BLOCKS
 from policies.experiment.verdict import Stage
 from policies.statistics import Statistics
@@ -38,12 +38,6 @@ log = logging.getLogger(__name__)
 _JUDGE_S: Final = 10.0
 _DOCUMENT: Final = "compare"
 _CONFLICT: Final = 409
-
-
-class Reference(CheckedModel):
-    """A model; may be omitted if there is only one."""
-
-    model: str | None = None
 
 
 class Comparing(Question):
@@ -122,6 +116,7 @@ class CompareRoom(Room):
             self._running_series.labels(model).set(running.is_running)
             if not running.is_running:
                 continue
+            running.close(time.time())
             verdict = await asyncio.to_thread(running.judge, time.time())
             for each in verdict.findings:
                 self._ratio.labels(model, each.better, each.other).set(each.at_mean.ratio)
@@ -142,16 +137,8 @@ class CompareRoom(Room):
                 raise
 
     async def _put(self, model: str, definition: Definition) -> None:
-        documents = self.gateway.state.documents
-        name = f"{model}/{_DOCUMENT}"
-        known = documents.get(name)
-        try:
-            text = definition.model_dump_json()
-            document = await documents.put(name, text, after=0 if known is None else known.version)
-        except Conflict as conflict:
-            raise GatewayError(409, f"Changed by another process: {conflict}. Check it and try again.") from None
-        except StateError as error:
-            raise GatewayError(503, f"Not done, because it cannot be stored: {error}.") from None
+        text = definition.model_dump_json()
+        document = await put_next(self.gateway.state.documents, f"{model}/{_DOCUMENT}", text)
         if self._versions.get(model) != document.version:
             self._apply(model, document)
 
@@ -216,7 +203,7 @@ class CompareRoom(Room):
             return {"model": model, **await self._document(model)}
 
         @app.post("/admin/compare/stop", tags=["admin"])
-        async def stop(asked: Reference) -> dict[str, Any]:
+        async def stop(asked: ModelReference) -> dict[str, Any]:
             """End the comparison of a model; what it has shown stays."""
             model = self._named(asked.model)
             running = self.comparisons.get(model)
@@ -244,5 +231,7 @@ class CompareRoom(Room):
         return model
 
     async def _document(self, model: str) -> dict[str, Any]:
-        document = await asyncio.to_thread(self.comparisons[model].document)
+        running = self.comparisons[model]
+        running.close(time.time())
+        document = await asyncio.to_thread(running.document)
         return document | {"change": change_of(document, self.gateway.pool.of(model))}

@@ -71,11 +71,14 @@ class Running(Observer):
         """Return whether a request was served as its arm says; only some can say how deep they are drafted."""
         return not self.definition.depths or outcome.request.endpoint in DEEP
 
+    def close(self, now_s: float) -> None:
+        """Add the blocks that are over to what is known, on the event loop: there, requests are added too."""
+        self._experiment.close(now_s)
+
     def judge(self, now_s: float) -> Verdict:
-        """Return what is known by now; takes some milliseconds if that has changed."""
+        """Return what is known by now; takes some milliseconds if that has changed, so it is called in a thread."""
         for_s = self.definition.for_s
         is_over = for_s is not None and now_s >= self.definition.began_s + for_s
-        self._experiment.close(now_s)
         if self._verdict is None or self._seen != self._statistics.observations or is_over:
             self._seen = self._statistics.observations
             self._evidence = Evidence(self.plan, self._statistics)

@@ -1,0 +1,18 @@
+"""Documents that an operator changes: errors of the store become answers."""
+
+from __future__ import annotations
+
+from gateway.dialects.errors import GatewayError
+from gateway.state.documents import Conflict, Document, Documents
+from gateway.state.store import StateError
+
+
+async def put_next(documents: Documents, name: str, text: str) -> Document:
+    """Store the next version of a document; 409 if another process has changed it, 503 if it cannot be stored."""
+    stored = documents.get(name)
+    try:
+        return await documents.put(name, text, after=0 if stored is None else stored.version)
+    except Conflict as conflict:
+        raise GatewayError(409, f"Changed by another process: {conflict}. Check it and try again.") from None
+    except StateError as error:
+        raise GatewayError(503, f"Not done, because it cannot be stored: {error}.") from None
