@@ -31,7 +31,7 @@ from policies.features.constraints import baseline_only
 from policies.features.parts import Unseen
 from policies.features.prompt import Prompt, read_other, read_prompt, template_of_adapter
 from policies.features.request import ANY_REQUEST, RARE_FIELDS, TEXT_FEATURES, Endpoint, RequestFeatures
-from policies.policy import Choose, Decision
+from policies.policy import Choose, Decision, Policy
 
 # Final globals save the lookup of enum members on each use and, compiled, the lookup of the global.
 _UP: Final = State.UP
@@ -52,10 +52,13 @@ Sent = deque[tuple[Backend, RequestFeatures]]
 
 
 class Narrowing(Protocol):
-    """What compares ways of serving: it says which replicas a request is given to, and how deep they draft for it."""
+    """What compares ways of serving: which replicas a request is given to, who chooses, and how deep is drafted."""
 
     def narrow(self, features: RequestFeatures, candidates: Sequence[Backend]) -> Sequence[Backend]:
         """Return those of some candidates that a request is given to; at least one."""
+
+    def choosing(self, policy: Policy) -> Choose:
+        """Return what chooses among them: the policy of the model, or another one in its place."""
 
     def depth(self, backend: str) -> int | None:
         """Return how many tokens a replica is to draft at most in a step; None if that is its engine's own business."""
@@ -307,9 +310,12 @@ class Router:
                 candidates = [*nearest(routed.features, candidates)]
                 break
         try:
-            if model.name in self._narrowing and not _is_bound(routed):
-                candidates = [*self._narrowing[model.name].narrow(routed.features, candidates)]
-            decision = policy.choose(features, candidates) if choose is None else choose(features, candidates)
+            chooses = choose or policy.choose
+            if choose is None and model.name in self._narrowing and not _is_bound(routed):
+                narrowing = self._narrowing[model.name]
+                candidates = [*narrowing.narrow(routed.features, candidates)]
+                chooses = narrowing.choosing(policy)
+            decision = chooses(features, candidates)
             if decision.backend not in model.upstreams:
                 raise LookupError(f"{decision.backend!r} is not a backend of {model.name}")  # noqa: TRY301
             if self.sent is not None and choose is None and features.prompt_tokens >= _LEAST_TOLD and features.prefix:

@@ -20,6 +20,9 @@ from policies.statistics import Statistics, Table
 
 C = TypeVar("C", bound=Candidate)
 
+Slo = tuple[float | None, float | None]
+"""Seconds to the first token, and per output token; None for no bound."""
+NO_SLO: Final = None, None
 REST, USUAL = "(rest)", "(usual)"
 """What serves beside the arms, and the pool as it serves without an experiment."""
 
@@ -39,6 +42,8 @@ class Plan:
     rotates
         Whether each group serves as another arm in each block, as with settings that need no restart; else, each arm
         has a group.
+    is_whole
+        Whether all replicas that there are make up one group.
     block_s
         Seconds with the same shares of the traffic.
     explore
@@ -51,6 +56,7 @@ class Plan:
     arms: tuple[str, ...]
     groups: tuple[frozenset[str], ...]
     rotates: bool = False
+    is_whole: bool = False
     block_s: float = 60.0
     explore: float = 0.25
     usual: bool = True
@@ -66,7 +72,12 @@ class Plan:
     @cached_property
     def _cycle(self) -> tuple[int | None, ...]:
         """The kinds of blocks: the group that gets more, -1 for none, and None for blocks as usual."""
-        return (*[-1] * _EVEN, *range(len(self.groups) if self.explore else 0), *([None] if self.usual else []))
+        return (*[-1] * _EVEN, *range(self.count if self.explore else 0), *([None] if self.usual else []))
+
+    @property
+    def count(self) -> int:
+        """Number of groups."""
+        return 1 if self.is_whole else len(self.groups)
 
     def shares(self, number: int) -> tuple[float, ...] | None:
         """Return the weights of each group's replicas in a block; None if all serve as usual."""
@@ -74,7 +85,7 @@ class Plan:
         if kind is None:
             return None
         more = 1.0 + self.explore
-        return tuple(1.0 if kind < 0 else more if group == kind else 1.0 / more for group in range(len(self.groups)))
+        return tuple(1.0 if kind < 0 else more if group == kind else 1.0 / more for group in range(self.count))
 
     def arm_of(self, group: int, number: int) -> str:
         """Return the arm as which a group serves in a block."""
@@ -85,6 +96,8 @@ class Plan:
 
     def group_of(self, backend: str) -> int:
         """Return the group of a replica; -1 for one in none."""
+        if self.is_whole:
+            return 0
         return next((group for group, members in enumerate(self.groups) if backend in members), -1)
 
 
@@ -111,6 +124,8 @@ class Sums(NamedTuple):
     decoded: float = 0.0
     output_tokens: float = 0.0
     failed: float = 0.0
+    judged: float = 0.0  # requests with an objective
+    missed: float = 0.0  # of these, those that were served too late
 
     def __add__(self, other: tuple[float, ...]) -> Sums:  # type: ignore[override]
         return Sums(*[a + b for a, b in zip(self, other, strict=True)])
@@ -142,7 +157,7 @@ class Experiment:
         if self._shares is None:
             self._add(now_s, number, USUAL, len(candidates))
             return candidates
-        members: list[list[C]] = [[] for _ in range(len(self.plan.groups) + 1)]  # and, at last, the others
+        members: list[list[C]] = [[] for _ in range(self.plan.count + 1)]  # and, at last, the others
         for each in candidates:
             members[self.plan.group_of(each.name)].append(each)
         group = self._conversation(request)
@@ -154,7 +169,7 @@ class Experiment:
             self._groups.move_to_end(request.prefix[-1])
             if len(self._groups) > _MOST_CONVERSATIONS:
                 self._groups.popitem(last=False)
-        is_rest = group == len(self.plan.groups)
+        is_rest = group == self.plan.count
         self._add(now_s, number, REST if is_rest else self.plan.arm_of(group, number), len(members[group]))
         return members[group]
 
@@ -185,8 +200,8 @@ class Experiment:
     def _note(self, number: int, arm: str, sums: Sums) -> None:
         self._sums[number, arm] = self._sums.get((number, arm), Sums()) + sums
 
-    def observe(self, outcome: Outcome) -> None:
-        """Add a finished request that was given to an arm."""
+    def observe(self, outcome: Outcome, slo: Slo = NO_SLO) -> None:
+        """Add a finished request that was given to an arm, with the objective of those that have none themselves."""
         now_s = self._statistics.clock()
         number = int((now_s - outcome.e2e_s) // self.plan.block_s)
         group = self.plan.group_of(outcome.decision.backend)
@@ -199,7 +214,7 @@ class Experiment:
             sizes = outcome.prompt_tokens.bit_length() // 2, outcome.output_tokens.bit_length() // 2
             kind = f"{kind_of(outcome.request)} {sizes[0]} {sizes[1]}"
             self._blocks.observe(now_s, outcome.e2e_s, work_of(outcome), kind, self._names.index(arm))
-            self._note(number, arm, _times(outcome))
+            self._note(number, arm, _times(outcome, slo))
         self.close(now_s)
 
     def arm_now(self, backend: str) -> str | None:
@@ -230,12 +245,19 @@ class Experiment:
         return self._blocks.needed_s()
 
 
-def _times(outcome: Outcome) -> Sums:
+def _times(outcome: Outcome, slo: Slo) -> Sums:
     sums = Sums(output_tokens=float(outcome.output_tokens))
     if outcome.ttft_s is None or outcome.tpot_s is None:
         return sums
     later = max(0, outcome.output_tokens - 1)
-    return sums._replace(ttft_s=outcome.ttft_s, streams=1.0, decode_s=outcome.tpot_s * later, decoded=float(later))
+    sums = sums._replace(ttft_s=outcome.ttft_s, streams=1.0, decode_s=outcome.tpot_s * later, decoded=float(later))
+    request = outcome.request
+    own = request.slo_ttft_s, request.slo_tpot_s
+    ttft_s, tpot_s = slo if own == NO_SLO else own
+    if ttft_s is None and tpot_s is None:
+        return sums
+    is_late = (ttft_s is not None and outcome.ttft_s > ttft_s) or (tpot_s is not None and outcome.tpot_s > tpot_s)
+    return sums._replace(judged=1.0, missed=float(is_late))
 
 
 class Evidence:
@@ -258,6 +280,10 @@ class Evidence:
         for arms in self.blocks.values():
             total += arms.get(arm, Sums())
         return total
+
+    def paces(self, arm: str) -> list[float]:
+        """Return the seconds per unit of work of an arm in each of its blocks."""
+        return [row.seconds_per_work for row in self._rows(arm, 0)]
 
     def fit(self, first: str, second: str) -> Fit | None:
         """Return what the blocks show of one arm against another; None while they are too few."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -16,7 +17,7 @@ class Stage(StrEnum):
     RUNNING = "running"
     DECIDED = "decided"  # one arm is better at the load there was
     ALIKE = "alike"  # the arms differ by less than is of interest
-    HARM = "harm"  # more requests failed in one arm
+    HARM = "harm"  # requests of one arm fail, miss their objective, or take far longer
     OVER = "over"  # its time is over, and nothing is certain
     STOPPED = "stopped"  # by an operator
 
@@ -102,18 +103,38 @@ def _sentence(finding: Finding, stage: Stage, until: float) -> str:
 
 
 def _harmed(evidence: Evidence) -> str | None:
-    """Return in which arm more requests fail than in all others, if that is no chance."""
+    """Return in which arm requests fare so much worse than in all others that nobody should wait for certainty."""
     totals = {arm: evidence.total(arm) for arm in evidence.plan.arms}
     for arm, sums in totals.items():
         others = sum((each for name, each in totals.items() if name != arm), Sums())
         share, rest = _failed(sums), _failed(others)
         if sums.failed >= _LEAST_FAILED and share > _TIMES_AS_OFTEN * max(rest, 1.0 / max(1.0, others.chosen)):
             return f"{share:.1%} of the requests of {arm} failed, {rest:.1%} of the others."
+        if _misses_more(sums, others):
+            late, too = sums.missed / sums.judged, others.missed / others.judged
+            return f"{late:.0%} of the requests of {arm} missed their objective, {too:.0%} of the others."
+    # Arms in turns are not compared so: a burst of traffic may lie in the turns of one of them.
+    paces = {arm: evidence.paces(arm) for arm in totals} if evidence.plan.count > 1 else {}
+    known = {arm: each for arm, each in paces.items() if len(each) >= _LEAST_PACES}
+    for arm, own in known.items():
+        other = min(known, key=lambda each: max(known[each]))
+        times = min(own) / max(known[other])
+        if times > _FAR_LONGER:
+            return f"The requests of {arm} take more than {times:.1f} times as long as those of {other}, in each block."
     return None
 
 
 def _failed(sums: Sums) -> float:
     return sums.failed / max(1.0, sums.chosen, sums.failed)
+
+
+def _misses_more(sums: Sums, others: Sums) -> bool:
+    if min(sums.judged, others.judged) < _LEAST_JUDGED:
+        return False
+    more = sums.missed / sums.judged - others.missed / others.judged
+    missed = (sums.missed + others.missed) / (sums.judged + others.judged)
+    error = math.sqrt(missed * (1.0 - missed) * (1.0 / sums.judged + 1.0 / others.judged))
+    return more > max(_MISSES_MORE, _ERRORS * error)
 
 
 CERTAIN: Final = 0.99
@@ -124,3 +145,10 @@ _UNKNOWN: Final = 1.5
 """An interval up to such a ratio says nothing of the better arm."""
 _LEAST_FAILED: Final = 10.0
 _TIMES_AS_OFTEN: Final = 5.0
+_LEAST_JUDGED: Final = 50.0
+_MISSES_MORE: Final = 0.1
+_ERRORS: Final = 5.0
+"""Difference of the shares that miss their objective that harms, and how many standard errors it must be."""
+_LEAST_PACES: Final = 3
+"""Blocks of each arm after which a large difference ends it."""
+_FAR_LONGER: Final = 2.0

@@ -76,6 +76,7 @@ async def start_gateway(
     rescue: bool | None = None,
     ask_usage: bool = True,
     queue: dict[str, Any] | None = None,
+    compare: dict[str, Any] | None = None,
     port: int = 0,
     limits: Mapping[str, DrafterLimit] | None = None,
     kv_events: Mapping[str, str] | None = None,
@@ -104,8 +105,9 @@ async def start_gateway(
         }
         if rescue is not None:
             model["rescue"] = rescue
-        if queue is not None:
-            model["queue"] = queue
+        for name, section in (("queue", queue), ("compare", compare)):
+            if section is not None:
+                model[name] = section
         if default_temperature is not None:
             model["default_temperature"] = default_temperature
         pool = PoolSettings.model_validate({**FAST, "models": {MODEL: model}, **settings})

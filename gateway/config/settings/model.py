@@ -23,6 +23,7 @@ from pydantic_core import CoreSchema
 from backends.validation import Issue, did_you_mean, error_of, issues_of
 from gateway.config.settings.backend import BackendSettings
 from gateway.config.settings.base import Name, Settings
+from gateway.config.settings.compare import CompareSettings
 from gateway.config.settings.discover import DiscoverSettings
 from gateway.config.settings.queue import QueueSettings
 from policies.policy import PolicySettings, policies
@@ -92,6 +93,8 @@ class ModelSettings(Settings):
         docs/clients.md. Without it, such tokens are estimates, and acceptance is not learned from them.
     queue
         Waiting in the gateway for a backend that has few enough requests; null sends every request at once.
+    compare
+        Comparisons of ways of serving that begin by themselves: docs/compare.md. Null: only when they are asked for.
     backends
         The replicas by name.
     discover
@@ -106,6 +109,7 @@ class ModelSettings(Settings):
     rescue: bool = True
     ask_usage: bool = True
     queue: QueueSettings | None = None
+    compare: CompareSettings | None = None
     backends: dict[Name, BackendSettings] = {}
     discover: dict[Name, DiscoverSettings] = {}
 

@@ -12,7 +12,7 @@ from backends.validation import UsageError
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url
 from gateway.cli.columns import columns
 from gateway.cli.output import AsJson, say, say_json
-from gateway.rooms.compare.report import cost_of, page
+from gateway.rooms.compare.report import cost_of, page, rows_of
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,9 +27,12 @@ _UNITS: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 @app.command()
 def start(
     *,
-    a: Annotated[str, typer.Option("--a", help="Replicas of the first arm: names, or a method.")] = "",
+    a: Annotated[str, typer.Option("--a", help="Replicas of the first arm: names, a method, or a source.")] = "",
     b: Annotated[str, typer.Option("--b", help="Replicas of the second arm.")] = "",
     depths: Annotated[str, typer.Option(help="In place of both: numbers of drafted tokens, such as 0,1,3.")] = "",
+    policies: Annotated[
+        str, typer.Option(help="In place of both: the present policy and others.")
+    ] = "",
     lasts: Annotated[str, typer.Option("--for", help="It ends by then: 90m, 2h, 1d.")] = "2h",
     until: Annotated[str, typer.Option(help="A difference that is of no interest.")] = "2%",
     block: Annotated[str, typer.Option(help="A block of time; at least eight times what a request takes.")] = "60s",
@@ -37,7 +40,7 @@ def start(
     admin_key: AdminKey = "",
     model: Model = None,
 ) -> None:
-    """Begin to compare two sets of replicas, or depths of drafting.
+    """Begin to compare two sets of replicas, depths of drafting, or policies.
 
     Each request is given to one of them at random, in proportion to their replicas; a conversation stays. It ends by
     itself once one is better, once they differ by less than --until, or if requests of one fail.
@@ -46,11 +49,13 @@ def start(
     gateway compare start --a baseline --b eagle3
     gateway compare start --a b0,b1 --b e0,e1 --for 4h
     gateway compare start --depths 0,1,3
+    gateway compare start --policies learned,least_loaded
     """
     asked = {
         "a": a,
         "b": b,
         "depths": _numbers(depths),
+        "policies": [each.strip() for each in policies.split(",")] if policies else [],
         "for_s": seconds_of(lasts),
         "until": _share(until),
         "block_s": seconds_of(block),
@@ -111,16 +116,7 @@ def report(
 
 def _text(name: str, document: dict[str, Any]) -> str:
     arms = document["arms"]
-    rows = [["", *arms]]
-    for label, figure in (
-        ("requests", "requests"),
-        ("seconds", "request_s"),
-        ("TTFT, s", "ttft_s"),
-        ("TPOT, s", "tpot_s"),
-        ("tokens/s of a replica", "tokens_per_replica_s"),
-        ("failed", "failed"),
-    ):
-        rows.append([label, *("-" if each[figure] is None else f"{each[figure]:g}" for each in arms.values())])
+    rows = [["", *arms], *rows_of(document)]
     lines = [f"{name}, {document['stage']} after {document['minutes']:g} min: {document['sentence']}", ""]
     lines += [*columns(rows, left=1), "", cost_of(document)]
     if document["needed_block_s"] is not None:

@@ -3,50 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Self
+from fnmatch import fnmatchcase
+from itertools import chain, combinations
+from typing import Any, Self
 from uuid import uuid4
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from backends.backend import Backend
-from backends.validation import CheckedModel, did_you_mean
+from backends.health import SERVING, State
+from backends.validation import did_you_mean
+from gateway.config.settings.compare import ComparisonSettings
+from policies.arm import arm_of
 from policies.experiment.experiment import Plan
 from policies.experiment.verdict import Stage
+from policies.policy import Policy, policies
+from policies.roles import Learner
+
+_THERE = SERVING | {State.DRAINING}
 
 
 class WrongArmsError(ValueError):
     """Raised when the replicas that are to be compared are not there, or are not apart."""
 
 
-class Question(CheckedModel):
-    """What to compare, and for how long."""
-
-    a: str = Field(default="", description="Replicas of the first arm: names, or a method, with commas between them.")
-    b: str = Field(default="", description="Replicas of the second arm.")
-    depths: list[Annotated[int, Field(ge=0, le=64)]] = Field(
-        default=[],
-        max_length=8,
-        description="In place of a and b: numbers of drafted tokens, among which replicas with `draft_depth` change.",
-    )
-    for_s: Annotated[float, Field(gt=0, le=30 * 86_400)] | None = Field(
-        default=7200.0, description="Seconds until it ends if nothing is certain; null: until it is stopped."
-    )
-    until: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.02, description="Relative difference that is of no interest: it ends once the arms differ by less."
-    )
-    block_s: Annotated[float, Field(ge=1, le=3600)] = Field(
-        default=60.0, description="Seconds of a block of time, at least eight times the mean time of a request."
-    )
-    explore: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.25, description="By how much more an arm gets in some blocks, which shows other loads."
-    )
-    usual: bool = Field(
-        default=True,
-        description="Whether in one block of six the pool serves as usual, which shows what comparing costs.",
-    )
-
-
-class Definition(Question):
+class Definition(ComparisonSettings):
     """A comparison that was begun."""
 
     id: str = Field(default_factory=lambda: uuid4().hex[:12])
@@ -54,7 +35,8 @@ class Definition(Question):
     ended_s: float | None = None
     stage: Stage = Stage.RUNNING
     replicas: dict[str, list[str]]  # of each arm, as they were at its start
-    groups: list[list[str]] = Field(default_factory=list)  # of depths: replicas that have the same one at a time
+    groups: list[list[str]] = Field(default_factory=list)  # of what takes turns: replicas with the same arm at a time
+    served: dict[str, list[str]] = Field(default_factory=dict)  # method and k of each arm's replicas, as at its start
     result: dict[str, Any] = Field(default_factory=dict)  # what was known at its end
 
     @model_validator(mode="after")
@@ -63,30 +45,103 @@ class Definition(Question):
             raise ValueError("a comparison has two arms with a replica each")
         return self
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the same replicas serve as one arm after another."""
+        return bool(self.depths or self.policies)
+
+    def compared(self) -> frozenset[tuple[str, ...]]:
+        """Return what tells its arms from those of another comparison."""
+        arms = zip(self.replicas, self.served.values(), strict=False)
+        return frozenset((arm, *served) if self.takes_turns else tuple(served) for arm, served in arms)
+
+    def is_of(self, backend: Backend, arm: str) -> bool:
+        """Return whether a replica serves as those of an arm did."""
+        return arm_of(backend) in self.served.get(arm, ())
+
+    def still_holds(self, backends: Sequence[Backend], policy: str) -> bool:
+        """Return whether the pool has what was compared: replicas that serve as each arm did, the policy that chose."""
+        if self.policies:
+            return policy in self.policies
+        return all(any(self.is_of(each, arm) for each in backends) for arm in self.replicas)
+
+    def document(self) -> dict[str, Any]:
+        """Return what was known at its end."""
+        return self.model_dump(mode="json", exclude={"replicas", "result", "served"}) | self.result
+
     def plan(self) -> Plan:
         """Return the plan of it."""
         groups = tuple(frozenset(names) for names in self.groups or self.replicas.values())
+        groups = () if self.policies else groups
         return Plan(
             self.id,
             tuple(self.replicas),
             groups,
-            rotates=bool(self.depths),
+            rotates=self.takes_turns,
             block_s=self.block_s,
-            explore=self.explore,
-            usual=self.usual,
+            is_whole=bool(self.policies),
+            explore=0.0 if self.policies else self.explore,
+            usual=self.usual and not self.policies,
         )
 
 
-def arms_of(question: Question, backends: Sequence[Backend]) -> dict[str, list[str]]:
-    """Return the names of the replicas of each arm.
+def begun(question: ComparisonSettings, backends: Sequence[Backend], policy: str, began_s: float) -> Definition:
+    """Return a comparison of the arms that are asked for.
+
+    Parameters
+    ----------
+    backends
+        The replicas that there are.
+    policy
+        Name of the policy that chooses among them.
 
     Raises
     ------
     WrongArmsError
-        If an arm has no replica, or one that the other has too.
+        If an arm has no replica, none that is there, or one that the other has too; if depths or policies cannot take
+        turns.
     """
+    named = [bool(question.a or question.b), bool(question.depths), bool(question.policies)]
+    if sum(named) != 1:
+        raise WrongArmsError("name either two arms, or depths, or policies")
     if question.depths:
-        return _depths(question, backends)
+        arms = _depths(question, backends)
+    elif question.policies:
+        arms = {name: [each.name for each in backends] for name in _turns_of(question.policies, policy)}
+    else:
+        arms = _apart(question, backends)
+    for arm, names in arms.items():
+        if not any(each.health.state in _THERE for each in backends if each.name in names):
+            raise WrongArmsError(f"no replica of {arm} is up")
+    served = {arm: sorted({arm_of(each) for each in backends if each.name in names}) for arm, names in arms.items()}
+    asked = question.model_dump(include={*ComparisonSettings.model_fields})
+    return Definition(**asked, began_s=began_s, replicas=arms, groups=_groups(question, arms), served=served)
+
+
+def next_question(
+    settings: ComparisonSettings, backends: Sequence[Backend], past: Sequence[Definition]
+) -> ComparisonSettings:
+    """Return the comparison of those two methods that were not compared for the longest time.
+
+    Raises
+    ------
+    WrongArmsError
+        If all replicas have the same method.
+    """
+    began_s = {frozenset(map(method_of, chain(*each.served.values()))): each.began_s for each in reversed(past)}
+    pairs = [*combinations(sorted({each.method.value for each in backends}), 2)]
+    if not pairs:
+        raise WrongArmsError("all replicas have the same method")
+    pair = min(pairs, key=lambda each: began_s.get(frozenset(each), 0.0))
+    return settings.model_copy(update={"a": pair[0], "b": pair[1]})
+
+
+def method_of(arm: str) -> str:
+    """Return the method of an arm as `policies.arm` writes it."""
+    return arm.partition(":")[0]
+
+
+def _apart(question: ComparisonSettings, backends: Sequence[Backend]) -> dict[str, list[str]]:
     arms = {text: _members(text, backends) for text in (question.a, question.b)}
     if len(arms) < 2:
         raise WrongArmsError("a and b are the same; name different replicas, or different methods")
@@ -96,10 +151,8 @@ def arms_of(question: Question, backends: Sequence[Backend]) -> dict[str, list[s
     return arms
 
 
-def _depths(question: Question, backends: Sequence[Backend]) -> dict[str, list[str]]:
+def _depths(question: ComparisonSettings, backends: Sequence[Backend]) -> dict[str, list[str]]:
     able = [each for each in backends if each.draft_depth]
-    if question.a or question.b:
-        raise WrongArmsError("name either two arms or depths")
     if len(set(question.depths)) < 2:
         raise WrongArmsError("name two depths at least, such as 0,3")
     if not able:
@@ -110,8 +163,30 @@ def _depths(question: Question, backends: Sequence[Backend]) -> dict[str, list[s
     return {f"k = {depth}": [each.name for each in able] for depth in dict.fromkeys(question.depths)}
 
 
-def groups_of(question: Question, arms: Mapping[str, list[str]]) -> list[list[str]]:
-    """Return the replicas that have the same depth at a time: as many groups as can have another one each."""
+def _turns_of(asked: Sequence[str], present: str) -> list[str]:
+    """Return the policies that take turns: the present one, and some that need neither settings nor a past."""
+    names, known = [*dict.fromkeys(asked)], policies()
+    if present not in names or len(names) < 2:
+        raise WrongArmsError(f"name the present policy and another one, such as {present},least_loaded")
+    for name in names:
+        if name not in known:
+            raise WrongArmsError(f"there is no policy {name[:100]!r}; {did_you_mean(name, known) or ', '.join(known)}")
+        if name != present and other_policy(name) is None:
+            raise WrongArmsError(f"{name} needs settings, or all requests to learn from, so it cannot take turns")
+    return names
+
+
+def other_policy(name: str) -> Policy | None:
+    """Return a policy that takes turns with the present one; None if it needs settings or learns from requests."""
+    kind = policies()[name]
+    try:
+        return None if issubclass(kind, Learner) else kind(kind.Settings())
+    except ValidationError:
+        return None
+
+
+def _groups(question: ComparisonSettings, arms: Mapping[str, list[str]]) -> list[list[str]]:
+    """Return the replicas that have the same arm at a time: as many groups as can have another depth each."""
     if not question.depths:
         return []
     names = next(iter(arms.values()))
@@ -122,12 +197,17 @@ def groups_of(question: Question, arms: Mapping[str, list[str]]) -> list[list[st
 def _members(text: str, backends: Sequence[Backend]) -> list[str]:
     found: list[str] = []
     for word in filter(None, map(str.strip, text.split(","))):
-        members = [each.name for each in backends if word in {each.name, each.method.value}]
+        members = [each.name for each in backends if _is_named(each, word)]
         if not members:
             known = dict.fromkeys([*(each.name for each in backends), *(each.method.value for each in backends)])
             hint = did_you_mean(word, known) or f"there are {', '.join(known)}"
-            raise WrongArmsError(f"no replica has the name or the method {word[:100]!r}; {hint}")
+            raise WrongArmsError(f"no replica has the name, the method or the source {word[:100]!r}; {hint}")
         found += [name for name in members if name not in found]
     if not found:
         raise WrongArmsError("an arm has no replica; name some, or a method")
     return found
+
+
+def _is_named(backend: Backend, word: str) -> bool:
+    source, _, _ = backend.name.rpartition("/")
+    return word in {backend.method.value, source} or fnmatchcase(backend.name, word)

@@ -22,6 +22,7 @@ _FIGURES: Final = {
     "tpot_s": "seconds a token after it",
     "tokens_per_replica_s": "tokens/s of a replica",
     "failed": "failed",
+    "missed": "share that missed its objective",
 }
 
 
@@ -35,6 +36,8 @@ def change_of(document: Mapping[str, Any], backends: Sequence[Backend]) -> str:
     finding = document["findings"][0]
     if document["depths"]:
         return _depths_of(document)
+    if document.get("policies"):
+        return f"policy: {finding['better']}"
     better, other = (document["arms"][finding[name]]["replicas"] for name in ("better", "other"))
     model = next((each for each in backends if each.name in better), None)
     if model is None:
@@ -73,8 +76,7 @@ def page(model: str, document: Mapping[str, Any]) -> str:
     arms = document["arms"]
     head = "".join(f"<th>{escape(arm)}" for arm in arms)
     rows = "".join(
-        f"<tr><td>{name}" + "".join(f"<td>{_shown(each[figure])}" for each in arms.values())
-        for figure, name in _FIGURES.items()
+        f"<tr><td>{name}" + "".join(f"<td>{figure}" for figure in figures) for name, *figures in rows_of(document)
     )
     replicas = "; ".join(f"{arm}: {', '.join(each['replicas'])}" for arm, each in arms.items())
     lasted = f"{document['minutes']:g} minutes, {document['blocks']} blocks of time"
@@ -96,6 +98,13 @@ def page(model: str, document: Mapping[str, Any]) -> str:
 @cache
 def _page() -> Template:
     return Template(files(__package__).joinpath("report.html").read_text("utf-8"))
+
+
+def rows_of(document: Mapping[str, Any]) -> list[list[str]]:
+    """Return the names of the figures that there are, with those of each arm."""
+    arms = document["arms"].values()
+    known = {figure: [each.get(figure) for each in arms] for figure in _FIGURES}
+    return [[_FIGURES[figure], *map(_shown, each)] for figure, each in known.items() if each != [None] * len(each)]
 
 
 def cost_of(document: Mapping[str, Any]) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI, Response
@@ -17,10 +19,11 @@ from pydantic import ValidationError
 from backends import background
 from gateway.admin.documents import put_next
 from gateway.admin.policy import ModelReference
+from gateway.config.settings.compare import CompareSettings, ComparisonSettings
 from gateway.dialects.errors import GatewayError
 from gateway.gateway import Room, join
 from gateway.relay.observers import Follower
-from gateway.rooms.compare.definition import Definition, Question, WrongArmsError, arms_of, groups_of
+from gateway.rooms.compare.definition import Definition, WrongArmsError, begun, method_of, next_question
 from gateway.rooms.compare.report import change_of, page
 from gateway.rooms.compare.running import Running
 from gateway.routing.router import Narrowing
@@ -40,7 +43,7 @@ _DOCUMENT: Final = "compare"
 _CONFLICT: Final = 409
 
 
-class Comparing(Question):
+class Comparing(ComparisonSettings):
     """What to compare; the model may be omitted if there is only one."""
 
     model: str | None = None
@@ -59,6 +62,8 @@ class CompareRoom(Room):
         self.comparisons: dict[str, Running] = {}  # the last of each model
         self._statistics: dict[str, Statistics] = {}
         self._versions: dict[str, int] = {}
+        self._known: dict[str, dict[int, Definition]] = {}  # past ones of each model, by the version of its document
+        self._waits: dict[str, str] = {}  # why nothing is compared by itself, by model
         self._is_started = False
         self._next_s = math.inf  # until it is started
 
@@ -73,6 +78,19 @@ class CompareRoom(Room):
     def narrow(self) -> Mapping[str, Narrowing]:
         """Give their requests to arms."""
         return self._present()
+
+    def _past(self, model: str) -> list[Definition]:
+        """Return the last comparison of each set of arms, the latest one first."""
+        before, known = self._known.get(model, {}), dict[int, Definition]()
+        for document in reversed(self.gateway.state.documents.history(f"{model}/{_DOCUMENT}")):
+            with contextlib.suppress(ValidationError):  # logged when it came
+                definition = before.get(document.version) or Definition.model_validate_json(document.text)
+                known[document.version] = definition
+        self._known[model] = known
+        last: dict[frozenset[tuple[str, ...]], Definition] = {}
+        for definition in known.values():
+            last.setdefault(definition.compared(), definition)
+        return [*last.values()]
 
     def _present(self) -> dict[str, Running]:
         models = self.gateway.models
@@ -124,6 +142,33 @@ class CompareRoom(Room):
                 log.warning("%s: %s", model, verdict.sentence)
                 with background.guarded("comparisons", of=model):
                     await self._end(model, verdict.stage)
+        for model, settings in [*self.gateway.settings.models.items()]:
+            if settings.compare is not None:
+                with background.guarded("comparisons", of=model):
+                    await self._begin_due(model, settings.compare)
+
+    async def _begin_due(self, model: str, settings: CompareSettings) -> None:
+        """Begin a comparison that the settings want by now."""
+        running = self.comparisons.get(model)
+        if running is not None and (running.is_running or time.time() < running.definition.began_s + settings.every_s):
+            return
+        waits = ""
+        try:
+            past = [each for each in self._past(model) if not each.takes_turns]
+            open_for = next_question(settings, self.gateway.pool.of(model), past) if settings.is_open else settings
+            await self._begin(model, open_for)
+        except WrongArmsError as error:
+            waits = str(error)
+        except GatewayError as error:
+            if error.status != _CONFLICT:  # then another gateway has begun it
+                raise
+        if waits and waits != self._waits.get(model):
+            log.warning("%s: nothing is compared yet: %s", model, waits)
+        self._waits[model] = waits
+
+    async def _begin(self, model: str, question: ComparisonSettings) -> None:
+        policy = self.gateway.models[model].policy.name
+        await self._put(model, begun(question, self.gateway.pool.of(model), policy, time.time()))
 
     async def _end(self, model: str, stage: Stage) -> None:
         running = self.comparisons[model]
@@ -143,37 +188,36 @@ class CompareRoom(Room):
             self._apply(model, document)
 
     def compared(self, model: str) -> frozenset[frozenset[str]]:
-        """Return the pair of methods that is being compared, or of which it is known which is better."""
-        running = self.comparisons.get(model)
-        if running is None or running.definition.stage not in {Stage.RUNNING, Stage.DECIDED, Stage.ALIKE}:
-            return frozenset()
-        known = {each.name: each.method.value for each in self.gateway.pool.of(model)}
-        if running.definition.depths:
-            return frozenset()
-        arms = [{known.get(name, "") for name in names} for names in running.definition.replicas.values()]
-        return frozenset([frozenset(set().union(*arms))])
+        """Return the pairs of methods that are being compared, or of which it is known which is better."""
+        known = {Stage.RUNNING, Stage.DECIDED, Stage.ALIKE}
+        past = [each for each in self._past(model) if each.stage in known and not each.takes_turns]
+        return frozenset(frozenset(map(method_of, chain(*each.served.values()))) for each in past)
 
     def findings(self, model: str) -> Sequence[Finding]:
-        """Return what the present comparison has shown by now, or what the last one advises to change."""
+        """Return what is being compared, and what past comparisons advise to change in the pool as it is."""
         running = self.comparisons.get(model)
         if running is None or find_spec("gateway.rooms.advice") is None:
             return ()
         from gateway.rooms.advice.finding import Finding, Gain
 
-        document = running.document()
-        evidence = f"live traffic of {document['minutes']:g} min, {document['blocks']} blocks of time"
+        found: list[Finding] = []
         if running.is_running:
+            document = running.document()
             title = f"{' and '.join(document['arms'])} are being compared: {document['sentence']}"
-            return (Finding("comparing", model, "", title, None, evidence, "gateway compare status"),)
-        change = change_of(document, self.gateway.pool.of(model))
-        if not change:
-            return ()
-        found = document["findings"][0]
-        point = found["at_mean"]
-        gain = Gain(1.0 - point["ratio"], 1.0 - point["high"], 1.0 - point["low"], "time of requests")
-        title = f"{found['better']} serves better than {found['other']}"
-        first = document["arms"][found["other"]]["replicas"][0]
-        return (Finding("compared", model, first, title, gain, evidence, change),)
+            found.append(Finding("comparing", model, "", title, None, _evidence(document), "gateway compare status"))
+        backends, policy = self.gateway.pool.of(model), self.gateway.models[model].policy.name
+        for past in self._past(model):
+            document = past.document()
+            change = change_of(document, backends)
+            if not change or not past.still_holds(backends, policy):
+                continue
+            best = document["findings"][0]
+            point = best["at_mean"]
+            gain = Gain(1.0 - point["ratio"], 1.0 - point["high"], 1.0 - point["low"], "time of requests")
+            title = f"{best['better']} serves better than {best['other']}"
+            first = next(each.name for each in backends if past.is_of(each, best["other"]))
+            found.append(Finding("compared", model, first, title, gain, _evidence(document), change))
+        return found
 
     def add_routes(self, app: FastAPI) -> None:
         """Add `/admin/compare`."""
@@ -193,13 +237,9 @@ class CompareRoom(Room):
                 text = f"{' and '.join(running.definition.replicas)} of {model} are being compared"
                 raise GatewayError(409, f"{text}; end that first: `gateway compare stop`.", code="already_running")
             try:
-                arms = arms_of(asked, self.gateway.pool.of(model))
+                await self._begin(model, asked)
             except WrongArmsError as error:
-                raise GatewayError(400, f"Nothing is compared: {error}.", code="invalid_arms") from None
-            question = asked.model_dump(exclude={"model"})
-            await self._put(
-                model, Definition(**question, began_s=time.time(), replicas=arms, groups=groups_of(asked, arms))
-            )
+                raise GatewayError(400, f"Nothing is compared: {error}", code="invalid_arms") from None
             return {"model": model, **await self._document(model)}
 
         @app.post("/admin/compare/stop", tags=["admin"])
@@ -235,3 +275,8 @@ class CompareRoom(Room):
         running.close(time.time())
         document = await asyncio.to_thread(running.document)
         return document | {"change": change_of(document, self.gateway.pool.of(model))}
+
+
+def _evidence(document: Mapping[str, Any]) -> str:
+    day = time.strftime("%Y-%m-%d", time.gmtime(document["began_s"]))
+    return f"live traffic of {document['minutes']:g} min on {day}, {document['blocks']} blocks of time"

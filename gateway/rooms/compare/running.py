@@ -10,12 +10,15 @@ from typing import Any
 from backends.backend import Backend
 from gateway.relay.attempt import DEEP
 from gateway.relay.observers import EndedExchange, Observer
-from gateway.rooms.compare.definition import Definition
+from gateway.rooms.compare.definition import Definition, other_policy
 from gateway.routing.router import RoutedRequest
+from policies.build import learned_of
 from policies.decision import Outcome
-from policies.experiment.experiment import Evidence, Experiment
+from policies.experiment.experiment import NO_SLO, Evidence, Experiment
 from policies.experiment.verdict import SHOWN, Verdict, verdict_of
 from policies.features.request import RequestFeatures
+from policies.learned.policy import Learned
+from policies.policy import Choose, Policy
 from policies.statistics import Statistics
 
 _UNFREE = frozenset({"override", "affinity"})
@@ -33,6 +36,7 @@ class Running(Observer):
         self.plan = definition.plan()
         self._statistics = statistics
         self._experiment = Experiment(self.plan, statistics)
+        self._others = {name: other_policy(name) for name in definition.policies}
         self._seen = -1
         self._verdict: Verdict | None = None
         self._evidence = Evidence(self.plan, statistics)
@@ -45,6 +49,16 @@ class Running(Observer):
     def narrow(self, features: RequestFeatures, candidates: Sequence[Backend]) -> Sequence[Backend]:
         """Return the candidates of the arm that a request is given to."""
         return self._experiment.narrowed(features, candidates)
+
+    def choosing(self, policy: Policy) -> Choose:
+        """Return what chooses now: the policy of the model, or the one whose turn it is."""
+        arm = self._experiment.arm_now("") if self._others else None
+        other = None if arm is None or arm == policy.name else self._others[arm]
+        if other is None:
+            return policy.choose
+        if isinstance(policy, Learned):  # it goes on learning from what others decide
+            return lambda request, candidates: policy.follow(other.choose(request, candidates), request, candidates)
+        return other.choose
 
     def depth(self, backend: str) -> int | None:
         """Return how deep a replica is to draft now; None if that is not compared."""
@@ -65,7 +79,8 @@ class Running(Observer):
         elif ended.label in _FAILED:
             self._experiment.failed(ended.decision.backend)
         elif ended.outcome is not None and not ended.was_paused and self._has_arm(ended.outcome):
-            self._experiment.observe(ended.outcome)
+            learned = learned_of(ended.routed.model.policy)
+            self._experiment.observe(ended.outcome, NO_SLO if learned is None else learned.settings.slo.seconds)
 
     def _has_arm(self, outcome: Outcome) -> bool:
         """Return whether a request was served as its arm says; only some can say how deep they are drafted."""
@@ -88,9 +103,9 @@ class Running(Observer):
     def document(self) -> dict[str, Any]:
         """Return all that is known, for `/admin/compare`; of one that has ended, what was known then."""
         definition = self.definition
-        fields = definition.model_dump(mode="json", exclude={"replicas", "result"})
+        fields = definition.document()
         if not self.is_running:
-            return fields | definition.result
+            return fields
         verdict = self.judge(time.time())
         cost = self._evidence.cost(SHOWN)
         return fields | {
@@ -112,6 +127,7 @@ class Running(Observer):
             "replicas": self.definition.replicas[arm],
             "requests": round(sums.chosen),
             "failed": round(sums.failed),
+            "missed": _over(sums.missed, sums.judged),
             "request_s": _over(sums.seconds, sums.requests),
             "ttft_s": _over(sums.ttft_s, sums.streams),
             "tpot_s": _over(sums.decode_s, sums.decoded),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import combinations
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,6 +19,7 @@ from gateway.cli.app import app
 from gateway.rooms.compare import room
 from gateway.rooms.compare.running import Running as Comparison
 from policies.experiment.experiment import BLOCKS, Plan, Sums
+from policies.features.request import ANY_REQUEST
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.support.upstream import Wire, well
 from tests.support.waiting import eventually_async
@@ -42,6 +44,11 @@ def teach(gateway: Running, **seconds: float) -> None:
             work = 5000.0 * rng.uniform(0.8, 1.2)
             sums = Sums(took * work, work, 50.0, work, 1.0, 50.0, 100.0, 5.0, 50.0, took * work, work, work)
             present._statistics.add(BLOCKS, (present.definition.id, str(number), arm, "other"), *sums)
+
+
+def known(present: Comparison, number: int, arm: str, **sums: float) -> None:
+    """Add what one arm came to in a block, as another gateway would."""
+    present._statistics.add(BLOCKS, (present.definition.id, str(number), arm, "other"), *Sums(weight=1.0, **sums))
 
 
 def comparisons(gateway: Running) -> list[Comparison]:
@@ -131,7 +138,7 @@ async def test_a_comparison_goes_on_after_a_restart_until_it_is_stopped(tmp_path
 @pytest.mark.parametrize(
     ("arms", "problem"),
     [
-        ({"a": "egle3"}, "no replica has the name or the method 'egle3'; did you mean 'eagle3'?"),
+        ({"a": "egle3"}, "no replica has the name, the method or the source 'egle3'; did you mean 'eagle3'?"),
         ({"a": "baseline", "b": "a0"}, "a0 would be in both arms"),
         ({"a": "eagle3"}, "a and b are the same"),
         ({"a": " , "}, "an arm has no replica"),
@@ -202,7 +209,7 @@ async def test_depths_take_turns_and_the_best_is_found(tmp_path: Path) -> None:
             answer = await start(gateway, a="", b="", depths=wrong)
             assert problem in answer.json()["error"]["message"]
         both = await start(gateway, depths=[0, 3])
-        assert "either two arms or depths" in both.json()["error"]["message"]
+        assert "either two arms, or depths, or policies" in both.json()["error"]["message"]
         assert (await start(gateway, a="", b="", depths=[0, 3])).status_code == 200
         await gateway.until(lambda: narrowing(gateway))
         (present,) = comparisons(gateway)
@@ -238,3 +245,86 @@ async def test_the_depth_stands_in_the_body_that_the_engine_gets(
         for _ in range(30):
             assert (await gateway.chat()).status_code == 200
         assert set(asked) == {0, 3}
+
+
+async def test_policies_take_turns_over_the_whole_pool_and_the_better_is_named(tmp_path: Path) -> None:
+    state = {"file": str(tmp_path / "state.sqlite")}
+    async with start_gateway(METHODS, state=state, policy={"name": "learned"}) as gateway:
+        for wrong, problem in (
+            (["least_loaded", "random"], "name the present policy and another one, such as learned,least_loaded"),
+            (["learned", "leastloaded"], "there is no policy 'leastloaded'; did you mean 'least_loaded'?"),
+            (["learned", "static"], "static needs settings"),
+            (["learned", "lmetric"], "lmetric needs settings, or all requests to learn from"),
+        ):
+            answer = await start(gateway, a="", b="", policies=wrong)
+            assert problem in answer.json()["error"]["message"]
+        assert (await start(gateway, a="", b="", policies=["learned", "least_loaded"])).status_code == 200
+        await gateway.until(lambda: narrowing(gateway))
+        (present,) = comparisons(gateway)
+        chosen = set()
+        for number in range(present.plan.count, 40):
+            present._experiment._number = number
+            present._experiment._shares = present.plan.shares(number)
+            request, pool = ANY_REQUEST, [*gateway.gateway.pool.of(MODEL)]
+            assert [*present.narrow(request, pool)] == pool, "each chooses among all replicas"
+            present._experiment._number = number
+            decision = present.choosing(gateway.gateway.models[MODEL].policy)(request, pool)
+            assert decision.policy == present.plan.arm_of(0, number)
+            chosen.add(decision.policy)
+        assert chosen == {"learned", "least_loaded"}
+        assert (await gateway.chat()).status_code == 200
+        teach(gateway, learned=0.012, least_loaded=0.01)
+        await until_stage(gateway, "decided")
+        ended = await found(gateway)
+        assert ended["change"] == "policy: least_loaded"
+        assert ended["cost"] is None
+
+
+async def test_an_arm_that_misses_its_objective_or_takes_far_longer_ends_it(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        for harm, sentence in (
+            ({"judged": 50.0, "missed": 20.0}, "40% of the requests of eagle3 missed their objective, 0% of the others."),
+            ({"seconds": 30.0}, "The requests of eagle3 take more than 3.0 times as long as those of baseline"),
+        ):
+            assert (await start(gateway)).status_code == 200
+            (present,) = comparisons(gateway)
+            usual = {"seconds": 10.0, "work": 1000.0, "requests": 50.0, "arrived_work": 1000.0, "chosen": 50.0}
+            usual |= {"replicas": 100.0, "judged": 50.0}
+            for number in range(3):
+                known(present, number, "baseline", **usual)
+                known(present, number, "eagle3", **usual | harm)
+            await until_stage(gateway, "harm")
+            assert sentence in (await found(gateway))["sentence"]
+
+
+async def test_a_finding_holds_while_the_pool_serves_so(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        (comparing,) = [each for each in gateway.gateway.rooms if isinstance(each, room.CompareRoom)]
+
+        def rules() -> list[str]:
+            return [each.rule for each in comparing.findings(MODEL)]
+
+        assert (await start(gateway, b="b*")).status_code == 200
+        teach(gateway, baseline=0.01, eagle3=0.008)
+        await until_stage(gateway, "decided")
+        assert rules() == ["compared"]
+        assert (await start(gateway, a="a0", b="a1")).status_code == 200
+        assert rules() == ["comparing", "compared"], "an older one is not forgotten"
+        for name in ("a0", "a1"):
+            gateway.backend(name).said = Speculation(Method.SUFFIX, DraftSchedule(24))
+        assert rules() == ["comparing"], "no replica serves any more as the other arm did"
+
+
+async def test_a_pool_can_compare_by_itself_two_methods_at_a_time(tmp_path: Path) -> None:
+    methods = {"a": "baseline", "b": "eagle3", "c": "suffix"}
+    compare = {"every_s": 0.001, "until": 0.5}
+    pairs: list[set[str]] = []
+    async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}, compare=compare) as gateway:
+        for _ in range(4):
+            await until_stage(gateway, "running")
+            (present,) = comparisons(gateway)
+            pairs.append({*present.definition.replicas})
+            teach(gateway, one=0.01, other=0.01)
+            await gateway.until(lambda known=present: comparisons(gateway)[0] is not known)
+    assert pairs[0] == pairs[3]
+    assert {frozenset(each) for each in pairs} == {frozenset(pair) for pair in combinations(methods.values(), 2)}

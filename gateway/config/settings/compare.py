@@ -1,0 +1,66 @@
+"""The section `compare` of a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from gateway.config.settings.base import Seconds, Settings
+
+
+class ComparisonSettings(Settings):
+    """What to compare, and for how long.
+
+    Parameters
+    ----------
+    a
+        Replicas of the first arm: names (`b*` for several), a method, or a source of `discover`, with commas between
+        them.
+    b
+        Replicas of the second arm.
+    depths
+        In place of a and b: numbers of drafted tokens, among which replicas with `draft_depth` change.
+    policies
+        In place of a and b: policies that choose in turns, the present one among them.
+    for_s
+        Seconds until it ends if nothing is certain; null: until it is stopped.
+    until
+        Relative difference that is of no interest: it ends once the arms differ by less.
+    block_s
+        Seconds of a block of time, at least eight times the mean time of a request.
+    explore
+        By how much more an arm gets in some blocks, which shows other loads.
+    usual
+        Whether in one block of six the pool serves as usual, which shows what comparing costs.
+    """
+
+    a: str = ""
+    b: str = ""
+    depths: list[Annotated[int, Field(ge=0, le=64)]] = Field(default=[], max_length=8)
+    policies: list[str] = Field(default=[], max_length=8)
+    for_s: Annotated[float, Field(gt=0, le=30 * 86_400)] | None = 7200.0
+    until: Annotated[float, Field(ge=0, lt=1)] = 0.02
+    block_s: Annotated[float, Field(ge=1, le=3600)] = 60.0
+    explore: Annotated[float, Field(ge=0, le=1)] = 0.25
+    usual: bool = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is left open what is compared."""
+        return not (self.a or self.b or self.depths or self.policies)
+
+
+class CompareSettings(ComparisonSettings):
+    """A comparison that begins by itself, again and again.
+
+    Without `a`, `b`, `depths` and `policies`, two methods of the pool are compared at a time: those that were not for
+    the longest time.
+
+    Parameters
+    ----------
+    every_s
+        Seconds from the beginning of one to that of the next.
+    """
+
+    every_s: Seconds = 86_400.0
