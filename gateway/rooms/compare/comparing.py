@@ -30,9 +30,7 @@ def start(
     a: Annotated[str, typer.Option("--a", help="Replicas of the first arm: names, a method, or a source.")] = "",
     b: Annotated[str, typer.Option("--b", help="Replicas of the second arm.")] = "",
     depths: Annotated[str, typer.Option(help="In place of both: numbers of drafted tokens, such as 0,1,3.")] = "",
-    policies: Annotated[
-        str, typer.Option(help="In place of both: the present policy and others.")
-    ] = "",
+    policies: Annotated[str, typer.Option(help="In place of both: the present policy and others.")] = "",
     lasts: Annotated[str, typer.Option("--for", help="It ends by then: 90m, 2h, 1d.")] = "2h",
     until: Annotated[str, typer.Option(help="A difference that is of no interest.")] = "2%",
     block: Annotated[str, typer.Option(help="A block of time; at least eight times what a request takes.")] = "60s",
