@@ -42,10 +42,14 @@ if TYPE_CHECKING:
 _GROUP = "speculation_gateway.rooms"
 
 
+Trial = tuple[str, str, dict[str, Any] | None]
+"""Model, replica, and the speculative config that it tries; empty for none, None to end the trial."""
+
+
 class Reload(Protocol):
     """Reads the pool file again and applies it."""
 
-    async def __call__(self, *, dry_run: bool) -> list[str]:
+    async def __call__(self, *, dry_run: bool, trial: Trial | None = None) -> list[str]:
         """Return what has changed, or would change, one line for each key; raise `ReloadError` if it is not applied."""
 
 

@@ -59,13 +59,15 @@ class SupervisedEngine:
     """One engine under supervision."""
 
     def __init__(self, spec: LaunchSpec, on_event: Callable[[str, str], None]) -> None:
-        self.spec = spec
+        self.spec = self._wanted = spec
         self.ready = asyncio.Event()
         self._on_event = on_event
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
         self.state = LaunchState.STOPPED
+        self._is_over = False
+        self._restarting = asyncio.Lock()
         self.restarts = 0
         self.last_exit: str | None = None  # how it last ended, in words
 
@@ -81,12 +83,34 @@ class SupervisedEngine:
 
     def start(self) -> None:
         """Start it, and start it again whenever it ends."""
+        self._is_over = False
         if self._task is None:
             self._stopping.clear()
             self._task = background.keep_running("engines", self._supervise, of=self.spec.name, stopping=self._stopping)
 
     async def stop(self) -> None:
         """Stop it: SIGTERM, and SIGKILL after a time."""
+        self._is_over = True
+        await self._end()
+
+    def change(self, spec: LaunchSpec) -> None:
+        """Stop it, and start it as another spec says, unless it is stopped meanwhile; of several, the last one counts."""
+        if spec != self._wanted:
+            self._wanted = spec
+            background.start("engines", self._restart(), of=spec.name)
+
+    async def _restart(self) -> None:
+        async with self._restarting:
+            if self.spec == self._wanted:
+                return
+            self._on_event(self.spec.name, "restarting with other settings")
+            await self._end()
+            self.spec = self._wanted
+            if not self._is_over:
+                self.restarts += 1
+                self.start()
+
+    async def _end(self) -> None:
         if (task := self._task) is None:
             return
         self._stopping.set()
@@ -99,7 +123,8 @@ class SupervisedEngine:
             if self._process is not None:
                 self._process.kill()
         await task
-        self._task = None
+        if self._task is task:
+            self._task = None
 
     async def _supervise(self) -> None:
         failures = 0
@@ -205,6 +230,13 @@ class Launcher:
             check_command(engine.spec)
         for engine in self.engines:
             engine.start()
+
+    def change(self, specs: Sequence[LaunchSpec]) -> None:
+        """Start those engines anew whose spec, by its name, is another one now."""
+        wanted = {spec.name: spec for spec in specs}
+        for engine in self.engines:
+            if (spec := wanted.get(engine.spec.name)) is not None:
+                engine.change(spec)
 
     async def wait_ready(self, timeout_s: float | None = None) -> None:
         """Wait until every engine is ready."""

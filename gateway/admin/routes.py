@@ -17,7 +17,7 @@ from backends.backend import Backend
 from backends.health import State
 from gateway.admin.policy import add_policy_routes
 from gateway.dialects.errors import GatewayError
-from gateway.gateway import Gateway
+from gateway.gateway import Gateway, Trial
 from gateway.reload.reloader import ReloadError
 from gateway.routing.access import RequestHeaders, read_head
 from gateway.routing.keys import ANONYMOUS
@@ -34,6 +34,12 @@ class BackendReference(BaseModel):
 
     model: str
     backend: str
+
+
+class TrialReference(BackendReference):
+    """How a replica that the gateway starts is to speculate for now: `{}` for not at all, null as the file says."""
+
+    speculative_config: dict[str, Any] | None
 
 
 _RELOAD_ERRORS: dict[str, tuple[int, str]] = {
@@ -93,14 +99,13 @@ def admin_router(gateway: Gateway) -> APIRouter:
         dry_run: Annotated[bool, Query(description="Only check the pool file, and tell what would change")] = False,
     ) -> dict[str, Any]:
         """Read the pool file again, and apply it as a whole or not at all; requests in flight are not disturbed."""
-        if gateway.reload is None:
-            raise GatewayError(409, "This gateway was not started with a pool file.", code="reload_failed")
-        try:
-            lines = await gateway.reload(dry_run=dry_run)
-        except ReloadError as error:
-            status, code = _RELOAD_ERRORS[error.outcome]
-            raise GatewayError(status, f"Nothing was changed: {error.message}", code=code) from None
-        return {"dry_run": dry_run, "changes": lines}
+        return {"dry_run": dry_run, "changes": await _reloaded(gateway, dry_run=dry_run)}
+
+    @router.post("/try")
+    async def try_(trial: TrialReference) -> dict[str, Any]:
+        """Start the engine of a replica anew, to speculate otherwise than the pool file says; null ends that."""
+        wanted = trial.model, trial.backend, trial.speculative_config
+        return {"changes": await _reloaded(gateway, trial=wanted)}
 
     @router.post("/explain")
     async def explain(
@@ -164,6 +169,16 @@ def _drafter(gateway: Gateway, backend: Backend) -> dict[str, Any]:
             "tokens_per_step": round(silence.observed, 3),
         }
     return {"drafter_silent": shown}
+
+
+async def _reloaded(gateway: Gateway, *, dry_run: bool = False, trial: Trial | None = None) -> list[str]:
+    if gateway.reload is None:
+        raise GatewayError(409, "This gateway was not started with a pool file.", code="reload_failed")
+    try:
+        return await gateway.reload(dry_run=dry_run, trial=trial)
+    except ReloadError as error:
+        status, code = _RELOAD_ERRORS[error.outcome]
+        raise GatewayError(status, f"Nothing was changed: {error.message}", code=code) from None
 
 
 def _set_drained(gateway: Gateway, reference: BackendReference, *, drained: bool) -> dict[str, Any]:

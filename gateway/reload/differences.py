@@ -41,15 +41,22 @@ def needs_restart(old: PoolSettings, new: PoolSettings, rooms: Iterable[type[Roo
         for path, text in _differences("", old, new)
         if any(path == key or path.startswith(f"{key}.") for key in keys)
     ]
-    return lines + [f"{path}: {text}" for path, text in _differences("models", _started(old, own), _started(new, own))]
+    before, after = _started(old, new, own), _started(new, old, own)
+    return lines + [f"{path}: {text}" for path, text in _differences("models", before, after)]
 
 
-def _started(settings: PoolSettings, own: Mapping[str, None]) -> dict[str, Any]:
-    """Return what the processes of the replicas that the gateway starts depend on, without keys of rooms."""
+def _started(settings: PoolSettings, others: PoolSettings, own: Mapping[str, None]) -> dict[str, Any]:
+    """Return what the processes of the replicas that the gateway starts depend on, without keys of rooms.
+
+    Engines that it starts before and after are left out: each is started anew.
+    """
     started: dict[str, Any] = {}
     for name, model in settings.models.items():
         backends = {key: backend for key, backend in model.backends.items() if backend.url is None}
+        known = others.models[name].backends if name in others.models else {}
         for key, backend in backends.items():
+            if backend.serve is not None and key in known and known[key].serve is not None:
+                continue
             limit = backend.drafter_limit if backend.simulate else None  # an engine is told nothing of it
             update = {"weight": 1.0, "drafter_limit": limit, **own}
             started[f"{name}.backends.{key}"] = backend.model_copy(update=update)

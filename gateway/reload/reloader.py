@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from backends.validation import UsageError
-from gateway.config.settings import PoolSettings
-from gateway.gateway import Room
+from pydantic import ValidationError
+
+from backends.validation import Issue, UsageError, issues_of
+from gateway.config.settings import BackendSettings, PoolSettings
+from gateway.gateway import Room, Trial
 from gateway.reload.differences import differences, needs_restart
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ class Reloader:
         self._apply = apply  # puts other settings into effect; if it raises, those before are in effect
         self._on_end = on_end  # called with cause and outcome of each reload
         self._rooms = rooms  # which say what takes effect at a start only
+        # How replicas speculate for now: by model and name, as is tried and as the file said then.
+        self._tried: dict[tuple[str, str], tuple[BackendSettings, BackendSettings]] = {}
         self._reads_one_at_a_time, self._one_at_a_time = asyncio.Lock(), asyncio.Lock()
         self._wanted: Cause | None = None
         self._is_wanted = asyncio.Event()
@@ -66,14 +70,22 @@ class Reloader:
                 await self.reload(self._wanted or "signal")
             await asyncio.sleep(_PAUSE_S)
 
-    async def reload(self, cause: Cause, *, dry_run: bool = False) -> list[str]:
-        """Read the pool file and apply it; return one line for each key that has changed."""
+    async def reload(self, cause: Cause, *, dry_run: bool = False, trial: Trial | None = None) -> list[str]:
+        """Read the pool file and apply it; return one line for each key that has changed.
+
+        With a trial, a replica that the gateway starts speculates otherwise than the file says, until that is taken
+        back or the gateway ends.
+        """
         async with self._reads_one_at_a_time:  # a file that does not answer holds up no `apply_again`
+            before = {**self._tried}
             try:
+                if trial is not None:
+                    self._try(trial)
                 return await self._reload(cause, dry_run=dry_run)
             except ReloadError as error:
-                refused = error
+                self._tried, refused = before, error
             except Exception:
+                self._tried = before
                 log.exception("a reload has failed")
                 refused = ReloadError("failed", "The settings could not be applied; see the log.")
             if not dry_run:
@@ -92,7 +104,37 @@ class Reloader:
         except UsageError as error:
             raise ReloadError("invalid", str(error)) from None
         async with self._one_at_a_time:
-            return await self._reload_with(settings, cause, dry_run=dry_run)
+            return await self._reload_with(self._with_tried(settings), cause, dry_run=dry_run)
+
+    def _try(self, trial: Trial) -> None:
+        model, name, config = trial
+        known = self._settings.models[model].backends.get(name) if model in self._settings.models else None
+        if known is None or known.serve is None:
+            raise ReloadError("refused", f"the gateway does not start the engine of {name} itself")
+        if config is None:
+            self._tried.pop((model, name), None)
+            return
+        options = {key: value for key, value in config.items() if key != "method"} or None
+        said = {"method": config.get("method", "baseline"), "speculative_config": options, "serve": {"model": "any"}}
+        try:
+            trial_of = BackendSettings.model_validate(said)
+        except ValidationError as error:
+            raise ReloadError("invalid", "; ".join(map(_line, issues_of(error, BackendSettings)))) from None
+        _, before = self._tried.get((model, name), (None, known))
+        self._tried[model, name] = trial_of, before
+
+    def _with_tried(self, settings: PoolSettings) -> PoolSettings:
+        """Return settings in which replicas speculate as is tried, but for those that the file has changed since."""
+        models = {**settings.models}
+        for (model, name), (trial, before) in [*self._tried.items()]:
+            backends = models[model].backends if model in models else {}
+            own = backends.get(name)
+            if own is None or own.serve is None or _way(own) != _way(before):
+                del self._tried[model, name]
+                continue
+            tried = own.model_copy(update=dict(zip(_WAY, _way(trial), strict=True)))
+            models[model] = models[model].model_copy(update={"backends": {**backends, name: tried}})
+        return settings.model_copy(update={"models": models})
 
     async def _reload_with(self, settings: PoolSettings, cause: Cause, *, dry_run: bool) -> list[str]:
         lines = differences(self._settings, settings)
@@ -109,3 +151,14 @@ class Reloader:
             log.info("reload: %s", line)
         self._on_end(cause, "changed" if lines else "unchanged")
         return lines
+
+
+def _line(issue: Issue) -> str:
+    return f"{'.'.join(map(str, issue.path))}: {issue.message}{issue.hint and f' ({issue.hint})'}"
+
+
+_WAY = "method", "speculative_config"
+
+
+def _way(backend: BackendSettings) -> tuple[Any, ...]:
+    return tuple(getattr(backend, name) for name in _WAY)

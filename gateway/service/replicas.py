@@ -39,7 +39,7 @@ class Replicas:
 
 
 def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None, found: Found | None = None) -> Replicas:
-    """Assign addresses to the replicas, and return the processes to start."""
+    """Assign addresses to the replicas, and return the processes to run; those that there are keep their ports."""
     taken = {each.url for model in settings.models.values() for each in model.backends.values()}
     known = {} if before is None else {(each.model, each.name): each.url for each in before.backends if each.launched}
     backends: list[Backend] = []
@@ -51,20 +51,19 @@ def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None, 
             if backend_settings.url is not None:
                 backends.append(_backend(model, name, backend_settings, backend_settings.url))
                 continue
-            if (url := known.get((model, name))) is not None:
-                backends.append(_backend(model, name, backend_settings, url))
-                continue
-            port = free_port(_HOST)
+            url = known.get((model, name))
+            port = free_port(_HOST) if url is None else int(url.rpartition(":")[2])
             backend = _backend(model, name, backend_settings, f"http://{_HOST}:{port}")
             backends.append(backend)
             if backend_settings.serve is not None:
                 launches.append(_launch(backend, backend_settings, names, port, run_dir))
-            else:
+            elif before is None:
                 simulated.append(_simulated(backend, backend_settings, names, port))
         backends += _discovered(model, model_settings, found or {}, taken)
     if simulated:
         launches.append(_launch_simulator(simulated, run_dir))
-    return Replicas(tuple(backends), tuple(launches) if before is None else before.launches)
+    simulators = [] if before is None else [each for each in before.launches if each.name == SIMULATOR]
+    return Replicas(tuple(backends), (*launches, *simulators))
 
 
 def configured(settings: PoolSettings) -> list[Backend]:

@@ -188,6 +188,7 @@ class _Serving:
             elif self._workers is not None:
                 await self._workers.change(settings, replicas.backends, admin_digest)
             self._settings, self._replicas, self._admin_digest = settings, replicas, admin_digest
+            self._launcher.change(replicas.launches)
         finally:
             self._discovery.keep(self._settings)
 

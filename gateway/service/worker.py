@@ -17,6 +17,7 @@ from typing import Any
 from backends import background
 from backends.backend import Backend
 from gateway.config.settings import PoolSettings
+from gateway.gateway import Trial
 from gateway.listening.listener import listen
 from gateway.reload.reloader import Outcome, ReloadError
 from gateway.service.assembly import assemble
@@ -55,6 +56,7 @@ class ReloadWanted:
     """From a worker: a client asks for a reload at `/admin/reload`."""
 
     dry_run: bool
+    trial: Trial | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +143,10 @@ class Worker:
                     else:
                         answer.set_exception(ReloadError(outcome, problem))
 
-    async def _ask_reload(self, *, dry_run: bool) -> list[str]:
+    async def _ask_reload(self, *, dry_run: bool, trial: Trial | None = None) -> list[str]:
         self._asked.append(asyncio.get_running_loop().create_future())
         answer = self._asked[-1]
-        self._link.send(ReloadWanted(dry_run))
+        self._link.send(ReloadWanted(dry_run, trial))
         return await answer
 
     async def _change(self, current: Configuration) -> None:

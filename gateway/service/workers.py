@@ -184,7 +184,7 @@ class Workers:
 
     async def _answer_reload(self, worker: _Worker, wanted: ReloadWanted) -> None:
         try:
-            answer = ReloadAnswered(await self._reload(dry_run=wanted.dry_run))
+            answer = ReloadAnswered(await self._reload(dry_run=wanted.dry_run, trial=wanted.trial))
         except ReloadError as error:
             answer = ReloadAnswered([], error.outcome, error.message)
         worker.link.send(answer)

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from backends.validation import UsageError
-from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url
+from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
 from gateway.cli.output import say
 from gateway.rooms.compare.comparing import seconds_of
 
 _POLL_S: Final = 2.0
+_STARTED: Final = frozenset({"ready", "backoff"})
 
 
 def canary(
@@ -28,9 +29,9 @@ def canary(
 ) -> None:
     """Try a way of speculating on one replica; keep it if it is better.
 
-    It drains the replica, says how to start its engine, and waits until it is back. Then it is compared with the
-    replicas that serve as it did; it gets no more than its share until that is decided. If it is not better, it is
-    drained again. Ctrl-C leaves the comparison running.
+    It drains the replica, and starts its engine anew, or says how to if the gateway has not started it. Then it is
+    compared with the replicas that serve as it did; it gets no more than its share until that is decided. If it is not
+    better, its engine is started as before, or it is drained again. Ctrl-C leaves the comparison running.
 
     \b
     gateway canary --replica head --with '{"method": "suffix", "num_speculative_tokens": 24}'
@@ -53,23 +54,38 @@ def canary(
     admin.post("/admin/drain", **reference)
     say(f"{replica} gets no new requests; waiting for those in flight.")
     _until(admin, name, replica, lambda each: not each["in_flight"] + each["others"])
-    say(
-        f"Now start its engine anew, {_flag(config)}.\nWhere the pool file names it: change `method` and "
-        f"`speculative_config` there too, and `gateway reload`.\nWaiting until it is {_words(wanted)} ..."
-    )
-    _until(admin, name, replica, lambda each: _way(each) == wanted and each["state"] != "down")
+    is_own = "process" in members[replica] and not members[replica]["simulated"]
+    if is_own:
+        try:
+            _started(admin, reference, json.loads(config))
+        except typer.Exit:  # it serves as before
+            admin.post("/admin/resume", **reference)
+            raise
+    else:
+        say(
+            f"Now start its engine anew, {_flag(config)}.\nWhere the pool file names it: change `method` and "
+            f"`speculative_config` there too, and `gateway reload`.\nWaiting until it is {_words(wanted)} ..."
+        )
+        _until(admin, name, replica, lambda each: _way(each) == wanted and each["state"] != "down")
     arms = {"a": ",".join(alike), "b": replica}
     timing = {"for_s": last_s, "block_s": seconds_of(block), "usual": False}
-    Admin(url, admin_key, name).post("/admin/compare/start", **arms, **timing)
+    begun = Admin(url, admin_key, name).post("/admin/compare/start", **arms, **timing)
     admin.post("/admin/resume", **reference)
     say(f"It is back, and is compared with {arms['a']}. `gateway compare status` shows what is known.")
-    found = _ended(Admin(url, admin_key, name), name)
+    found = _ended(Admin(url, admin_key, name), name, begun["id"])
     if found["stage"] in {"decided", "alike"} and (
         found["stage"] == "alike" or found["findings"][0]["better"] == replica
     ):
-        say(f"{found['sentence']}\nKeep it.")
+        stays = f", and write it into the pool file: it serves so until the gateway ends\n{config}" if is_own else "."
+        say(f"{found['sentence']}\nKeep it{stays}")
         return
     admin.post("/admin/drain", **reference)
+    if is_own:
+        say(f"{found['sentence']}\nIts engine is started as before.")
+        _until(admin, name, replica, lambda each: not each["in_flight"] + each["others"])
+        _started(admin, reference, None)
+        admin.post("/admin/resume", **reference)
+        raise typer.Exit(1)
     back = f"start its engine as before, then `gateway resume {replica}`"
     say(f"{found['sentence']}\n{replica} gets no new requests: {back}.")
     raise typer.Exit(1)
@@ -117,13 +133,34 @@ def _model(admin: Admin, replica: str, model: str | None) -> tuple[str, dict[str
     return found[0], models[found[0]]["backends"]
 
 
-def _until(admin: Admin, model: str, replica: str, holds: Any) -> None:
-    """Wait until something holds for a replica, which may be away meanwhile."""
+def _started(admin: Admin, reference: dict[str, str], config: dict[str, Any] | None) -> None:
+    """Have the gateway start an engine anew, and wait until it is ready; one that does not start is taken back."""
+    model, replica = reference["model"], reference["backend"]
+    before = admin.get("/admin/pool")["models"][model]["backends"][replica]["pid"]
+    admin.post("/admin/try", **reference, speculative_config=config)
+    say(f"The engine of {replica} is started anew; waiting until it is ready ...")
+    found = _until(admin, model, replica, lambda each: each["process"] in _STARTED and each["pid"] != before)
+    if found["process"] == "ready":
+        return
+    why = f"The engine of {replica} does not start: {found['last_exit']}"
+    if config is None:
+        raise failure(f"{why}. The gateway goes on trying.")
+    say(f"{why}. It is started as before.", err=True)
+    _started(admin, reference, None)
+    raise typer.Exit(1)
+
+
+def _until(admin: Admin, model: str, replica: str, holds: Any) -> dict[str, Any]:
+    """Wait until something holds for a replica, which may be away meanwhile; return what is known of it."""
     while not ((each := admin.get("/admin/pool")["models"][model]["backends"].get(replica)) and holds(each)):
         time.sleep(_POLL_S)
+    return dict(each)
 
 
-def _ended(admin: Admin, model: str) -> dict[str, Any]:
-    while (found := admin.get("/admin/compare")["models"][model])["stage"] == "running":
+def _ended(admin: Admin, model: str, wanted: str) -> dict[str, Any]:
+    """Return what a comparison has shown, once it has ended; the worker that answers may not know of it yet."""
+    while True:
+        found = admin.get("/admin/compare")["models"].get(model)
+        if found and found["id"] == wanted and found["stage"] != "running":
+            return dict(found)
         time.sleep(_POLL_S)
-    return dict(found)

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,25 @@ async def test_no_process_survives_when_the_gateway_is_killed(bench: Bench) -> N
     gateway.kill()
     await gateway.wait()
     await eventually(lambda: not bench.processes())
+
+
+async def test_an_engine_whose_spec_changes_is_started_anew_and_the_others_are_not(bench: Bench) -> None:
+    spec = bench.spec()
+    other = replace(bench.spec(), name="tiny/other")
+    async with bench.running(spec, other) as launcher:
+        await launcher.wait_ready()
+        first, second = launcher.engines
+        before, stays = first.pid, second.pid
+        changed = replace(spec, env={**spec.env, "ENGINE_WORD": "anew"})
+        launcher.change([changed, other])
+        await eventually(lambda: first.ready.is_set() and first.pid not in {before, None})
+        assert second.pid == stays
+        assert "engine says anew" in spec.log_path.read_text()
+        launcher.change([spec, other])
+        await eventually(lambda: not first.ready.is_set())
+        launcher.change([changed, other])  # before that has ended: the last one counts
+        await eventually(lambda: first.spec == changed and first.ready.is_set())
+        launcher.change([spec])
+        await launcher.stop()
+    await eventually(lambda: not bench.processes())
+    assert first.pid is None

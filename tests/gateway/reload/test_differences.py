@@ -71,3 +71,15 @@ def test_started_replicas_keep_their_processes(tmp_path: Path) -> None:
     assert after.launches == before.launches
     assert [each.url for each in after.backends] == [each.url for each in before.backends]
     assert [each.weight for each in after.backends] == [1.0, 2.0, 3.0]
+
+
+def test_a_served_replica_that_speculates_otherwise_is_started_anew_at_its_port(tmp_path: Path) -> None:
+    later = pool(backends={"v": SERVED | {"method": "suffix", "speculative_config": None}})
+    assert needs_restart(pool(), later, ()) == []
+    before = plan(pool(), tmp_path)
+    after = plan(later, tmp_path, before)
+    (own, *simulators), (own_before, *simulators_before) = after.launches, before.launches
+    assert simulators == simulators_before
+    assert (own.name, own.health_urls) == (own_before.name, own_before.health_urls)
+    assert '{"method": "suffix"}' in own.argv
+    assert own != own_before
