@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from gateway.rooms.advice.evidence import BackendEvidence, ModelEvidence, Steps
-from gateway.rooms.advice.finding import Finding, gain_of
+from gateway.rooms.advice.finding import Finding, Gain, gain_of
 from gateway.rooms.advice.relative_time import OF, Floats, relative_time
 from policies.learned.belief import SPREAD
 
@@ -53,8 +53,20 @@ def experiment(model: ModelEvidence) -> list[Finding]:
         f"{gain.share:.0%} less time expected, {gain.low:.0%} to {gain.high:.0%}: by step times of both as learned"
     )
     saves = f"{worth:.1%} of the time of all answers in the mean, if the better of both is taken afterwards"
+    saves += f"; meanwhile the answers of both take at most {_lost(model, one, other, gain):.1%} longer"
     change = f"gateway compare start --a {one.method} --b {other.method} --for 1h"
     return [Finding("experiment", model.name, one.name, title, None, evidence, change, saves)]
+
+
+def _lost(model: ModelEvidence, one: BackendEvidence, other: BackendEvidence, gain: Gain) -> float:
+    """Return by how much answers may take longer while it is compared, by the lower and the upper end of the gain.
+
+    Each arm gets as many as it has replicas of both, however slow it is; that is more than the slower one has now.
+    """
+    members = [[each.name for each in model.backends if each.method is arm.method] for arm in (one, other)]
+    now = [sum(kind.tokens * kind.sent.get(name, 0.0) for kind in model.kinds for name in names) for names in members]
+    more = len(members[1]) / sum(map(len, members)) - now[1] / sum(now)  # of the requests, for the other arm
+    return max(more * -gain.low, -more * gain.high / (1.0 - gain.high), 0.0)
 
 
 def _saved(

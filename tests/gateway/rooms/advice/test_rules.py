@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -109,6 +110,12 @@ def test_where_nothing_is_certain_the_comparison_that_is_worth_most_is_named() -
     (finding,) = advise(model)
     assert finding.rule == "experiment"
     assert finding.change == "gateway compare start --a baseline --b suffix --for 1h"
+    assert finding.worth.endswith("the answers of both take at most 0.0% longer"), "both get half of them already"
+    kinds = [replace(kind, sent={"plain": 0.25, "tree": 0.75}) for kind in model.kinds]
+    (uneven,) = advise(replace(model, kinds=tuple(kinds)))
+    lost = re.search(r"at most (.*)% longer", uneven.worth)
+    assert lost, "a quarter of the requests moves to plain, which may be slower"
+    assert float(lost[1]) > 1.0
     assert advise(replace(model, compared=frozenset([frozenset(["baseline", "suffix"])]))) == []
     assert advise(serving(PLAIN_ONE, replace(PLAIN_ONE, name="other"))) == [], "they serve alike"
 
