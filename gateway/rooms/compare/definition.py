@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from backends.backend import Backend
 from backends.health import SERVING, State
+from backends.speculation import MODELLESS
 from backends.validation import did_you_mean
 from gateway.config.settings.compare import ComparisonSettings
 from policies.arm import arm_of
@@ -37,6 +38,7 @@ class Definition(ComparisonSettings):
     replicas: dict[str, list[str]]  # of each arm, as they were at its start
     groups: list[list[str]] = Field(default_factory=list)  # of what takes turns: replicas with the same arm at a time
     served: dict[str, list[str]] = Field(default_factory=dict)  # method and k of each arm's replicas, as at its start
+    drafter: dict[str, Any] | None = None  # of depths: the model that drafts, and the calibration that knows its passes
     result: dict[str, Any] = Field(default_factory=dict)  # what was known at its end
 
     @model_validator(mode="after")
@@ -85,7 +87,9 @@ class Definition(ComparisonSettings):
         )
 
 
-def begun(question: ComparisonSettings, backends: Sequence[Backend], policy: str, began_s: float) -> Definition:
+def begun(
+    question: ComparisonSettings, backends: Sequence[Backend], policy: str, began_s: float, calibration: str = ""
+) -> Definition:
     """Return a comparison of the arms that are asked for.
 
     Parameters
@@ -94,6 +98,8 @@ def begun(question: ComparisonSettings, backends: Sequence[Backend], policy: str
         The replicas that there are.
     policy
         Name of the policy that chooses among them.
+    calibration
+        Name of the calibration by which passes of their drafter are known; empty if nobody has named one.
 
     Raises
     ------
@@ -115,7 +121,8 @@ def begun(question: ComparisonSettings, backends: Sequence[Backend], policy: str
             raise WrongArmsError(f"no replica of {arm} is up")
     served = {arm: sorted({arm_of(each) for each in backends if each.name in names}) for arm, names in arms.items()}
     asked = question.model_dump(include={*ComparisonSettings.model_fields})
-    return Definition(**asked, began_s=began_s, replicas=arms, groups=_groups(question, arms), served=served)
+    known = {"replicas": arms, "groups": _groups(question, arms), "served": served}
+    return Definition(**asked, **known, began_s=began_s, drafter=_drafter(question, backends, calibration))
 
 
 def next_question(
@@ -161,6 +168,13 @@ def _depths(question: ComparisonSettings, backends: Sequence[Backend]) -> dict[s
     if max(question.depths) > most:
         raise WrongArmsError(f"these replicas draft {most} tokens at most, as they were started")
     return {f"k = {depth}": [each.name for each in able] for depth in dict.fromkeys(question.depths)}
+
+
+def _drafter(question: ComparisonSettings, backends: Sequence[Backend], calibration: str) -> dict[str, Any] | None:
+    models = [each for each in backends if each.draft_depth and each.method not in MODELLESS]
+    if not question.depths or not models:
+        return None
+    return {"method": models[0].method.value, "k": models[0].num_speculative_tokens, "calibration": calibration}
 
 
 def _turns_of(asked: Sequence[str], present: str) -> list[str]:

@@ -11,7 +11,7 @@ from string import Template
 from typing import Any, Final
 
 from backends.backend import Backend
-from backends.calibration.batch_schedule import SCHEDULE_KEY
+from gateway.rooms.compare.depths import lines_of
 from policies.experiment.verdict import CERTAIN, SHOWN
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 240, 48
@@ -35,7 +35,7 @@ def change_of(document: Mapping[str, Any], backends: Sequence[Backend]) -> str:
         return ""
     finding = document["findings"][0]
     if document["depths"]:
-        return _depths_of(document)
+        return lines_of(document)
     if document.get("policies"):
         return f"policy: {finding['better']}"
     better, other = (document["arms"][finding[name]]["replicas"] for name in ("better", "other"))
@@ -47,28 +47,6 @@ def change_of(document: Mapping[str, Any], backends: Sequence[Backend]) -> str:
         config = {"method": model.method.value, "num_speculative_tokens": model.num_speculative_tokens}
         flag = f"--speculative-config '{json.dumps({**config, **(model.speculative_config or {})})}'"
     return f"# start {', '.join(other)} as {model.name}:\n{flag}"
-
-
-def _depths_of(document: Mapping[str, Any]) -> str:
-    """Return the best depth by load, as vLLM takes it: up to so many requests in a batch, so many tokens."""
-    names = [*document["arms"]]
-    findings = document["findings"]
-    loads = [point["in_flight"] for point in findings[0]["curve"]]
-    best = findings[0]["better"]
-    ranges: list[list[int]] = []
-    for at, load in enumerate(loads):
-        # Another one is named only where it is better for sure.
-        others = [(-each["curve"][at]["low"], each["other"]) for each in findings if each["curve"][at]["low"] > 1.0]
-        depth = document["depths"][names.index(min(others)[1] if others else best)]
-        if ranges and ranges[-1][2] == depth:
-            ranges[-1][1] = round(load)
-        else:
-            ranges.append([1 if not ranges else ranges[-1][1] + 1, max(1, round(load)), depth])
-    seen = f"# for {loads[0]:.0f} to {loads[-1]:.0f} requests in flight per replica, as seen"
-    passes = "# a model that drafts made all its passes here: a smaller k, once configured, is faster than that"
-    if len(ranges) == 1:
-        return f"{seen}\n{passes}\n--speculative-config '{{..., \"num_speculative_tokens\": {ranges[0][2]}}}'"
-    return f"{seen}\n{passes}\n--speculative-config '{{..., \"{SCHEDULE_KEY}\": {json.dumps(ranges)}}}'"
 
 
 def page(model: str, document: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ from gateway.rooms.compare.report import change_of, page
 from gateway.rooms.compare.running import Running
 from gateway.routing.router import Narrowing
 from gateway.state.documents import Document
+from policies.build import learned_of
 from policies.experiment.experiment import BLOCKS
 from policies.experiment.verdict import Stage
 from policies.statistics import Statistics
@@ -167,8 +168,12 @@ class CompareRoom(Room):
         self._waits[model] = waits
 
     async def _begin(self, model: str, question: ComparisonSettings) -> None:
-        policy = self.gateway.models[model].policy.name
-        await self._put(model, begun(question, self.gateway.pool.of(model), policy, time.time()))
+        policy, backends = self.gateway.models[model].policy, self.gateway.pool.of(model)
+        learned, settings = learned_of(policy), self.gateway.settings.models[model].backends
+        calibration = next((each.simulate.calibration for each in settings.values() if each.simulate is not None), "")
+        if learned is not None and "calibration" in learned.settings.model_fields_set:
+            calibration = learned.settings.calibration
+        await self._put(model, begun(question, backends, policy.name, time.time(), calibration))
 
     async def _end(self, model: str, stage: Stage) -> None:
         running = self.comparisons[model]
