@@ -240,6 +240,10 @@ class Experiment:
                 sums = times + noted.get((number, arm), Sums())
                 self._statistics.add(BLOCKS, (self.plan.id, str(number), arm, self._process), *sums)
 
+    def too_long_s(self) -> float | None:
+        """Return what requests of late take, if that is too long for the blocks; else None."""
+        return None if self._blocks.needed_s() is None else self._blocks.mean_s
+
     def needed_block_s(self) -> float | None:
         """Return how long a block must be for the requests of late; None if it is long enough."""
         return self._blocks.needed_s()

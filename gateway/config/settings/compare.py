@@ -28,7 +28,8 @@ class ComparisonSettings(Settings):
     until
         Relative difference that is of no interest: it ends once the arms differ by less.
     block_s
-        Seconds of a block of time, at least eight times the mean time of a request.
+        Seconds of a block of time, at least eight times the mean time of a request. Null: ten times that, and 10 s at
+        least; 60 s while no request has been answered.
     explore
         By how much more an arm gets in some blocks, which shows other loads.
     usual
@@ -41,7 +42,7 @@ class ComparisonSettings(Settings):
     policies: list[str] = Field(default=[], max_length=8)
     for_s: Annotated[float, Field(gt=0, le=30 * 86_400)] | None = 7200.0
     until: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    block_s: Annotated[float, Field(ge=1, le=3600)] = 60.0
+    block_s: Annotated[float, Field(ge=1, le=3600)] | None = None
     explore: Annotated[float, Field(ge=0, le=1)] = 0.25
     usual: bool = True
 

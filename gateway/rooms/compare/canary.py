@@ -11,7 +11,7 @@ import typer
 from backends.validation import UsageError
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
 from gateway.cli.output import say
-from gateway.rooms.compare.comparing import seconds_of
+from gateway.rooms.compare.comparing import Block, seconds_of
 
 _POLL_S: Final = 2.0
 _STARTED: Final = frozenset({"ready", "backoff"})
@@ -22,7 +22,7 @@ def canary(
     config: Annotated[str, typer.Option("--with", help="Its new --speculative-config, as JSON; {} for none.")],
     *,
     lasts: Annotated[str, typer.Option("--for", help="The comparison ends by then: 90m, 2h, 1d.")] = "2h",
-    block: Annotated[str, typer.Option(help="A block of time; at least eight times what a request takes.")] = "60s",
+    block: Block = None,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = "",
     model: Annotated[str | None, typer.Option(help="The model.  [default: the only one with that replica]")] = None,
@@ -68,7 +68,7 @@ def canary(
         )
         _until(admin, name, replica, lambda each: _way(each) == wanted and each["state"] != "down")
     arms = {"a": ",".join(alike), "b": replica}
-    timing = {"for_s": last_s, "block_s": seconds_of(block), "usual": False}
+    timing = {"for_s": last_s, "block_s": block and seconds_of(block), "usual": False}
     begun = Admin(url, admin_key, name).post("/admin/compare/start", **arms, **timing)
     admin.post("/admin/resume", **reference)
     say(f"It is back, and is compared with {arms['a']}. `gateway compare status` shows what is known.")

@@ -20,6 +20,10 @@ app = typer.Typer(
     help="Find out on live traffic which of two ways of serving is better, by how much, and from what load on.",
 )
 
+Block = Annotated[
+    str | None,
+    typer.Option(help="A block of time.  [default: ten times what requests took so far; 10s at least]"),
+]
 Model = Annotated[str | None, typer.Option(help="The model.  [default: the only one]")]
 _UNITS: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -33,7 +37,7 @@ def start(
     policies: Annotated[str, typer.Option(help="In place of both: the present policy and others.")] = "",
     lasts: Annotated[str, typer.Option("--for", help="It ends by then: 90m, 2h, 1d.")] = "2h",
     until: Annotated[str, typer.Option(help="A difference that is of no interest.")] = "2%",
-    block: Annotated[str, typer.Option(help="A block of time; at least eight times what a request takes.")] = "60s",
+    block: Block = None,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = "",
     model: Model = None,
@@ -56,7 +60,7 @@ def start(
         "policies": [each.strip() for each in policies.split(",")] if policies else [],
         "for_s": seconds_of(lasts),
         "until": _share(until),
-        "block_s": seconds_of(block),
+        "block_s": block and seconds_of(block),
     }
     found = Admin(url, admin_key, model).post("/admin/compare/start", **asked)
     arms = "; ".join(f"{arm}: {', '.join(each['replicas'])}" for arm, each in found["arms"].items())

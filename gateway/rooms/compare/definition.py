@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain, combinations
@@ -22,6 +23,8 @@ from policies.policy import Policy, policies
 from policies.roles import Learner
 
 _THERE = SERVING | {State.DRAINING}
+_BLOCK_S, _SHORTEST_S, _LONGEST_S = 60.0, 10.0, 3600.0
+_TIMES = 10.0  # what requests take; `policies.experiment.blocks` wants eight
 
 
 class WrongArmsError(ValueError):
@@ -32,6 +35,8 @@ class Definition(ComparisonSettings):
     """A comparison that was begun."""
 
     id: str = Field(default_factory=lambda: uuid4().hex[:12])
+    block_s: float
+    is_fitted: bool = False  # whether the blocks were made to fit the requests, and may be made anew
     began_s: float
     ended_s: float | None = None
     stage: Stage = Stage.RUNNING
@@ -76,7 +81,7 @@ class Definition(ComparisonSettings):
         groups = tuple(frozenset(names) for names in self.groups or self.replicas.values())
         groups = () if self.policies else groups
         return Plan(
-            self.id,
+            f"{self.id} {self.block_s:g}",
             tuple(self.replicas),
             groups,
             rotates=self.takes_turns,
@@ -88,7 +93,12 @@ class Definition(ComparisonSettings):
 
 
 def begun(
-    question: ComparisonSettings, backends: Sequence[Backend], policy: str, began_s: float, calibration: str = ""
+    question: ComparisonSettings,
+    backends: Sequence[Backend],
+    policy: str,
+    began_s: float,
+    mean_s: float | None = None,
+    calibration: str = "",
 ) -> Definition:
     """Return a comparison of the arms that are asked for.
 
@@ -98,6 +108,8 @@ def begun(
         The replicas that there are.
     policy
         Name of the policy that chooses among them.
+    mean_s
+        Mean seconds of a request so far; None if there was none.
     calibration
         Name of the calibration by which passes of their drafter are known; empty if nobody has named one.
 
@@ -121,8 +133,14 @@ def begun(
             raise WrongArmsError(f"no replica of {arm} is up")
     served = {arm: sorted({arm_of(each) for each in backends if each.name in names}) for arm, names in arms.items()}
     asked = question.model_dump(include={*ComparisonSettings.model_fields})
+    asked |= {"block_s": question.block_s or block_for(mean_s), "is_fitted": question.block_s is None}
     known = {"replicas": arms, "groups": _groups(question, arms), "served": served}
     return Definition(**asked, **known, began_s=began_s, drafter=_drafter(question, backends, calibration))
+
+
+def block_for(mean_s: float | None) -> float:
+    """Return the seconds of a block for requests of a mean time."""
+    return _BLOCK_S if mean_s is None else min(_LONGEST_S, max(_SHORTEST_S, math.ceil(_TIMES * mean_s)))
 
 
 def next_question(

@@ -105,11 +105,11 @@ class CompareRoom(Room):
             log.exception("%s cannot be read; nothing is compared", document.name)
             return
         before = self.comparisons.get(model)
-        if before is not None and before.definition.id == definition.id:
+        if before is not None and before.plan.id == definition.plan().id:
             before.definition = definition
         else:
             statistics = self._statistics[model]
-            statistics.drop(BLOCKS, lambda key: key[0] != definition.id)
+            statistics.drop(BLOCKS, lambda key: key[0] != definition.plan().id)
             self.gateway.state.share(f"{_DOCUMENT} {model}", statistics)
             self.comparisons[model] = Running(definition, statistics)
         self._versions[model] = document.version
@@ -136,6 +136,10 @@ class CompareRoom(Room):
             if not running.is_running:
                 continue
             running.close(time.time())
+            if (fitted := running.fitted()) is not None:
+                log.info("%s: requests take longer than it seemed; blocks of %g s from now on", model, fitted.block_s)
+                await self._put_first(model, fitted)
+                continue
             verdict = await asyncio.to_thread(running.judge, time.time())
             for each in verdict.findings:
                 self._ratio.labels(model, each.better, each.other).set(each.at_mean.ratio)
@@ -173,17 +177,27 @@ class CompareRoom(Room):
         calibration = next((each.simulate.calibration for each in settings.values() if each.simulate is not None), "")
         if learned is not None and "calibration" in learned.settings.model_fields_set:
             calibration = learned.settings.calibration
-        await self._put(model, begun(question, backends, policy.name, time.time(), calibration))
+        await self._put(model, begun(question, backends, policy.name, time.time(), self._mean_s(model), calibration))
+
+    def _mean_s(self, model: str) -> float | None:
+        """Return the mean time of the requests that this process has answered."""
+        sums = [upstream.metrics.e2e.mean() for upstream in self.gateway.models[model].upstreams.values()]
+        count = sum(number for _, number in sums)
+        return sum(seconds for seconds, _ in sums) / count if count else None
 
     async def _end(self, model: str, stage: Stage) -> None:
         running = self.comparisons[model]
         known = await asyncio.to_thread(running.document)
         result = {name: known[name] for name in known.keys() - Definition.model_fields.keys()}
         ended = running.definition.model_copy(update={"ended_s": time.time(), "stage": stage, "result": result})
+        await self._put_first(model, ended)
+
+    async def _put_first(self, model: str, definition: Definition) -> None:
+        """Store what all gateways come to; nothing if another one was first."""
         try:
-            await self._put(model, ended)
+            await self._put(model, definition)
         except GatewayError as error:
-            if error.status != _CONFLICT:  # then another gateway has ended it
+            if error.status != _CONFLICT:
                 raise
 
     async def _put(self, model: str, definition: Definition) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from backends.backend import Backend
 from gateway.relay.attempt import DEEP
 from gateway.relay.observers import EndedExchange, Observer
-from gateway.rooms.compare.definition import Definition, other_policy
+from gateway.rooms.compare.definition import Definition, block_for, other_policy
 from gateway.routing.router import RoutedRequest
 from policies.build import learned_of
 from policies.decision import Outcome
@@ -89,6 +89,13 @@ class Running(Observer):
     def close(self, now_s: float) -> None:
         """Add the blocks that are over to what is known, on the event loop: there, requests are added too."""
         self._experiment.close(now_s)
+
+    def fitted(self) -> Definition | None:
+        """Return it with blocks that are long enough; None if they are, or were asked for."""
+        definition, mean_s = self.definition, self._experiment.too_long_s()
+        if mean_s is None or not definition.is_fitted:
+            return None
+        return definition.model_copy(update={"block_s": block_for(mean_s)})
 
     def judge(self, now_s: float) -> Verdict:
         """Return what is known by now; takes some milliseconds if that has changed, so it is called in a thread."""

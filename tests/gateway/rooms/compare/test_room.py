@@ -18,6 +18,7 @@ from backends.health import State
 from backends.speculation import Method
 from gateway.cli.app import app
 from gateway.rooms.compare import room
+from gateway.rooms.compare.definition import block_for
 from gateway.rooms.compare.depths import lines_of
 from gateway.rooms.compare.running import Running as Comparison
 from policies.experiment.experiment import BLOCKS, Plan, Sums
@@ -45,12 +46,12 @@ def teach(gateway: Running, **seconds: float) -> None:
             took = [*seconds.values()][at] * rng.uniform(0.95, 1.05)
             work = 5000.0 * rng.uniform(0.8, 1.2)
             sums = Sums(took * work, work, 50.0, work, 1.0, 50.0, 100.0, 5.0, 50.0, took * work, work, work)
-            present._statistics.add(BLOCKS, (present.definition.id, str(number), arm, "other"), *sums)
+            present._statistics.add(BLOCKS, (present.plan.id, str(number), arm, "other"), *sums)
 
 
 def known(present: Comparison, number: int, arm: str, **sums: float) -> None:
     """Add what one arm came to in a block, as another gateway would."""
-    present._statistics.add(BLOCKS, (present.definition.id, str(number), arm, "other"), *Sums(weight=1.0, **sums))
+    present._statistics.add(BLOCKS, (present.plan.id, str(number), arm, "other"), *Sums(weight=1.0, **sums))
 
 
 def comparisons(gateway: Running) -> list[Comparison]:
@@ -353,3 +354,26 @@ def test_a_smaller_depth_is_faster_once_it_is_configured() -> None:
     untold = lines_of(document | {"drafter": head | {"calibration": ""}})
     assert "made all 5 passes at each depth" in untold
     assert untold.count("--speculative-config") == 1
+
+
+@pytest.mark.parametrize(("mean_s", "block_s"), [(None, 60.0), (0.2, 10.0), (3.01, 31.0), (1000.0, 3600.0)])
+def test_blocks_fit_the_requests_so_far(mean_s: float | None, block_s: float) -> None:
+    assert block_for(mean_s) == block_s
+
+
+async def test_blocks_that_turn_out_too_short_are_made_longer_unless_they_were_asked_for(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        assert (await gateway.chat()).status_code == 200
+        for asked, longer in ((None, 100.0), (12, 12.0)):
+            assert (await start(gateway, block_s=asked)).status_code == 200
+            (present,) = comparisons(gateway)
+            assert present.plan.block_s == (asked or 10.0)
+            present._experiment._blocks.mean_s = 10.0  # seconds of a request of late
+            await gateway.until(partial(_has_blocks_of, gateway, longer))
+            assert (await found(gateway))["stage"] == "running"
+            stopped = await gateway.client.post("/admin/compare/stop", json={}, headers=ADMIN)
+            assert stopped.status_code == 200
+
+
+def _has_blocks_of(gateway: Running, block_s: float) -> bool:
+    return comparisons(gateway)[0].plan.block_s == block_s
