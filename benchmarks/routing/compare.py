@@ -27,6 +27,7 @@ from backends.speculation import Method
 from benchmarks.routing.ground import COUNTED, WORKLOADS, Ground, OnGround, bare
 from benchmarks.routing.worlds import POOL_OF, World, specs_of
 from benchmarks.table import head, row
+from gateway.rooms.compare.definition import block_for
 from lab.parallel import all_cores
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
@@ -48,6 +49,8 @@ BEGAN_S: Final = 1e6
 CHANCE: Final = 1_000_000
 """Seed of the arms that requests are given to, which must not be that of the requests."""
 UNTIL: Final = 0.02
+BEFORE: Final = 1000
+"""Requests before a comparison."""
 STEADY: Final = 10_000
 """Requests that show the truth where the traffic does not change."""
 DAY_SWING: Final = 0.6
@@ -96,15 +99,17 @@ class Cell:
         """Whether the traffic is the same all the time."""
         return self.arrivals == "poisson" and self.mix == "even"
 
-    def plan(self, seed: int) -> Plan:
+    def plan(self, seed: int, block_s: float) -> Plan:
         """Return what is compared."""
-        return Plan(f"run {seed}", ARMS, tuple(frozenset(f"{arm}{at}" for at in range(REPLICAS)) for arm in ARMS))
+        groups = tuple(frozenset(f"{arm}{at}" for at in range(REPLICAS)) for arm in ARMS)
+        return Plan(f"run {seed}", ARMS, groups, block_s=block_s)
 
 
 @dataclass(slots=True)
 class Run:
     """What a run showed."""
 
+    block_s: float
     looks: dict[int, Point]  # at 95%, by the blocks before them
     stage: Stage  # with which it first could end
     better: str
@@ -125,11 +130,11 @@ class Compared(Policy, Learner, Maintained):
 
     name = "compared"
 
-    def __init__(self, cell: Cell, seed: int, requests: Sequence[ReplayRequest]) -> None:
+    def __init__(self, cell: Cell, seed: int, requests: Sequence[ReplayRequest], block_s: float) -> None:
         self.policy = bare(cell.policy, seed)
         super().__init__(self.policy.settings)
         self.reads_requests, self.prices_limits = True, self.policy.prices_limits
-        self.cell, self.plan, self.requests = cell, cell.plan(seed), requests
+        self.cell, self.plan, self.requests = cell, cell.plan(seed, block_s), requests
         self.now_s: Callable[[], float] = lambda: 0.0
         self.began_s = requests[0].arrived_s
         count = 2 if cell.trouble == "gateways" else 1
@@ -269,14 +274,24 @@ def _alone(cell: Cell, spec: ReplicaSpec, requests: Sequence[ReplayRequest], see
     return replay(members, requests, bare(cell.policy, seed), seed=seed)
 
 
+def fitting_block_s(cell: Cell, specs: Sequence[ReplicaSpec], requests: Sequence[ReplayRequest], seed: int) -> float:
+    """Return the seconds of a block, by the requests before the comparison: see `gateway.rooms.compare`."""
+    members = [
+        replace(spec, name=f"{arm}{at}") for arm, spec in zip(ARMS, specs, strict=True) for at in range(REPLICAS)
+    ]
+    return block_for(float(replay(members, requests[:BEFORE], bare(cell.policy, seed), seed=seed).e2e_s.mean()))
+
+
 def truth(ground: Ground, cell: Cell, seed: int) -> list[float]:
     """Return the mean time wholly under the first arm over that wholly under the second, after each block."""
     world = World.drawn(seed)
     requests = requests_of(ground, cell, seed, world)[: STEADY if cell.is_steady else None]
-    sums = [np.cumsum(_alone(cell, spec, requests, seed).e2e_s) for spec in arms_of(ground, cell, world)]
+    specs = arms_of(ground, cell, world)
+    sums = [np.cumsum(_alone(cell, spec, requests, seed).e2e_s) for spec in specs]
     since_s = np.array([each.arrived_s for each in requests]) - requests[0].arrived_s
-    blocks = 1 + int(cell.hours * 3600 / cell.plan(0).block_s)
-    ends = np.searchsorted(since_s, cell.plan(0).block_s * np.arange(1, blocks + 1)) - 1
+    block_s = fitting_block_s(cell, specs, requests, seed)
+    blocks = 1 + int(cell.hours * 3600 / block_s)
+    ends = np.searchsorted(since_s, block_s * np.arange(1, blocks + 1)) - 1
     ratios = sums[0][ends] / sums[1][ends]
     return [float(ratios[-1])] * blocks if cell.is_steady else ratios.tolist()
 
@@ -296,11 +311,14 @@ def true_crossing(ground: Ground, cell: Cell, seed: int) -> float:
 def play(ground: Ground, cell: Cell, seed: int) -> Run:
     """Play a run with and without comparing."""
     world = World.drawn(seed)
-    arms = zip(ARMS, arms_of(ground, cell, world), strict=True)
-    members = [replace(spec, name=f"{arm}{at}") for arm, spec in arms for at in range(REPLICAS)]
+    specs = arms_of(ground, cell, world)
+    members = [
+        replace(spec, name=f"{arm}{at}") for arm, spec in zip(ARMS, specs, strict=True) for at in range(REPLICAS)
+    ]
     requests = requests_of(ground, cell, seed, world)
     usual = None if cell.trouble else replay(members, requests, bare(cell.policy, seed), seed=seed).e2e_s
-    policy = Compared(cell, seed, requests)
+    block_s = fitting_block_s(cell, specs, requests_of(ground, cell, seed, world)[:BEFORE], seed)
+    policy = Compared(cell, seed, requests, block_s)
     compared = replay(members, requests, policy, seed=seed).e2e_s
     usual = compared if usual is None else usual
     policy.look()
@@ -317,14 +335,14 @@ def play(ground: Ground, cell: Cell, seed: int) -> Run:
         compared[until].mean() / usual[until].mean() - 1.0,
         (compared[until] - usual[until]).sum() / usual.sum(),
     )
-    return Run(policy.looks, stage, better, ended_s, crossing, float(lost), float(of_all), is_held)
+    return Run(block_s, policy.looks, stage, better, ended_s, crossing, float(lost), float(of_all), is_held)
 
 
 def scores(cell: Cell, truths: Sequence[Sequence[float]], runs: Sequence[Run]) -> list[object]:
     """Return the entries of a row."""
     wrong, right, held, bias, width = 0, 0, [], [], []
     for truth_of, run in zip(truths, runs, strict=True):
-        true = truth_of[int(run.ended_s // cell.plan(0).block_s)]
+        true = truth_of[int(run.ended_s // run.block_s)]
         is_named, is_right = run.stage is Stage.DECIDED, run.better == ("a" if true < 1.0 else "b")
         differs = abs(math.log(true)) > SAME
         right += is_named and is_right if differs else run.stage is Stage.ALIKE
