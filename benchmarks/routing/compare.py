@@ -88,6 +88,7 @@ class Cell:
     runs: int = 40
     rate: float = 10.0
     hours: float = 2.0
+    shape: tuple[int, int] = (REPLICAS, REPLICAS)
 
     @property
     def is_world(self) -> bool:
@@ -101,7 +102,8 @@ class Cell:
 
     def plan(self, seed: int, block_s: float) -> Plan:
         """Return what is compared."""
-        groups = tuple(frozenset(f"{arm}{at}" for at in range(REPLICAS)) for arm in ARMS)
+        names = [f"{arm}{at}" for at, arm in enumerate(self.shape[0] * ARMS[:1] + self.shape[1] * ARMS[1:])]
+        groups = tuple(frozenset(name for name in names if name.startswith(arm)) for arm in ARMS)
         return Plan(f"run {seed}", ARMS, groups, block_s=block_s)
 
 
@@ -274,11 +276,15 @@ def _alone(cell: Cell, spec: ReplicaSpec, requests: Sequence[ReplayRequest], see
     return replay(members, requests, bare(cell.policy, seed), seed=seed)
 
 
+def members_of(specs: Sequence[ReplicaSpec]) -> list[ReplicaSpec]:
+    """Return the replicas of both arms."""
+    arms = [(arm, spec) for arm, spec in zip(ARMS, specs, strict=True) for _ in range(REPLICAS)]
+    return [replace(spec, name=f"{arm}{at}") for at, (arm, spec) in enumerate(arms)]
+
+
 def fitting_block_s(cell: Cell, specs: Sequence[ReplicaSpec], requests: Sequence[ReplayRequest], seed: int) -> float:
     """Return the seconds of a block, by the requests before the comparison: see `gateway.rooms.compare`."""
-    members = [
-        replace(spec, name=f"{arm}{at}") for arm, spec in zip(ARMS, specs, strict=True) for at in range(REPLICAS)
-    ]
+    members = members_of(specs)
     return block_for(float(replay(members, requests[:BEFORE], bare(cell.policy, seed), seed=seed).e2e_s.mean()))
 
 
@@ -312,9 +318,7 @@ def play(ground: Ground, cell: Cell, seed: int) -> Run:
     """Play a run with and without comparing."""
     world = World.drawn(seed)
     specs = arms_of(ground, cell, world)
-    members = [
-        replace(spec, name=f"{arm}{at}") for arm, spec in zip(ARMS, specs, strict=True) for at in range(REPLICAS)
-    ]
+    members = members_of(specs)
     requests = requests_of(ground, cell, seed, world)
     usual = None if cell.trouble else replay(members, requests, bare(cell.policy, seed), seed=seed).e2e_s
     block_s = fitting_block_s(cell, specs, requests_of(ground, cell, seed, world)[:BEFORE], seed)
