@@ -7,11 +7,8 @@ import asyncio
 import pytest
 
 from policies.learned.policy import Learned
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.upstream import END, Wire, delta
-
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
-BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 
 async def _steps_of_two_words(wire: Wire) -> None:
@@ -31,17 +28,12 @@ def _policy(running: Running) -> Learned:
     return policy
 
 
-async def _notes(running: Running) -> dict[str, str]:
-    explained = (await running.client.post("/admin/explain", json=BODY, headers=ADMIN)).json()
-    return {candidate["backend"]: candidate["note"] for candidate in explained["candidates"]}
-
-
 @pytest.mark.slow
 async def test_a_gateway_learns_while_it_serves() -> None:
     async with start_gateway({"a": "baseline", "b": "ngram"}, {"name": "learned", "seed": 1}) as running:
         for upstream in running.upstreams.values():
             upstream.behaviour = _steps_of_two_words
-        assert "(220 tokens" in (await _notes(running))["b"]  # the default before anything was learned
+        assert "(220 tokens" in (await running.notes(stream=True))["b"]  # the default before anything was learned
         answers = await asyncio.gather(*[running.chat(stream=True) for _ in range(12)])
         assert {answer.status_code for answer in answers} == {200}
         assert {answer.headers["x-gateway-policy"] for answer in answers} == {"learned"}
@@ -55,5 +47,5 @@ async def test_a_gateway_learns_while_it_serves() -> None:
         await running.until(lambda: known.replicas["b"].observed >= 5)  # its step times are fitted in the background
         assert known.lengths.count("", ()) == pytest.approx(18, abs=3), "fewer if an epoch has ended in between"
         assert known.per_step.count("ngram:5", ()) >= 5
-        assert "(220 tokens" not in (await _notes(running))["b"]
+        assert "(220 tokens" not in (await running.notes(stream=True))["b"]
         await running.until(lambda: all(one.sent == 0 for one in known.replicas.values()))
