@@ -122,7 +122,6 @@ async def test_one_key_has_engines_asked_only_so_often(gateway_of: Start, monkey
 
     keys = [{"name": "greedy", "key": "sk-1"}, {"name": "other", "key": "sk-2"}]
     async with gateway_of(THREE, behaviour=slow, keys=keys) as running:
-        await running.until_up()
         running.gateway.relay.lookups = lookups.Lookups(lambda: 1000.0)  # all in one minute
 
         async def get(number: int, key: str) -> httpx.Response:
