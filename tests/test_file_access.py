@@ -129,9 +129,3 @@ def test_no_file_is_read_on_an_event_loop() -> None:
         if is_async and isinstance(function, ast.Name) and function.id in {*BOUNDED, "trusted"}
     ]
     assert read == []
-
-
-def test_the_walk_finds_what_it_looks_for() -> None:
-    text = "class A:\n  async def f(self):\n    read_file(p, 1)\n    Path(p).stat()\n    g(lambda: open(p))\np.open()"
-    found = [(within, is_async) for within, function, is_async in calls(ast.parse(text)) if accesses_files(function)]
-    assert found == [("A.f", True), ("A.f", True), ("", False)]
