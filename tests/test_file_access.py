@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -108,10 +109,14 @@ def accesses_files(function: ast.expr) -> bool:
     return isinstance(function, ast.Attribute) and (function.attr in METHODS or ast.unparse(function) in CALLS)
 
 
-def of_packages() -> Iterator[tuple[str, ast.expr, bool]]:
-    for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
-        for within, function, is_async in calls(ast.parse(path.read_text("utf-8"))):
-            yield f"{path.relative_to(ROOT)}:{within}", function, is_async
+@cache
+def of_packages() -> list[tuple[str, ast.expr, bool]]:
+    return [
+        (f"{path.relative_to(ROOT)}:{within}", function, is_async)
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for within, function, is_async in calls(ast.parse(path.read_text("utf-8")))
+    ]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -27,8 +28,18 @@ def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(tree(path))]
+
+
 def imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -63,7 +74,7 @@ def test_one_name_means_one_thing() -> None:
     names = Counter(
         node.name
         for path in modules("gateway")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert {name for name, count in names.items() if count > 1} == set()
@@ -99,7 +110,7 @@ print(sorted({"numba", "sklearn", "scipy"} & set(sys.modules)))
 
 def imported_modules(path: Path, names: Collection[str]) -> set[str]:
     found = set[str]()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom):
             members = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {member for member in members if member in names} or {str(node.module)} & set(names)
@@ -143,7 +154,6 @@ def sleeps(tree: ast.AST, in_peer: bool = False) -> Iterator[int]:
 @pytest.mark.slow
 def test_tests_wait_for_conditions_instead_of_sleeping() -> None:
     files = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "support"]
-    found = {
-        str(path.relative_to(ROOT)): lines for path in files if (lines := list(sleeps(ast.parse(path.read_text()))))
-    }
+    files = [path for path in files if ".sleep(" in path.read_text("utf-8")]
+    found = {str(path.relative_to(ROOT)): lines for path in files if (lines := list(sleeps(tree(path))))}
     assert found == {}

@@ -33,6 +33,7 @@ _PARSERS: Final = frozenset(
         "fromstring",
     }
 )
+_NAMES: Final = {each.rpartition(".")[2] for each in _PARSERS}
 OWN: Final = "written by a gateway"
 TYPED: Final = "an argument of a command"
 OPERATOR: Final = "given by the operator"
@@ -97,7 +98,10 @@ def name_of(node: ast.expr) -> str:
 def places(root: Path) -> Iterator[tuple[str, str, str]]:
     """Yield file, function and what it calls, also where the parser is only passed on."""
     for path in sorted(root.rglob("*.py")):
-        tree = ast.parse(path.read_text())
+        text = path.read_text()
+        if not any(each in text for each in _NAMES):
+            continue
+        tree = ast.parse(text)
         functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
         for node in ast.walk(tree):
             if not isinstance(node, ast.Name | ast.Attribute):

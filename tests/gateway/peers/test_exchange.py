@@ -18,7 +18,7 @@ from tests.gateway.peers.test_peers import admits
 from tests.support.peer_process import PeerProcess
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.registered_metrics import value_of
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, stays
 
 pytestmark = pytest.mark.slow
 
@@ -116,3 +116,11 @@ async def test_other_things_in_the_hash_are_ignored(redis: RedisServer) -> None:
         redis.client.delete("test:live")
         two.backends[0].in_flight = 5
         await eventually(lambda: one.load() == [5, 0])
+
+
+async def test_without_peers_nothing_runs(redis: RedisServer) -> None:
+    process = PeerProcess(time.monotonic)
+    exchange = PeerExchange(process.peers, None, Registry())
+    exchange.start()
+    await stays(lambda: process.peers.number == 0, for_s=0.1)
+    await exchange.stop()
