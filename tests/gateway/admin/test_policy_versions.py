@@ -105,8 +105,9 @@ async def test_a_pin_applies_to_all_gateways_and_survives_a_restart(state: Any) 
 
 
 @pytest.mark.slow
-async def test_versions_are_shown_and_pinned(state: Any) -> None:
+async def test_versions_are_shown_pinned_and_rolled_back(state: Any) -> None:
     async with learning(state) as running:
+        assert "m has nothing to go back to" in await failure_of(running, "rollback")
         await ask(running, 4)
         first = await output_of(running, "distill")
         await ask(running, 3)
@@ -115,10 +116,13 @@ async def test_versions_are_shown_and_pinned(state: Any) -> None:
         assert await output_of(running, "show", "1") == first
         assert await output_of(running, "show", "2") == second
         await output_of(running, "pin", "1")
+        assert "learned decides" in await output_of(running, "rollback")
+        assert await ask(running) == ["learned"]
+        assert "version 1 decides" in await output_of(running, "rollback"), "a second time goes forward again"
         await output_of(running, "pin", "2")
         assert pinned_text(running) == second
-        await output_of(running, "pin", "1")
-        assert pinned_text(running) == first
+        assert "version 1 decides" in await output_of(running, "rollback")
+        assert (await ask(running), pinned_text(running)) == (["thresholds"], first)
         assert re.findall(r"^m: version (\d) of .* UTC(.*)$", await output_of(running, "list"), re.MULTILINE) == [
             ("1", ", pinned"),
             ("2", ""),
@@ -130,23 +134,6 @@ async def test_versions_are_shown_and_pinned(state: Any) -> None:
         shown = orjson.loads(await output_of(running, "show", "--json"))["models"][MODEL]
         assert (shown["pinned"], len(shown["versions"])) == (1, 2)
         assert orjson.loads(await output_of(running, "show", "2", "--json"))["text"] == second
-
-
-@pytest.mark.slow
-async def test_a_rollback_restores_what_decided_before(state: Any) -> None:
-    async with learning(state) as running:
-        assert "m has nothing to go back to" in await failure_of(running, "rollback")
-        await ask(running, 4)
-        await output_of(running, "distill")
-        await ask(running, 3)
-        await output_of(running, "distill")
-        await output_of(running, "pin", "1")
-        assert "learned decides" in await output_of(running, "rollback")
-        assert await ask(running) == ["learned"]
-        assert "version 1 decides" in await output_of(running, "rollback"), "a second time goes forward again"
-        await output_of(running, "pin", "2")
-        assert "version 1 decides" in await output_of(running, "rollback")
-        assert await ask(running) == ["thresholds"]
 
 
 @pytest.mark.slow
