@@ -178,15 +178,6 @@ def test_a_range_of_contexts_is_a_wish(tokens: int, ranges: dict[str, tuple[int,
     assert "".join(each.name for each in nearest(request, backends)) == kept
 
 
-async def test_requests_go_to_the_range_of_their_length_while_it_is_up() -> None:
-    async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
-        running.backend("a").context_range, running.backend("b").context_range = (0, 500), (500, 99_999)
-        assert {(await running.chat("Hi")).headers["x-gateway-backend"] for _ in range(4)} == {"a"}
-        assert {(await running.chat("word " * 900)).headers["x-gateway-backend"] for _ in range(4)} == {"b"}
-        running.backend("b").health = Health(State.EJECTED)
-        assert (await running.chat("word " * 900)).headers["x-gateway-backend"] == "a"
-
-
 async def test_who_names_a_backend_is_told_what_all_take() -> None:
     async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
         await until_told(running, a=SHORT, b=LONG)
