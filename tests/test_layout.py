@@ -8,6 +8,8 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -26,8 +28,18 @@ def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(tree(path))]
+
+
 def imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -62,7 +74,7 @@ def test_one_name_means_one_thing() -> None:
     names = Counter(
         node.name
         for path in modules("gateway")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert {name for name, count in names.items() if count > 1} == set()
@@ -82,51 +94,23 @@ def test_compiled_modules_have_no_final_tuple_of_floats_alone() -> None:
 
 
 @pytest.mark.slow
-def test_serving_imports_neither_scikit_learn_nor_scipy() -> None:
+def test_serving_imports_no_compiler_and_neither_scikit_learn_nor_scipy() -> None:
     program = """
-import sys
-import gateway.cli.app
+import pathlib, sys
+import gateway.cli.app, gateway.cli.check
 from gateway.gateway import rooms
-import gateway.service.app, gateway.service.server, gateway.service.workers
+import gateway.service.app, gateway.service.run, gateway.service.server, gateway.service.workers
 from policies.policy import policies
-[*rooms()], policies()
-print(sorted({"sklearn", "scipy"} & set(sys.modules)))
+[*rooms()], policies(), gateway.cli.check.read_pool(pathlib.Path("config/pool.yaml"))
+print(sorted({"numba", "sklearn", "scipy"} & set(sys.modules)))
 """
     found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "[]"
 
 
-def files_in_circles() -> list[list[str]]:
-    """Return the modules that import each other, imports for types alone counted; see Tarjan's algorithm."""
-    names = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for each in PACKAGES for path in modules(each)
-    }
-    arrows = {name: imported_modules(path, names) - {name} for name, path in names.items()}
-    order, low, path, circles = dict[str, int](), dict[str, int](), list[str](), list[list[str]]()
-
-    def visit(name: str) -> None:
-        order[name] = low[name] = len(order)
-        path.append(name)
-        for other in arrows[name]:
-            if other not in order:
-                visit(other)
-            if other in path:
-                low[name] = min(low[name], low[other])
-        if low[name] == order[name]:
-            circle = path[path.index(name) :]
-            del path[path.index(name) :]
-            if len(circle) > 1:
-                circles.append(sorted(circle))
-
-    for name in names:
-        if name not in order:
-            visit(name)
-    return circles
-
-
 def imported_modules(path: Path, names: Collection[str]) -> set[str]:
     found = set[str]()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom):
             members = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {member for member in members if member in names} or {str(node.module)} & set(names)
@@ -137,7 +121,12 @@ def imported_modules(path: Path, names: Collection[str]) -> set[str]:
 
 @pytest.mark.slow
 def test_files_do_not_import_each_other_in_circles() -> None:
-    assert files_in_circles() == []
+    """Imports for types alone count too."""
+    names = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for each in PACKAGES for path in modules(each)
+    }
+    arrows = {name: imported_modules(path, names) - {name} for name, path in names.items()}
+    TopologicalSorter(arrows).prepare()  # raises CycleError with the first circle
 
 
 def test_folders_stay_small() -> None:
@@ -165,7 +154,6 @@ def sleeps(tree: ast.AST, in_peer: bool = False) -> Iterator[int]:
 @pytest.mark.slow
 def test_tests_wait_for_conditions_instead_of_sleeping() -> None:
     files = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "support"]
-    found = {
-        str(path.relative_to(ROOT)): lines for path in files if (lines := list(sleeps(ast.parse(path.read_text()))))
-    }
+    files = [path for path in files if ".sleep(" in path.read_text("utf-8")]
+    found = {str(path.relative_to(ROOT)): lines for path in files if (lines := list(sleeps(tree(path))))}
     assert found == {}

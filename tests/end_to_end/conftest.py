@@ -22,11 +22,5 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
 
 
 @pytest.fixture
-def client(gateway: Command) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none-needed", max_retries=0, timeout=60.0) as client:
-        yield client
-
-
-@pytest.fixture
 def async_client(gateway: Command) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none-needed", max_retries=0, timeout=60.0)

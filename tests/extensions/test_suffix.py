@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
-from pathlib import Path
 from random import Random
 from threading import Thread
 from types import ModuleType
@@ -67,15 +63,6 @@ def test_arbitrary_texts_are_drafted_alike(
     ours, theirs = suffix.SuffixTrees(*chosen), SuffixTrees(*chosen)
     for prompt, answer, learn in requests:
         check(ours, theirs, prompt, answer, learn)
-
-
-@pytest.mark.skipif("SPECDECODE_BENCH" not in os.environ, reason="needs the recordings of SpecDecode-Bench")
-@pytest.mark.parametrize("name", ["gsm8k", "instructcoder", "cnn", "sharegpt"])
-def test_recorded_texts_are_drafted_alike(suffix: ModuleType, name: str) -> None:
-    ours, theirs = suffix.SuffixTrees(*DEFAULTS), SuffixTrees(*DEFAULTS)
-    with gzip.open(Path(os.environ["SPECDECODE_BENCH"]) / f"combined_{name}.jsonl.gz", "rt") as lines:
-        for row in map(json.loads, lines):
-            check(ours, theirs, row["prompt_token_ids"], row["generated_token_ids"])
 
 
 def test_memory_of_removed_answers_is_reused(suffix: ModuleType) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner, Result
 
 from backends.backend import Backend
 from backends.drafter_limit import DrafterLimit
 from backends.health import State
 from backends.speculation import Method
+from gateway.cli.app import app
 from gateway.config.settings import PoolSettings
 from gateway.gateway import Gateway
 from gateway.listening.listener import listen
@@ -26,6 +28,13 @@ from tests.support.waiting import TIMEOUT_S, eventually
 
 ADMIN_KEY = "the-admin-key"
 MODEL = "m"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+ADMIN = bearer(ADMIN_KEY)
 
 
 @dataclass
@@ -55,6 +64,27 @@ class Running:
         headers = fields.pop("headers", {})
         body = {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
         return await self.client.post("/v1/chat/completions", json=body, headers=headers)
+
+    async def admin(self, path: str) -> Any:
+        """Return what a path below `/admin` answers."""
+        return (await self.client.get(f"/admin/{path}", headers=ADMIN)).json()
+
+    async def on_page(self) -> dict[str, Any]:
+        """Return what the dashboard shows of each replica."""
+        return {each["name"]: each for each in (await self.admin("dashboard/snapshot"))["models"][0]["backends"]}
+
+    async def explain(self, text: str = "hi", **fields: Any) -> Any:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
+        return (await self.client.post("/admin/explain", json=body, headers=ADMIN)).json()
+
+    async def notes(self, text: str = "hi", **fields: Any) -> dict[str, str]:
+        """Return what an explanation says of each replica."""
+        return {each["backend"]: each["note"] for each in (await self.explain(text, **fields))["candidates"]}
+
+    async def command(self, *line: str, key: str = ADMIN_KEY, url: str = "") -> Result:
+        """Run `gateway` with this gateway as its target."""
+        words = [*line, "--url", url or self.url, "--admin-key", key]
+        return await asyncio.to_thread(CliRunner().invoke, app, words)
 
 
 Start = Callable[..., "contextlib.AbstractAsyncContextManager[Running]"]

@@ -184,13 +184,6 @@ class Stage:
         return total(self.pickers[picker].get("/metrics").text, series, **labels)
 
 
-def _set(**settings: Any) -> Changes:
-    def change(listener: dict[str, Any]) -> None:
-        picker_filter(listener).update(settings)
-
-    return change
-
-
 def _with_answers(mode: str) -> Changes:
     """Return what has answers pass through the picker, with one filter."""
 
@@ -203,7 +196,6 @@ def _with_answers(mode: str) -> Changes:
 
 
 LISTENERS: dict[str, Changes] = {
-    "open": _set(failure_mode_allow=True),
     "small pieces": lambda listener: listener.update(per_connection_buffer_limit_bytes=4096),
     "full duplex": _with_answers("FULL_DUPLEX_STREAMED"),
     "not shown": _with_answers("NONE"),

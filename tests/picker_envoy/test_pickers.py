@@ -12,10 +12,9 @@ import pytest
 
 from tests.picker_envoy.conftest import Stage
 from tests.support.command import Command, until
+from tests.support.pool_file import CHAT
 
 pytestmark = pytest.mark.slow
-
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def others(command: Command, backend: str) -> int:
@@ -88,13 +87,6 @@ def test_without_a_picker_requests_are_refused(stage: Stage) -> None:
         503,
         "No endpoint picker answers. Try again shortly.",
     )
-
-
-def test_without_a_picker_a_listener_that_allows_it_takes_turns(stage: Stage) -> None:
-    before = {name: len(each.seen) for name, each in stage.engines.items()}
-    for _ in before:
-        assert stage.chat(listener="open").status_code == httpx.codes.OK
-    assert {name: len(each.seen) - before[name] for name, each in stage.engines.items()} == dict.fromkeys(before, 1)
 
 
 def test_a_picker_that_comes_back_is_asked_again(stage: Stage) -> None:

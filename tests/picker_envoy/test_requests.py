@@ -41,14 +41,6 @@ def test_a_request_without_a_body_is_sent_on(stage: Stage) -> None:
     assert (seen.method, seen.target) == ("GET", "/version")
 
 
-def test_the_picker_answers_its_own_paths(stage: Stage) -> None:
-    url = stage.envoy.urls[""]
-    models = httpx.get(f"{url}/v1/models", headers=KEY, trust_env=False).json()
-    assert [model["id"] for model in models["data"]] == ["m", "failing"]
-    hidden = httpx.get(f"{url}/metrics", headers=KEY, trust_env=False)
-    assert (hidden.status_code, hidden.json()["error"]["message"]) == (404, "There is nothing at this path.")
-
-
 @pytest.mark.parametrize("backend", ["a", "b"])
 def test_the_proxy_allows_one_endpoint(stage: Stage, backend: str) -> None:
     allowed = {SUBSET: stage.endpoint(backend)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -45,13 +43,6 @@ def test_simulated_replicas_name_their_extra_before_anything_starts() -> None:
     assert (
         result.stderr == "gateway: needs numba: pip install '.[simulator]' in a checkout (deploy/README.md#install)\n"
     )
-
-
-@pytest.mark.slow
-def test_the_gateway_of_simulated_replicas_loads_no_compiler() -> None:
-    serving = "import sys, pathlib, gateway.service.run, gateway.service.app, gateway.cli.check as check"
-    loaded = f"{serving}; check.read_pool(pathlib.Path('config/pool.yaml')); sys.exit('numba' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
 
 
 def test_an_export_names_its_extra_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,7 @@ METHODS = {"plain": "baseline", "lookup": "ngram"}
 
 async def gateway(running: Running, *line: str, url: str = "", key: str = ADMIN_KEY) -> tuple[int, str, str]:
     """Return exit status, output and errors of a command."""
-    verb, *rest = line
-    arguments = [verb, "--url", url or running.url, "--admin-key", key, *rest]
-    result = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+    result = await running.command(*line, url=url, key=key)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout, result.stderr

@@ -6,14 +6,12 @@ import json
 import os
 import re
 import textwrap
+from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import SecretStr
 
@@ -150,10 +148,6 @@ class TestValues:
         pool = load(tmp_path, SMALL.replace('"http://10.0.0.1:8000"', json.dumps(url)))
         assert pool.models["llama"].backends["plain"].url == canonical
 
-    def test_settings_built_in_python_pass_the_same_checks(self, tmp_path: Path) -> None:
-        pool = load(tmp_path, SMALL + "keys: [one, two]\n")
-        assert PoolSettings(models=pool.models, keys=pool.keys) == pool
-
 
 class TestVariables:
     def test_values_and_defaults_are_substituted(self, tmp_path: Path) -> None:
@@ -236,11 +230,6 @@ class TestPlainMeaning:
                 "expected http://host:port, https://host:port or unix:/path/to.sock",
             ),
             (
-                '[http://a, {name: b, url: "http://A:80"}]',
-                "2:60: models.m.backends.b.url: already the address of m's a; list a replica once; "
-                "use aliases for further model names",
-            ),
-            (
                 "[http://a, http://a]",
                 "2:45: models.m.backends.a-2.url: already the address of m's a; list a replica once; "
                 "use aliases for further model names",
@@ -257,10 +246,6 @@ class TestPlainMeaning:
             (
                 "{a: {url: 'http://a', speculative_config: {num_speculative_tokens: 5}}}",
                 "2:35: models.m.backends.a.method: missing",
-            ),
-            (
-                "{a: {url: 'http://a', method: EAGEL3}}",
-                "2:64: models.m.backends.a.method: unknown 'EAGEL3'; did you mean 'eagle3'?",
             ),
             (
                 "{a: {url: 'http://a', method: [ngram]}}",
@@ -433,11 +418,6 @@ class TestErrors:
         assert lines[0].endswith("; quote `${...}` inside braces or brackets")
 
     @pytest.mark.slow
-    def test_exponential_aliases_are_refused(self, tmp_path: Path) -> None:
-        lines = ["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
-        assert "too large, with its aliases" in problems(tmp_path, "\n".join(lines))[0]
-
-    @pytest.mark.slow
     def test_deep_nesting_is_refused(self, tmp_path: Path) -> None:
         assert problems(tmp_path, "a: " + "[" * 5000) == ["1:1: nested too deep"]
 
@@ -515,28 +495,6 @@ class TestErrors:
         with pytest.raises(ConfigError, match="not UTF-8"):
             load_pool(tmp_path / "pool.yaml", {})
 
-    @pytest.mark.slow
-    @settings(max_examples=150, deadline=None)
-    @given(data=st.data())
-    def test_a_broken_file_raises_only_config_error(
-        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-    ) -> None:
-        lines = WRONG.splitlines() if data.draw(st.booleans()) else SMALL.splitlines()
-        for _ in range(data.draw(st.integers(1, 4))):
-            at = data.draw(st.integers(0, len(lines) - 1))
-            piece = data.draw(
-                st.sampled_from(["", "  x: 1", "- 1", "keys: {a: [1]}", "models: 3", "    backends: [1]"]) | st.text()
-            )
-            lines[at] = data.draw(st.sampled_from([piece, lines[at] + piece, lines[at][: len(lines[at]) // 2]]))
-        path = tmp_path_factory.mktemp("pool") / "pool.yaml"
-        path.write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass")
-        reported = None
-        try:
-            load_pool(path, {})
-        except ConfigError as error:
-            reported = error.problems
-        assert reported is None or (reported and all(problem.line >= 1 and problem.message for problem in reported))
-
 
 SECRET = "sk-very-secret-0123"
 
@@ -594,21 +552,8 @@ class TestFilesInConfig:
         assert path.read_text().startswith("# yaml-language-server: $schema=pool.schema.json\n")
         assert list(validator().iter_errors(yaml.safe_load(path.read_text()))) == []
 
-    def test_the_default_pool(self) -> None:
-        pool = load_pool(CONFIG / "pool.yaml", {})
-        (model,) = pool.models.values()
-        methods = {name: backend.method.value for name, backend in model.backends.items()}
-        assert methods == {
-            "plain": "baseline",
-            "lookup": "ngram",
-            "tree": "suffix",
-            "head": "eagle3",
-            "draft": "draft_model",
-        }
-        assert all(backend.simulate is not None for backend in model.backends.values())
-        assert model.policy.name == "learned"
 
-
+@cache
 def validator() -> Draft202012Validator:
     schema = json.loads(schema_text())
     Draft202012Validator.check_schema(schema)
@@ -620,34 +565,19 @@ class TestSchema:
     def test_the_committed_schema_is_up_to_date(self) -> None:
         assert (CONFIG / "pool.schema.json").read_text() == schema_text(), "gateway schema > config/pool.schema.json"
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"sever": {}},
-            {"server": {"port": 70000}},
-            {"server": {"port": "x"}},
-            {"keys": [5]},
-            {"models": {}},
-            {"models": {"m": {"policy": {"name": "nothing"}, "backends": {"a": {"method": "suffix", "url": "u"}}}}},
-            {"models": {"m": {"policy": {"name": "random"}, "backends": {"a": {"method": "sufix", "url": "u"}}}}},
-            {"models": {"m": {"policy": {"name": "random"}, "backends": {"a": {"method": "suffix"}}}}},
-        ],
-    )
-    def test_it_refuses(self, change: dict[str, Any]) -> None:
+    def test_it_refuses(self) -> None:
         small = yaml.safe_load(SMALL)
         assert validator().is_valid(small)
-        assert not validator().is_valid({**small, **change})
+        for policy, backend in (
+            ("nothing", {"method": "suffix", "url": "u"}),
+            ("random", {"method": "sufix", "url": "u"}),
+            ("random", {"method": "suffix"}),
+        ):
+            models = {"m": {"policy": {"name": policy}, "backends": {"a": backend}}}
+            assert not validator().is_valid({"models": models}), models
+        for change in ({"sever": {}}, {"server": {"port": 70000}}, {"keys": [5]}, {"models": {}}):
+            assert not validator().is_valid({**small, **change}), change
 
     def test_it_accepts_variables_plain_keys_and_extension_keys(self) -> None:
         pool = {**yaml.safe_load(SMALL), "server": {"port": "${PORT:-1}"}, "keys": ["a", {"name": "b"}], "x-own": [1]}
         assert list(validator().iter_errors(pool)) == []
-
-    def test_it_describes_the_keys(self) -> None:
-        definitions = json.loads(schema_text())["$defs"]
-        for name in ("ServerSettings", "SimulateSettings", "ServeSettings"):
-            assert re.search(r"\w", definitions[name]["description"])
-        assert (
-            definitions["ServerSettings"]["properties"]["port"]["description"]
-            == "Port to listen on; 0 picks a free one."
-        )

@@ -22,6 +22,7 @@ from gateway.service.replicas import plan
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until
 from tests.support.dns_server import DnsServer
 from tests.support.event_loop import event_loop_in_thread
+from tests.support.pool_file import CHAT
 from tests.support.upstream import Upstream, upstreams_in_thread
 from tests.support.waiting import eventually
 
@@ -200,8 +201,7 @@ def network() -> Iterator[tuple[DnsServer, dict[str, Upstream]]]:
 
 
 def served_by(command: Command) -> set[str]:
-    chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    answers = [command.post("/v1/chat/completions", chat) for _ in range(8)]
+    answers = [command.post("/v1/chat/completions", CHAT) for _ in range(8)]
     return {
         answer.json()["choices"][0]["message"]["content"] if answer.status_code == 200 else str(answer.status_code)
         for answer in answers

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.http.paths import DEFAULT_PATHS, canonical_path, is_own, relayed_target
+from gateway.http.paths import canonical_path, is_own, relayed_target
 
 PARTS = st.sampled_from(
     ["v1", "admin", "chat", ".", "..", "/", "//", "%2e", "%2F", "%25", "%61", "\\", ";", " ", "?", "#", "é"]
@@ -36,17 +36,3 @@ def test_the_query_is_kept_as_it_is() -> None:
 def test_the_names_of_models_may_contain_an_encoded_slash() -> None:
     assert canonical_path(b"/v1/models/org%2Fmodel:1.0") == "/v1/models/org/model:1.0"
     assert canonical_path(b"/v1/models/..%2F..%2Fadmin") == ""
-
-
-def test_no_default_path_is_the_gateways_own_and_none_is_for_development() -> None:
-    assert not [path for path in DEFAULT_PATHS if is_own(path)]
-    closed = (
-        "/sleep",
-        "/collective_rpc",
-        "/reset_prefix_cache",
-        "/v1/load_lora_adapter",
-        "/metrics",
-        "/health",
-        "/docs",
-    )
-    assert not [path for path in closed if path in DEFAULT_PATHS]

@@ -16,13 +16,9 @@ import pytest
 
 from gateway.listening.systemd import ServiceManager
 from tests.support.command import Command, gateway_command, until
+from tests.support.pool_file import NOWHERE, write_pool
 from tests.support.waiting import TIMEOUT_S, eventually_blocking
 
-POOL = """
-server: {drain_s: 3}
-models:
-  m: {policy: {name: round_robin}, backends: {a: {method: baseline, url: "http://127.0.0.1:9"}}}
-"""
 LAUNCH = """
 import os, sys
 for number, received in enumerate(sys.argv[1].split(",")):
@@ -76,8 +72,8 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 @contextlib.contextmanager
 def started(manager: Manager, folder: Path, workers: int) -> Iterator[Command]:
-    pool = folder / "pool.yaml"
-    pool.write_text(POOL + 'admin: {listen: "127.0.0.1:1", key: k}\n')  # a port that it may not open
+    admin = {"listen": "127.0.0.1:1", "key": "k"}  # a port that it may not open
+    pool = write_pool(folder / "pool.yaml", {"a": NOWHERE}, server={"drain_s": 3}, admin=admin)
     passed = (manager.clients.fileno(), manager.admin.fileno())
     launch = ("-c", LAUNCH, ",".join(map(str, passed)))
     arguments = ("--workers", str(workers))

@@ -17,16 +17,9 @@ import pytest
 from gateway.config.settings import TlsSettings
 from tests.support.certificates import copied, make_pair, replace
 from tests.support.command import gateway_command, until
+from tests.support.pool_file import CHAT, write_pool
 from tests.support.upstream import upstreams_in_thread
 from tests.support.waiting import TIMEOUT_S
-
-POOL = """
-server: {{tls: {{certificate: "{tls.certificate}", key: "{tls.key}"}}, max_connections: 32, workers: {workers}}}
-health: {{interval_s: 0.2}}
-models:
-  m: {{policy: {{name: round_robin}}, backends: {{a: {{method: baseline, url: "{url}"}}}}}}
-admin: {{listen: "127.0.0.1:0"}}
-"""
 
 
 class Served:
@@ -53,8 +46,14 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[TlsSettings]:
 @contextlib.contextmanager
 def served(tls: TlsSettings, folder: Path, workers: int = 1) -> Iterator[tuple[int, int]]:
     with upstreams_in_thread("a", "m") as (upstream,):
-        pool = folder / "pool.yaml"
-        pool.write_text(POOL.format(url=upstream.url, tls=tls, workers=workers))
+        pair = {"certificate": str(tls.certificate), "key": str(tls.key)}
+        pool = write_pool(
+            folder / "pool.yaml",
+            {"a": upstream.url},
+            server={"tls": pair, "max_connections": 32, "workers": workers},
+            health={"interval_s": 0.2},
+            admin={"listen": "127.0.0.1:0"},
+        )
         with gateway_command(pool, folder) as command:
             assert command.url.startswith("https://")
             assert command.admin_url.startswith("https://")
@@ -67,9 +66,9 @@ def served(tls: TlsSettings, folder: Path, workers: int = 1) -> Iterator[tuple[i
 @pytest.mark.slow
 def test_a_renewed_certificate_is_shown_while_connections_stay(pairs: list[TlsSettings], tmp_path: Path) -> None:
     used = copied(pairs[0], tmp_path)
-    with served(used, tmp_path) as (port, admin_port):
+    with served(used, tmp_path, workers=2) as (port, admin_port):
         before, after = Served(port, pairs[0]), Served(port, pairs[1])
-        chat = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+        chat = {**CHAT, "stream": True}
         until(lambda: before.asks("POST", "/v1/chat/completions", chat)[0] == 200)
         assert before.asks("POST", "/v1/chat/completions", chat)[1].endswith(b"data: [DONE]\n\n")
         assert Served(admin_port, pairs[0]).asks(path="/readyz")[0] == 200
@@ -109,19 +108,3 @@ def test_clients_that_do_not_begin_tls_keep_nobody_out(pairs: list[TlsSettings],
             with contextlib.suppress(ConnectionError):
                 while each.recv(100):
                     pass
-
-
-@pytest.mark.slow
-def test_workers_speak_tls(pairs: list[TlsSettings], tmp_path: Path) -> None:
-    with served(pairs[0], tmp_path, workers=2) as (port, _):
-        assert {Served(port, pairs[0]).asks()[0] for _ in range(4)} == {200}
-
-
-@pytest.mark.slow
-def test_files_that_cannot_be_used_are_named_before_anything_starts(tmp_path: Path) -> None:
-    pool = tmp_path / "pool.yaml"
-    missing = TlsSettings(certificate=tmp_path / "none.crt", key=tmp_path / "none.key")
-    pool.write_text(POOL.format(url="http://127.0.0.1:9", tls=missing, workers=1))
-    with gateway_command(pool, tmp_path) as command:
-        assert command.process.wait(TIMEOUT_S) == 2
-        assert f"server.tls: {missing.certificate} and {missing.key} cannot be used" in command.printed()

@@ -12,25 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import ADMIN_KEY, Command, gateway_command, until
+from tests.support.pool_file import CHAT, write_pool
 from tests.support.redis_server import redis_server
 from tests.support.upstream import Wire, upstreams_in_thread, well
 
-POOL = """
-health: {{interval_s: 0.2}}
-state: {{redis: "{redis}"}}
-models:
-  m:
-    policy: {{name: least_loaded}}
-    default_temperature: 1.0
-    backends:
-      a: {{method: baseline, url: "{a}"}}
-      b: {{method: baseline, url: "{b}"}}
-keys:
-  - {{name: plain, key: sk-plain, may_override: true}}
-  - {{name: slow, key: sk-slow, requests_per_minute: 6}}
-admin: {{key: "{admin}"}}
-"""
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+KEYS = [
+    {"name": "plain", "key": "sk-plain", "may_override": True},
+    {"name": "slow", "key": "sk-slow", "requests_per_minute": 6},
+]
 
 
 async def hold(wire: Wire) -> None:
@@ -43,10 +32,16 @@ async def hold(wire: Wire) -> None:
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "pool.yaml"
-    with upstreams_in_thread("ab", "m", hold) as (a, b), redis_server() as redis:
-        path.write_text(POOL.format(a=a.url, b=b.url, redis=redis.url, admin=ADMIN_KEY))
-        yield path
+    with upstreams_in_thread("ab", "m", hold) as upstreams, redis_server() as redis:
+        yield write_pool(
+            tmp_path / "pool.yaml",
+            {each.name: each.url for each in upstreams},
+            policy="least_loaded",
+            health={"interval_s": 0.2},
+            state={"redis": redis.url},
+            keys=KEYS,
+            admin={"key": ADMIN_KEY},
+        )
 
 
 def send_held(command: Command) -> socket.socket:

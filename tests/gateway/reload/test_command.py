@@ -7,27 +7,14 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
+from tests.support.pool_file import CHAT, write_pool
 from tests.support.upstream import upstreams_in_thread
 
-POOL = """
-server: {{drain_s: 3, watch: {watch}}}
-health: {{interval_s: 0.2}}
-models:
-  m:
-    policy: {{name: round_robin}}
-    default_temperature: 1
-    backends:
-{backends}
-keys:
-  - {{name: plain, key: {key}}}
-admin: {{key: "{admin}"}}
-state: none
-"""
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 WORKERS = pytest.mark.parametrize("workers", [1, 2])
 
 
@@ -38,10 +25,17 @@ class Pool:
         self.path = path
         self.urls = urls
 
-    def write(self, names: str, key: str = "sk-1", *, watch: bool = False, more: str = "") -> None:
-        backends = "\n".join(f'      {name}: {{method: baseline, url: "{self.urls[name]}"}}' for name in names)
-        text = POOL.format(backends=backends, key=key, admin=ADMIN_KEY, watch=str(watch).lower()) + more
-        self.path.write_text(text)
+    def write(self, names: str, key: str = "sk-1", *, watch: bool = False, **more: Any) -> None:
+        write_pool(
+            self.path,
+            {name: self.urls[name] for name in names},
+            server={"drain_s": 3, "watch": watch},
+            health={"interval_s": 0.2},
+            keys=[{"name": "plain", "key": key}],
+            admin={"key": ADMIN_KEY},
+            state="none",
+            **more,
+        )
 
 
 @pytest.fixture
@@ -99,7 +93,7 @@ def test_admin_reload_answers_with_what_has_changed(pool: Pool, tmp_path: Path) 
         changed = command.post("/admin/reload", None, headers=command.admin).json()
         assert changed == {"dry_run": False, "changes": shown["changes"]}
         until(lambda: served_by(command) == {"b"})
-        pool.write("b", more="recorder: {path: /tmp/records}\n")
+        pool.write("b", recorder={"path": "/tmp/records"})
         refused = command.post("/admin/reload", None, headers=command.admin)
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "restart_needed")
         assert "recorder" in refused.json()["error"]["message"]
@@ -132,7 +126,7 @@ def test_a_storm_of_reloads_ends_with_the_last_file(pool: Pool, tmp_path: Path) 
         until_ready(command)
         assert served_by(command) == {"a"}
         descriptors = len(list(Path(f"/proc/{command.process.pid}/fd").iterdir()))
-        for number in range(300):
+        for number in range(60):
             pool.write("bc"[number % 2] + "a" * (number % 3 == 0))  # now and then it is read half written
             command.process.send_signal(signal.SIGHUP)
         pool.write("c")

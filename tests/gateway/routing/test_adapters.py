@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from policies.learned.policy import Learned
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
+from tests.gateway.conftest import MODEL, Running, Start
 from tests.support.upstream import Wire, answer
 
 THREE = {"a": "baseline", "b": "ngram", "c": "eagle3"}
@@ -114,10 +114,7 @@ async def test_acceptance_is_learned_by_adapter(gateway_of: Start) -> None:
         assert isinstance(learned, Learned)
 
         async def per_step(model: str) -> float:
-            body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
-            admin = {"authorization": f"Bearer {ADMIN_KEY}"}
-            explained = (await running.client.post("/admin/explain", json=body, headers=admin)).json()
-            (note,) = [each["note"] for each in explained["candidates"] if each["backend"] == "c"]
+            note = (await running.notes(model=model))["c"]
             return float(note.partition(" per step")[0].rpartition(" ")[2])
 
         for _ in range(30):

@@ -8,7 +8,6 @@ from typing import Any
 from gateway.routing.access import read_head
 from gateway.routing.keys import Client
 from policies.features.request import RequestFeatures
-from tests.gateway.conftest import MODEL, Start
 from tests.gateway.relay.test_attempts import Relay
 
 LONG = "a text that both have at their beginning " * 20
@@ -31,15 +30,3 @@ def test_the_prompts_of_a_session_continue_each_other_where_their_text_does_not_
     assert features(relay, "", prompt=[7] * 400).prefix == ()
     messages = [{"role": "user", "content": LONG}]
     assert features(relay, "s1", messages=messages).prefix == features(relay, "", messages=messages).prefix
-
-
-async def test_a_session_of_token_ids_stays_where_its_prompts_are_cached(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline", "b": "baseline"}, {"name": "lmetric"}) as running:
-        homes: dict[str, set[str]] = {"s1": set(), "s2": set()}
-        for turn in range(1, 5):
-            for session, served in homes.items():
-                body = {"model": MODEL, "prompt": [7] * 300 * turn}
-                answer = await running.client.post("/v1/completions", json=body, headers={"x-session-id": session})
-                served.add(answer.headers["x-gateway-backend"])
-        assert [len(served) for served in homes.values()] == [1, 1]
-        assert all(seen.header("x-session-id") for each in running.upstreams.values() for seen in each.seen)

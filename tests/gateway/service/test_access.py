@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gateway.http.paths import DEFAULT_PATHS
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start, bearer
 from tests.support.upstream import END, Wire, answer, delta, well
 
 KEYS = [
@@ -22,10 +22,6 @@ KEYS = [
 PAGE = "https://chat.example"
 PREFLIGHT = {"origin": PAGE, "access-control-request-method": "POST"}
 BODY = json.dumps({"model": MODEL, "messages": []}).encode()
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 async def raw(running: Running, target: str, method: str = "POST", body: bytes = BODY, extra: str = "") -> bytes:
@@ -118,21 +114,17 @@ SCOPES = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "scope"), SCOPES)
-async def test_scopes_of_keys(gateway_of: Start, method: str, path: str, scope: str) -> None:
-    body = {"model": MODEL, "backend": "a", "messages": []} if method == "POST" else None
+async def test_scopes_of_keys(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
-        statuses = {}
-        for key in ("", "sk-wrong", "sk-team", "sk-viewer", "sk-operator", ADMIN_KEY):
-            headers = bearer(key) if key else {}
-            statuses[key] = (await running.client.request(method, path, json=body, headers=headers)).status_code
-        viewer = 200 if scope == "read" else 403
-        assert list(statuses.values()) == [401, 401, 403, viewer, 200, 200]
+        for method, path, scope in SCOPES:
+            body = {"model": MODEL, "backend": "a", "messages": []} if method == "POST" else None
+            statuses = {}
+            for key in ("", "sk-wrong", "sk-team", "sk-viewer", "sk-operator", ADMIN_KEY):
+                headers = bearer(key) if key else {}
+                statuses[key] = (await running.client.request(method, path, json=body, headers=headers)).status_code
+            viewer = 200 if scope == "read" else 403
+            assert list(statuses.values()) == [401, 401, 403, viewer, 200, 200], path
         assert (await running.chat(headers=bearer(ADMIN_KEY))).status_code == 401, "it is for /admin only"
-
-
-async def test_settings_show_no_digests(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
         config = (await running.client.get("/admin/config", headers=bearer("sk-viewer"))).json()
         assert [set(key) & {"key", "sha256"} for key in [*config["keys"], config["admin"]]] == [set()] * 5
 
@@ -256,21 +248,19 @@ def cors_of(response: httpx.Response) -> tuple[list[str], str]:
     return response.headers.get_list("access-control-allow-origin"), response.headers.get("vary", "")
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/audio/transcriptions", "/v1/models", f"/v1/models/{MODEL}"]
-)
-async def test_preflight_requests_are_answered_without_a_key(gateway_of: Start, path: str) -> None:
+async def test_preflight_requests_are_answered_without_a_key(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, keys=KEYS, cors={"origins": [PAGE]}) as running:
         asked = {"access-control-request-headers": "authorization, x-stainless-os"}
-        response = await running.client.options(path, headers=PREFLIGHT | asked)
-        assert (response.status_code, response.content) == (204, b"")
-        assert response.headers["access-control-allow-origin"] == PAGE
-        assert response.headers["access-control-allow-headers"] == "authorization, x-stainless-os"
-        assert response.headers["access-control-allow-methods"] == "GET, POST"
-        assert response.headers["access-control-max-age"] == "600"
-        assert "access-control-allow-credentials" not in response.headers
-        refused = await running.client.options(path, headers=PREFLIGHT | {"origin": "https://evil.example"})
-        assert (refused.status_code, cors_of(refused)) == (403, ([], "origin"))
+        for path in ("/v1/chat/completions", "/v1/models", f"/v1/models/{MODEL}"):
+            response = await running.client.options(path, headers=PREFLIGHT | asked)
+            assert (response.status_code, response.content) == (204, b"")
+            assert response.headers["access-control-allow-origin"] == PAGE
+            assert response.headers["access-control-allow-headers"] == "authorization, x-stainless-os"
+            assert response.headers["access-control-allow-methods"] == "GET, POST"
+            assert response.headers["access-control-max-age"] == "600"
+            assert "access-control-allow-credentials" not in response.headers
+            refused = await running.client.options(path, headers=PREFLIGHT | {"origin": "https://evil.example"})
+            assert (refused.status_code, cors_of(refused)) == (403, ([], "origin"))
         assert running.upstreams["a"].seen == []
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from backends.health import State
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
+from tests.gateway.conftest import ADMIN, MODEL, Running, Start, bearer
 from tests.support.upstream import END, Wire, answer, delta
 from tests.support.waiting import stays
 
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 KEYS = [
     {"name": "free", "key": "sk-free"},
     {"name": "hashed", "sha256": hashlib.sha256(b"sk-hashed").hexdigest(), "may_override": True},
@@ -21,10 +20,6 @@ KEYS = [
     {"name": "one", "key": "sk-one", "max_in_flight": 1},
     {"name": "few", "key": "sk-few", "tokens_per_minute": 30},
 ]
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 async def series(running: Running, name: str) -> dict[str, float]:
@@ -100,40 +95,32 @@ async def test_limits_on_requests_in_flight(gateway_of: Start, key: str, most: i
         assert (await running.chat(headers=bearer(key))).status_code == 200
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("body", "status", "code", "message"),
-    [
-        (b'{"model": "nope", "messages": []}', 404, "model_not_found", "there are: m"),
-        (b'{"model": 7, "messages": []}', 400, "model_required", "needs a model"),
-        (b'{"model": "m", ', 400, "invalid_json", "not JSON"),
-        (b'["m"]', 400, "invalid_json", "not a JSON object"),
-        (b"", 400, "invalid_json", "not a JSON object"),
-    ],
+BAD = (
+    (b'{"model": "nope", "messages": []}', 404, "model_not_found", "there are: m"),
+    (b'{"model": 7, "messages": []}', 400, "model_required", "needs a model"),
+    (b'{"model": "m", ', 400, "invalid_json", "not JSON"),
+    (b'["m"]', 400, "invalid_json", "not a JSON object"),
+    (b"", 400, "invalid_json", "not a JSON object"),
 )
-async def test_errors_of_bad_requests_say_what_is_wrong(
-    gateway_of: Start, body: bytes, status: int, code: str, message: str
-) -> None:
+
+
+async def test_errors_of_bad_requests_say_what_is_wrong(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
-        response = await running.client.post("/v1/chat/completions", content=body)
-        assert response.status_code == status
-        error = response.json()["error"]
-        assert error["code"] == code
-        assert message in error["message"]
-        assert set(error) == {"message", "type", "param", "code"}
+        for body, status, code, message in BAD:
+            response = await running.client.post("/v1/chat/completions", content=body)
+            error = response.json()["error"]
+            assert (response.status_code, error["code"]) == (status, code)
+            assert message in error["message"]
+            assert set(error) == {"message", "type", "param", "code"}
+            response = await running.client.post("/v1/messages", content=body)
+            assert response.json()["type"] == "error"
+            assert message in response.json()["error"]["message"]
         assert running.upstreams["a"].seen == []
-        response = await running.client.post("/v1/messages", content=body)
-        assert response.json()["type"] == "error"
-        assert message in response.json()["error"]["message"]
 
 
-async def test_the_model_may_be_omitted_if_there_is_only_one(gateway_of: Start) -> None:
+async def test_models_are_those_of_the_pool_and_one_need_not_be_named(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         assert (await running.client.post("/v1/chat/completions", json={"messages": []})).status_code == 200
-
-
-async def test_models_are_those_of_the_pool(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
         listed = (await running.client.get("/v1/models")).json()
         assert [card["id"] for card in listed["data"]] == [MODEL]
         assert listed["data"][0]["max_model_len"] == 2048  # as reported by the engine
@@ -153,7 +140,7 @@ async def test_drain_and_resume(gateway_of: Start) -> None:
         await stays(
             lambda: running.backend("a").health.state is State.DRAINING, 0.5, "successful probes do not resume it"
         )
-        described = (await running.client.get("/admin/pool", headers=ADMIN)).json()
+        described = await running.admin("pool")
         assert described["models"][MODEL]["backends"]["a"]["state"] == "draining"
         await running.client.post("/admin/resume", json=backend, headers=ADMIN)
         await running.until_up("a")
@@ -164,8 +151,7 @@ async def test_drain_and_resume(gateway_of: Start) -> None:
 
 async def test_explain_sends_nothing_and_does_not_advance_the_policy(gateway_of: Start) -> None:
     async with gateway_of() as running:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "temperature": 0.3}
-        answers = [(await running.client.post("/admin/explain", json=body, headers=ADMIN)).json() for _ in range(3)]
+        answers = [await running.explain(temperature=0.3) for _ in range(3)]
         explained = answers[0]
         assert {each["choice"]["backend"] for each in answers} == {explained["choice"]["backend"]}
         assert explained["features"]["temperature"] == 0.3
@@ -173,7 +159,7 @@ async def test_explain_sends_nothing_and_does_not_advance_the_policy(gateway_of:
         assert all(candidate["eligible"] for candidate in explained["candidates"])
         assert [upstream.seen for upstream in running.upstreams.values()] == [[], []]
         assert (await running.chat(temperature=0.3)).headers["x-gateway-backend"] == explained["choice"]["backend"]
-        restricted = (await running.client.post("/admin/explain", json=body | {"min_p": 0.1}, headers=ADMIN)).json()
+        restricted = await running.explain(min_p=0.1)
         assert [candidate["eligible"] for candidate in restricted["candidates"]] == [True, False]
         assert "min_p" in restricted["candidates"][1]["note"]
 

@@ -16,13 +16,11 @@ from typer.testing import CliRunner
 from backends import step_comparison
 from backends.speculation import Method
 from gateway.cli.app import app
-from policies.arm import arm_of
 from policies.learned.policy import Learned
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.upstream import Upstream, Wire, answer
 from tests.support.waiting import TIMEOUT_S
 
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 LEARNED = {"name": "learned", "seed": 0, "guardrail": {"share": 0}}
 IDLE = b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\nvllm:kv_cache_usage_perc 0.0\n"
 
@@ -41,19 +39,21 @@ def page(k: int = 0, drafts: int = 0, later_steps: int = 0) -> bytes:
 
 
 async def backends(running: Running) -> Any:
-    answer = await running.client.get("/admin/pool", headers=ADMIN)
-    return answer.json()["models"][MODEL]["backends"]
-
-
-def arm(running: Running, name: str) -> str:
-    return arm_of(running.backend(name))
+    return (await running.admin("pool"))["models"][MODEL]["backends"]
 
 
 @pytest.mark.slow
-async def test_swapped_methods_show_everywhere(caplog: pytest.LogCaptureFixture) -> None:
+async def test_swapped_methods_show_everywhere_and_policies_go_by_what_is_observed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The file says that a is a baseline and b n-gram with k 5; a is EAGLE with k 3 in fact, and b a baseline."""
     caplog.set_level(logging.INFO)
     async with start_gateway(policy=LEARNED) as running:
+        learned = running.gateway.models[MODEL].policy
+        assert isinstance(learned, Learned)
+        await running.chat()
+        replicas = learned.known.replicas
+        assert {name: replica.arm for name, replica in replicas.items()} == {"a": "baseline:0", "b": "ngram:5"}
         assert {each["method"]: each["contradictions"] for each in (await backends(running)).values()} == {
             "baseline": {},
             "ngram": {},
@@ -73,8 +73,7 @@ async def test_swapped_methods_show_everywhere(caplog: pytest.LogCaptureFixture)
         assert shown["a"]["observed"] == {"method": "custom_class", "num_speculative_tokens": 3}
         assert shown["b"]["observed"] == {"method": "baseline", "num_speculative_tokens": 0}
 
-        snapshot = (await running.client.get("/admin/dashboard/snapshot", headers=ADMIN)).json()
-        on_page = {each["name"]: each["contradiction"] for each in snapshot["models"][0]["backends"]}
+        on_page = {name: each["contradiction"] for name, each in (await running.on_page()).items()}
         assert on_page == {"a": a.partition(": ")[2], "b": b.partition(": ")[2]}
 
         metrics = (await running.client.get("/metrics")).text
@@ -84,36 +83,21 @@ async def test_swapped_methods_show_everywhere(caplog: pytest.LogCaptureFixture)
         assert metrics.count("gateway_backend_contradiction{") == 10
         assert 'gateway_backend_up{backend="a",method="custom_class"' not in metrics
 
+        # A baseline that drafts is not taken to give one token per step, nor an engine without drafts to give more.
+        await running.chat()
+        assert {name: replica.arm for name, replica in replicas.items()} == {"a": "custom_class:3", "b": "baseline:0"}
+        per_step = {name: note.partition(" per step")[0][-4:] for name, note in (await running.notes()).items()}
+        assert per_step["b"] == "1.00"
+        assert float(per_step["a"]) > 1.3
+        unsupported = await running.explain(min_p=0.1)  # a speculating engine refuses it
+        assert [each["backend"] for each in unsupported["candidates"] if each["eligible"]] == ["b"]
+
         running.upstreams["a"].metrics, running.upstreams["b"].metrics = page(), page(k=5)
         await running.until(
             lambda: not running.backend("a").engine.contradictions and not running.backend("b").engine.contradictions
         )
         assert {each["observed"]["method"] for each in (await backends(running)).values()} == {"baseline", "ngram"}
         assert f"{MODEL}/b speculates as the pool file says: ngram with k 5" in caplog.messages
-
-
-async def test_policies_go_by_what_is_observed() -> None:
-    """A baseline that drafts is not taken to give one token per step, nor an engine without drafts to give more."""
-    async with start_gateway(policy=LEARNED) as running:
-        learned = running.gateway.models[MODEL].policy
-        assert isinstance(learned, Learned)
-        await running.chat()
-        replicas = learned.known.replicas
-        assert {name: replica.arm for name, replica in replicas.items()} == {"a": "baseline:0", "b": "ngram:5"}
-        running.upstreams["a"].metrics, running.upstreams["b"].metrics = page(k=3, drafts=850, later_steps=850), page()
-        await running.until(
-            lambda: running.backend("a").engine.contradictions and running.backend("b").engine.contradictions
-        )
-        await running.chat()
-        assert {name: replica.arm for name, replica in replicas.items()} == {"a": "custom_class:3", "b": "baseline:0"}
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
-        explained = (await running.client.post("/admin/explain", json=body, headers=ADMIN)).json()
-        per_step = {each["backend"]: each["note"].partition(" per step")[0][-4:] for each in explained["candidates"]}
-        assert per_step["b"] == "1.00"
-        assert float(per_step["a"]) > 1.3
-        unsupported = {**body, "min_p": 0.1}  # a speculating engine refuses it
-        explained = (await running.client.post("/admin/explain", json=unsupported, headers=ADMIN)).json()
-        assert [each["backend"] for each in explained["candidates"] if each["eligible"]] == ["b"]
 
 
 @pytest.mark.slow
@@ -155,8 +139,7 @@ async def test_answers_that_show_more_than_the_engine_counts(
         shown = (await backends(running))["b"]["tokens_per_step"]
         assert shown["differs"]
         assert (shown["shown"], shown["counted_at_most"]) == pytest.approx((3.0, 2.0), rel=0.01)
-        snapshot = (await running.client.get("/admin/dashboard/snapshot", headers=ADMIN)).json()
-        assert snapshot["models"][0]["backends"][0]["difference"] == text
+        assert (await running.on_page())["b"]["difference"] == text
         metrics = (await running.client.get("/metrics")).text
         ratio = re.search(r"^gateway_backend_tokens_per_step_shown_ratio\{.*\} (.+)$", metrics, re.MULTILINE)
         assert ratio is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -25,14 +24,14 @@ from gateway.discovery.source import Replica
 from gateway.service.replicas import configured, plan
 from lab.past.pool import simulated_pool
 from lab.simulation.table import request_table
-from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
+from tests.gateway.conftest import ADMIN, MODEL, start_gateway
 from tests.support.upstream import Upstream, Wire, answer
 
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 LIMIT = DrafterLimit(2048)
 LATEST = DrafterLimit(2048, Beyond.WORSE)  # as of the latest vLLM
 SHORT = DrafterLimit(1024)  # the engines of these tests say that they serve 2,048 tokens
 HEAD = "  num_speculative_tokens: 3"
+METHODS = {"plain": "baseline", "head": "eagle3"}
 
 
 def pool_file(folder: Path, *lines: str, method: str = "eagle3") -> Path:
@@ -168,14 +167,8 @@ async def long_ones(wire: Wire) -> None:
     await wire.json(answer(wire.upstream.name) | {"usage": usage})
 
 
-@pytest.mark.parametrize("policy", ["round_robin", "learned"])
-async def test_requests_beyond_a_limit_are_counted_explained_and_advised_on(policy: str) -> None:
-    methods = {"plain": "baseline", "head": "eagle3"}
-    async with start_gateway(methods, {"name": policy}, behaviour=long_ones, limits={"head": SHORT}) as running:
-
-        async def asked(path: str) -> Any:
-            return (await running.client.get(f"/admin/{path}", headers=ADMIN)).json()
-
+async def test_requests_beyond_a_limit_are_counted_explained_and_advised_on() -> None:
+    async with start_gateway(METHODS, {"name": "learned"}, behaviour=long_ones, limits={"head": SHORT}) as running:
         for number in range(200):  # a quarter of them ends beyond the limit
             headers = {"x-gateway-backend": ("plain", "head")[number % 2]}
             (await running.chat("x" * (10_190 if number % 8 in {0, 1} else 9_000), headers=headers)).raise_for_status()
@@ -185,29 +178,24 @@ async def test_requests_beyond_a_limit_are_counted_explained_and_advised_on(poli
         assert metrics.count("gateway_requests_beyond_drafter_limit_total{") == 1
         assert 'gateway_context_tokens_bucket{backend="plain",le="1024.0",method="baseline",model="m"} 75.0' in metrics
 
-        (advised,) = (await asked("advice"))["models"][MODEL]["findings"]
+        (advised,) = (await running.admin("advice"))["models"][MODEL]["findings"]
         assert advised["backend"] == "head"
         assert advised["title"] == "25% of the model's requests exceed the drafter's 1,024 tokens"
         assert advised["evidence"] == f"50 of 200 requests, of which 25 were sent here: {SHORT.consequence}"
-        line = ["advise", "--url", running.url, "--admin-key", ADMIN_KEY]
-        assert advised["title"] in (await asyncio.to_thread(CliRunner().invoke, app, line)).stdout
-
-        async def notes(words: int, **fields: Any) -> dict[str, str]:
-            body = {"model": MODEL, "messages": [{"role": "user", "content": "word " * words}], **fields}
-            explained = await running.client.post("/admin/explain", headers=ADMIN, json=body)
-            return {each["backend"]: each["note"] for each in explained.json()["candidates"]}
+        assert advised["title"] in (await running.command("advise")).stdout
 
         for words, most, verb in ((1400, 9, "is"), (500, 4000, "may grow")):
-            said = await notes(words, max_tokens=most)
+            said = await running.notes("word " * words, max_tokens=most)
             assert f"{verb} beyond its drafter's 1,024 tokens: {SHORT.consequence}" in said["head"]
             assert "beyond" not in said["plain"]
-        assert "beyond" not in (await notes(500, max_tokens=9))["head"]
-        assert "its context of 2,048 tokens is too short for a prompt of about 6," in (await notes(5000))["plain"]
+        assert "beyond" not in (await running.notes("word " * 500, max_tokens=9))["head"]
+        too_long = (await running.notes("word " * 5000))["plain"]
+        assert "its context of 2,048 tokens is too short for a prompt of about 6," in too_long
 
         shown = json.loads(json.dumps(asdict(SHORT)))
-        assert (await asked("pool"))["models"][MODEL]["backends"]["head"]["drafter_limit"] == shown
-        (model,) = (await asked("dashboard/snapshot"))["models"]
-        assert {each["name"]: each["drafter_limit"] for each in model["backends"]} == {"plain": None, "head": shown}
+        assert (await running.admin("pool"))["models"][MODEL]["backends"]["head"]["drafter_limit"] == shown
+        on_page = await running.on_page()
+        assert {name: each["drafter_limit"] for name, each in on_page.items()} == {"plain": None, "head": shown}
 
 
 CRASH = {"head": DrafterLimit(1024, Beyond.CRASH)}
@@ -229,10 +217,8 @@ async def images(wire: Wire) -> None:
     await wire.json(answer(wire.upstream.name) | {"usage": {"prompt_tokens": tokens, "completion_tokens": 30}})
 
 
-@pytest.mark.parametrize("policy", ["round_robin", "learned"])
-async def test_images_end_no_engine_while_another_can_serve_them(policy: str) -> None:
-    methods = {"plain": "baseline", "head": "eagle3"}
-    async with start_gateway(methods, {"name": policy}, behaviour=images, limits=CRASH) as running:
+async def test_images_end_no_engine_while_another_can_serve_them() -> None:
+    async with start_gateway(METHODS, behaviour=images, limits=CRASH) as running:
 
         async def sent(body: dict[str, Any], path: str = "/v1/chat/completions") -> str:
             response = await running.client.post(path, json=body)
@@ -240,7 +226,7 @@ async def test_images_end_no_engine_while_another_can_serve_them(policy: str) ->
             return response.headers["x-gateway-backend"]
 
         async def explained(body: dict[str, Any]) -> tuple[Any, str]:
-            document = (await running.client.post("/admin/explain", headers=ADMIN, json=body)).json()
+            document = await running.explain(**body)
             return document["features"], {each["backend"]: each["note"] for each in document["candidates"]}["head"]
 
         three = with_images(3)
@@ -257,8 +243,7 @@ async def test_images_end_no_engine_while_another_can_serve_them(policy: str) ->
         assert await sent(low) == "plain"
         features, note = await explained(low)
         assert "beyond" not in note
-        if policy == "round_robin":
-            assert {await sent(low) for _ in range(4)} == {"plain", "head"}, "these are known to be short"
+        assert {await sent(low) for _ in range(4)} == {"plain", "head"}, "these are known to be short"
 
         await running.upstreams["plain"].die()
         await running.until(lambda: running.backend("plain").health.state is State.DOWN)
@@ -268,8 +253,7 @@ async def test_images_end_no_engine_while_another_can_serve_them(policy: str) ->
 
 
 async def test_a_stored_conversation_is_as_long_as_its_engine_has_told() -> None:
-    methods = {"plain": "baseline", "head": "eagle3"}
-    async with start_gateway(methods, behaviour=images, limits=CRASH) as running:
+    async with start_gateway(METHODS, behaviour=images, limits=CRASH) as running:
 
         async def features(**fields: Any) -> Any:
             body = {"model": MODEL, "input": "hi", **fields}
@@ -291,8 +275,7 @@ async def test_forms_and_pairs_are_as_long_as_they_are() -> None:
     async def behave(wire: Wire) -> None:
         await wire.json({"text": "word", "results": [], "usage": {"type": "duration", "seconds": 60}})
 
-    methods = {"plain": "baseline", "head": "eagle3"}
-    async with start_gateway(methods, behaviour=behave, limits=CRASH) as running:
+    async with start_gateway(METHODS, behaviour=behave, limits=CRASH) as running:
         for _ in range(4):
             form = {"file": ("a.mp3", b"x" * 40_000), "model": (None, MODEL)}
             headers = {"x-gateway-model": MODEL}

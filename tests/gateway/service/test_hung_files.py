@@ -12,6 +12,7 @@ from tests.gateway.listening.test_tls import Served
 from tests.support.certificates import copied, make_pair
 from tests.support.command import gateway_command, until
 from tests.support.hung_mount import hung_mount
+from tests.support.pool_file import CHAT
 from tests.support.upstream import upstreams_in_thread
 from tests.support.waiting import TIMEOUT_S
 
@@ -23,7 +24,6 @@ recorder: {{path: "{files}/traces", flush_s: 0.1}}
 models:
   m: {{policy: {{name: learned}}, backends: {{a: {{method: baseline, url: "{url}"}}}}}}
 """
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 LONGEST_S = 1.0
 """For a handshake and an answer on a busy machine; a gateway that waits for a file takes for ever."""
 END_S = 30.0
@@ -73,7 +73,7 @@ def test_files_that_no_longer_answer_hold_up_no_request_and_no_end(kind: str, tm
             assert ("which hang" in command.printed()) is (kind == "mount")
 
 
-@pytest.mark.parametrize("name", ["tls.crt", "tls.key", "pool.yaml", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["tls.key", "tokenizer.json"])
 def test_a_fifo_at_the_start_is_named(name: str, tmp_path: Path) -> None:
     copied(make_pair(tmp_path / "pair"), tmp_path)
     pool, tokenizer = tmp_path / "pool.yaml", tmp_path / "tokenizer.json"

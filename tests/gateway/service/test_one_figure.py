@@ -9,16 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from backends.health import Ejected, State
-from gateway.cli.app import app
 from gateway.rooms.fleet import model, room
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+from tests.gateway.conftest import ADMIN, MODEL, Running, start_gateway
 from tests.support.upstream import END, Wire, delta
 from tests.support.waiting import eventually_async
 
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 METHODS = {"plain": "baseline", "lookup": "ngram", "head": "eagle3"}
 TOKENS_PER_STEP = {"plain": 1.0, "lookup": 1.25, "head": 2.0}
 DRAFTS, PER_DRAFT = {"plain": 0.0, "lookup": 0.125, "head": 1.0}, {"lookup": 5, "head": 3}
@@ -74,12 +71,6 @@ def figures(document: Any, wanted: str, path: str = "") -> Iterator[tuple[str, A
         for each in document:
             name = each.get("name") or each.get("backend") if isinstance(each, dict) else None
             yield from figures(each, wanted, f"{path}.{name}" if name else path)
-
-
-async def command(running: Running, *line: str) -> str:
-    result = await asyncio.to_thread(CliRunner().invoke, app, [*line, "--url", running.url, "--admin-key", ADMIN_KEY])
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 async def documents(running: Running) -> dict[str, Any]:
@@ -151,7 +142,7 @@ async def test_all_places_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         rates = {name: (TOKENS_PER_STEP[name] - 1.0) / DRAFTS[name] / PER_DRAFT[name] for name in PER_DRAFT}
         accepted = series(text, "gateway_backend_acceptance_ratio")
         assert {name: accepted[name] for name in rates} == pytest.approx(rates, rel=0.01)
-        status = await command(running, "status")
+        status = (await running.command("status")).stdout
         for name, per_step in TOKENS_PER_STEP.items():
             assert re.search(rf"^{name} .* {per_step:.2f} ", status, re.MULTILINE), status
 
@@ -169,7 +160,7 @@ async def test_all_places_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         (saturation,) = series(text, "gateway_pool_saturation").values()
         assert saturation == fleet["saturation"]
         assert [each for each in advice["findings"] if each["rule"] == "fleet"] == fleet["advice"]
-        advised = await command(running, "advise")
+        advised = (await running.command("advise")).stdout
         for finding in advice["findings"]:
             assert finding["title"] in advised
             assert finding["worth"] in advised

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backends import background
-from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
+from tests.gateway.conftest import MODEL, start_gateway
 from tests.support.upstream import Wire
 
 
@@ -32,7 +32,8 @@ class FailsThrice(list[Any]):
 async def test_requests_time_out_although_something_else_raises(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[str] = []
     monkeypatch.setattr(background, "on_failure", [counts.append])
-    async with start_gateway({"a": "baseline"}, behaviour=silent) as running:
+    timeouts = {"connect_s": 5.0, "first_byte_s": 0.5, "idle_s": 1.0}
+    async with start_gateway({"a": "baseline"}, behaviour=silent, timeouts=timeouts) as running:
         gateway = running.gateway
         if part == "a room":
             monkeypatch.setattr(gateway.rooms[0], "tick", broken)
@@ -61,8 +62,7 @@ async def test_a_model_that_cannot_be_looked_at_stops_no_other(work: str) -> Non
         rooms = {type(room).__name__: room for room in gateway.rooms}
         gateway.models = {"broken": object(), **gateway.models}
         if work == "advice":
-            headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-            assert [*(await running.client.get("/admin/advice", headers=headers)).json()["models"]] == [MODEL]
+            assert [*(await running.admin("advice"))["models"]] == [MODEL]
         elif work == "fleet":
             for _ in range(2):
                 await rooms["FleetRoom"]._work()

@@ -11,7 +11,6 @@ import pytest
 
 from gateway.config.settings import PoolSettings
 from gateway.service.replicas import SIMULATOR, plan
-from tests.support.command import gateway_command, until
 
 SIMULATED = {"simulate": {"calibration": "llama-3.1-8b-h100"}}
 POLICY = {"policy": {"name": "least_loaded"}}
@@ -87,27 +86,3 @@ def test_all_simulated_replicas_share_one_process(tmp_path: Path) -> None:
     document = Path(launch.argv[-1])
     assert document.stat().st_mode & 0o077 == 0  # it may contain keys
     assert len({replica["name"] for replica in json.loads(document.read_text())["replicas"]}) == 4
-
-
-@pytest.mark.slow
-def test_two_models_with_replicas_of_the_same_name(tmp_path: Path) -> None:
-    path = tmp_path / "pool.yaml"
-    path.write_text(
-        "models:\n"
-        "  m: {policy: {name: least_loaded}, backends: {a: {method: baseline, api_key: k, "
-        "simulate: {calibration: llama-3.1-8b-h100}}}}\n"
-        "  n: {policy: {name: least_loaded}, aliases: [other], backends: {a: {method: suffix, "
-        "simulate: {calibration: llama-3.1-8b-h100}}}}\n"
-    )
-    with gateway_command(path, tmp_path) as command:
-        until(lambda: command.get("/readyz").status_code == 200)
-        for name, method in (("m", "baseline"), ("n", "suffix"), ("other", "suffix")):
-            body = {"model": name, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
-            answer = command.post("/v1/chat/completions", body)
-            assert answer.status_code == 200, answer.text
-            assert answer.headers["x-gateway-method"] == method
-        assert [card["id"] for card in command.get("/v1/models").json()["data"]] == ["m", "n", "other"]
-        ambiguous = command.get("/version")
-        assert ambiguous.status_code == 400
-        assert "x-gateway-model" in ambiguous.json()["error"]["message"]
-        assert command.get("/version", headers={"x-gateway-model": "n"}).headers["x-gateway-method"] == "suffix"

@@ -18,9 +18,9 @@ from backends.background import Seldom
 from gateway.relay.observers import Observer
 from gateway.routing.router import RoutedRequest
 from gateway.telemetry.log_format import LogFormat, place_of
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start, bearer
 from tests.gateway.relay.test_charging import recorded
-from tests.gateway.service.test_access import bearer, raw
+from tests.gateway.service.test_access import raw
 from tests.support.upstream import (
     Behaviour,
     Wire,

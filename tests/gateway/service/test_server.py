@@ -17,13 +17,9 @@ from gateway.config.settings.server import ServerSettings
 from gateway.service.server import server_limits
 from gateway.service.worker import ALIVE_S
 from tests.support.command import gateway_command, until
+from tests.support.pool_file import CHAT, NOWHERE, write_pool
 from tests.support.upstream import hang, upstreams_in_thread
 from tests.support.waiting import TIMEOUT_S
-
-POOL = """
-models:
-  m: {policy: {name: round_robin}, backends: {a: {method: baseline, url: "http://127.0.0.1:9"}}}
-"""
 
 
 def test_connections_leave_files_for_those_to_backends(
@@ -51,9 +47,7 @@ def ask(port: int) -> bytes:
 
 @pytest.mark.slow
 def test_a_gateway_that_is_out_of_open_files_says_so_and_goes_on(tmp_path: Path) -> None:
-    config = tmp_path / "pool.yaml"
-    config.write_text(POOL)
-    with gateway_command(config, tmp_path) as gateway:
+    with gateway_command(write_pool(tmp_path / "pool.yaml", {"a": NOWHERE}), tmp_path) as gateway:
         pid, port = gateway.process.pid, int(gateway.url.rpartition(":")[2])
         limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         highest = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
@@ -72,14 +66,13 @@ def test_a_gateway_that_is_out_of_open_files_says_so_and_goes_on(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_end_says_what_it_waits_for_and_that_it_has_come(workers: int, tmp_path: Path) -> None:
-    config = tmp_path / "pool.yaml"
     with upstreams_in_thread("a", "m", hang) as (upstream,), ThreadPoolExecutor() as clients:
-        config.write_text(
-            POOL.replace("http://127.0.0.1:9", upstream.url) + f"server: {{drain_s: 1, workers: {workers}}}"
-        )
-        with gateway_command(config, tmp_path) as gateway:
+        server = {"drain_s": 1, "workers": workers}
+        with gateway_command(
+            write_pool(tmp_path / "pool.yaml", {"a": upstream.url}, server=server), tmp_path
+        ) as gateway:
             until(lambda: gateway.get("/readyz").status_code == 200)
-            asked = clients.submit(gateway.post, "/v1/chat/completions", {"model": "m", "messages": []})
+            asked = clients.submit(gateway.post, "/v1/chat/completions", CHAT)
             until(lambda: any("chat" in each.target for each in upstream.seen))
             began_s = time.monotonic()
             until(lambda: workers == 1 or time.monotonic() > began_s + 3 * ALIVE_S)  # each worker has said so

@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+from tests.gateway.conftest import MODEL, Running, start_gateway
 from tests.support.silence import silence
 
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 GUARDED = {"name": "least_loaded", "outlier_ejection": True}
 
 
 async def shown(running: Running) -> Any:
-    answer = await running.client.get("/admin/pool", headers=ADMIN)
-    return answer.json()["models"][MODEL]["backends"]["b"]["drafter_silent"]
+    return (await running.admin("pool"))["models"][MODEL]["backends"]["b"]["drafter_silent"]
 
 
 @pytest.mark.slow
@@ -34,18 +32,13 @@ async def test_a_silent_drafter_is_shown_until_its_engine_restarts(policy: dict[
             "expected_tokens_per_step": 2.0,
             "tokens_per_step": 1.0,
         }
-        dashboard = (await running.client.get("/admin/dashboard/snapshot", headers=ADMIN)).json()["models"][0][
-            "backends"
-        ]
-        silences = {each["name"]: each["silence"] for each in dashboard}
-        assert silences["a"] is None
-        assert silences["b"] == "its drafter is silent: 0% of the accepted drafts that were expected"
+        on_page = await running.on_page()
+        assert on_page["a"]["silence"] is None
+        assert on_page["b"]["silence"] == "its drafter is silent: 0% of the accepted drafts that were expected"
         page = (await running.client.get("/metrics")).text
         labels = f'backend="b",cause="unknown",method="ngram",model="{MODEL}"'
         assert f"gateway_backend_drafter_silent{{{labels}}} 1.0" in page
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
-        explained = (await running.client.post("/admin/explain", json=body, headers=ADMIN)).json()
-        notes = {each["backend"]: each["note"] for each in explained["candidates"]}
+        notes = await running.notes()
         assert "its drafter is silent: 0% of the accepted drafts" in notes["b"]
         assert "silent" not in notes["a"]
 
@@ -64,20 +57,14 @@ def _started_s(running: Running) -> float:
     return engine.started_s
 
 
-@pytest.mark.parametrize("policy", [{"name": "learned", "seed": 0}, GUARDED])
-async def test_slow_steps_are_shown(policy: dict[str, Any]) -> None:
-    async with start_gateway(policy=policy) as running:
-
-        async def on_page() -> dict[str, Any]:
-            snapshot = (await running.client.get("/admin/dashboard/snapshot", headers=ADMIN)).json()
-            return {each["name"]: each for each in snapshot["models"][0]["backends"]}
-
+async def test_slow_steps_are_shown() -> None:
+    async with start_gateway(policy=GUARDED) as running:
         detector = running.gateway.models[MODEL].detector
         assert detector is not None
         await running.chat(headers={"x-gateway-backend": "b"})
         for _ in range(12):
             detector.observe_speed("b", 4.0, None, time.time())
-        page = await on_page()
+        page = await running.on_page()
         assert page["b"]["outlier"] == "its steps take 4.0 times as long as expected"
         assert 2.0 < page["b"]["slowdown"] <= 4.01
         assert (page["a"]["outlier"], page["a"]["slowdown"]) == (None, 1.0)

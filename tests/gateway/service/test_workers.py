@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,34 +22,25 @@ from gateway.service.replicas import plan
 from gateway.service.worker import Assignment, Configuration
 from gateway.service.workers import Workers
 from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
+from tests.support.pool_file import CHAT, write_pool
 from tests.support.upstream import upstreams_in_thread
 from tests.support.waiting import TIMEOUT_S, eventually
 
-POOL = """
-server: {{drain_s: 3}}
-health: {{interval_s: 0.2}}
-models:
-  m:
-    policy: {{name: round_robin}}
-    backends:
-      a: {{method: baseline, url: "{a}"}}
-      b: {{method: baseline, url: "{b}"}}
-keys:
-  - {{name: plain, key: sk-plain}}
-  - {{name: slow, key: sk-slow, requests_per_minute: 4}}
-admin: {{key: "{admin}"}}
-"""
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 KEY = {"authorization": "Bearer sk-plain"}
 
 
 @contextlib.contextmanager
-def pool_file(folder: Path) -> Iterator[Path]:
+def pool_file(folder: Path, **admin: Any) -> Iterator[Path]:
     """A pool file with two upstreams, which run on their own event loop."""
-    path = folder / "pool.yaml"
-    with upstreams_in_thread("ab", "m") as (a, b):
-        path.write_text(POOL.format(a=a.url, b=b.url, admin=ADMIN_KEY))
-        yield path
+    with upstreams_in_thread("ab", "m") as upstreams:
+        yield write_pool(
+            folder / "pool.yaml",
+            {each.name: each.url for each in upstreams},
+            server={"drain_s": 3},
+            health={"interval_s": 0.2},
+            keys=[{"name": "plain", "key": "sk-plain"}],
+            admin={"key": ADMIN_KEY, **admin},
+        )
 
 
 @pytest.fixture
@@ -88,10 +80,9 @@ def test_a_port_in_use_is_reported(pool: Path, tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for workers in ("1", "2"):
-            with gateway_command(pool, tmp_path, "--port", str(port), "--workers", workers) as command:
-                assert command.process.wait(TIMEOUT_S) == 1
-                assert f"port {port}" in command.printed()
+        with gateway_command(pool, tmp_path, "--port", str(port), "--workers", "2") as command:
+            assert command.process.wait(TIMEOUT_S) == 1
+            assert f"port {port}" in command.printed()
 
 
 @pytest.mark.slow
@@ -172,11 +163,12 @@ def test_workers_end_when_their_parent_is_killed(pool: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "metrics"), [(1, False), (1, True), (2, True)])
-def test_admin_has_an_address_of_its_own(pool: Path, tmp_path: Path, workers: int, metrics: bool) -> None:
-    text = pool.read_text().replace("admin: {", f'admin: {{listen: "127.0.0.1:0", metrics: {str(metrics).lower()}, ')
-    pool.write_text(text)
-    with gateway_command(pool, tmp_path, "--workers", str(workers)) as command:
+@pytest.mark.parametrize(("workers", "metrics"), [(1, False), (2, True)])
+def test_admin_has_an_address_of_its_own(tmp_path: Path, workers: int, metrics: bool) -> None:
+    with (
+        pool_file(tmp_path, listen="127.0.0.1:0", metrics=metrics) as pool,
+        gateway_command(pool, tmp_path, "--workers", str(workers)) as command,
+    ):
         assert command.admin_url not in {"", command.url}
         public, admin = command.url, command.admin_url
         for _ in range(4 * workers):  # each on a connection of its own, so that every worker answers

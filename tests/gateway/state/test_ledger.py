@@ -112,21 +112,6 @@ def test_a_commit_needs_the_expected_stamps(stores: Stores) -> None:
     assert store.stamps() == store.read(["listed", "unlisted"]) == {}
 
 
-def test_a_wiped_store_gets_all_sums_back(stores: Stores) -> None:
-    clock = Clock()
-    one, two = Member(stores.open(), clock), Member(stores.open(), clock)
-    one.statistics.add(LENGTH, ("k",), 1.0, 5.0)
-    two.statistics.add(LENGTH, ("k",), 1.0, 6.0)
-    in_step(one, two)
-    stores.wipe()
-    two.statistics.add(LENGTH, ("k",), 1.0, 7.0)
-    in_step(two, one)
-    late = Member(stores.open(), clock)
-    late.sync()
-    assert one.buckets() == two.buckets() == late.buckets() == {("k",): (3.0, 18.0)}
-    assert one.ledger.losses == two.ledger.losses == 1
-
-
 def test_expired_pages_are_forgotten(stores: Stores) -> None:
     clock = Clock()
     one, two = Member(stores.open(), clock), Member(stores.open(), clock)
@@ -205,7 +190,7 @@ EVENTS = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=st.lists(EVENTS, max_size=40))
 def test_sums_equal_those_of_all_observations_after_any_events(
     unreliable: Unreliable, events: list[tuple[object, ...]]

@@ -109,16 +109,6 @@ def test_a_file_that_another_process_replaced_is_not_renamed(path: Path, member:
     assert member.buckets() == {("k",): (1.0, 5.0)}
 
 
-def test_a_deleted_file_is_created_again(path: Path, member: Member) -> None:
-    for file in path.parent.iterdir():
-        file.unlink()
-    in_step(member)
-    late = Member(SqliteStore(path), member.clock)
-    late.sync()
-    assert late.buckets() == {("k",): (1.0, 5.0)}
-    late.store.close()
-
-
 def test_a_file_of_another_program_is_not_changed(path: Path) -> None:
     path.parent.mkdir()
     connection = sqlite3.connect(path)
