@@ -94,7 +94,7 @@ class SupervisedEngine:
         await self._end()
 
     def change(self, spec: LaunchSpec) -> None:
-        """Stop it, and start it as another spec says, unless it is stopped meanwhile; of several, the last one counts."""
+        """Start it anew as another spec says, unless it is stopped meanwhile; of several, the last one counts."""
         if spec != self._wanted:
             self._wanted = spec
             background.start("engines", self._restart(), of=spec.name)
