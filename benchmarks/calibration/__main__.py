@@ -2,7 +2,7 @@
 
 `base TABLE` prints how well base engines' step times, fitted on half of what was measured, give the other half, and
 `base TABLE FILE` writes those of all (base.py).
-`scaled FACTS DATA` prints how far calibrations scaled to another GPU are off (scaled.py).
+`scaled TABLE` prints how far calibrations scaled to another GPU are off (scaled.py).
 `context FOLDER` prints tokens per step by range of contexts, measured and simulated, from recordings (context.py).
 
 Every figure was simulated once; the tables that they come from are not part of the project. Of those without a licence
@@ -94,8 +94,8 @@ def main(arguments: list[str]) -> None:
             )
         case ["base", table, file]:
             base.write(Path(table), Path(file))
-        case ["scaled", facts, data]:
-            print_table("quantity | figures | median error | bias | largest", errors(Path(facts), Path(data)))
+        case ["scaled", table]:
+            print_table("scaled from | figures | median error | largest", errors(Path(table)))
         case []:
             print_tables()
         case _:
