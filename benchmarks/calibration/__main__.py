@@ -91,6 +91,8 @@ def main(arguments: list[str]) -> None:
             base.write(Path(table), Path(file))
         case ["scaled", table]:
             print_table("scaled from | figures | median error | largest", errors(Path(table)))
+        case ["-h" | "--help"]:
+            print(__doc__)
         case []:
             print_tables()
         case _:
