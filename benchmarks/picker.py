@@ -1,13 +1,12 @@
 """Measure the endpoint picker under real Envoy: `python -m benchmarks.picker`.
 
-Closed-loop streams with prompts of 1 to 220 KB go to the same upstream through Envoy alone (replicas take turns), Envoy
-with `gateway picker`, and the gateway's own relay; each of the latter two with two pools. Answers are shown to the
-picker where its pool needs them. The upstream answers like an engine that is not saturated: the first of 20 chunks
-after 0.4 s, then one each 20 ms, so a stream takes at least 0.8 s and 150 streams ask for at most 188 requests/s. They
-begin over 0.8 s, since streams that begin together stay together. The system under test runs on the first core;
-upstream and load generator on the second. CPU is the user and system time of the process trees while all streams run,
-divided by the requests that the upstream answered meanwhile. Systems take turns; each figure is the median of ROUNDS
-rounds, with other bodies in each.
+Closed-loop streams go to the same upstream through Envoy alone (replicas take turns), and through Envoy with `gateway
+picker`, with two pools. Answers are shown to the picker where its pool needs them. The upstream answers like an engine
+that is not saturated: the first of 20 chunks after 0.4 s, then one each 20 ms, so a stream takes at least 0.8 s and 150
+streams ask for at most 188 requests/s. They begin over 0.8 s, since streams that begin together stay together. The
+system under test runs on the first core; upstream and load generator on the second. CPU is the user and system time of
+the process trees while all streams run, divided by the requests that the upstream answered meanwhile. Systems take
+turns; each figure is the median of ROUNDS rounds, with other bodies in each.
 
 `--chunks 1000 --interval 0.01 --shared 0.95 --size 400000` is the workload by which llm-d sizes its router: prompts of
 100,000 tokens, of which 95,000 are the same in all, and 1,000 tokens generated.
@@ -46,8 +45,6 @@ from benchmarks.process import (
 from benchmarks.systems import environment
 from benchmarks.table import head, row
 
-STREAMS = (20, 50, 100, 150, 200)
-SIZES = (1_000, 20_000, 100_000, 220_000)
 SHOWN = {"routing": False, "everything": True}
 """By pool: whether anything needs the answers."""
 ALONE = "Envoy alone"
@@ -122,8 +119,6 @@ def systems(upstream_port: int, folder: Path, gateway: str) -> Iterator[list[Sys
             document = picker_configuration(port, free_port(), [f"127.0.0.1:{asked}"], replicas, is_shown=is_shown)
             envoy = start(f"Envoy, {pool}", envoy_command(document, folder / f"{pool}.yaml"))
             found.append(System(name, port, {"picker": picker, "Envoy": envoy}))
-            port, name = free_port(), f"relay, {pool}"
-            found.append(System(name, port, {"relay": start(name, [gateway, *config, "--port", str(port)])}))
         for system in found:
             until_answered(system.port, _HEADERS, folder / f"{system.name}.log")
         for system in found:
@@ -159,67 +154,43 @@ def measure(
     cell.errors += result["errors"]
 
 
-def print_table(size: int, streams: tuple[int, ...], cells: dict[tuple[int, str], Cell]) -> None:
-    """Print the medians for one size of prompts."""
-    print(f"\n### Prompts of {size // 1000} KB\n")
-    columns = (
-        "TTFT added p50 ms",
-        "p99 ms",
-        "requests/s",
-        "cores",
-        "CPU us/request",
-        "parts",
-        "of the relay's",
-        "errors",
-    )
-    print(head("streams", "system", *columns))
-    median = statistics.median
-    for number in streams:
-        alone = cells[number, ALONE]
-        for name in sorted({name for _, name in cells}, key=lambda name: (name != ALONE, name.split(", ")[::-1])):
-            cell = cells[number, name]
-            added = [
-                median(cell.ttft_p50_ms) - median(alone.ttft_p50_ms),
-                median(cell.ttft_p99_ms) - median(alone.ttft_p99_ms),
-            ]
-            parts = {part: median(values) for part, values in cell.cpu_us.items()}
-            relay = cells.get((number, name.replace("picker", "relay")))
-            times = f"{sum(parts.values()) / median(relay.cpu_us['relay']):.1f}" if relay and len(parts) > 1 else ""
-            figures = [f"{each:.1f}" for each in (*added, median(cell.requests_per_s))]
-            cpu_us = f"{sum(parts.values()):.0f}", ", ".join(f"{part} {us:.0f}" for part, us in parts.items())
-            print(row(number, name, *figures, f"{median(cell.cores):.2f}", *cpu_us, times, cell.errors))
+def print_table(cells: dict[str, Cell]) -> None:
+    """Print the medians."""
+    print(head("system", "TTFT added p50 ms", "p99 ms", "requests/s", "cores", "CPU us/request", "errors"))
+    median, alone = statistics.median, cells[ALONE]
+    for name, cell in cells.items():
+        added = [
+            median(cell.ttft_p50_ms) - median(alone.ttft_p50_ms),
+            median(cell.ttft_p99_ms) - median(alone.ttft_p99_ms),
+        ]
+        figures = [f"{each:.1f}" for each in (*added, median(cell.requests_per_s))]
+        cpu_us = " + ".join(f"{part} {median(values):.0f}" for part, values in cell.cpu_us.items())
+        print(row(name, *figures, f"{median(cell.cores):.2f}", cpu_us, cell.errors))
 
 
 def main() -> None:
-    """Measure all systems in turn, and print a Markdown table for each size of prompts."""
+    """Measure all systems in turn, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gateway", default=shutil.which("gateway") or str(Path(sys.executable).with_name("gateway")))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of one system in one round")
-    parser.add_argument("--streams", type=int, action="append", help="may be repeated")
-    parser.add_argument("--size", type=int, action="append", help="bytes of a prompt; may be repeated")
+    parser.add_argument("--streams", type=int, default=150)
+    parser.add_argument("--size", type=int, default=220_000, help="bytes of a prompt")
     parser.add_argument("--chunks", type=int, default=20, help="of an answer")
     parser.add_argument("--interval", type=float, default=0.02, help="seconds between chunks")
     parser.add_argument("--shared", type=float, default=0.0, help="share of a prompt that is the same in all")
-    parser.add_argument("--only", action="append", help="part of a system's name; may be repeated")
     arguments = parser.parse_args()
-    streams, sizes = tuple(arguments.streams or STREAMS), tuple(arguments.size or SIZES)
     answers = Answers(arguments.chunks, arguments.interval, arguments.shared)
     engine = {"FIRST_S": str(_FIRST_S), "INTERVAL_S": str(answers.interval_s), "CHUNKS": str(answers.chunks)}
     with tempfile.TemporaryDirectory(prefix="picker-") as name:
         folder, upstream_port = Path(name), free_port()
         with upstream(upstream_port, folder, engine), systems(upstream_port, folder, arguments.gateway) as started:
-            parts = [ALONE, *(arguments.only or [""])]
-            chosen = [each for each in started if any(part in each.name for part in parts)]
-            for size in sizes:
-                cells: dict[tuple[int, str], Cell] = {}
-                for seed in range(arguments.rounds):
-                    for number in streams:
-                        for system in chosen:
-                            cell = cells.setdefault((number, system.name), Cell())
-                            measure(system, upstream_port, number, size, arguments.seconds, seed, cell, answers)
-                print_table(size, streams, cells)
-                sys.stdout.flush()
+            cells = {system.name: Cell() for system in started}
+            asked = arguments.streams, arguments.size, arguments.seconds
+            for seed in range(arguments.rounds):
+                for system in started:
+                    measure(system, upstream_port, *asked, seed, cells[system.name], answers)
+            print_table(cells)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,8 @@
 
 Real time: two simulated replicas of Llama-3.1-70B on four H100 each, `learned`, at most 8 requests in flight at each,
 the others wait in the gateway. A polite client sends requests (Poisson, prompts of 300 tokens, answers of 48), the same
-in each run. A greedy one attacks: it sends at once whatever waits. Each attack is played with two keys that get their
-shares; with keys that take turns, whatever requests cost; with 100,000 tokens per minute for the greedy key, half of
-what the pool has time for of the polite client's requests, and no shares; and with one key for both, which are served
-as they come. `alone` is what the polite client sees with its share
+in each run. A greedy one attacks: it sends at once whatever waits. Each attack is played with two keys, which get their
+shares, and with one key for both, which are served as they come. `alone` is what the polite client sees with its share
 for itself: one of the two replicas. Prints mean and 95th percentile of its seconds to the last token, over `alone`, and
 the requests of the greedy client that ended.
 """
@@ -19,8 +17,6 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,37 +37,12 @@ models:
     backends: {%s}
 keys:
   - {name: polite, key: sk-polite}
-  - {name: greedy, key: sk-greedy%s}
+  - {name: greedy, key: sk-greedy}
 state: none
 """
 REPLICA = "{method: baseline, simulate: {calibration: llama-3.1-70b-4xh100}}"
-IN_TURN = """\
-from gateway.cli.app import main
-from gateway.relay import queue
-from policies.roles import Price
-queue.price_of = lambda _: Price(1.0, 0.0, 0.0, 0.0)
-queue.Party.has_room = lambda *_: True
-%s
-main()
-"""
-IN_ORDER = "queue._turn = lambda place: (*place.order, place)"
-
-
-@dataclass(frozen=True)
-class Served:
-    """How the two clients are served."""
-
-    greedy: str = "sk-polite"  # the greedy client's key
-    argv: Sequence[str] = ("-m", "gateway")
-    limit: str = ""
-
-
-SERVED = {
-    "by shares": Served("sk-greedy"),
-    "in turn": Served("sk-greedy", ["-c", IN_TURN % ""]),
-    "by limit": Served("sk-greedy", ["-c", IN_TURN % IN_ORDER], ", tokens_per_minute: 100000"),
-    "as they come": Served(),
-}
+SERVED = {"by shares": "sk-greedy", "as they come": "sk-polite"}
+"""The greedy client's key."""
 ATTACKS = {  # clients at once, words of the prompt, tokens of the answer, seconds until it hangs up
     "alone": (0, 0, 0, None),
     "200 at once": (200, 300, 48, None),
@@ -98,7 +69,7 @@ async def ask(client: httpx.AsyncClient, key: str, request: dict[str, Any]) -> f
     return time.monotonic() - began_s
 
 
-async def attack(client: httpx.AsyncClient, served: Served, name: str, number: int, ended: list[float]) -> None:
+async def attack(client: httpx.AsyncClient, key: str, name: str, number: int, ended: list[float]) -> None:
     """Send one request after the other, not in step with others: the simulated engines read prompts one by one."""
     _, words, tokens, hangs_up_s = ATTACKS[name]
     await asyncio.sleep(number / ATTACKS[name][0])
@@ -106,14 +77,12 @@ async def attack(client: httpx.AsyncClient, served: Served, name: str, number: i
         number += 1000
         try:
             async with asyncio.timeout(hangs_up_s):
-                ended.append(await ask(client, served.greedy, body(f"greedy {number}", words, tokens)))
-        except httpx.HTTPStatusError:  # a limit
-            await asyncio.sleep(1.0)
+                ended.append(await ask(client, key, body(f"greedy {number}", words, tokens)))
         except (TimeoutError, httpx.HTTPError):
             continue
 
 
-async def measure(port: int, name: str, served: Served, options: argparse.Namespace) -> tuple[list[float], int]:
+async def measure(port: int, name: str, key: str, options: argparse.Namespace) -> tuple[list[float], int]:
     """Return the seconds of the polite client's requests, and how many of the greedy one ended beside them."""
     limits, polite = httpx.Limits(max_connections=None), "sk-polite"
     url = f"http://127.0.0.1:{port}"
@@ -125,7 +94,7 @@ async def measure(port: int, name: str, served: Served, options: argparse.Namesp
             await asyncio.sleep(0.5)
         await asyncio.gather(*(ask(client, polite, body(f"polite warm {n}", 300, 48)) for n in range(16)))
         ended = list[float]()
-        attacking = [asyncio.create_task(attack(client, served, name, n, ended)) for n in range(ATTACKS[name][0])]
+        attacking = [asyncio.create_task(attack(client, key, name, n, ended)) for n in range(ATTACKS[name][0])]
         await asyncio.sleep(WARM_S if attacking else 0.0)
         ended.clear()
         draws, asking = random.Random(1), list[asyncio.Task[float]]()
@@ -154,14 +123,13 @@ def main() -> None:
     for name in ["alone", *(each for each in options.attack if each != "alone")]:
         is_alone = name == "alone"
         for how in ["by shares"] if is_alone else options.only:
-            served = SERVED[how]
             with tempfile.TemporaryDirectory() as folder:
                 port, pool = free_port(), Path(folder, "pool.yaml")
                 names = [f"r{number}: {REPLICA}" for number in range(1 if is_alone else 2)]
-                pool.write_text(POOL % (port, MODEL, ", ".join(names), served.limit))
-                argv = [sys.executable, *served.argv, "--config", str(pool)]
+                pool.write_text(POOL % (port, MODEL, ", ".join(names)))
+                argv = [sys.executable, "-m", "gateway", "--config", str(pool)]
                 with running(argv, {SYSTEM_CPU, LOAD_CPU}, Path(folder, "log")):
-                    seconds, others = asyncio.run(measure(port, name, served, options))
+                    seconds, others = asyncio.run(measure(port, name, SERVED[how], options))
             figures = np.array([np.mean(seconds), np.quantile(seconds, 0.95)])
             alone = figures if is_alone else alone
             cells = [f"{value:.2f}" for value in (*figures, *(figures / alone))]

@@ -20,7 +20,7 @@ def scaled(calibration: Calibration, gpu: str, precision: str = "bf16") -> Calib
     """Return a calibration for as many GPUs of another kind, with weights of a precision.
 
     What is read from memory (weights, drafts, context) goes by bandwidth and bytes, what is computed by FLOP/s; what
-    the host does takes as long. `python -m benchmarks.calibration scaled FACTS DATA` prints how far this is off.
+    the host does takes as long. `python -m benchmarks.calibration scaled TABLE` prints how far this is off.
 
     Examples
     --------

@@ -39,7 +39,6 @@ def main() -> None:
     names = arguments.attack or list(ATTACKS)
     results: list[Result] = []
     print(f"{os.cpu_count()} processors, {most_files()} open files; connections are held for {arguments.hold:g} s\n")
-    _print_head()
     with tempfile.TemporaryDirectory(prefix="attacks-") as name:
         for system in SYSTEMS:
             if any(part in system.name for part in arguments.only or [""]):
@@ -60,8 +59,10 @@ def _attack_all(system: System, names: list[str], folder: Path, hold_s: float) -
                 started(system, behind, folder, {SYSTEM_CPU}, REPLICAS) as (port, pid),
             ):
                 while left:
-                    result = attack(system.name, left.pop(0), port, behind, pid, folder, hold_s)
-                    _print(result)
+                    name = left.pop(0)
+                    result = attack(system.name, name, port, behind, pid, folder, hold_s)
+                    seen = [f"{count} x {status}" for status, count in sorted(result.answers.items())]
+                    print(system.name, name, _cell(result), *seen, *result.notes, sep=" | ", flush=True)
                     yield result
                     if result.verdict != "survived" or result.rss_after_mb > 2 * result.rss_before_mb:
                         break
@@ -94,26 +95,6 @@ def _cell(result: Result) -> str:
     if result.attack == "framing":
         parts.append(f"**{result.smuggled} smuggled**" if result.smuggled else "0 smuggled")
     return ", ".join(parts)
-
-
-def _print_head() -> None:
-    columns = ("system", "attack", "verdict", "lost", "worst s", "P99 s", "MB before / peak / after", "held", "answers")
-    print(head(*columns), flush=True)
-
-
-def _print(result: Result) -> None:
-    lost = ", ".join(f"{count} x {what}" for what, count in sorted(result.lost.items()))
-    answers = ", ".join(f"{count} x {status}" for status, count in sorted(result.answers.items()))
-    if result.attack == "framing":
-        seen = [note.partition(":")[0] for note in result.notes if "SMUGGLED" in note]
-        answers += f"; smuggled: {', '.join(seen) or 'none'}"
-    elif result.notes:
-        answers = "; ".join(filter(None, [answers, *result.notes]))
-    held = f"{result.held} of {result.opened} after {result.held_s:g} s" if result.held_s else ""
-    memory = f"{result.rss_before_mb:.0f} / {result.rss_peak_mb:.0f} / {result.rss_after_mb:.0f}"
-    lost = f"{lost} of {result.requests}" if lost else "0"
-    waits = f"{result.worst_s:.2f}", f"{result.p99_s:.3f}"
-    print(row(result.system, result.attack, result.verdict, lost, *waits, memory, held, answers), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 `base TABLE` prints how well base engines' step times, fitted on half of what was measured, give the other half, and
 `base TABLE FILE` writes those of all (base.py).
-`scaled FACTS DATA` prints how far calibrations scaled to another GPU are off (scaled.py).
-`context FOLDER` prints tokens per step by range of contexts, measured and simulated, from recordings (context.py).
+`scaled TABLE` prints how far calibrations scaled to another GPU are off (scaled.py).
 
 Every figure was simulated once; the tables that they come from are not part of the project. Of those without a licence
 only the errors are here.
@@ -24,7 +23,6 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.calibration import base
-from benchmarks.calibration.context import contexts
 from benchmarks.calibration.scaled import errors
 from benchmarks.table import head
 
@@ -84,9 +82,6 @@ def crossings(found: list[Row]) -> Iterable[str]:
 def main(arguments: list[str]) -> None:
     """Print what was asked for; without arguments the three tables of the page."""
     match arguments:
-        case ["context", folder]:
-            columns = "requests | k | contexts | requests in it | steps | measured | simulated | error"
-            print_table(columns, contexts(Path(folder)))
         case ["base", table]:
             print_table(
                 "setup | engine | cells held out | median error | P90",
@@ -94,8 +89,10 @@ def main(arguments: list[str]) -> None:
             )
         case ["base", table, file]:
             base.write(Path(table), Path(file))
-        case ["scaled", facts, data]:
-            print_table("quantity | figures | median error | bias | largest", errors(Path(facts), Path(data)))
+        case ["scaled", table]:
+            print_table("scaled from | figures | median error | largest", errors(Path(table)))
+        case ["-h" | "--help"]:
+            print(__doc__)
         case []:
             print_tables()
         case _:

@@ -17,13 +17,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.faults.injections import INJECTIONS, Injection
-from benchmarks.faults.measure import OWN_HEAD, Result, measure, own_row, peers_table
+from benchmarks.faults.measure import HEAD, Result, fault_row, measure, sums
 from benchmarks.faults.soak import soak
 from benchmarks.faults.stage import NotStartedError, Stage
 from benchmarks.faults.systems import SYSTEMS, System
 from benchmarks.process import raise_open_file_limit
 from benchmarks.systems import only_loopback
-from benchmarks.table import head
 
 
 def main() -> None:
@@ -42,15 +41,13 @@ def main() -> None:
     if arguments.what == "soak":
         sys.exit(asyncio.run(soak(arguments.seconds or 3600.0, arguments.rate, arguments.seed, arguments.fault)))
     results = asyncio.run(_run(arguments))
-    own = [each for each in results if each.system.startswith("gateway")]
-    print(f"\n{peers_table(results)}\n\n{head(*OWN_HEAD)}")
-    print(*map(own_row, own), sep="\n")
-    sys.exit(any(each.silent or not each.is_alive for each in own))
+    print(f"\n{sums(results)}")
+    sys.exit(any(each.silent or not each.is_alive for each in results if each.system.startswith("gateway")))
 
 
 async def _run(arguments: argparse.Namespace) -> list[Result]:
     results: list[Result] = []
-    print(head(*OWN_HEAD, "lag"))
+    print(HEAD)
     for system in SYSTEMS:
         if not any(part in system.name for part in arguments.only or [""]):
             continue
@@ -64,7 +61,7 @@ async def _run(arguments: argparse.Namespace) -> list[Result]:
             except FileNotFoundError as error:
                 print(f"{system.name}: {error} is not installed", file=sys.stderr)
                 break
-            print(f"{own_row(result)} {result.lag_s:.2f} s |", flush=True)
+            print(fault_row(result), flush=True)
             results.append(result)
             if arguments.json is not None:  # after each, in case the next takes the machine with it
                 arguments.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")

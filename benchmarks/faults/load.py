@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import random
 import socket
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -99,8 +98,6 @@ class Outcome:
     """
 
     ask: Ask
-    sent_s: float
-    ended_s: float
     what: str
     detail: str = ""
 
@@ -127,16 +124,6 @@ class Tally:
     def examples(self) -> dict[str, str]:
         """Return the error of one request of each reason."""
         return {outcome.what: outcome.detail for outcome in self.outcomes if outcome.failed and outcome.detail}
-
-    def failing_s(self) -> float:
-        """Return the seconds between the ends of the first and the last failed request."""
-        ends = [outcome.ended_s for outcome in self.outcomes if outcome.failed]
-        return max(ends) - min(ends) if ends else 0.0
-
-    def longest_s(self) -> float:
-        """Return the longest time to an answer, without slow clients."""
-        done = (each for each in self.outcomes if each.what == ANSWERED and not each.ask.is_slow)
-        return max((each.ended_s - each.sent_s for each in done), default=0.0)
 
 
 @contextlib.asynccontextmanager
@@ -216,14 +203,12 @@ class Load:
         return self.tally
 
     async def _send(self, ask: Ask) -> Outcome:
-        sent_s = time.monotonic()
         try:
             async with asyncio.timeout(None) as leaving:
-                what, detail = await self._exchange(ask, leaving)
+                return Outcome(ask, *await self._exchange(ask, leaving))
         except TimeoutError:
             assert leaving.expired()
-            what, detail = LEFT, ""
-        return Outcome(ask, sent_s, time.monotonic(), what, detail)
+            return Outcome(ask, LEFT)
 
     async def _exchange(self, ask: Ask, leaving: asyncio.Timeout) -> tuple[str, str]:
         async def trace(event: str, _info: object) -> None:

@@ -106,10 +106,6 @@ class Journal:
         """Return the requests that were answered to their end more than once."""
         return [request_id for request_id, count in self.ended.items() if count > 1]
 
-    def sent_twice(self) -> list[str]:
-        """Return the requests that were begun more than once."""
-        return [request_id for request_id, count in self.begun.items() if count > 1]
-
 
 def last_end_s(replica: ReplicaProcess) -> float:
     """Return the monotonic time of the last request that a replica answered to its end; 0 if there is none."""

@@ -2,8 +2,8 @@
 
 The truth is the mean time of the same arrivals wholly under a policy, over that wholly under `least_loaded`, as the
 mean over some runs. In other runs the guardrail switches between both (see `benchmarks.routing` for FOLDER). `bias` is
-the mean estimate over the truth; `covered` the share of runs whose 95% interval holds the truth at the end, and at
-every block; `frozen` the share of runs in which the policy is frozen, and the median time until then.
+the mean estimate over the truth; `covered` the share of runs whose 95% interval holds the truth at the end; `frozen`
+the share of runs in which the policy is frozen, and the median time until then.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import fmean, median, stdev
-from typing import Final
+from typing import Any, Final
 
 from backends.backend import Candidate
 from benchmarks.routing.ground import Ground, OnGround, Task, bare, capacity, drawn, pool_of, timed
 from benchmarks.routing.learning import Learning, learning_of, teach
+from benchmarks.table import head, row
 from lab.parallel import all_cores
 from lab.simulation.request import ReplayRequest
 from lab.simulation.simulate import replay
 from policies.balancing.least_loaded import LeastLoaded
-from policies.balancing.power_of_two import PowerOfTwo
 from policies.build import Guarded
 from policies.features.request import RequestFeatures
 from policies.learned.policy import Learned
 from policies.learned.settings import LearnedSettings
 from policies.load_policy import LoadSettings
-from policies.policy import Decision, GuardrailSettings, Policy
-from policies.rules.policy import Thresholds, ThresholdSettings
+from policies.policy import Decision, GuardrailSettings, Policy, policies
 
 TRUTH_SEEDS: Final = 1000
 """Seed of the first run that shows the truth."""
 LONGEST: Final = 250_000
 NEVER: Final = 100.0
 """Tolerance with which nothing is frozen."""
+OFF: Final = GuardrailSettings(share=0)
 
 
 class Careless(LeastLoaded):
     """`least_loaded`, but for a share of requests that goes to the first replica, which does not speculate: a harm."""
 
     name = "careless"
-    share = 0.0
+    share = 0.25
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate], rng: Random | None = None) -> Decision:
         """Choose a candidate."""
@@ -61,10 +61,8 @@ class Cell:
     ----------
     load
         Share of the pool's capacity, or requests per second if above 1.
-    amount
-        Share of requests that `careless` sends to the first replica.
-    share, block_s
-        Settings of the guardrail.
+    share, block_s, tolerance
+        Settings of the guardrail. Nothing is frozen by default, so that each run has the same evidence.
     blocks
         Length of a run.
     """
@@ -73,13 +71,11 @@ class Cell:
     mix: str
     load: float
     policy: str
-    amount: float = 0.0
-    share: float = 0.25
     block_s: float = 32.0
-    blocks: int = 24
     runs: int = 100
+    share: float = 0.25
+    blocks: int = 24
     tolerance: float = NEVER
-    """Nothing is frozen by default, so that each run has the same evidence."""
 
 
 def make(ground: Ground, cell: Cell, seed: int, guardrail: GuardrailSettings, now_s: float = 0.0) -> Policy:
@@ -88,17 +84,9 @@ def make(ground: Ground, cell: Cell, seed: int, guardrail: GuardrailSettings, no
         learned = Learned(LearnedSettings(seed=seed, guardrail=guardrail))
         teach(learned, trained(ground, cell.pool), now_s)
         return learned
-    if cell.policy == "thresholds":
-        policy: Policy = Thresholds(ThresholdSettings(seed=seed, guardrail=guardrail))
-    else:
-        kinds: dict[str, type[Careless | PowerOfTwo | LeastLoaded]] = {
-            "careless": Careless,
-            "power_of_two": PowerOfTwo,
-            "least_loaded": LeastLoaded,
-        }
-        policy = kinds[cell.policy](LoadSettings(seed=seed, guardrail=guardrail))
-    if isinstance(policy, Careless):
-        policy.share = cell.amount
+    kind: Any = Careless if cell.policy == "careless" else policies()[cell.policy]
+    settings = LoadSettings if kind is Careless else kind.Settings
+    policy: Policy = kind(settings(seed=seed, guardrail=guardrail))
     return Guarded(policy) if guardrail.share else policy
 
 
@@ -131,98 +119,74 @@ def truth(ground: Ground, cell: Cell, seed: int) -> float:
     return float(means[0] / means[1])
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What the guardrail showed in a run: intervals of each block, and when it froze the policy."""
-
-    looks: list[tuple[float, float, float]]
-    frozen_s: float
-
-
-def watch(ground: Ground, cell: Cell, seed: int) -> Seen:
-    """Play a run with the guardrail."""
+def watch(ground: Ground, cell: Cell, seed: int) -> tuple[tuple[float, float, float], float]:
+    """Play a run; return the ratio that the guardrail shows at its end with its interval, and when it froze."""
     settings = GuardrailSettings(share=cell.share, block_s=cell.block_s, tolerance=cell.tolerance)
     began_s = 1e6 * (seed + 1)  # other places of the blocks in each run
     policy = make(ground, cell, seed, settings, began_s)
     assert isinstance(policy, Guarded | Learned)
-    seconds = cell.blocks * cell.block_s
-    requests = arrivals(ground, cell, seed, seconds)
+    requests = arrivals(ground, cell, seed, cell.blocks * cell.block_s)
     for each in requests:
         each.arrived_s += began_s
-    looks: list[tuple[float, float, float]] = []
-    frozen_s = math.inf
-    number = 0
+    coming, frozen_s = iter(requests), math.inf
 
     def choose_and_look(request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
-        nonlocal frozen_s, number
-        decision, now_s = choose(request, candidates), requests[number].arrived_s
-        number += 1
-        if policy.guardrail.freezes and math.isinf(frozen_s):
-            frozen_s = now_s - began_s
-        if now_s - began_s > len(looks) * cell.block_s:
-            looks.append(policy.guardrail.comparison(0.95)[:3])
+        nonlocal frozen_s
+        decision, now_s = choose(request, candidates), next(coming).arrived_s
+        if policy.guardrail.freezes:
+            frozen_s = min(frozen_s, now_s - began_s)
         return decision
 
     choose, policy.choose = policy.choose, choose_and_look  # type: ignore[method-assign]
     replay(pool_of(cell.pool), requests, policy, seed=seed)
-    looks.append(policy.guardrail.comparison(0.95)[:3])
-    return Seen(looks, frozen_s)
+    return policy.guardrail.comparison(0.95)[:3], frozen_s
 
 
-def row(cell: Cell, truths: Sequence[float], seen: Sequence[Seen]) -> str:
+def row_of(cell: Cell, truths: Sequence[float], seen: Sequence[tuple[tuple[float, float, float], float]]) -> str:
     """Return a row of the table."""
-    true = fmean(truths)
-    error = stdev(truths) / math.sqrt(len(truths))
-    ends = [each.looks[-1] for each in seen if not math.isnan(each.looks[-1][0])]
-    known = [any(not math.isnan(look[0]) for look in each.looks) for each in seen]
-    held = [all(math.isnan(low) or low <= true <= high for _, low, high in each.looks) for each in seen]
-    at_end = fmean(low <= true <= high for _, low, high in ends) if ends else math.nan
-    bias = fmean(ratio for ratio, _, _ in ends) / true - 1.0 if ends else math.nan
-    width = fmean(math.log(high / low) / 2 for _, low, high in ends) if ends else math.nan
-    frozen = [each.frozen_s for each in seen]
+    true, error = fmean(truths), stdev(truths) / math.sqrt(len(truths))
+    ends = [end for end, _ in seen if not math.isnan(end[0])]
+    covered, bias, width = math.nan, math.nan, math.nan
+    if ends:
+        covered = fmean(low <= true <= high for _, low, high in ends)
+        bias = fmean(ratio for ratio, _, _ in ends) / true - 1.0
+        width = fmean(math.log(high / low) / 2 for _, low, high in ends)
+    frozen = [each for _, each in seen]
     share = "" if cell.tolerance >= NEVER else f"{fmean(not math.isinf(each) for each in frozen):.0%}"
     when = "" if math.isinf(median(frozen)) else f"{median(frozen) / 60:.0f} min"
     load = f"{cell.load:.0%}" if cell.load <= 1.0 else f"{cell.load:.0f}/s"
-    policy = f"{cell.policy} {cell.amount:g}" if cell.amount else cell.policy
-    return (
-        f"| {cell.pool} | {cell.mix} | {load} | {policy} | {cell.share:g} of {cell.block_s:.0f} s, {cell.blocks} | "
-        f"{len(seen)} | {true:.3f} ±{2 * error:.3f} | {bias:+.1%} | ±{width:.1%} | {fmean(known):.0%} | "
-        f"{at_end:.0%} | {fmean(held):.0%} | {share} | {when} |"
-    )
+    guardrail = f"{cell.share:g} of {cell.block_s:.0f} s, {cell.blocks}"
+    figures = f"{true:.3f} ±{2 * error:.3f}", f"{bias:+.1%}", f"±{width:.1%}", len(ends), f"{covered:.0%}"
+    return row(cell.pool, cell.mix, load, cell.policy, guardrail, len(seen), *figures, share, when)
 
 
-HEAD: Final = (
-    "| pool | mix | load | policy | share, blocks | runs | truth | bias | interval | shown | covered at the end | "
-    "at all times | frozen | after |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+COLUMNS: Final = (
+    *("pool", "mix", "load", "policy", "share, blocks", "runs", "truth", "bias", "interval", "shown", "covered"),
+    *("frozen", "after"),
 )
-OFF: Final = GuardrailSettings(share=0)
 CELLS: dict[str, Sequence[Cell]] = {
-    "light": [
-        Cell("b/n/s/e", "even", 10, policy, amount)
-        for policy, amount in (("power_of_two", 0.0), ("thresholds", 0.0), ("careless", 0.25))
-    ],
+    "light": [Cell("b/n/s/e", "even", 10, policy) for policy in ("power_of_two", "thresholds", "careless")],
     "half": [
         *(Cell("b/n/s/e", "even", 0.5, policy, runs=60) for policy in ("power_of_two", "thresholds")),
         Cell("2s/2e", "code", 0.5, "power_of_two", runs=60),
-        Cell("mixture of experts", "code", 0.5, "thresholds", block_s=64, runs=60),
-        Cell("mixture of experts", "drifting", 0.5, "careless", 0.4, block_s=64, runs=60),
+        Cell("mixture of experts", "code", 0.5, "thresholds", 64, 60),
+        Cell("mixture of experts", "drifting", 0.5, "careless", 64, 60),
     ],
     "full": [
-        Cell("b/n/s/e", "even", 0.9, "thresholds", block_s=48, runs=30),
-        Cell("2s/2e", "even", 0.9, "power_of_two", block_s=48, runs=30),
+        Cell("b/n/s/e", "even", 0.9, "thresholds", 48, 30),
+        Cell("2s/2e", "even", 0.9, "power_of_two", 48, 30),
     ],
     "learned": [
         Cell("b/n/s/e", "even", 10, "learned", runs=40),
         Cell("b/n/s/e", "even", 0.5, "learned", runs=14),
         Cell("2s/2e", "even", 0.5, "learned", runs=14),
-        Cell("mixture of experts", "even", 0.9, "learned", block_s=96, runs=8),
+        Cell("mixture of experts", "even", 0.9, "learned", 96, 8),
     ],
-    "default": [Cell("b/n/s/e", "even", 10, "careless", 0.25, 0.02, 60, 240, 20, 0.02)],
-    "trial": [Cell("b/n/s/e", "even", 10, "careless", 0.25, 0.5, 60, 60, 40, 0.02)],
+    "default": [Cell("b/n/s/e", "even", 10, "careless", 60, 20, 0.02, 240, 0.02)],
 }
 
 
-def _run(ground: Ground, job: tuple[Callable[..., object], Cell, int]) -> object:
+def _run(ground: Ground, job: tuple[Callable[..., object], Cell, int]) -> Any:
     function, cell, seed = job
     return function(ground, cell, seed)
 
@@ -235,13 +199,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, help="runs of each cell")
     parser.add_argument("--truths", type=int, default=8, help="runs that show the truth of a cell")
     arguments = parser.parse_args()
-    print(HEAD, flush=True)
+    print(head(*COLUMNS), flush=True)
     with all_cores(OnGround(_run, arguments.folder)) as run_all:
         for cell in [cell for name in arguments.cells or CELLS for cell in CELLS[name]]:
             truths = run_all([(truth, cell, seed) for seed in range(arguments.truths)])
-            runs = arguments.runs or cell.runs
-            seen = run_all([(watch, cell, seed) for seed in range(runs)])
-            print(row(cell, truths, seen), flush=True)
+            seen = run_all([(watch, cell, seed) for seed in range(arguments.runs or cell.runs)])
+            print(row_of(cell, truths, seen), flush=True)
 
 
 if __name__ == "__main__":

@@ -57,9 +57,6 @@ POOLS: dict[str, tuple[str, tuple[tuple[Method, dict[str, Any]], ...]]] = {
     "70B": ("llama-3.1-70b-4xh100", (_B, _N, _S, _e(3))),
     "mixture of experts": ("qwen3-30b-a3b", (_B, _N, _S, _e(3))),
 }
-ALIKE = {"4 EAGLE-3": (_H100, (_e(3),) * 4)}
-"""Pools of replicas that are alike."""
-
 MIXES = ("even", "code", "chat", "templates")
 LOADS = (0.02, 0.25, 0.5, 0.75, 0.95)
 """Shares of the pool's throughput with full batches (`capacity`)."""
@@ -138,7 +135,7 @@ def bare(name: str, seed: int) -> Policy:
 
 def pool_of(name: str) -> list[ReplicaSpec]:
     """Return the replicas of a pool."""
-    calibration, members = (POOLS | ALIKE)[name]
+    calibration, members = POOLS[name]
     return [
         ReplicaSpec(f"{method.value}-{number}", method, config, calibration)
         for number, (method, config) in enumerate(members)

@@ -5,21 +5,20 @@ next request comes its think time after the last answer. Requests beyond the tar
 out. One part of the sessions (`draw`) is reported, with `--tune` the other.
 
 Loads are requests per second that arrive if answers take no longer than recorded. The first fifth of the requests are
-warm-up. Cells are mean times to finish over that of the best of `least_loaded`, prefix affinity alone and `lmetric`,
-with the 95% interval over seeds for `learned`.
+warm-up. `best` is the mean time to finish with the best of `least_loaded`, prefix affinity alone and `lmetric`;
+`learned` is that over it, with the 95% interval over seeds.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from statistics import fmean, geometric_mean
+from statistics import fmean
 from typing import NamedTuple
 
 from backends.backend import Candidate
@@ -42,11 +41,8 @@ CONTEXT = 131_072
 _H100, (_B, _N, _S, _E) = POOLS["b/n/s/e"]
 MEMBERS = {"4e": (_E,) * 4, "4s": (_S,) * 4, "4b": (_B,) * 4, "b/n/s/e": (_B, _N, _S, _E), "2s/2e": (_S, _S, _E, _E)}
 LOADS = (0.5, 2.0, 4.0)
-MOST = 1.02
-"""Ratio above which a cell is listed."""
 COPIES = 10
 BASELINES = ("least_loaded", "affinity", "lmetric")
-POLICIES = (*BASELINES, "learned")
 
 
 class Affinity(LMetric):
@@ -66,8 +62,8 @@ class Task(NamedTuple):
     seed: int
 
 
-Figures = dict[str, tuple[float, float]]
-"""Mean seconds to finish, and to the first token, by policy."""
+Figures = dict[str, float]
+"""Mean seconds to finish, by policy."""
 
 
 def short(path: Path) -> list[TraceRecord]:
@@ -97,36 +93,22 @@ def play(folder: Path, tune: bool, task: Task) -> Figures:
     pool = [ReplicaSpec(f"{one.value}-{n}", one, config, _H100) for n, (one, config) in enumerate(MEMBERS[task.pool])]
     requests = table_of(folder, tune).in_sessions(task.load, 1.0, COPIES, task.seed)
     figures = {}
-    for name in POLICIES:
+    for name in (*BASELINES, "learned"):
         policy = policy_of(name, task.seed)
         played = replay(pool, requests, policy, seed=task.seed, warmup=len(requests) // 5)
-        figures[name] = float(played.e2e_s.mean()), float(played.ttft_s.mean())
+        figures[name] = float(played.e2e_s.mean())
     return figures
 
 
 def report(results: dict[Task, Figures]) -> None:
-    """Print a row for each cell, and the means over cells."""
-    heads = ["pool", "load/s", "best, s", *POLICIES, "±", *(f"TTFT {name}, s" for name in POLICIES)]
-    print(head(*heads))
-    above: list[str] = []
-    ratios: dict[str, list[float]] = {name: [] for name in POLICIES}
+    """Print a row for each pool and load."""
+    print(head("pool", "requests/s", "best, s", "learned", "±"))
     for pool, load in dict.fromkeys((task.pool, task.load) for task in results):
         runs = [figures for task, figures in results.items() if task[:2] == (pool, load)]
-        means = {name: fmean(run[name][0] for run in runs) for name in POLICIES}
-        best_s = min(means[name] for name in BASELINES)
-        for name in POLICIES:
-            ratios[name].append(means[name] / best_s)
-        _, half = of_runs([run["learned"][0] / min(run[name][0] for name in BASELINES) for run in runs])
-        cells = [f"{means[name] / best_s:.3f}" for name in POLICIES]
-        cells += ["" if math.isnan(half) else f"{half:.3f}"]
-        cells += [f"{fmean(run[name][1] for run in runs):.2f}" for name in POLICIES]
-        print(row(pool, load, f"{best_s:.2f}", *cells))
-        if means["learned"] > MOST * best_s:
-            above.append(f"{pool} {load}")
-    print("\n" + head("over all cells", *POLICIES))
-    print(row("geometric mean", *(f"{geometric_mean(ratios[name]):.3f}" for name in POLICIES)))
-    print(row("worst", *(f"{max(ratios[name]):.3f}" for name in POLICIES)))
-    print(f"\n{len(above)} of {len(ratios['learned'])} cells above {MOST}: {'; '.join(above) or 'none'}.")
+        best_s = min(fmean(run[name] for run in runs) for name in BASELINES)
+        _, half = of_runs([run["learned"] / min(run[name] for name in BASELINES) for run in runs])
+        ratio = fmean(run["learned"] for run in runs) / best_s
+        print(row(pool, load, f"{best_s:.1f}", f"{ratio:.3f}", f"{half:.3f}"))
 
 
 def main() -> None:

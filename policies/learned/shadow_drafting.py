@@ -34,8 +34,6 @@ _PIECE = re.compile(
 def piece_ids(prompt: str, output: str) -> tuple[list[int], list[int]]:
     """Return an id for each piece of a prompt and of its answer; equal pieces have equal ids, counted from 1.
 
-    `python -m benchmarks.lookup_pieces` measures how well drafting on pieces predicts drafting on tokens.
-
     Examples
     --------
     >>> piece_ids("to be or not", " to be")

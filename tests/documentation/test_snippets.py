@@ -35,7 +35,7 @@ NAMES = {"prompt_ids": list(range(100)), "output_ids": list(range(50))}
 
 def test_queries_are_promql(tmp_path: Path) -> None:
     queries = blocks("promql")
-    assert len(queries) >= 10
+    assert len(queries) >= 5
     rules = [{"record": f"query:{number}", "expr": query.text} for number, query in enumerate(queries)]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "shown", "rules": rules}]}))
     run("promtool", "check", "rules", tmp_path / "rules.yaml")
