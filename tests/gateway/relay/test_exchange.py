@@ -13,7 +13,6 @@ from itertools import pairwise
 import httpx
 import pytest
 
-from backends.drafter_limit import Beyond, DrafterLimit
 from backends.health import State
 from tests.gateway.conftest import MODEL, Running, Start
 from tests.support.upstream import END, Wire, answer_broken_json, answer_garbage, answer_html, delta, well
@@ -60,50 +59,6 @@ async def test_no_client_can_take_the_id_of_anothers_request(gateway_of: Start) 
             response = await running.chat(headers={"X-Request-Id": generated[0]})
             assert (response.status_code, response.headers["x-request-id"]) == (200, generated[0])
             assert (running.upstreams["a"].seen[-1].header("x-request-id") or "").endswith(f"-{generated[0]}")
-
-
-async def test_each_chunk_of_a_stream_is_passed_on_at_once(gateway_of: Start) -> None:
-    release = asyncio.Event()
-
-    async def in_two(wire: Wire) -> None:
-        await wire.begin_stream()
-        await wire.chunk(delta("one"))
-        await release.wait()
-        await wire.chunk(delta("two") + END)
-        await wire.end_stream()
-
-    async with gateway_of({"a": "baseline"}) as running:
-        running.upstreams["a"].behaviour = in_two
-        body = {"model": MODEL, "messages": [], "stream": True}
-        async with running.client.stream("POST", "/v1/chat/completions", json=body) as response:
-            chunks = response.aiter_raw()
-            assert await anext(chunks) == delta("one")  # the second has not been sent yet
-            release.set()
-            rest = b"".join([chunk async for chunk in chunks])
-            assert rest == delta("two") + END
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_cancels_the_upstream_request(gateway_of: Start, stream: bool) -> None:
-    started = asyncio.Event()
-
-    async def slow(wire: Wire) -> None:
-        if stream:
-            await wire.begin_stream()
-            await wire.chunk(delta("one"))
-        started.set()
-        await wire.until_closed()
-
-    async with gateway_of({"a": "baseline"}) as running:
-        running.upstreams["a"].behaviour = slow
-        request = asyncio.create_task(running.chat(stream=stream))
-        await started.wait()
-        request.cancel()
-        await running.until(lambda: running.upstreams["a"].aborted == 1)
-        await running.until(lambda: running.backend("a").in_flight == 0)
-        assert running.backend("a").health.state is State.UP  # the backend is not at fault
-        page = (await running.client.get("/metrics")).text
-        assert 'gateway_requests_total{backend="a",method="baseline",model="m",outcome="cancelled"} 1.0' in page
 
 
 async def stream_error_first(wire: Wire) -> None:
@@ -224,20 +179,6 @@ async def test_baseline_only_parameters_go_to_a_baseline(gateway_of: Start) -> N
         assert "min_p" in response.json()["error"]["message"]
 
 
-async def test_requests_beyond_a_drafters_limit_go_elsewhere(gateway_of: Start) -> None:
-    long = [{"role": "user", "content": "word " * 4000}]
-    async with gateway_of({"a": "ngram", "b": "ngram"}) as running:
-        for beyond in (Beyond.BATCH, Beyond.CRASH):
-            running.backend("b").said_limit = running.backend("b").drafter_limit = DrafterLimit(1024, beyond)
-            assert {(await running.chat(messages=long)).headers["x-gateway-backend"] for _ in range(6)} == {"a"}
-            assert {(await running.chat()).headers["x-gateway-backend"] for _ in range(20)} == {"a", "b"}
-        await running.upstreams["a"].die()
-        await running.until(lambda: running.backend("a").health.state is State.DOWN)
-        assert (await running.chat(messages=long)).status_code == 503, "it would end the engine"
-        running.backend("b").said_limit = running.backend("b").drafter_limit = DrafterLimit(1024)
-        assert (await running.chat(messages=long)).headers["x-gateway-backend"] == "b"
-
-
 async def test_routing_headers_choose_the_backend(gateway_of: Start) -> None:
     async with gateway_of() as running:
         for name, method in (("a", "baseline"), ("b", "ngram")):
@@ -248,12 +189,6 @@ async def test_routing_headers_choose_the_backend(gateway_of: Start) -> None:
         response = await running.chat(headers={"x-gateway-backend": "nope"})
         assert response.status_code == 400
         assert "a (baseline), b (ngram)" in response.json()["error"]["message"]
-
-
-async def test_gateway_headers_do_not_reach_the_backend(gateway_of: Start) -> None:
-    async with gateway_of() as running:
-        await running.chat(headers={"x-gateway-backend": "a", "x-gateway-workload": "chat"})
-        assert not [name for name, _ in running.upstreams["a"].seen[-1].headers if name.lower().startswith("x-gateway")]
 
 
 async def read_stream(url: str, started: asyncio.Event) -> bytes:
@@ -291,21 +226,6 @@ async def test_a_stream_in_flight_is_finished_while_the_gateway_drains(gateway_o
     # here the gateway has drained and stopped
     await releasing
     assert await reading == delta("one") + delta("two") + END
-
-
-async def test_a_stream_beyond_the_drain_time_ends_with_an_error(gateway_of: Start) -> None:
-    async def endless(wire: Wire) -> None:
-        await wire.begin_stream()
-        await wire.chunk(delta("one"))
-        await wire.until_closed()
-
-    started = asyncio.Event()
-    async with gateway_of({"a": "baseline"}, server={"drain_s": 0.2}, timeouts={"idle_s": 60.0}) as running:
-        running.upstreams["a"].behaviour = endless
-        reading = asyncio.create_task(read_stream(running.url, started))
-        await started.wait()
-    assert b"The gateway is stopping" in await reading
-    assert running.upstreams["a"].aborted == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -94,7 +94,7 @@ async def test_an_idle_connection_is_closed(gateway_of: Start, monkeypatch: pyte
 @pytest.mark.slow
 async def test_a_connection_in_use_is_not_closed_as_idle(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow(wire: Wire) -> None:
-        await asyncio.sleep(0.5)  # longer than the keep-alive time
+        await asyncio.sleep(0.3)  # longer than the keep-alive time
         await echo(wire)
 
     monkeypatch.setattr(server, "SWEEP_S", 0.05)
