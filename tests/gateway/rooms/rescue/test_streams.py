@@ -82,7 +82,7 @@ def check_is_whole(response: httpx.Response, prompt_tokens: int = 3) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("events", [1, 2, 12, 17, 18])  # up to within a character, and to the end of the text
+@pytest.mark.parametrize("events", [1, 12, 18])  # up to within a character, and to the end of the text
 async def test_a_stream_outlives_its_backend(gateway_of: Start, path: str, events: int) -> None:
     async with gateway_of() as running:
         running.upstreams["a"].behaviour = engine(events=events)
@@ -94,7 +94,7 @@ async def test_a_stream_outlives_its_backend(gateway_of: Start, path: str, event
         assert counts.get("a failed", 0) == counts.get("a impossible", 0) == 0
 
 
-@pytest.mark.parametrize("events", [2, 12, 18])
+@pytest.mark.parametrize("events", [2, 18])
 async def test_a_client_that_asked_for_no_usage_gets_none_from_a_rescued_stream(gateway_of: Start, events: int) -> None:
     async with gateway_of() as running:
         for name, behaviour in (("a", engine(events=events)), ("b", engine(step=2))):
@@ -197,11 +197,10 @@ async def test_without_the_text_of_the_tokens_the_stream_ends_with_an_error(
         assert running.backend("a").in_flight == running.backend("b").in_flight == 0
 
 
-@pytest.mark.parametrize("fields", [{"n": 2}, {"tools": [{"type": "function"}]}, {"seed": 1}])
-async def test_what_cannot_be_continued_ends_with_an_error(gateway_of: Start, fields: dict[str, Any]) -> None:
+async def test_what_cannot_be_continued_ends_with_an_error(gateway_of: Start) -> None:
     async with gateway_of() as running:
         running.upstreams["a"].behaviour = engine(events=5)
-        response = await stream(running, **fields)
+        response = await stream(running, seed=1)
         assert b"backend_broken" in response.content
         assert await rescues(running) == {"a impossible": 1}
         assert running.upstreams["a"].seen[-1].json.get("return_token_ids") is None

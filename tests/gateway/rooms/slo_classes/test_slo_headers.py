@@ -7,9 +7,7 @@ import pytest
 from gateway.relay.observers import EndedExchange
 from gateway.rooms.recorder.document import RequestNotes
 from gateway.routing.router import RoutedRequest
-from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
-
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+from tests.gateway.conftest import MODEL, start_gateway
 
 
 @pytest.mark.slow
@@ -21,12 +19,6 @@ async def test_invalid_headers_are_answered_with_400() -> None:
             assert refused.json()["error"]["code"] == "invalid_header"
             assert header in refused.json()["error"]["message"]
         assert running.upstreams["a"].seen == []
-        good = {"x-slo-ttft-ms": "200", "x-slo-tpot-ms": "20"}
-        assert (await running.chat(headers=good)).status_code == 200
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
-        explained = (await running.client.post("/admin/explain", json=body, headers=ADMIN | good)).json()
-        assert explained["features"]["slo_ttft_s"] == pytest.approx(0.2)
-        assert explained["features"]["slo_tpot_s"] == pytest.approx(0.02)
 
 
 KEYS = [
