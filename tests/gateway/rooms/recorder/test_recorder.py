@@ -38,7 +38,6 @@ from policies.policy import CandidateScores, Decision, Outcome, policies
 from tests.gateway.conftest import MODEL, Start, start_gateway
 from tests.support.command import until
 from tests.support.registered_metrics import value_of
-from tests.support.upstream import Wire, delta
 
 
 def records(folder: Path) -> list[TraceRecord]:
@@ -158,6 +157,15 @@ def test_a_record_has_all_fields_of_a_request(tmp_path: Path, started: Callable[
     assert (record.spec.drafted_tokens, record.spec.accepted_tokens, record.spec.tokens_per_step) == (6, 2, 2.0)
     assert record.acceptance == {"ngram": 2.0, "suffix": 1.5}
     assert (record.prompt_tokens, record.output_tokens, record.error) == (9, 4, "")
+
+
+def test_a_failure_is_recorded_with_its_kind(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+    recorder = started()
+    for status, label in ((400, "client_error"), (502, "interrupted"), (502, "unanswered")):
+        finished(recorder, status=status, label=label, outcome=None, retried_from="a").record(recorder)
+    recorder.stop()
+    found = [(each.status, each.error, each.retried_from, each.output_tokens) for each in records(tmp_path)]
+    assert found == [(400, "client_error", "a", 0), (502, "interrupted", "a", 0), (502, "unanswered", "a", 0)]
 
 
 def test_propensities_of_other_candidates_are_implied_where_possible(
@@ -500,30 +508,3 @@ async def test_hashes_are_recorded_instead_of_texts(tmp_path: Path) -> None:
     expected[4:] = [((), *hashes[1:]) for hashes in expected[4:]]
     assert [(record.prompt_hashes, record.output_hashes, record.hashing) for record in recorded] == expected
     assert recorded[0].prompt_hashes[:2] == recorded[0].output_hashes[:2]
-
-
-async def test_failures_are_recorded_with_their_kind(tmp_path: Path) -> None:
-    async def refuse(wire: Wire) -> None:
-        await wire.json({"error": {"message": "no", "code": 400}}, 400)
-
-    async def break_off(wire: Wire) -> None:
-        await wire.begin_stream()
-        await wire.chunk(delta("one"))
-        wire.reset()
-
-    async def fail(wire: Wire) -> None:
-        wire.reset()
-
-    async with start_gateway({"a": "baseline", "b": "ngram"}, recorder={"path": str(tmp_path)}) as running:
-        running.upstreams["a"].behaviour = running.upstreams["b"].behaviour = refuse
-        await running.chat("refused")
-        running.upstreams["a"].behaviour = running.upstreams["b"].behaviour = break_off
-        await running.chat("broken", stream=True)
-        await running.until_up()
-        running.upstreams["a"].behaviour = running.upstreams["b"].behaviour = fail
-        await running.chat("failed")
-    refused, broken, failed = records(tmp_path)
-    assert (refused.status, refused.error, refused.output_tokens) == (400, "client_error", 0)
-    assert (broken.error, broken.status) == ("interrupted", 502)
-    assert (failed.status, failed.error) == (502, "unanswered")
-    assert {failed.retried_from, failed.backend} == {"a", "b"}
