@@ -49,15 +49,14 @@ REPORTED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "document", "tokens"), REPORTED, ids=[f"{path}-{n}" for path, _, n in REPORTED])
-async def test_what_an_engine_reports_is_charged(
-    gateway_of: Start, path: str, document: dict[str, Any], tokens: int
-) -> None:
+async def test_what_an_engine_reports_is_charged(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
-        running.upstreams["a"].behaviour = answering(document)
-        response = await running.client.post(path, json={"model": MODEL, "input": "x" * 99}, headers=KEY)
-        assert response.json() == document
-        assert await charged(running) == tokens
+        for path, document, tokens in REPORTED:
+            before = await charged(running)
+            running.upstreams["a"].behaviour = answering(document)
+            response = await running.client.post(path, json={"model": MODEL, "input": "x" * 99}, headers=KEY)
+            assert response.json() == document
+            assert await charged(running) - before == tokens, path
 
 
 async def test_without_a_report_the_size_of_the_request_is_charged(gateway_of: Start) -> None:
