@@ -96,8 +96,7 @@ async def test_what_waits_behind_a_request_is_bounded(gateway_of: Start) -> None
         await wire.until_closed()
 
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x" * 200_000}]}).encode()
-    async with gateway_of({"a": "baseline"}, timeouts={"first_byte_s": 600.0}) as running:
-        running.upstreams["a"].behaviour = endless
+    async with gateway_of({"a": "baseline"}, behaviour=endless, timeouts={"first_byte_s": 600.0}) as running:
         raw = await Raw.to(running)
         sending = asyncio.create_task(send(raw.writer, post(body), 100))
         await eventually(lambda: running.upstreams["a"].seen)
@@ -121,8 +120,7 @@ async def test_a_pipelining_client_that_leaves_is_noticed(gateway_of: Start) -> 
     async def endless(wire: Wire) -> None:
         await wire.until_closed()
 
-    async with gateway_of({"a": "baseline"}, timeouts={"first_byte_s": 600.0}) as running:
-        running.upstreams["a"].behaviour = endless
+    async with gateway_of({"a": "baseline"}, behaviour=endless, timeouts={"first_byte_s": 600.0}) as running:
         raw = await Raw.to(running)
         raw.writer.write(post() * 3)
         await eventually(lambda: len(running.upstreams["a"].seen) == 1)

@@ -112,8 +112,7 @@ async def test_a_stream_whose_client_leaves_is_charged_what_was_generated(gatewa
             await wire.chunk(event)
         await wire.until_closed()
 
-    async with gateway_of({"a": "baseline"}, keys=KEYS) as running:
-        running.upstreams["a"].behaviour = endless
+    async with gateway_of({"a": "baseline"}, behaviour=endless, keys=KEYS) as running:
         body = {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "x" * 40}]}
         received = 0
         async with running.client.stream("POST", "/v1/chat/completions", json=body, headers=KEY) as response:

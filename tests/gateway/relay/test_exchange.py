@@ -31,8 +31,7 @@ async def test_bytes_are_passed_on_unchanged_in_both_directions(gateway_of: Star
             % (len(answered), answered)
         )
 
-    async with gateway_of({"a": "baseline"}) as running:
-        running.upstreams["a"].behaviour = odd
+    async with gateway_of({"a": "baseline"}, behaviour=odd) as running:
         response = await running.client.post("/v1/chat/completions?q=%2Fx&y", content=sent, headers={"x-mine": "kept"})
         assert response.content == answered
         assert response.headers["x-odd"] == "Yes"
@@ -87,8 +86,7 @@ async def test_a_slow_client_pauses_the_backend(gateway_of: Start) -> None:
             sent += 16_000
         await wire.end_stream()
 
-    async with gateway_of({"a": "baseline"}, timeouts={"idle_s": 30.0}) as running:
-        running.upstreams["a"].behaviour = flood
+    async with gateway_of({"a": "baseline"}, behaviour=flood, timeouts={"idle_s": 30.0}) as running:
         body = {"model": MODEL, "messages": [], "stream": True}
         async with running.client.stream("POST", "/v1/chat/completions", json=body) as response:
             async with asyncio.timeout(10):
@@ -104,8 +102,7 @@ async def test_the_head_of_an_answer_without_a_body_is_relayed(gateway_of: Start
     async def head(wire: Wire) -> None:
         await wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1234\r\nx-is: head\r\n\r\n")
 
-    async with gateway_of({"a": "baseline"}) as running:
-        running.upstreams["a"].behaviour = head
+    async with gateway_of({"a": "baseline"}, behaviour=head) as running:
         response = await running.client.head("/version")
         assert (response.status_code, response.headers["x-is"], response.content) == (200, "head", b"")
 
@@ -150,8 +147,7 @@ async def test_a_stream_in_flight_is_finished_while_the_gateway_drains(gateway_o
         release.set()
 
     started = asyncio.Event()
-    async with gateway_of({"a": "baseline"}, server={"drain_s": 10.0}) as running:
-        running.upstreams["a"].behaviour = held
+    async with gateway_of({"a": "baseline"}, behaviour=held, server={"drain_s": 10.0}) as running:
         reading = asyncio.create_task(read_stream(running.url, started))
         await started.wait()
         releasing = asyncio.create_task(release_while_draining(running))

@@ -145,8 +145,7 @@ async def test_headers_that_a_backend_names_in_connection_are_not_relayed(gatewa
         extra = "Connection: X-Hop, keep-alive\r\nX-Hop: 1\r\nkeep-alive: timeout=5\r\nproxy-authenticate: x\r\n"
         await wire.json(answer("a"), headers=extra + "x-end: 2\r\n")
 
-    async with gateway_of({"a": "baseline"}) as running:
-        running.upstreams["a"].behaviour = hops
+    async with gateway_of({"a": "baseline"}, behaviour=hops) as running:
         for _ in range(3):
             headers = (await running.chat()).headers
             names = ("connection", "x-hop", "keep-alive", "proxy-authenticate", "x-end")

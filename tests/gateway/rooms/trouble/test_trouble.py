@@ -211,8 +211,7 @@ async def test_a_stream_that_stalls_and_has_nowhere_to_go_is_waited_for(gateway_
         wire.chunk = chunk  # type: ignore[method-assign]
         await whole(wire)
 
-    async with gateway_of({"a": "baseline"}, rescue=True, timeouts=PATIENT) as running:
-        running.upstreams["a"].behaviour = slow
+    async with gateway_of({"a": "baseline"}, behaviour=slow, rescue=True, timeouts=PATIENT) as running:
         check_is_whole(await stream(running))
         assert await rescues(running) == {}
 
