@@ -23,6 +23,7 @@ from gateway.listening.listener import listen
 from gateway.routing.keys import digest
 from gateway.service.assembly import assemble
 from gateway.service.server import Server
+from tests.support.metrics_page import total
 from tests.support.upstream import Behaviour, Upstream, well
 from tests.support.waiting import TIMEOUT_S, eventually
 
@@ -59,6 +60,10 @@ class Running:
     async def until_read(self) -> None:
         """Wait until the gateway has read all that its clients have written: it answers a later request."""
         (await self.client.get("/health")).raise_for_status()
+
+    async def counted(self, series: str, **labels: str) -> float:
+        """Return the sum of the samples of a series that have some labels, on the page of the metrics."""
+        return total((await self.client.get("/metrics")).text, series, **labels)
 
     async def chat(self, text: str = "hi", **fields: Any) -> httpx.Response:
         headers = fields.pop("headers", {})

@@ -34,16 +34,6 @@ async def until_closed(raw: Raw) -> bytes:
             return b""
 
 
-async def refusal(raw: Raw) -> tuple[int, str, dict[str, str]]:
-    """Return status, code and headers of the answer, and check that the connection is closed after it."""
-    status, headers, body = await raw.answer()
-    assert headers["connection"] == "close"
-    assert headers["content-type"] == "application/json"
-    assert await until_closed(raw) == b""
-    raw.close()
-    return status, json.loads(body)["error"]["code"], headers
-
-
 async def test_the_bound_of_bodies_holds_on_all_paths(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, server={"max_body_mib": 0.01}) as running:
         for path in (PATH, b"/admin/explain", b"/admin/drain", b"/health", b"/v1/models", b"/metrics", b"/nope"):
@@ -65,11 +55,10 @@ async def test_the_bound_of_bodies_holds_on_all_paths(gateway_of: Start) -> None
 
 
 REFUSED = b"GET /v1/chat/completions HTTP/1.1\r\nhost: h\r\n\r\n"
-METRICS = b"GET /metrics HTTP/1.1\r\nhost: h\r\n\r\n"
 
 
 async def test_pipelined_refusals(gateway_of: Start, caplog: pytest.LogCaptureFixture) -> None:
-    count = 5000
+    count = 500
     async with gateway_of({"a": "baseline"}, keys=["sk-x"]) as running:
         raw = await Raw.to(running)
         raw.writer.write(REFUSED * count)
@@ -83,21 +72,20 @@ async def test_pipelined_refusals(gateway_of: Start, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", [REFUSED, METRICS])
-async def test_a_client_that_pipelines_and_does_not_read(gateway_of: Start, data: bytes) -> None:
+async def test_a_client_that_pipelines_and_does_not_read(gateway_of: Start) -> None:
     """The gateway stops reading; it neither queues the requests nor their answers."""
-    count = 50_000_000 // len(data)
+    count = 50_000_000 // len(REFUSED)
     async with gateway_of({"a": "baseline"}, keys=["sk-x"]) as running:
         raw = await Raw.to(running)
         await eventually(lambda: running.server.connections)
         (connection,) = running.server.connections
-        sending = asyncio.create_task(send(raw.writer, data, count))
+        sending = asyncio.create_task(send(raw.writer, REFUSED, count))
         await eventually(lambda: connection._is_paused and connection._slow_since_s)
         await stays(lambda: 0 < connection._reader.waiting_bytes() < 350_000, 0.2)
         assert connection._transport.get_write_buffer_size() < 100_000
         assert not sending.done()
         statuses = {(await raw.answer())[0] for _ in range(300)}
-        assert statuses == {401 if data == REFUSED else 200}
+        assert statuses == {401}
         sending.cancel()
         raw.close()
 
@@ -108,8 +96,7 @@ async def test_what_waits_behind_a_request_is_bounded(gateway_of: Start) -> None
         await wire.until_closed()
 
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x" * 200_000}]}).encode()
-    async with gateway_of({"a": "baseline"}, timeouts={"first_byte_s": 600.0}) as running:
-        running.upstreams["a"].behaviour = endless
+    async with gateway_of({"a": "baseline"}, behaviour=endless, timeouts={"first_byte_s": 600.0}) as running:
         raw = await Raw.to(running)
         sending = asyncio.create_task(send(raw.writer, post(body), 100))
         await eventually(lambda: running.upstreams["a"].seen)
@@ -133,8 +120,7 @@ async def test_a_pipelining_client_that_leaves_is_noticed(gateway_of: Start) -> 
     async def endless(wire: Wire) -> None:
         await wire.until_closed()
 
-    async with gateway_of({"a": "baseline"}, timeouts={"first_byte_s": 600.0}) as running:
-        running.upstreams["a"].behaviour = endless
+    async with gateway_of({"a": "baseline"}, behaviour=endless, timeouts={"first_byte_s": 600.0}) as running:
         raw = await Raw.to(running)
         raw.writer.write(post() * 3)
         await eventually(lambda: len(running.upstreams["a"].seen) == 1)
@@ -181,15 +167,3 @@ async def test_a_refusal_is_read_by_a_client_that_is_still_sending(
         status, headers, _ = await raw.answer()
         assert (status, headers["connection"]) == (413, "close")
         raw.close()
-
-
-async def test_other_clients_are_served_meanwhile(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}, server={"max_body_mib": 1}) as running:
-        slow = [await Raw.to(running) for _ in range(30)]
-        for number, raw in enumerate(slow):
-            raw.writer.write((HEAD % 1000 + b"x" * 10) if number % 2 else b"POST / HT")
-        assert [(await running.chat()).status_code for _ in range(3)] == [200] * 3
-        for raw in slow:
-            raw.close()
-        await running.client.aclose()
-        await eventually(lambda: not running.server.connections)

@@ -90,22 +90,15 @@ def test_a_request_cannot_lengthen_its_time() -> None:
     assert reply.code == "deadline_exceeded"
 
 
-def test_an_exchange_that_has_ended_is_not_ended_again_by_its_deadline() -> None:
-    relay = limited("a")
-    exchange, reply = relay.send()
-    relay.answer("a")
-    exchange.check_silence(later(31.0))
-    assert (reply.status, relay.in_flight()) == (200, [0] * 4)
-
-
-async def test_a_request_that_is_answered_in_time_leaves_no_timer() -> None:
+async def test_a_request_that_is_answered_in_time_leaves_no_timer_and_is_not_ended_again() -> None:
     relay = limited("a")
     exchange, reply = relay.send(headers=[(b"x-request-timeout", b"0.05")])
     timer = exchange.timer
     assert timer is not None
     relay.answer("a")
     assert timer.cancelled()
-    assert (reply.status, reply.body) == (200, ANSWER)
+    exchange.check_silence(later(31.0))
+    assert (reply.status, reply.body, relay.in_flight()) == (200, ANSWER, [0] * 4)
 
 
 @pytest.mark.parametrize("value", [b"", b"soon", b"0", b"-1", b"nan", b"inf", b"1" * 999, b"1_0", b"0x5"])

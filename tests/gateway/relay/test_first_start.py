@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
-
 import pytest
 
 from backends.health import Health, State
 from gateway.relay import first_start
-from tests.gateway.relay.test_attempts import Relay
-
-
-@dataclass
-class Clock:
-    """A clock that the test sets."""
-
-    now_s: float = field(default_factory=time.perf_counter)
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.gateway.relay.test_attempts import Relay, later
 
 
 def starting(*names: str, state: State = State.STARTING) -> Relay:
@@ -60,13 +47,12 @@ def test_replicas_that_are_down_are_not_waited_for() -> None:
     assert (reply.status, reply.code) == (503, "no_backend")
 
 
-def test_a_wait_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    relay, clock = starting("a"), Clock()
-    monkeypatch.setattr(first_start.time, "perf_counter", clock)
+def test_a_wait_ends_with_the_reason() -> None:
+    relay = starting("a")
     _, reply = relay.send()
-    relay.context.first_start.end_overdue(clock.now_s + first_start.LONGEST_S - 1.0)
+    relay.context.first_start.end_overdue(later(first_start.LONGEST_S - 1.0))
     assert reply.status == 0
-    relay.context.first_start.end_overdue(clock.now_s + first_start.LONGEST_S)
+    relay.context.first_start.end_overdue(later(first_start.LONGEST_S))
     assert (reply.status, reply.code) == (503, "no_backend")
     assert relay.in_flight() == [0, 0, 0, 0]
 

@@ -29,61 +29,25 @@ def length(value: bytes) -> bytes:
 
 REFUSED: dict[str, tuple[bytes, int]] = {
     "length and chunks": (request(length(b"%d" % len(CHUNKS)) + CHUNKED, CHUNKS), 400),
-    "chunks and length": (request(CHUNKED + length(b"4"), CHUNKS), 400),
     "several lengths": (request(length(b"4") * 2, b"{}  "), 400),
-    "differing lengths": (request(length(b"4") + length(b"50"), b"{}  "), 400),
-    "a list of lengths": (request(length(b"4, 4"), b"{}  "), 400),
-    "a negative length": (request(length(b"-4"), b"{}  "), 400),
-    "a length with a plus": (request(length(b"+4"), b"{}  "), 400),
-    "a hexadecimal length": (request(length(b"0x4"), b"{}  "), 400),
-    "gzip": (request(b"transfer-encoding: gzip\r\n", CHUNKS), 400),
     "gzip and chunked": (request(b"transfer-encoding: gzip, chunked\r\n", CHUNKS), 501),
-    "identity and chunked": (request(b"transfer-encoding: identity\r\n" + CHUNKED, CHUNKS), 501),
-    "chunked, chunked": (request(b"transfer-encoding: chunked, chunked\r\n", CHUNKS), 400),
-    "chunked twice": (request(CHUNKED * 2, CHUNKS), 400),
-    "xchunked": (request(b"transfer-encoding: xchunked\r\n", CHUNKS), 400),
-    "chunked after a tab": (request(b"transfer-encoding:\tchunked\r\n", CHUNKS), 400),
-    "chunked before a space": (request(b"transfer-encoding: chunked \r\n", CHUNKS), 400),
-    "chunked after a vertical tab": (request(b"transfer-encoding: \x0bchunked\r\n", CHUNKS), 400),
-    "chunked in HTTP/1.0": (request(CHUNKED, CHUNKS, b"POST " + PATH + b" HTTP/1.0"), 400),
     "a line feed alone": (request(b"a: b\n" + length(b"4"), b"{}  "), 400),
-    "a carriage return alone": (request(b"a: b\rc: d\r\n"), 400),
-    "a fold": (request(b"a: b\r\n " + length(b"4"), b"{}  "), 400),
     "a space before the colon": (request(b"content-length : 4\r\n", b"{}  "), 400),
-    "NUL in a name": (request(b"a\x00: b\r\n"), 400),
-    "NUL in a value": (request(b"a: b\x00\r\n"), 400),
-    "a control character in a value": (request(b"a: \x01b\r\n"), 400),
     "an unknown method": (request(b"", first=b"BREW / HTTP/1.1"), 501),
-    "a method that is no token": (request(b"", first=b"G@T / HTTP/1.1"), 400),
-    "CONNECT": (request(b"", first=b"CONNECT h:80 HTTP/1.1"), 501),
     "HTTP/2.0": (request(b"", first=b"GET / HTTP/2.0"), 505),
-    "HTTP/0.9": (b"GET /\r\n\r\n", 400),
-    "a version that is none": (request(b"", first=b"GET / HTTP/1.1.1"), 400),
     "a huge chunk": (request(CHUNKED, b"ffffffffffffffff\r\n{}"), 413),
     "a chunk size that overflows": (request(CHUNKED, b"ffffffffffffffff0\r\n{}"), 400),
-    "a chunk with a plus": (request(CHUNKED, b"+2\r\n{}\r\n0\r\n\r\n"), 400),
-    "a long chunk extension": (request(CHUNKED, b"2;" + b"e" * 300 + b"\r\n{}\r\n0\r\n\r\n"), 400),
     "a chunk without its end": (request(CHUNKED, b"2\r\n{}0\r\n\r\n"), 400),
-    "a chunk size before a line feed": (request(CHUNKED, b"2\n{}\r\n0\r\n\r\n"), 400),
-    "no host": (b"GET /health HTTP/1.1\r\na: b\r\n\r\n", 400),
-    "two hosts": (request(b"host: h\r\n"), 400),
-    "a host that is none": (b"GET /health HTTP/1.1\r\nhost: a/b\r\n\r\n", 400),
     "two authorizations": (request(b"authorization: Bearer a\r\nauthorization: Bearer b\r\n"), 400),
-    "two keys": (request(b"x-api-key: a\r\nx-api-key: b\r\n"), 400),
-    "authority form": (request(b"", first=b"GET h:80 HTTP/1.1"), 400),
-    "asterisk form of POST": (request(length(b"0"), first=b"POST * HTTP/1.1"), 400),
     "too many empty lines": (b"\r\n" * 5 + NEXT, 400),
     "a long target": (request(b"", first=b"GET /" + b"x" * 9000 + b" HTTP/1.1"), 414),
     "a large header": (request(b"a: " + b"x" * 70_000 + b"\r\n"), 431),
-    "many headers": (request(b"a: b\r\n" * 100), 431),
-    "a content length of 10 digits": (request(length(b"1000000000"), b"{}"), 413),
     "a content length with zeros above the limit": (request(length(b"001000000000"), b"{}"), 413),
 }
+"""Some of each stage that refuses: `tests/gateway/http/test_request_head.py` has the whole grammar."""
 
 ACCEPTED: dict[str, bytes] = {
     "chunks": request(CHUNKED, CHUNKS),
-    "chunks without a space": request(b"Transfer-Encoding:CHUNKED\r\n", CHUNKS),
-    "chunk extensions": request(CHUNKED, b'%x;a="b"\r\n%b\r\n0;c\r\n\r\n' % (len(BODY), BODY)),
     "trailers": request(CHUNKED, CHUNKS[:-2] + b"x-a: b\r\n\r\n"),
     "a length with zeros": request(length(b"%06d" % len(BODY)), BODY),
     "a length with more zeros": request(length(b"%012d" % len(BODY)), BODY),
@@ -163,21 +127,6 @@ async def test_what_is_accepted(gateway_of: Start, known: bool) -> None:
                 assert [seen.header(name) for name in ("transfer-encoding", "upgrade", "x-a")] == [None] * 3
 
 
-async def test_a_known_head_with_another_length_is_no_shortcut(gateway_of: Start) -> None:
-    """A length that the shortcut takes is the length that the parser would take."""
-    async with gateway_of({"a": "baseline"}) as running:
-        for digits in (b"%d", b"%09d", b"%010d", b"%019d"):
-            raw = await Raw.to(running)
-            for _ in range(3):
-                raw.writer.write(post())
-                assert (await raw.answer())[0] == 200
-            value = digits % len(BODY)
-            raw.writer.write(request(length(value), BODY) + NEXT)
-            assert [(await raw.answer())[0] for _ in range(2)] == [200, 200], value
-            assert running.upstreams["a"].seen[-1].body == BODY
-            raw.close()
-
-
 async def test_headers_named_in_connection_are_not_relayed(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}) as running:
         raw = await Raw.to(running)
@@ -196,8 +145,7 @@ async def test_headers_that_a_backend_names_in_connection_are_not_relayed(gatewa
         extra = "Connection: X-Hop, keep-alive\r\nX-Hop: 1\r\nkeep-alive: timeout=5\r\nproxy-authenticate: x\r\n"
         await wire.json(answer("a"), headers=extra + "x-end: 2\r\n")
 
-    async with gateway_of({"a": "baseline"}) as running:
-        running.upstreams["a"].behaviour = hops
+    async with gateway_of({"a": "baseline"}, behaviour=hops) as running:
         for _ in range(3):
             headers = (await running.chat()).headers
             names = ("connection", "x-hop", "keep-alive", "proxy-authenticate", "x-end")

@@ -19,7 +19,6 @@ from tests.gateway.relay.test_attempts import (
     FIRST,
     JSON_HEAD,
     USAGE,
-    RecordingReply,
     Relay,
     body_of,
 )
@@ -220,16 +219,12 @@ def test_what_is_full_passes_a_request_on_until_one_is_free_and_is_not_ejected(s
     assert outcomes(relay) == {"ok": 40}
 
 
-def all_full(relay: Relay, status: int) -> RecordingReply:
+@pytest.mark.parametrize("status", [429, 503])
+def test_where_all_are_full_the_client_is_told_so_by_the_last(status: int) -> None:
+    relay = Relay("a", "b", "c")
     _, reply = relay.send()
     while names := busy(relay):
         refuse(relay, names[0], status, headers=[(b"retry-after", b"7")])
-    return reply
-
-
-@pytest.mark.parametrize("status", [429, 503])
-def test_where_all_are_full_the_client_is_told_so_by_the_last(status: int) -> None:
-    reply = all_full(Relay("a", "b", "c"), status)
     assert (reply.status, reply.body, reply.headers["retry-after"]) == (status, VLLM_IS_FULL, "7")
 
 

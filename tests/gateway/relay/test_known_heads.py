@@ -39,8 +39,7 @@ async def make_head_known(raw: Raw) -> None:
 
 
 async def test_requests_split_at_any_byte(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}) as running:
-        running.upstreams["a"].behaviour = echo
+    async with gateway_of({"a": "baseline"}, behaviour=echo) as running:
         raw = await Raw.to(running)
         await make_head_known(raw)
         whole = post(chat("cut"))
@@ -82,8 +81,7 @@ async def test_a_changed_head_is_parsed_again(gateway_of: Start) -> None:
 async def test_an_idle_connection_is_closed(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SWEEP_S", 0.05)
     monkeypatch.setattr("gateway.service.server._KEEP_ALIVE_S", 0.2)
-    async with gateway_of({"a": "baseline"}) as running:
-        running.upstreams["a"].behaviour = echo
+    async with gateway_of({"a": "baseline"}, behaviour=echo) as running:
         raw = await Raw.to(running)
         await make_head_known(raw)
         async with asyncio.timeout(5):
@@ -94,13 +92,12 @@ async def test_an_idle_connection_is_closed(gateway_of: Start, monkeypatch: pyte
 @pytest.mark.slow
 async def test_a_connection_in_use_is_not_closed_as_idle(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow(wire: Wire) -> None:
-        await asyncio.sleep(0.5)  # longer than the keep-alive time
+        await asyncio.sleep(0.3)  # longer than the keep-alive time
         await echo(wire)
 
     monkeypatch.setattr(server, "SWEEP_S", 0.05)
     monkeypatch.setattr("gateway.service.server._KEEP_ALIVE_S", 0.2)
-    async with gateway_of({"a": "baseline"}) as running:
-        running.upstreams["a"].behaviour = slow
+    async with gateway_of({"a": "baseline"}, behaviour=slow) as running:
         raw = await Raw.to(running)
         raw.writer.write(post(chat("a")))
         assert await echoed(raw) == "a"

@@ -15,17 +15,13 @@ from tests.support.waiting import eventually
 CHAT = "/v1/chat/completions"
 
 
-def _messages(value: bytes, size_bytes: int) -> bytes:
-    return b'{"model":"m","messages":[%b0]}' % ((value + b",") * (size_bytes // (len(value) + 1)))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("value", [b"{}", b"[]", b"1", b'""', b'{"a":1}', b'"x'])
-async def test_a_body_of_many_small_values_is_refused_before_it_is_parsed(gateway_of: Start, value: bytes) -> None:
+async def test_a_body_of_many_small_values_is_refused_before_it_is_parsed(gateway_of: Start) -> None:
     """Parsing it would show that its end is missing, which is another error."""
     async with gateway_of({"a": "baseline"}, keys=["sk-x"]) as running:
         headers = {"authorization": "Bearer sk-x", "content-type": "application/json"}
-        refused = await running.client.post(CHAT, content=_messages(value, 4 * 2**20)[:-1], headers=headers)
+        body = b'{"model":"m","messages":[' + b'{"a":1},' * 2**19 + b"0]"
+        refused = await running.client.post(CHAT, content=body, headers=headers)
         assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_many_values")
         assert "server.max_body_values" in refused.json()["error"]["message"]
         assert running.gateway.relay.limits.in_flight == 0

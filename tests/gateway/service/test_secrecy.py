@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import zstandard
 
 from backends import background
 from backends.background import Seldom
@@ -19,7 +20,6 @@ from gateway.relay.observers import Observer
 from gateway.routing.router import RoutedRequest
 from gateway.telemetry.log_format import LogFormat, place_of
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start, bearer
-from tests.gateway.relay.test_charging import recorded
 from tests.gateway.service.test_access import raw
 from tests.support.upstream import (
     Behaviour,
@@ -138,6 +138,14 @@ class Failing:
 
     def follow(self, routed: RoutedRequest, body: bytes) -> Observer | None:
         raise ValueError(body.decode())
+
+
+def recorded(folder: Path) -> list[Any]:
+    lines: list[bytes] = []
+    for path in folder.iterdir():
+        with zstandard.open(path, "rb") as file:
+            lines += bytes(file.read()).splitlines()
+    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.slow

@@ -103,6 +103,23 @@ def test_workers_share_metrics_and_draining(two: Command) -> None:
     until(lambda: states(two) == {"up"})
 
 
+@pytest.mark.slow
+def test_each_worker_shows_on_the_dashboard_what_all_have_counted(two: Command) -> None:
+    def shown() -> dict[int, tuple[bool, int]]:
+        """Return what the workers that answer show: whether they have begun to, and the streams."""
+        found = {}
+        for _ in range(20):
+            answer = two.get("/admin/dashboard/snapshot", headers=two.admin).json()
+            counts = [(each["ttft"] or {"count": 0})["count"] for each in answer["models"][0]["backends"]]
+            found[answer["process"]["pid"]] = (bool(answer["points_at_s"]), sum(counts))
+        return found
+
+    until(lambda: [*shown().values()] == [(True, 0)] * 2)
+    for _ in range(12):
+        assert two.post("/v1/chat/completions", CHAT | {"stream": True}, headers=KEY).status_code == 200
+    until(lambda: [*shown().values()] == [(True, 12)] * 2)
+
+
 def states(command: Command) -> set[str]:
     """Return the states of `a` in the workers that answer twelve requests."""
     pools = [command.get("/admin/pool", headers=command.admin).json() for _ in range(12)]

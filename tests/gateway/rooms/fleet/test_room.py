@@ -43,7 +43,7 @@ SERIES = ("gateway_pool_saturation", "gateway_replicas_needed", "gateway_fleet_r
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an hour of traffic in some seconds."""
-    monkeypatch.setattr(room, "_MINUTE_S", 0.2)
+    monkeypatch.setattr(room, "_MINUTE_S", 0.1)
     monkeypatch.setattr(model, "HOUR_MINUTES", 8)
 
 
@@ -119,9 +119,9 @@ async def test_what_is_advised_has_its_cost_in_seconds_and_percent() -> None:
 async def test_without_targets_nothing_is_said(gateway_of: Start, policy: dict[str, object], missing: str) -> None:
     async with gateway_of({"a": "baseline", "b": "ngram"}, policy, behaviour=paced) as running:
         (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
-        for _ in range(8):
+        for _ in range(3):
             await chats(running)
-        await running.until(lambda: len(found.fleets[MODEL].minutes) > 10)
+        await running.until(lambda: len(found.fleets[MODEL].minutes) > 8)
         answer = await asked(running)
         assert (answer.status_code, missing in answer.json()["error"]["message"]) == (404, True)
         assert not await fleet_findings(running)

@@ -24,18 +24,25 @@ COMPLETE = [ProcessingRequest(request_body=HttpBody(body=BODY, end_of_stream=Tru
 
 
 @asynccontextmanager
-async def serving(pool: Mapping[str, Any]) -> AsyncIterator[tuple[PlayedProxy, PickerServer, grpc.aio.Channel]]:
-    """Serve a pool; yield the proxy that is played, the picker, and a channel to it."""
+async def listening(pool: Mapping[str, Any]) -> AsyncIterator[tuple[PlayedProxy, PickerServer, str]]:
+    """Serve a pool; yield the proxy that is played, the picker, and its address."""
     proxy = PlayedProxy(pool)
     picker = PickerServer(proxy.gateway, None)  # type: ignore[arg-type] # nothing here is for the gateway itself
     opened = socket.create_server(("127.0.0.1", 0))
     port = opened.getsockname()[1]
     await picker.start(opened)
     try:
-        async with asyncio.timeout(TIMEOUT_S), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield proxy, picker, channel
+        async with asyncio.timeout(TIMEOUT_S):
+            yield proxy, picker, f"127.0.0.1:{port}"
     finally:
         await picker.stop(0.0)
+
+
+@asynccontextmanager
+async def serving(pool: Mapping[str, Any]) -> AsyncIterator[tuple[PlayedProxy, PickerServer, grpc.aio.Channel]]:
+    """Serve a pool; yield the proxy that is played, the picker, and a channel to it."""
+    async with listening(pool) as (proxy, picker, address), grpc.aio.insecure_channel(address) as channel:
+        yield proxy, picker, channel
 
 
 async def begun(channel: grpc.aio.Channel, *messages: ProcessingRequest) -> Any:

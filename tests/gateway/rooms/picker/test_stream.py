@@ -285,14 +285,3 @@ async def test_an_answer_goes_on_without_a_picker_that_stops_if_the_proxy_keeps_
     assert not kept.wire.sent[-1].HasField("immediate_response")
     assert early.error == (503, STOPPING)
     assert proxy.in_flight() == IDLE
-
-
-async def test_responses_are_sent_to_the_replica_that_holds_what_they_refer_to() -> None:
-    proxy = PlayedProxy(model={"policy": {"name": "round_robin"}})
-    first = proxy.picked(path="/v1/responses", body=b'{"model": "m", "input": "x"}')
-    first.head()
-    first.answer(json.dumps({"id": "resp_1", "object": "response", "output": []}).encode())
-    home = first.destinations.split(",")[0]
-    body = b'{"model": "m", "input": "y", "previous_response_id": "resp_1"}'
-    for _ in range(3):
-        assert proxy.picked(path="/v1/responses", body=body).destinations == home

@@ -12,16 +12,9 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from backends.validation import UsageError
 from gateway.config.settings import TlsSettings
 from gateway.listening.certificate import Certificate
+from tests.gateway.rooms.picker.test_server import listening
 from tests.support.certificates import copied, make_pair, replace
-from tests.support.command import gateway_command, until
-from tests.support.upstream import upstreams_in_thread
-
-POOL = """
-models:
-  m: {{policy: {{name: round_robin}}, backends: {{a: {{method: baseline, url: "{url}"}}}}}}
-picker:
-  tls: {{certificate: "{tls.certificate}", key: "{tls.key}"}}
-"""
+from tests.support.waiting import eventually_async
 
 
 @pytest.fixture(scope="module")
@@ -61,33 +54,29 @@ def test_half_of_a_new_pair_changes_nothing(
     assert not certificate.renew()
 
 
-@pytest.mark.slow
-def test_a_renewed_certificate_is_shown_without_a_restart(
-    pairs: list[TlsSettings], used: TlsSettings, tmp_path: Path
-) -> None:
-    def serves(trusted: TlsSettings) -> bool:
-        credentials = grpc.ssl_channel_credentials(trusted.certificate.read_bytes())
-        with grpc.secure_channel(command.picker, credentials, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            check = channel.unary_unary(
-                "/grpc.health.v1.Health/Check",
-                HealthCheckRequest.SerializeToString,
-                HealthCheckResponse.FromString,
-            )
-            try:
-                answer = check(HealthCheckRequest(service="liveness"), timeout=10)
-            except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise
-                return False
-            return answer.status == HealthCheckResponse.SERVING
+async def test_a_renewed_certificate_is_shown_without_a_restart(pairs: list[TlsSettings], used: TlsSettings) -> None:
+    async with listening({"picker": {"tls": used.model_dump()}}) as (_, _, address):
 
-    pool = tmp_path / "pool.yaml"
-    with upstreams_in_thread("a", "m") as (upstream,):
-        pool.write_text(POOL.format(url=upstream.url, tls=used))
-        with gateway_command(pool, tmp_path, "--listen", "127.0.0.1:0", subcommand="picker") as command:
-            assert serves(pairs[0])
-            assert not serves(pairs[1])
-            replace(used.certificate, pairs[1].certificate)
-            replace(used.key, pairs[1].key)
-            until(lambda: serves(pairs[1]))
-            assert not serves(pairs[0])
+        async def serves(trusted: TlsSettings) -> bool:
+            credentials = grpc.ssl_channel_credentials(trusted.certificate.read_bytes())
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            async with grpc.aio.secure_channel(address, credentials, options) as channel:
+                check = channel.unary_unary(
+                    "/grpc.health.v1.Health/Check",
+                    HealthCheckRequest.SerializeToString,
+                    HealthCheckResponse.FromString,
+                )
+                try:
+                    answer = await check(HealthCheckRequest(service="liveness"), timeout=10)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                        raise
+                    return False
+                return bool(answer.status == HealthCheckResponse.SERVING)
+
+        assert await serves(pairs[0])
+        assert not await serves(pairs[1])
+        replace(used.certificate, pairs[1].certificate)
+        replace(used.key, pairs[1].key)
+        await eventually_async(lambda: serves(pairs[1]))
+        assert not await serves(pairs[0])

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from backends.backend import Backend, EngineLoad
 from backends.http.address import Address
 from backends.http.client import UpstreamClient
 from backends.speculation import Method
-from gateway.config.load import load_pool
 from gateway.config.settings import PoolSettings, RecorderSettings
 from gateway.relay.observers import EndedExchange
 from gateway.reload.differences import needs_restart
@@ -32,16 +29,15 @@ from gateway.routing.router import RoutedRequest
 from gateway.routing.series import RequestSeries
 from gateway.service.assembly import assemble
 from gateway.telemetry.registry import Registry
-from lab.trace.lines import BrokenLine, open_unpacked
+from lab.trace.lines import open_unpacked
 from lab.trace.read import read_trace
 from lab.trace.record import TraceRecord
 from policies.features.prompt import Prompt
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import CandidateScores, Decision, Outcome, policies
 from tests.gateway.conftest import MODEL, Start, start_gateway
-from tests.support.command import gateway_command, until
+from tests.support.command import until
 from tests.support.registered_metrics import value_of
-from tests.support.upstream import Wire, delta
 
 
 def records(folder: Path) -> list[TraceRecord]:
@@ -161,6 +157,15 @@ def test_a_record_has_all_fields_of_a_request(tmp_path: Path, started: Callable[
     assert (record.spec.drafted_tokens, record.spec.accepted_tokens, record.spec.tokens_per_step) == (6, 2, 2.0)
     assert record.acceptance == {"ngram": 2.0, "suffix": 1.5}
     assert (record.prompt_tokens, record.output_tokens, record.error) == (9, 4, "")
+
+
+def test_a_failure_is_recorded_with_its_kind(tmp_path: Path, started: Callable[..., Recorder]) -> None:
+    recorder = started()
+    for status, label in ((400, "client_error"), (502, "interrupted"), (502, "unanswered")):
+        finished(recorder, status=status, label=label, outcome=None, retried_from="a").record(recorder)
+    recorder.stop()
+    found = [(each.status, each.error, each.retried_from, each.output_tokens) for each in records(tmp_path)]
+    assert found == [(400, "client_error", "a", 0), (502, "interrupted", "a", 0), (502, "unanswered", "a", 0)]
 
 
 def test_propensities_of_other_candidates_are_implied_where_possible(
@@ -503,80 +508,3 @@ async def test_hashes_are_recorded_instead_of_texts(tmp_path: Path) -> None:
     expected[4:] = [((), *hashes[1:]) for hashes in expected[4:]]
     assert [(record.prompt_hashes, record.output_hashes, record.hashing) for record in recorded] == expected
     assert recorded[0].prompt_hashes[:2] == recorded[0].output_hashes[:2]
-
-
-async def test_failures_are_recorded_with_their_kind(tmp_path: Path) -> None:
-    async def refuse(wire: Wire) -> None:
-        await wire.json({"error": {"message": "no", "code": 400}}, 400)
-
-    async def break_off(wire: Wire) -> None:
-        await wire.begin_stream()
-        await wire.chunk(delta("one"))
-        wire.reset()
-
-    async def fail(wire: Wire) -> None:
-        wire.reset()
-
-    async with start_gateway({"a": "baseline", "b": "ngram"}, recorder={"path": str(tmp_path)}) as running:
-        running.upstreams["a"].behaviour = running.upstreams["b"].behaviour = refuse
-        await running.chat("refused")
-        running.upstreams["a"].behaviour = running.upstreams["b"].behaviour = break_off
-        await running.chat("broken", stream=True)
-        await running.until_up()
-        running.upstreams["a"].behaviour = running.upstreams["b"].behaviour = fail
-        await running.chat("failed")
-    refused, broken, failed = records(tmp_path)
-    assert (refused.status, refused.error, refused.output_tokens) == (400, "client_error", 0)
-    assert (broken.error, broken.status) == ("interrupted", 502)
-    assert (failed.status, failed.error) == (502, "unanswered")
-    assert {failed.retried_from, failed.backend} == {"a", "b"}
-
-
-def pool_file(tmp_path: Path, **recorder: Any) -> Path:
-    simulate = {"calibration": "llama-3.1-8b-h100", "time_scale": 0.02}
-    backends = {"a": {"method": "baseline", "simulate": simulate}}
-    models = {"m": {"policy": {"name": "round_robin"}, "backends": backends}}
-    path = tmp_path / "pool.yaml"
-    path.write_text(yaml.safe_dump({"models": models, "recorder": {"path": str(tmp_path / "traces"), **recorder}}))
-    assert load_pool(path).recorder is not None
-    return path
-
-
-BODY = {"model": "m", "messages": [{"role": "user", "content": "Tell me something."}], "max_tokens": 12}
-
-
-@pytest.mark.slow
-def test_flushed_records_survive_a_killed_gateway(tmp_path: Path) -> None:
-    folder = tmp_path / "traces"
-    with gateway_command(pool_file(tmp_path, flush_s=0.05, text="full"), tmp_path, "--workers", "2") as running:
-        sent = [running.post("/v1/chat/completions", BODY).headers["x-request-id"] for _ in range(20)]
-
-        def flushed() -> bool:
-            return folder.exists() and len(recorded()) == len(sent)
-
-        def recorded() -> set[str]:
-            return {record.id for record in read_trace(folder)} if any(folder.iterdir()) else set()
-
-        until(flushed, what="the records")
-        os.killpg(running.process.pid, signal.SIGKILL)
-    assert recorded() == set(sent)
-    (last, *_) = sorted(folder.iterdir(), key=lambda path: path.stat().st_size, reverse=True)
-    whole = last.read_bytes()
-    last.write_bytes(whole[: len(whole) * 2 // 3])  # as after an interrupted write
-    broken: list[BrokenLine] = []
-    kept = {record.id for record in read_trace(folder, report=broken.append)}
-    assert 0 < len(kept) < len(sent)
-    assert kept < set(sent)
-
-
-@pytest.mark.slow
-def test_sigterm_writes_the_remaining_records(tmp_path: Path) -> None:
-    with gateway_command(pool_file(tmp_path, flush_s=3600), tmp_path) as running:
-        for _ in range(5):
-            running.post("/v1/chat/completions", BODY)
-        assert running.get("/metrics").text.count("gateway_recorder_records_total")
-        assert not (tmp_path / "traces").exists()
-        assert running.end() == 0
-    recorded = records(tmp_path / "traces")
-    assert len(recorded) == 5
-    assert all(json.dumps(BODY["messages"]) not in str(record) for record in recorded)

@@ -10,7 +10,6 @@ from typing import Any
 import orjson
 import pytest
 
-from backends.drafting.ngram import ngram_replay
 from gateway.dialects.transcript import read_answer
 from gateway.rooms.recorder.hashes import TextHasher
 from gateway.rooms.recorder.packed import unpack
@@ -96,19 +95,6 @@ def test_hashes_are_equal_exactly_where_the_text_is() -> None:
     other_prompt, _, other_hashing = TextHasher(b"another").hash_ids(ids[:5], ids[5:])
     assert not set(other_prompt) & set(prompt)
     assert other_hashing.salt != hashing.salt
-
-
-def test_ngram_drafting_gives_the_same_on_hashes_as_on_text() -> None:
-    text = "the cat sat on the mat and the cat sat on the hat, and 12345 cats sat on the mats. " * 3
-    hasher = TextHasher(b"secret")
-    prompt, output, hashing = hasher.hash_text(text, text[10:])
-    assert hashing.unit == "piece"
-    numbers: dict[str, int] = {}
-    pieces = [[numbers.setdefault(piece, len(numbers)) for piece in _PIECE.findall(part)] for part in (text, text[10:])]
-    assert "".join(_PIECE.findall(text)) == text
-    on_text, on_hashes = ngram_replay(*pieces, 5, 2, 4), ngram_replay(prompt, output, 5, 2, 4)
-    assert on_text[0].tolist() == on_hashes[0].tolist()
-    assert on_text[0].max() > 3
 
 
 def pieces_of(texts: list[str]) -> list[list[str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +14,8 @@ from backends.launch.ports import free_port
 from tests.gateway.conftest import MODEL, Running, Start, start_gateway
 from tests.gateway.reload.test_change import change
 from tests.gateway.rooms.rescue.test_streams import SCRIPT, engine
-from tests.support.command import gateway_command, until
 from tests.support.otlp_receiver import Received, otlp_receiver, plain
-from tests.support.upstream import END, Wire, answer, delta, upstreams_in_thread
+from tests.support.upstream import END, Wire, answer, delta
 from tests.support.waiting import eventually
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -120,7 +118,7 @@ async def test_the_spans_of_a_stream_continue_the_trace_of_the_client_and_the_en
 
 @pytest.mark.slow
 async def test_a_retry_has_two_spans_and_a_refusal_has_one() -> None:
-    other = "1" * 32
+    other, unanswered = "1" * 32, "2" * 32
     with otlp_receiver() as received:
         async with start_gateway(telemetry=to(received)) as running:
             running.upstreams["a"].behaviour = failing
@@ -130,6 +128,11 @@ async def test_a_retry_has_two_spans_and_a_refusal_has_one() -> None:
             seen = [running.upstreams[name].seen[-1].header("traceparent") for name in "ab"]
             server, (first, second) = await spans_of(received, TRACE, 3)
             refused, nothing = await spans_of(received, other, 1)
+            for upstream in running.upstreams.values():
+                await upstream.die()
+            assert (await running.chat(headers=traced(unanswered))).status_code >= 500
+            await eventually(lambda: received.of_trace(unanswered))
+    failed = next(span for span in received.of_trace(unanswered) if span.kind == SERVER)
     assert seen == [f"00-{TRACE}-{span.span_id.hex()}-01" for span in (first, second)]
     assert plain(server.attributes)["gateway.retried_from"] == "a"
     assert [plain(span.attributes)["gateway.backend"] for span in (first, second)] == ["a", "b"]
@@ -139,6 +142,7 @@ async def test_a_retry_has_two_spans_and_a_refusal_has_one() -> None:
     assert second.status.code == server.status.code != ERROR
     assert plain(second.attributes)["gen_ai.usage.input_tokens"] == 7
     assert plain(second.attributes)["gen_ai.usage.output_tokens"] == 3
+    assert (failed.status.code, plain(failed.attributes)["error.type"]) == (ERROR, "unanswered")
     assert not nothing
     assert plain(refused.attributes)["error.type"] == "model_not_found"
     assert plain(refused.attributes)["http.response.status_code"] == 404
@@ -177,18 +181,6 @@ async def test_other_paths_have_spans_of_http_alone_also_after_a_reload() -> Non
     assert (server.name, client.name) == ("GET", "GET")
     assert plain(server.attributes)["url.path"] == "/version"
     assert not [name for name in plain(client.attributes) if name.startswith("gen_ai")]
-
-
-@pytest.mark.slow
-async def test_requests_that_no_backend_answers_are_errors() -> None:
-    with otlp_receiver() as received:
-        async with start_gateway({"a": "baseline"}, telemetry=to(received)) as running:
-            await running.upstreams["a"].die()
-            assert (await running.chat(headers=traced())).status_code >= 500
-            await eventually(lambda: received.of_trace(TRACE))
-    server = next(span for span in received.of_trace(TRACE) if span.kind == SERVER)
-    assert server.status.code == ERROR
-    assert plain(server.attributes)["error.type"] == "unanswered"
 
 
 @pytest.mark.slow
@@ -235,26 +227,13 @@ async def test_a_dead_collector_loses_spans_counts_them_and_slows_no_request() -
 
 
 @pytest.mark.slow
-def test_workers_export_their_own_and_the_variables_of_the_sdk_apply(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with otlp_receiver() as received, upstreams_in_thread("a", MODEL) as (upstream,):
-        pool = tmp_path / "pool.yaml"
-        backends = f'{{a: {{method: baseline, url: "{upstream.url}"}}}}'
-        model = f"{{policy: {{name: round_robin}}, default_temperature: 1, backends: {backends}}}"
-        pool.write_text(f"models: {{{MODEL}: {model}}}\nstate: none\ntelemetry: {{otlp: {{}}}}\n")
+async def test_each_process_has_an_id_and_the_variables_of_the_sdk_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    with otlp_receiver() as received:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.url)
         monkeypatch.setenv("OTEL_SERVICE_NAME", "another-name")
-        with gateway_command(pool, tmp_path, "--workers", "2") as command:
-            body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
-            until(lambda: command.get("/readyz").status_code == 200)
-
-            def both_export() -> bool:
-                assert command.post("/v1/chat/completions", body).status_code == 200
-                return len({resource["service.instance.id"] for resource in received.resources}) == 2
-
-            until(both_export)
-            assert {resource["service.name"] for resource in received.resources} == {"another-name"}
-            assert command.end() == 0
-            assert "Traceback" not in command.printed()
-        assert len(received.spans) == 2 * len(upstream.seen)
+        for _ in range(2):
+            async with start_gateway({"a": "baseline"}, telemetry={"otlp": {}}) as running:
+                assert (await running.chat()).status_code == 200
+    assert {resource["service.name"] for resource in received.resources} == {"another-name"}
+    assert len({resource["service.instance.id"] for resource in received.resources}) == 2
+    assert len(received.spans) == 4

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from policies.learned.shadow_drafting import ShadowArm, ShadowSettings, replayed
 from policies.policy import Outcome
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.support.upstream import END, Wire, delta
-from tests.support.waiting import TIMEOUT_S, eventually
+from tests.support.waiting import eventually
 
 NGRAM = ShadowArm("ngram:3", Method.NGRAM, 3, {"prompt_lookup_min": 2, "prompt_lookup_max": 4})
 SUFFIX = ShadowArm("suffix:24", Method.SUFFIX, 24)
@@ -91,8 +89,9 @@ async def test_answers_of_one_method_are_replayed_with_the_others() -> None:
         expected = await _expected(running)
         assert expected["b"] > expected["c"] > 1.5
         assert expected["a"] == 1.0
-        assert _shadow(running).replayed == 3
-    assert not _children()
+        shadow = _shadow(running)
+        assert shadow.replayed == 3
+    assert shadow._process is None
 
 
 @pytest.mark.slow
@@ -205,24 +204,14 @@ def test_long_texts_and_other_endpoints_are_not_replayed() -> None:
     assert shadow.waiting == 0
 
 
-async def test_the_process_does_not_import_from_the_working_directory(
+@pytest.mark.slow
+async def test_replaying_continues_after_invalid_texts_and_a_killed_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In a folder from which the process must import nothing."""
     (tmp_path / "gateway").mkdir()
     (tmp_path / "gateway" / "__init__.py").write_text("raise SystemExit('wrong package')")
     monkeypatch.chdir(tmp_path)
-    shadow = ShadowDrafting(_Recording(), ShadowSettings(cpu=1.0), [NGRAM])
-    shadow.start()
-    try:
-        _add(shadow)
-        await eventually(lambda: shadow.replayed + shadow.failed == 1)
-        assert shadow.replayed == 1
-    finally:
-        shadow.stop()
-
-
-@pytest.mark.slow
-async def test_replaying_continues_after_invalid_texts_and_a_killed_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.rooms.shadow.replay._RESTART_DELAY_S", 0.0)
     policy = _Recording()
     shadow = ShadowDrafting(policy, ShadowSettings(cpu=1.0), [NGRAM, SUFFIX])
@@ -268,35 +257,8 @@ def test_token_ids_are_used_if_the_engine_sends_them() -> None:
         {"prompt_token_ids": prompt, "choices": [{"index": 0, "text": "not the ids", "token_ids": output}]}
     )
     body = orjson.dumps({"prompt": "not the ids either"})
-    head = {
-        "endpoint": "completions",
-        "streamed": False,
-        "body": len(body),
-        "answer": len(answer),
-    }
+    head = {"endpoint": "completions", "streamed": False, "body": len(body), "answer": len(answer)}
     arms = [{"arm": "ngram:3", "method": "ngram", "k": 3, "config": dict(NGRAM.config)}]
-    result = subprocess.run(
-        [sys.executable, "-m", "gateway.rooms.shadow"],
-        input=orjson.dumps(arms) + b"\n" + orjson.dumps(head) + b"\n" + body + answer,
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=TIMEOUT_S,
-    )
-    assert orjson.loads(result.stdout)["tokens_per_step"] == replayed(prompt, output, [NGRAM])
-
-
-def _children() -> list[str]:
-    """Return the shadow-drafting processes started by this process."""
-    children = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/cmdline", "rb") as file:
-                    command = file.read()
-                with open(f"/proc/{name}/stat") as file:
-                    parent = int(file.read().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if b"gateway.rooms.shadow" in command and parent == os.getpid():
-                children.append(name)
-    return children
+    sink = io.BytesIO()
+    shadow_process.main(io.BytesIO(orjson.dumps(arms) + b"\n" + orjson.dumps(head) + b"\n" + body + answer), sink)
+    assert orjson.loads(sink.getvalue())["tokens_per_step"] == replayed(prompt, output, [NGRAM])

@@ -1,4 +1,4 @@
-"""Classes of requests with a latency objective of their own."""
+"""Latency objectives of requests, from their headers, their key or their class."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import asyncio
 
 import pytest
 
+from gateway.relay.observers import EndedExchange
 from gateway.rooms.dashboard import room as dashboard
+from gateway.rooms.recorder.document import RequestNotes
+from gateway.routing.router import RoutedRequest
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.support.upstream import Wire, well
 from tests.support.waiting import eventually_async
@@ -88,6 +91,11 @@ async def test_a_class_that_is_not_there_is_answered_with_those_that_are() -> No
     async with start_gateway({"a": "baseline"}, policy, slo_classes=CLASSES) as running:
         refused = await running.chat(headers={"x-slo-class": "instant"})
         assert refused.json()["error"]["message"] == "x-slo-class is 'instant'; expected interactive, now, batch."
+        for header, value in (("x-slo-ttft-ms", "-1"), ("x-slo-tpot-ms", "soon")):
+            refused = await running.chat(headers={header: value})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_header")
+            assert header in refused.json()["error"]["message"]
+        assert running.upstreams["a"].seen == []
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
         headers = {"authorization": f"Bearer {ADMIN_KEY}", "x-slo-class": "now"}
         explained = (await running.client.post("/admin/explain", json=body, headers=headers)).json()
@@ -111,3 +119,38 @@ async def test_where_the_policy_has_an_objective_requests_may_bring_theirs() -> 
         assert (await running.chat(stream=True)).status_code == 200
         assert (await running.chat(stream=True, headers={"x-slo-tpot-ms": "60000"})).status_code == 200
         assert await counted(running) == {("", "kept"): 1}
+
+
+OWN_KEYS = [
+    {"name": "quick", "key": "sk-quick", "slo": {"ttft_ms": 300, "tpot_ms": 25}},
+    {"name": "half", "key": "sk-half", "slo": {"tpot_ms": 40}},
+    {"name": "plain", "key": "sk-plain"},
+]
+BOUNDS = [
+    ("quick", {}, 0.3, 0.025),
+    ("quick", {"x-slo-ttft-ms": "1000"}, 1.0, 0.025),
+    ("quick", {"x-slo-ttft-ms": "1000", "x-slo-tpot-ms": "1"}, 1.0, 0.001),
+    ("half", {"x-slo-ttft-ms": "500"}, 0.5, 0.04),
+    ("half", {}, None, 0.04),
+    ("plain", {}, None, None),
+]
+
+
+async def test_the_objective_of_a_key_applies_to_requests_without_headers() -> None:
+    policy = {"name": "learned", "objective": "goodput", "slo": {"ttft_ms": 9000}}
+    async with start_gateway({"a": "baseline", "b": "baseline"}, policy, keys=OWN_KEYS) as running:
+        observed: list[tuple[float | None, float | None]] = []
+
+        class Follow:
+            def follow(self, routed: RoutedRequest, body: bytes) -> RequestNotes:
+                return RequestNotes(self.see, keeps_answer=False)
+
+            def see(self, notes: RequestNotes, ended: EndedExchange) -> None:
+                assert ended.outcome is not None
+                observed.append((ended.outcome.request.slo_ttft_s, ended.outcome.request.slo_tpot_s))
+
+        running.gateway.relay.followers[MODEL].append(Follow())
+        for key, headers, ttft_s, tpot_s in BOUNDS:
+            answer = await running.chat(headers={"authorization": f"Bearer sk-{key}", **headers})
+            assert answer.status_code == 200
+            assert observed.pop() == (ttft_s and pytest.approx(ttft_s), tpot_s and pytest.approx(tpot_s))

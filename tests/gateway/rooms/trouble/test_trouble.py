@@ -6,11 +6,14 @@ import asyncio
 import json
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from backends.backend import EngineChange
+from gateway.rooms.trouble.answer import is_engines_own
+from policies.features.request import Endpoint, RequestFeatures
 from policies.trouble.troubles import TROUBLE
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start
 from tests.gateway.rooms.rescue.test_streams import check_is_whole, engine, rescues, stream, until_lost
@@ -79,11 +82,15 @@ def taken(running: Running, name: str, fields: dict[str, Any]) -> int:
     return sum(fields.keys() <= seen.json.keys() for seen in asked)
 
 
-FAULTS = [("status", TOOLS), ("error event", TOOLS), ("cut arguments", TOOLS), ("not JSON", JSON)]
-
-
-@pytest.mark.parametrize("policy", ["least_loaded", "learned"])
-@pytest.mark.parametrize(("fault", "fields"), FAULTS)
+@pytest.mark.parametrize(
+    ("policy", "fault", "fields"),
+    [
+        ("least_loaded", "status", TOOLS),
+        ("learned", "error event", TOOLS),
+        ("least_loaded", "cut arguments", TOOLS),
+        ("learned", "not JSON", JSON),
+    ],
+)
 async def test_what_breaks_is_found_said_avoided_and_forgotten(
     gateway_of: Start, caplog: pytest.LogCaptureFixture, policy: str, fault: str, fields: dict[str, Any]
 ) -> None:
@@ -102,9 +109,8 @@ async def test_what_breaks_is_found_said_avoided_and_forgotten(
         problem = "failed" if fault in {"status", "error event"} else "unusable"
         assert (found.shape, found.problem) == ((shape,), problem)
         await running.until(lambda: any("such requests go elsewhere" in each for each in caplog.messages))
-        page = (await running.client.get("/metrics")).text
-        labels = f'model="{MODEL}",place="eagle3:3",problem="{problem}",shape="{shape}"'
-        assert f"gateway_trouble_share{{{labels}}} 0." in page
+        labels = {"model": MODEL, "place": "eagle3:3", "problem": problem, "shape": shape}
+        assert 0.0 < await running.counted("gateway_trouble_share", **labels) < 1.0
         before = taken(running, "b", fields)
         for _ in range(30):
             response = await running.chat(**asked)
@@ -118,19 +124,24 @@ async def test_what_breaks_is_found_said_avoided_and_forgotten(
         running.gateway.models[MODEL].engine_changed("b", EngineChange.RESTART)
         await running.until(lambda: any("no longer: eagle3:3" in each for each in caplog.messages))
         assert troubles.found == ()
-        page = (await running.client.get("/metrics")).text
-        assert f"gateway_trouble_share{{{labels}}} 0.0" in page
+        assert await running.counted("gateway_trouble_share", **labels) == 0.0
 
 
 KEYS = [{"name": name, "key": f"sk-{name}", "may_override": True} for name in ("hostile", "other")]
-OWN = [
-    *({"stop": ["}"]}, {"stop_token_ids": [5]}, {"bad_words": ["}"]}, {"logit_bias": {"5": -100}}, {"n": 2}),
-    *({"echo": True}, {"temperature": 2.0}, {"continue_final_message": True}, {"an_option_of_tomorrow": 1}),
-    {"headers": {"x-gateway-method": "eagle3"}},
-]
 
 
-@pytest.mark.parametrize("own", [*OWN, {}], ids=lambda own: next(iter(own), "nothing"))
+def test_what_may_bend_or_cut_an_answer_is_no_evidence() -> None:
+    request = RequestFeatures("m", Endpoint.CHAT, temperature=1.0)
+    assert is_engines_own(request, {"messages": [], "stop": None})
+    for field in ("stop", "stop_token_ids", "bad_words", "echo", "continue_final_message", "an_option_of_tomorrow"):
+        assert not is_engines_own(request, {"messages": [], field: True})
+    for changed in (replace(request, n=2), replace(request, temperature=2.0), replace(request, restricted=True)):
+        assert not is_engines_own(changed, {})
+
+
+@pytest.mark.parametrize(
+    "own", [{"stop": ["}"]}, {"headers": {"x-gateway-method": "eagle3"}}, {}], ids=["stop", "headers", "nothing"]
+)
 async def test_what_one_key_asks_for_takes_no_replica_from_another(gateway_of: Start, own: dict[str, Any]) -> None:
     async def behave(wire: Wire) -> None:
         is_hostile = "hostile" in json.dumps(wire.seen.json["messages"])
@@ -168,23 +179,14 @@ async def test_a_failed_request_goes_to_a_replica_that_speculates_otherwise(gate
 
 
 @pytest.mark.slow
-async def test_a_stream_that_stalls_goes_on_elsewhere(gateway_of: Start) -> None:
-    async with gateway_of(rescue=True, timeouts=PATIENT) as running:
-        running.upstreams["a"].behaviour = engine(events=6, end=until_lost)
-        running.upstreams["b"].behaviour = engine(step=2)
-        for response in await asyncio.gather(*[stream(running) for _ in range(2)]):
-            check_is_whole(response)
-        assert await rescues(running) == {"a complete": 1}
-        assert running.backend("a").in_flight == 0
-
-
-@pytest.mark.slow
-async def test_a_stream_that_stalls_is_counted_where_it_was(gateway_of: Start) -> None:
+async def test_a_stream_that_stalls_goes_on_elsewhere_and_is_counted_where_it_was(gateway_of: Start) -> None:
     async with gateway_of(POOL, rescue=True, timeouts=PATIENT) as running:
         running.upstreams["a"].behaviour, running.upstreams["b"].behaviour = engine(), engine(events=6, end=until_lost)
         answers = await asyncio.gather(*[stream(running, logprobs=False, chat_template_kwargs=THINK) for _ in range(2)])
         for response in answers:
             check_is_whole(response)
+        assert await rescues(running) == {"b complete": 1}
+        assert running.backend("b").in_flight == 0
         statistics = running.gateway.models[MODEL].troubles.statistics
         sums = {key[:3]: each[:4] for key, each in statistics.buckets(TROUBLE).items()}
         assert sums == {
@@ -209,8 +211,7 @@ async def test_a_stream_that_stalls_and_has_nowhere_to_go_is_waited_for(gateway_
         wire.chunk = chunk  # type: ignore[method-assign]
         await whole(wire)
 
-    async with gateway_of({"a": "baseline"}, rescue=True, timeouts=PATIENT) as running:
-        running.upstreams["a"].behaviour = slow
+    async with gateway_of({"a": "baseline"}, behaviour=slow, rescue=True, timeouts=PATIENT) as running:
         check_is_whole(await stream(running))
         assert await rescues(running) == {}
 
