@@ -12,8 +12,10 @@ from backends.backend import Backend
 from backends.speculation import Method
 from policies.decision import Decision, Outcome
 from policies.features.request import Endpoint, RequestFeatures
+from policies.learned import replica, table
 from policies.learned.policy import Learned
 from policies.learned.settings import LearnedSettings
+from policies.statistics import Table
 
 STEP_S = 0.012
 PER_STEP = {"liar": 2.4, "honest": 2.4, "baseline": 1.0}
@@ -107,3 +109,24 @@ def test_answers_from_which_tokens_were_kept_accuse_nobody(restricted: bool) -> 
         request = replace(REQUEST, restricted=restricted, client=f"client {number % 3}")
         pool.answer(pool.backends[1], request, tokens_per_step=1.0)
     assert bool(pool.policy.detector.found) is not restricted
+
+
+IMPOSSIBLE: dict[str, tuple[Table, tuple[str, ...], tuple[float, ...]]] = {
+    "tokens per step": (table.PER_STEP, ("eagle3:3", "0/0", "chat", "", ""), (1e4, 2e5, 1e4, 2e5)),
+    "of no arm": (table.PER_STEP, ("eagle3:x", "0/0", "chat", "", ""), (1e4, 2e5, 1e4, 2e5)),
+    "of no kind": (table.PER_STEP, ("eagle3:3", "0/0"), (1e4, 2e5, 1e4, 2e5)),
+    "length": (table.LENGTH, ("", "other", "8/", "", ""), (1e4, 1e6, 1e4, 1e6)),
+    "steps, too fast": (replica.STEPS, ("liar",), (1e4, -2e5, *[1e-9] * 18)),
+    "steps, negative": (replica.STEPS, ("liar",), (1e4, 0.0, *[-1.0] * 18)),
+    "fewer than none": (replica.STEPS, ("liar",), (-1e4, 0.0, *[1.0] * 18)),
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_sums_of_others_that_cannot_be_are_bounded(what: str) -> None:
+    pool, (table, key, sums) = Pool(), IMPOSSIBLE[what]
+    statistics = pool.policy.statistics
+    statistics.set_others_of(table.name, int(statistics.clock() // table.epoch_s), {key: sums})
+    pool.answer_all(3)
+    assert pool.error("honest", "baseline") < 4.0
+    assert pool.error("liar") < 4.0

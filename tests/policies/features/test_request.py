@@ -279,7 +279,7 @@ _JSON = st.recursive(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     body=st.dictionaries(_KEYS, _JSON, max_size=8), endpoint=st.sampled_from(Endpoint), workload=st.text(max_size=50)
 )

@@ -16,7 +16,7 @@ from policies.learned.policy import Learned
 from policies.learned.prior import expected_by_k
 from policies.learned.replica import STEPS
 from policies.learned.settings import LearnedSettings
-from policies.learned.table import ANSWERS, LENGTH, PER_STEP, Kinds
+from policies.learned.table import ANSWERS, PER_STEP, Kinds
 from policies.statistics import Table
 from tests.policies.learned.pool import Pool, request
 from tests.support.simulated import CALIBRATION, calls, fit, play, replicas
@@ -213,14 +213,10 @@ def test_what_two_gateways_have_learned_is_what_both_believe() -> None:
         (PER_STEP, ("eagle3:3", "0/0", "chat", "", ""), (1e4, 2e5, 1e4, 2e5)),
         (PER_STEP, ("eagle3:3", "9/0", "3//chat", "", ""), (1e4, 2e5, 1e4, 2e5)),
         (PER_STEP, ("magic:x", "0/0", "code/2", "", ""), (1e4, 2e5, 1e4, 2e5)),
-        (PER_STEP, ("eagle3:3", "0/0"), (1e4, 2e5, 1e4, 2e5)),
-        (LENGTH, ("", "other", "8/", "", ""), (1e4, 1e6, 1e4, 1e6)),
         (ANSWERS, ("eagle3", "0/0", "code/2"), (1e4, 1e4)),
         (ANSWERS, ("eagle3", "0/0", "code/99", ""), (1e4, 1e4)),
         (ANSWERS, ("eagle3", "0/0", "code/2", ""), (-1e4, -1e4)),
         (STEPS, ("eagle3",), (1e4, -2e5, *[1e-9] * 18)),
-        (STEPS, ("eagle3",), (1e4, 0.0, *[-1.0] * 18)),
-        (STEPS, ("eagle3",), (-1e4, 0.0, *[1.0] * 18)),
     ],
 )
 def test_sums_of_others_that_cannot_be_do_little_to_beliefs(
@@ -228,12 +224,10 @@ def test_sums_of_others_that_cannot_be_do_little_to_beliefs(
 ) -> None:
     pool = Pool()
     pool.teach(request("code"), ngram=3.1, eagle3=2.0)
-    (before,), costs = belief_of(pool.policy, pool.backends, 1.0).groups, pool.costs(request("code"))
+    (before,) = belief_of(pool.policy, pool.backends, 1.0).groups
     pool.policy.statistics.set_others_of(table.name, int(pool.now_s // table.epoch_s), {key: sums})
     pool.fit()
     (after,) = belief_of(pool.policy, pool.backends, 1.0).groups
     for now, then in zip(after.backends, before.backends, strict=True):
         assert 0.5 < now.speedup / then.speedup < 2.0
         assert 0.0 <= now.sent <= then.sent
-    for name, cost in pool.costs(request("code")).items():
-        assert 0.25 < cost / costs[name] < 4.0
