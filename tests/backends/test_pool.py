@@ -171,50 +171,41 @@ async def test_an_unhealthy_replica_is_down_with_a_reason(prepare: Callable[[Ups
 
 
 @pytest.mark.slow
-async def test_a_change_of_the_engine_is_reported_once() -> None:
+async def test_what_happens_to_a_replica_is_told_once_and_probes_go_on_if_the_listener_raises() -> None:
+    class Broken(Heard):
+        def went_down(self, backend: Backend) -> None:
+            super().went_down(backend)
+            raise ZeroDivisionError
+
+        def became_ready(self, backend: Backend) -> None:
+            super().became_ready(backend)
+            raise ZeroDivisionError
+
+        def engine_changed(self, backend: Backend, change: EngineChange) -> None:
+            super().engine_changed(backend, change)
+            raise ZeroDivisionError
+
     async with running_pool() as (pool, backend, upstream):
-        pool.listen(heard := Heard())
+        pool.listen(heard := Broken())
         await eventually(lambda: backend.engine.metrics is not None)
         page = upstream.metrics
         for started in (b"1.0", b"7.0"):
             upstream.metrics = page + b"process_start_time_seconds " + started + b"\n"
             await eventually(lambda at_s=float(started): _engine(pool, backend).started_s == at_s)
         await stays(lambda: heard.changes == [("a", EngineChange.RESTART)], 0.2)
-
-
-@pytest.mark.parametrize("hook", ["on_engine_change", "on_ready", "on_down"])
-async def test_probes_go_on_after_a_hook_that_raises(hook: str) -> None:
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError
-
-    async with running_pool() as (pool, backend, upstream):
-        setattr(pool, hook, broken)
-        await eventually(lambda: backend.engine.metrics is not None)
-        page = upstream.metrics
-        for started in (b"1.0", b"7.0"):
-            upstream.metrics = page + b"process_start_time_seconds " + started + b"\n"
-            await eventually(lambda at_s=float(started): _engine(pool, backend).started_s == at_s)
-        upstream.health_status = 500
+        ready = len(heard.ready)
+        await upstream.die()
         await eventually(lambda: backend.health.state is State.DOWN)
-        upstream.health_status = 200
+        assert heard.down == [backend]
+        await upstream.come_back()
         await eventually(lambda: backend.health.state is State.UP)
+        assert len(heard.ready) == ready + 1
 
 
 def _engine(pool: Pool, backend: Backend) -> EngineMetrics:
     engine = backend.engine.metrics
     assert engine is not None
     return engine
-
-
-@pytest.mark.slow
-async def test_a_replica_is_down_after_the_second_failed_probe() -> None:
-    async with running_pool() as (_, backend, upstream):
-        await eventually(lambda: backend.health.state is State.UP)
-        upstream.health_hangs = True
-        await stays(lambda: backend.health.state is State.UP, 0.2)
-        await eventually(lambda: backend.health.state is State.DOWN)
-        upstream.health_hangs = False
-        await eventually(lambda: backend.health.state is State.UP)
 
 
 @pytest.mark.slow
@@ -247,17 +238,6 @@ async def test_a_replica_that_hangs_is_found_by_a_process_that_is_always_late() 
             return backend.health.state is State.DOWN
 
         await eventually(is_down)
-
-
-async def test_a_replica_that_dies_is_reported_and_comes_back() -> None:
-    async with running_pool() as (pool, backend, upstream):
-        pool.listen(heard := Heard())
-        await eventually(lambda: backend.health.state is State.UP)
-        await upstream.die()
-        await eventually(lambda: backend.health.state is State.DOWN)
-        assert heard.down == [backend]
-        await upstream.come_back()
-        await eventually(lambda: backend.health.state is State.UP)
 
 
 async def test_a_failure_wakes_the_probe() -> None:

@@ -41,7 +41,6 @@ def test_helm_lints_it(name: str) -> None:
     assert [message["error"] for message in report["messages"]] == ["icon is recommended"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_kubernetes_knows_every_field(chart: helm.Chart, name: str) -> None:
     objects = render(chart, values_of(name))

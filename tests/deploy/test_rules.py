@@ -26,7 +26,6 @@ def test_promtool_accepts_the_configuration_and_the_rules() -> None:
     assert f"{len(rules())} rules found" in output
 
 
-@pytest.mark.slow
 def test_the_rules_pass_their_unit_tests() -> None:
     assert "SUCCESS" in run("promtool", "test", "rules", UNIT_TESTS)
 

@@ -55,7 +55,6 @@ def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(built: Path) 
         assert wheel.read(f"{NAME}.dist-info/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
 
 
-@pytest.mark.slow
 def test_the_sdist_builds_to_the_same_wheel(built: Path, tmp_path: Path) -> None:
     with tarfile.open(built / f"{NAME}.tar.gz") as sdist:
         sdist.extractall(tmp_path, filter="data")

@@ -179,6 +179,15 @@ def installed() -> Path:
     return VENV
 
 
+ENGINE_IN_PROCESS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
 _CALLED = """
 import json, sys
 answers, sys.stdout = sys.stdout, sys.stderr
@@ -194,7 +203,9 @@ for line in sys.stdin:
 def in_vllm(installed: Path) -> Iterator[Callable[..., Any]]:
     """Return what runs code in a process that imports vLLM once: `answer`, which the code makes of `given`."""
     command = [str(installed / "bin/python"), "-c", _CALLED]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    env = os.environ | ENGINE_IN_PROCESS
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         asked, answers = process.stdin, process.stdout

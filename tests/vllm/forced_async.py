@@ -1,22 +1,23 @@
-"""A real engine on the CPU with asynchronous scheduling, which vLLM switches off there; prints what it drafted.
+"""A real engine on the CPU with asynchronous scheduling, which vLLM switches off there: what it drafts.
 
-Run by vLLM's Python: the engine, its scheduler and its worker are vLLM's own, only the choice of the platform is not.
+Run where vLLM is: the engine, its scheduler and its worker are vLLM's own, only the choice of the platform is not.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm import LLM, SamplingParams
 from vllm.platforms.cpu import CpuPlatform
 
 PROMPT = "def merge(a, b):\n    "
-TOKENS = 200
+TOKENS = 100
 
 
-def force_async() -> None:
+@contextmanager
+def forced_async() -> Iterator[None]:
     """Have the platform leave asynchronous scheduling on."""
     checked = CpuPlatform.check_and_update_config
 
@@ -25,21 +26,25 @@ def force_async() -> None:
         config.scheduler_config.async_scheduling = True
 
     CpuPlatform.check_and_update_config = staticmethod(forced)
+    try:
+        yield
+    finally:
+        CpuPlatform.check_and_update_config = checked
 
 
-def main(speculative_config: dict[str, Any], depths: list[int | None]) -> None:
-    """Serve a request of each depth in one batch."""
-    force_async()
-    engine = LLM(
-        model=".cache/tiny-models/target",
-        dtype="float32",
-        max_model_len=2048,
-        max_num_seqs=16,
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        speculative_config=speculative_config,
-        scheduler_cls="vllm_draft_depth.Scheduler",
-    )
+def drafted(speculative_config: dict[str, Any], depths: list[int | None]) -> dict[str, Any]:
+    """Serve a request of each depth in one batch; return what was drafted and answered."""
+    with forced_async():
+        engine = LLM(
+            model=".cache/tiny-models/target",
+            dtype="float32",
+            max_model_len=2048,
+            max_num_seqs=16,
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            speculative_config=speculative_config,
+            scheduler_cls="vllm_draft_depth.Scheduler",
+        )
     core = engine.llm_engine.engine_core.engine_core
     steps: list[dict[str, int]] = []
     schedule = core.scheduler.schedule
@@ -61,15 +66,10 @@ def main(speculative_config: dict[str, Any], depths: list[int | None]) -> None:
         for depth in depths
     ]
     answers = engine.generate([PROMPT] * len(depths), params, use_tqdm=False)
-    report = {
+    return {
         "scheduler": type(core.scheduler).__name__,
         "worker_is_async": core.model_executor.driver_worker.worker.model_runner.use_async_scheduling,
         "tokens": [list(answer.outputs[0].token_ids) for answer in answers],
         "drafts": [[step[answer.request_id] for step in steps if answer.request_id in step] for answer in answers],
         "most_in_a_step": max(map(len, steps)),
     }
-    print(json.dumps(report))
-
-
-if __name__ == "__main__":
-    main(*map(json.loads, sys.argv[1:]))

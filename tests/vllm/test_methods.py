@@ -25,10 +25,9 @@ def test_a_chat_answer_comes_whole(served: Served, backend: str, temperature: fl
     check_whole_answer(served, backend, temperature)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("backend", METHODS)
-def test_a_chat_answer_comes_as_a_stream(served: Served, backend: str, temperature: float) -> None:
-    check_stream(served, backend, temperature)
+def test_a_chat_answer_comes_as_a_stream(served: Served, backend: str) -> None:
+    check_stream(served, backend)
 
 
 @pytest.mark.parametrize("backend", METHODS)

@@ -89,7 +89,7 @@ def ask(served: Served, number: int, temperature: float = 0.0, backend: str | No
 
 def test_a_head_that_a_restart_has_broken_is_avoided(served: Served, weights: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
-        before = list(threads.map(lambda number: ask(served, number, backend=[VICTIM, STEADY][number % 2]), range(80)))
+        before = list(threads.map(lambda number: ask(served, number, backend=[VICTIM, STEADY][number % 2]), range(48)))
     process = served.backends()[VICTIM]["pid"]
     randomise(weights)
     os.killpg(os.getpgid(process), signal.SIGKILL)
@@ -117,7 +117,7 @@ def test_a_head_that_a_restart_has_broken_is_avoided(served: Served, weights: Pa
 
     with ThreadPoolExecutor(2) as threads:
         after = list(threads.map(lambda number: ask(served, number), range(24)))
-        hot += threads.map(lambda number: ask(served, number, 1.0, STEADY), range(30))
+        hot += threads.map(lambda number: ask(served, number, 1.0, STEADY), range(12))
     shares = [sum(backend == VICTIM for backend, _ in answers) / len(answers) for answers in (before, after)]
     means = [np.mean([per_step for _, per_step in answers]) for answers in (before, hot)]
     print(

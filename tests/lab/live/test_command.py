@@ -21,7 +21,7 @@ from lab.trace.write import write_trace
 from tests.lab import invoked
 from tests.support.command import ROOT, Command, ended, gateway_command, start, until
 from tests.support.stepping_engine import SteppingEngine
-from tests.support.upstream import Upstream, Wire
+from tests.support.upstream import Upstream, Wire, upstreams_in_thread
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,6 @@ streamed = SteppingEngine(tokens=4, prompt_tokens=None)
 command = partial(invoked.run, "replay")
 
 
-@pytest.mark.slow
 async def test_requests_are_sent_on_time_regardless_of_earlier_answers(tmp_path: Path) -> None:
     trace, out, page = tmp_path / "trace.jsonl", tmp_path / "figures.json", tmp_path / "page.html"
     write_trace(
@@ -112,7 +111,6 @@ async def test_requests_are_sent_on_time_regardless_of_earlier_answers(tmp_path:
     assert name in page.read_text()
 
 
-@pytest.mark.slow
 async def test_every_rate_is_sent_at_every_temperature_for_some_seconds(tmp_path: Path) -> None:
     trace, out, page = tmp_path / "trace.jsonl", tmp_path / "figures.json", tmp_path / "page.html"
     write_trace(trace, [TraceRecord(arrived_at=n, prompt_tokens=20 + n, output_tokens=4) for n in range(3)])
@@ -137,7 +135,6 @@ async def test_every_rate_is_sent_at_every_temperature_for_some_seconds(tmp_path
     assert "other, 60 requests/s, temperature 0.7" in page.read_text()
 
 
-@pytest.mark.slow
 async def test_closed_loops_keep_so_many_requests_under_way(tmp_path: Path) -> None:
     trace, out = tmp_path / "trace.jsonl", tmp_path / "loops.json"
     write_trace(trace, [TraceRecord(prompt_tokens=20, output_tokens=4)])
@@ -157,7 +154,6 @@ async def test_closed_loops_keep_so_many_requests_under_way(tmp_path: Path) -> N
     assert (first.method, first.concurrency, first.k) == (Method.BASELINE, 1, 0)
 
 
-@pytest.mark.slow
 async def test_failures_of_an_endpoint_are_reported_and_its_answers_are_kept(tmp_path: Path) -> None:
     trace, page = tmp_path / "trace.jsonl", tmp_path / "page.html"
     write_trace(trace, [TraceRecord(arrived_at=n / 50, prompt_tokens=20, output_tokens=4) for n in range(20)])
@@ -182,7 +178,6 @@ async def test_failures_of_an_endpoint_are_reported_and_its_answers_are_kept(tmp
     assert "failed, connect: " in page.read_text()
 
 
-@pytest.mark.slow
 async def test_ctrl_c_prints_the_finished_requests(tmp_path: Path) -> None:
     trace, out = tmp_path / "trace.jsonl", tmp_path / "figures.json"
     arrivals = [0.0, 0.01, 0.02, 3600.0]
@@ -224,7 +219,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
         yield running
 
 
-@pytest.mark.slow
 def test_shares_come_from_the_gateway(gateway: Command, tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     given = (AZURE, "--live", gateway.url, "--limit", 12, "--rate", 12, "--json", out)
@@ -237,7 +231,6 @@ def test_shares_come_from_the_gateway(gateway: Command, tmp_path: Path) -> None:
     assert f"`gateway compare report --url {gateway.url}`" in printed
 
 
-@pytest.mark.slow
 def test_prompts_share_their_prefix_blocks_and_nothing_with_earlier_runs(gateway: Command, tmp_path: Path) -> None:
     trace, out = tmp_path / "trace.jsonl", tmp_path / "figures.json"
     shared = TraceRecord(temperature=0.0, prompt_tokens=1636, output_tokens=5, prefix_blocks=[1, 2, 3])
@@ -294,21 +287,16 @@ def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
     assert "no requests that generate text" in command(empty, "--live", "http://127.0.0.1:9")[2]
 
 
-@pytest.mark.slow
 def test_the_status_is_1_without_any_successful_request(tmp_path: Path) -> None:
+    async def refuses_streams(wire: Wire) -> None:
+        if wire.seen.json["stream"]:
+            await wire.json({"error": {"message": "no more"}}, 503)
+        else:
+            await streamed(wire)
+
     trace = tmp_path / "trace.jsonl"
     write_trace(trace, [TraceRecord(arrived_at=0.0, prompt_tokens=9, output_tokens=2)])
-
-    async def run() -> tuple[int, str, str]:
-        async def refuses_streams(wire: Wire) -> None:
-            if wire.seen.json["stream"]:
-                await wire.json({"error": {"message": "no more"}}, 503)
-            else:
-                await streamed(wire)
-
-        async with Upstream("a", "m", refuses_streams) as server:
-            return await ended(await start("replay", trace, "--live", server.url))
-
-    status, printed, _ = asyncio.run(run())
+    with upstreams_in_thread(["a"], "m", refuses_streams) as [server]:
+        status, printed, _ = command(trace, "--live", server.url)
     assert status == 1
     assert "1 failed, http 503: " in printed

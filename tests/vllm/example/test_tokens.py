@@ -64,10 +64,10 @@ def test_usage_is_exact_and_hidden(served: Served, backend: str) -> None:
     assert learned == pytest.approx(given, rel=0.03)
 
 
-@pytest.mark.parametrize("options", [None, {}, {"include_usage": False, "continuous_usage_stats": True}])
-def test_options_that_do_not_ask(served: Served, options: object) -> None:
-    plain = shape(stream(served, "plain"))
-    assert shape(stream(served, "plain", stream_options=options)) == plain
+def test_options_that_do_not_ask(served: Served) -> None:
+    plain = shape(stream(served, "plain", max_tokens=24))
+    for options in (None, {}, {"include_usage": False, "continuous_usage_stats": True}):
+        assert shape(stream(served, "plain", max_tokens=24, stream_options=options)) == plain
 
 
 def test_several_choices_and_completions(served: Served) -> None:

@@ -28,7 +28,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": True, "top_logprobs": 3},
     "several": {"n": 3},
 }
-EACH = 6
+EACH = 3
 
 
 def test_healthy_engines_are_suspected_of_nothing(served: Served) -> None:

@@ -34,10 +34,9 @@ def test_a_chat_answer_comes_whole(served: Served, backend: str, temperature: fl
     check_whole_answer(served, backend, temperature)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("backend", METHODS)
-def test_a_chat_answer_comes_as_a_stream(served: Served, backend: str, temperature: float) -> None:
-    check_stream(served, backend, temperature)
+def test_a_chat_answer_comes_as_a_stream(served: Served, backend: str) -> None:
+    check_stream(served, backend)
 
 
 def test_init_writes_a_pool_of_what_the_engines_say_and_a_probe_agrees(served: Served, tmp_path: Path) -> None:
@@ -174,7 +173,7 @@ async def test_the_others_carry_on_when_an_engine_dies_and_it_comes_back(served:
         await until(is_back, START_S)
         now = served.backends()[victim]
         assert now["pid"] != before["pid"]
-        assert now["restarts"] == before["restarts"] + 1
+        assert now["restarts"] > before["restarts"]  # once more each time that its port was not free yet
         assert (await ask_little(client, victim)).headers["x-gateway-backend"] == victim
         for task in asking:
             assert not task.done()  # not one request failed

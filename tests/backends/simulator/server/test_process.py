@@ -15,11 +15,6 @@ import pytest
 from backends.simulator.__main__ import main
 
 
-def run(document: Any) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "backends.simulator"]
-    return subprocess.run(command, input=json.dumps(document).encode(), capture_output=True, timeout=60, check=False)
-
-
 @pytest.mark.parametrize(
     ("document", "message"),
     [
@@ -44,13 +39,16 @@ def test_an_invalid_document_is_reported(
     assert printed.out == ""
 
 
-@pytest.mark.slow
-def test_a_taken_port_is_reported() -> None:
+def test_a_taken_port_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "simulator.json"
+    monkeypatch.setattr(sys, "argv", ["simulator", str(path)])
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        result = run({"replicas": [{"name": "free", "model": "m"}, {"name": "taken", "model": "m", "port": port}]})
-    assert result.returncode == 1
-    assert "cannot listen" in result.stderr.decode()
+        path.write_text(json.dumps({"replicas": [{"name": "a", "model": "m", "port": taken.getsockname()[1]}]}))
+        assert main() == 1
+    assert "cannot listen" in capsys.readouterr().err
 
 
 @pytest.mark.slow

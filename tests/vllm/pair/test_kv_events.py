@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from backends.launch.ports import free_port
-from tests.support.paths import ROOT
 from tests.support.waiting import eventually_blocking
 from tests.vllm.conftest import Served
+from tests.vllm.pair.conftest import BLOCKS
+from tests.vllm.requests import to
 
 pytestmark = pytest.mark.vllm
 
-POOL = ""
-BLOCKS, BLOCK_TOKENS = 64, 128  # the size of the CPU's
+BLOCK_TOKENS = 128  # the size of the CPU's
 WORDS = 60
 """Of a prompt: 600 to 800 tokens of the tiny model's, so that some ten prompts fit into the blocks."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def pool(request: pytest.FixtureRequest, installed: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Write a pool of one engine with events."""
-    document = yaml.safe_load((ROOT / "tests/vllm/pool.methods.yaml").read_text())
-    tiny = document["models"]["tiny"]
-    serve, port = tiny["backends"]["tree"]["serve"], free_port()
-    events = {"enable_kv_cache_events": True, "endpoint": f"tcp://*:{port}"}
-    flags = ["--kv-events-config", json.dumps(events), "--enable-prompt-tokens-details"]
-    flags += ["--num-gpu-blocks-override", str(BLOCKS)]
-    env = {**serve["env"], "VLLM_SERVER_DEV_MODE": "1"}
-    serve = {**serve, "env": env, "flags": [*serve["flags"], *flags]}
-    tiny["backends"] = {"plain": {"method": "baseline", "serve": serve, "kv_events": f"tcp://127.0.0.1:{port}"}}
-    path = tmp_path_factory.mktemp("events") / "pool.yaml"
-    path.write_text(yaml.safe_dump(document))
-    request.module.POOL = str(path)
 
 
 def messages(number: int) -> list[dict[str, Any]]:
@@ -47,7 +26,7 @@ def messages(number: int) -> list[dict[str, Any]]:
 def ask(served: Served, number: int) -> tuple[int, int]:
     """Return the tokens of a prompt, and how many of them its engine had cached."""
     completion = served.openai.chat.completions.create(
-        model="tiny", messages=messages(number), max_tokens=24, temperature=0
+        model="tiny", messages=messages(number), max_tokens=24, temperature=0, extra_headers=to("plain")
     )
     assert completion.usage is not None
     details = completion.usage.prompt_tokens_details
@@ -56,7 +35,8 @@ def ask(served: Served, number: int) -> tuple[int, int]:
 
 def expected(served: Served, number: int) -> str:
     """Return what is expected of a prompt."""
-    return str(served.explain(messages=messages(number))["candidates"][0]["note"])
+    candidates = served.explain(messages=messages(number))["candidates"]
+    return str(next(each["note"] for each in candidates if each["backend"] == "plain"))
 
 
 def test_what_the_engine_tells_is_what_it_does(served: Served) -> None:
