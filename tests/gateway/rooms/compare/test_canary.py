@@ -86,10 +86,10 @@ def test_an_engine_that_does_not_start_so_is_started_as_before(pool: Path, tmp_p
         said, _ = trying.communicate(timeout=60)
         assert trying.returncode == 1
         assert "The engine of b does not start: exit status 1. It is started as before." in said
-        until(lambda: replica(command, "b")["state"] == "up")
+        until(lambda: all(replica(command, name)["state"] == "up" for name in "ab"))
         assert replica(command, "b")["method"] == "baseline"
         refused = canary(command, '{"method": "suffix", "num_speculative_tokens": 0}')
         said, _ = refused.communicate(timeout=60)
-        assert refused.returncode == 1
+        assert refused.returncode == 1, said
         assert "Nothing was changed: speculative_config.num_speculative_tokens: must be greater" in said
         assert replica(command, "b")["state"] == "up"
