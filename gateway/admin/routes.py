@@ -196,10 +196,9 @@ def _set_drained(gateway: Gateway, reference: BackendReference, *, drained: bool
 
 
 def _public(choice: Decision) -> dict[str, Any]:
-    """Return a decision without the policy's private memo."""
-    shown = dataclasses.asdict(dataclasses.replace(choice, memo=None))  # the memo is the policy's own
-    del shown["memo"]
-    return shown
+    """Return a decision without the policy's private memo, and without the candidates, which are shown beside it."""
+    shown = ("backend", "policy", "reason", "propensity", "cached_tokens", "cached_by")
+    return {name: getattr(choice, name) for name in shown}
 
 
 def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, Any]:

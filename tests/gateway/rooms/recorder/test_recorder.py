@@ -34,7 +34,7 @@ from lab.trace.read import read_trace
 from lab.trace.record import TraceRecord
 from policies.features.prompt import Prompt
 from policies.features.request import Endpoint, RequestFeatures
-from policies.policy import CandidateScores, Decision, Outcome, policies
+from policies.policy import Decision, Outcome, policies
 from tests.gateway.conftest import MODEL, Start, start_gateway
 from tests.support.command import until
 from tests.support.registered_metrics import value_of
@@ -94,7 +94,8 @@ def finished(recorder: Recorder, number: int = 0, body: bytes = b"", **changes: 
     """Return a request that was answered."""
     routed = routed_chat()
     backends = [Backend("b", "m", Method.NGRAM, ""), Backend("a", "m", Method.BASELINE, "")]
-    decision = Decision("b", "thresholds", "rule", 0.75, CandidateScores(backends, [1.25, None], [0.75, 0.25]))
+    scores: dict[str, Any] = {"predicted_s": [1.25, None], "propensities": [0.75, 0.25]}
+    decision = Decision("b", "thresholds", "rule", 0.75, candidates=backends, **scores)
     backends[0].in_flight, backends[0].load = 3, EngineLoad(running=5, waiting=2, at_s=1.0)
     notes = recorder.follow(routed, b"")
     assert notes is not None
@@ -187,8 +188,9 @@ def test_candidates_that_the_policy_excluded_have_propensity_0(
 ) -> None:
     recorder = started()
     request = finished(recorder)
-    considered = CandidateScores(request.notes.candidates[:1], [2.5], [0.9])
-    request.record(recorder, decision=Decision("b", "learned", "least_delay", 0.9, considered))
+    scores: dict[str, Any] = {"predicted_s": [2.5], "propensities": [0.9]}
+    decision = Decision("b", "learned", "least_delay", 0.9, candidates=request.notes.candidates[:1], **scores)
+    request.record(recorder, decision=decision)
     recorder.stop()
     (record,) = records(tmp_path)
     assert (record.candidates["prediction_s"], record.candidates["propensity"]) == ([2.5, None], [0.9, 0.0])
@@ -244,8 +246,9 @@ def test_a_sample_of_the_requests_is_recorded(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_built_does_not_affect_others(tmp_path: Path, started: Callable[..., Recorder]) -> None:
     recorder = started()
     request = finished(recorder, 1)
-    considered = CandidateScores(request.notes.candidates[:1], [1.0], [])  # inconsistent, by a defect of the policy
-    request.record(recorder, decision=Decision("b", "learned", "least_delay", 1.0, considered))
+    scores: dict[str, Any] = {"predicted_s": [1.0], "propensities": []}  # inconsistent, by a defect of the policy
+    decision = Decision("b", "learned", "least_delay", 1.0, candidates=request.notes.candidates[:1], **scores)
+    request.record(recorder, decision=decision)
     finished(recorder, 2).record(recorder)
     recorder.stop()
     assert [record.id for record in records(tmp_path)] == ["2"]
