@@ -21,7 +21,7 @@ from gateway.gateway import Gateway, Trial
 from gateway.reload.reloader import ReloadError
 from gateway.routing.access import RequestHeaders, read_head
 from gateway.routing.keys import ANONYMOUS
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import RequestFeatures
 from policies.policy import Assessment, Decision
 from policies.roles import assess, preview

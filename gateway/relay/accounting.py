@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Final, TypeGuard
 
 from backends import background
@@ -14,7 +15,9 @@ from gateway.relay.answers import MeteredAnswer, PassThrough
 from gateway.relay.context import RelayContext
 from gateway.relay.delivery import Delivery
 from gateway.relay.observers import EndedExchange, tell_end
+from gateway.relay.roles import Rescued
 from gateway.routing.model import Model, Upstream
+from gateway.routing.routed_request import RoutedRequest
 from policies.features.prompt import BYTES_PER_TOKEN
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision, Outcome
@@ -52,6 +55,41 @@ def conclude(ended: EndedExchange, relay: RelayContext, delivery: Delivery, body
         except Exception as error:  # noqa: BLE001
             background.note("accounting", error, of=model.name)
     tell_end(delivery.observers, ended)
+
+
+def ended_of(
+    routed: RoutedRequest,
+    delivery: Delivery,
+    upstream: Upstream | None,
+    decision: Decision | None,
+    rescued: Rescued | None,
+    status: int,
+    label: str,
+) -> EndedExchange:
+    """Return what an exchange was, which ends now."""
+    answer = delivery.answer
+    usage = None if answer is None else answer.usage
+    return EndedExchange(
+        delivery.request_id,
+        routed.client,
+        routed,
+        decision,
+        upstream,
+        delivery.retried_from,
+        status,
+        label,
+        delivery.arrived_s,
+        delivery.first_s,
+        delivery.last_s,
+        time.perf_counter(),
+        delivery.waited_s,
+        rescued.usage if usage is None and rescued is not None else usage,
+        None if answer is None else answer.events,
+        unread_bytes=0 if answer is None else answer.unread_bytes,
+        was_paused=delivery.was_paused,
+        rescued_from="" if rescued is None else rescued.backend,
+        rescued_at=0 if rescued is None else rescued.tokens,
+    )
 
 
 Account = tuple[Usage | None, Outcome | None, int, int]

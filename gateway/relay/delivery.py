@@ -13,7 +13,7 @@ from gateway.relay.observers import Observer, tell, tell_answer
 from gateway.relay.roles import Reply, send_error
 from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import Endpoint
 from policies.policy import Decision
 
@@ -146,6 +146,10 @@ class Delivery:
         if status >= 500:
             return "engine_error"
         return "ok" if status < 400 else "client_error"
+
+    def lines_of_choice(self, upstream: Upstream, decision: Decision) -> bytes:
+        """Return the header lines of an answer that say which backend was chosen, and why."""
+        return upstream.lines_of_choice(decision, self.retried_from)
 
     def _lines(self, lines: bytes, upstream: Upstream, decision: Decision) -> bytes:
         """Return the header lines of an answer, from those of the engine."""

@@ -13,7 +13,7 @@ from gateway.dialects.sse import EventStream
 from gateway.dialects.usage import Usage
 from gateway.routing.keys import Client
 from gateway.routing.model import Upstream
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.sticky import ResponseLocations
 from policies.policy import Decision, Outcome
 

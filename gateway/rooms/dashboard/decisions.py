@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from backends.backend import Backend
 from gateway.relay.observers import EndedExchange, Observer
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from policies.build import predicted_s
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision

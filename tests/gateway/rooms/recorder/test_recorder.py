@@ -25,7 +25,7 @@ from gateway.rooms.recorder.recorder import Recorder, recorder_issue
 from gateway.rooms.recorder.room import RecorderRoom
 from gateway.routing.keys import Client
 from gateway.routing.model import Model, Upstream
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.series import RequestSeries
 from gateway.service.assembly import assemble
 from gateway.telemetry.registry import Registry

@@ -18,7 +18,7 @@ from gateway.rooms.shadow.replay import MOST_TEXT_BYTES, MOST_TEXTS, AnswerText,
 from gateway.rooms.shadow.room import ShadowRoom
 from gateway.routing.keys import Client
 from gateway.routing.model import Model
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.policy import Learned
 from policies.learned.shadow_drafting import ShadowArm, ShadowSettings, replayed
