@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Final, TypeGuard
 
 from backends import background
@@ -15,9 +14,7 @@ from gateway.relay.answers import MeteredAnswer, PassThrough
 from gateway.relay.context import RelayContext
 from gateway.relay.delivery import Delivery
 from gateway.relay.observers import EndedExchange, tell_end
-from gateway.relay.roles import Rescued
 from gateway.routing.model import Model, Upstream
-from gateway.routing.routed_request import RoutedRequest
 from policies.features.prompt import BYTES_PER_TOKEN
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision, Outcome
@@ -38,7 +35,7 @@ _AUDIO_BYTES_PER_S: Final = 8_000
 """Of a compressed recording, 64 kbit/s; few are smaller than a third of this."""
 
 
-def conclude(ended: EndedExchange, relay: RelayContext, delivery: Delivery, body: bytes, *, is_over: bool) -> None:
+def conclude(ended: Delivery, relay: RelayContext, body: bytes, *, is_over: bool) -> None:
     """End an exchange in steps, each of which is taken whatever the others raise: else a key would not get its place.
 
     A request whose time was over (`is_over`) is charged although it was not answered: its engine has worked for it.
@@ -46,7 +43,7 @@ def conclude(ended: EndedExchange, relay: RelayContext, delivery: Delivery, body
     model = ended.routed.model
     model.traffic.end(ended.routed.client)
     try:
-        ended.conclude(*account_of(ended, delivery, body, is_over=is_over))
+        ended.conclude(*account_of(ended, body, is_over=is_over))
     except Exception as error:  # noqa: BLE001
         background.note("accounting", error, of=model.name)
     for step in (_charge, _learn, _count):
@@ -54,55 +51,20 @@ def conclude(ended: EndedExchange, relay: RelayContext, delivery: Delivery, body
             step(ended, relay)
         except Exception as error:  # noqa: BLE001
             background.note("accounting", error, of=model.name)
-    tell_end(delivery.observers, ended)
-
-
-def ended_of(
-    routed: RoutedRequest,
-    delivery: Delivery,
-    upstream: Upstream | None,
-    decision: Decision | None,
-    rescued: Rescued | None,
-    status: int,
-    label: str,
-) -> EndedExchange:
-    """Return what an exchange was, which ends now."""
-    answer = delivery.answer
-    usage = None if answer is None else answer.usage
-    return EndedExchange(
-        delivery.request_id,
-        routed.client,
-        routed,
-        decision,
-        upstream,
-        delivery.retried_from,
-        status,
-        label,
-        delivery.arrived_s,
-        delivery.first_s,
-        delivery.last_s,
-        time.perf_counter(),
-        delivery.waited_s,
-        rescued.usage if usage is None and rescued is not None else usage,
-        None if answer is None else answer.events,
-        unread_bytes=0 if answer is None else answer.unread_bytes,
-        was_paused=delivery.was_paused,
-        rescued_from="" if rescued is None else rescued.backend,
-        rescued_at=0 if rescued is None else rescued.tokens,
-    )
+    tell_end(ended.let_go(), ended)
 
 
 Account = tuple[Usage | None, Outcome | None, int, int]
 """The usage that is believed, the outcome, and the tokens of prompt and answer that the key is charged."""
 
 
-def account_of(ended: EndedExchange, delivery: Delivery, body: bytes, *, is_over: bool) -> Account:
+def account_of(ended: Delivery, body: bytes, *, is_over: bool) -> Account:
     """Return what an exchange came to.
 
     If nobody learns or observes, an answer in one piece has no outcome: that would need the features of the request,
     which are computed on first use.
     """
-    usage, decision, upstream, request = ended.usage, ended.decision, ended.upstream, delivery.request
+    usage, decision, upstream, request = ended.usage, ended.decision, ended.upstream, ended.request
     if decision is None or upstream is None:
         return usage, None, 0, 0
     is_answered = ended.label in _ANSWERED
@@ -110,7 +72,7 @@ def account_of(ended: EndedExchange, delivery: Delivery, body: bytes, *, is_over
         # Only a `POST` with a body makes an engine work: asking again for a stored response reports its usage again.
         if not body or request.method != "POST" or not (is_answered or is_over):
             return usage, None, 0, 0
-        return _passed_through(ended, decision, upstream, request.path, body, delivery.answer)
+        return _passed_through(ended, decision, upstream, request.path, body, ended.answer)
     if usage is None and ended.stream is not None and ended.label != "ok":
         latest = first_usage(ended.stream.last_documents())
         usage = latest if latest is not None and latest.output_tokens else None
@@ -119,7 +81,7 @@ def account_of(ended: EndedExchange, delivery: Delivery, body: bytes, *, is_over
             return usage, None, 0, 0
         return usage, None, ended.routed.features.prompt_tokens, _unseen_tokens(ended, upstream, usage)
     usage = _believed(usage, ended, upstream.backend)
-    if not delivery.observers and ended.stream is None and _is_plain(usage, ended.routed.model):
+    if not ended.observers and ended.stream is None and _is_plain(usage, ended.routed.model):
         return usage, None, usage.prompt_tokens or 0, usage.output_tokens or 0
     outcome = outcome_of(ended, usage, decision, upstream)
     output_tokens = outcome.output_tokens

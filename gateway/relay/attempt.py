@@ -7,8 +7,9 @@ decides what follows from them.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from backends.backend import Backend
 from backends.http.client import Call
@@ -46,7 +47,7 @@ _OTHER: Final = Endpoint.OTHER
 _NOTHING: Final = frozenset[bytes]()
 
 
-class Tried(Protocol):
+class Tried(ABC):
     """The exchange, as its attempts know it: the request, and what follows from what they get."""
 
     relay: RelayContext
@@ -58,18 +59,23 @@ class Tried(Protocol):
     engine_id: bytes  # the id of the request for engines
     traced: Traced | None  # by whose account the gateway takes part in the trace; None if it does not
 
+    @abstractmethod
     def choose(self, candidates: list[Backend], reason: str = "") -> Attempt:
         """Begin an attempt at one of the candidates; `reason` replaces that of the policy."""
 
+    @abstractmethod
     def failed(self, attempt: Attempt, failure: Failure) -> Step:
         """Do what follows from a failure, and return it: see `gateway.relay.failover`."""
 
+    @abstractmethod
     def succeed(self, attempt: Attempt, answer: PassThrough) -> None:
         """End with an answer that was passed on."""
 
+    @abstractmethod
     def end_with_error(self, error: GatewayError) -> None:
         """End with an error."""
 
+    @abstractmethod
     def note_served(self) -> None:
         """Report the backends that have failed the request, since another one serves it."""
 

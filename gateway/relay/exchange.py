@@ -17,13 +17,13 @@ from typing import Final
 from backends.backend import Backend
 from backends.health import State, Strike
 from gateway.dialects.errors import EXCEEDED, GatewayError, exceeded, gateway_failed
-from gateway.relay.accounting import conclude, ended_of
+from gateway.relay.accounting import conclude
 from gateway.relay.answers import PassThrough
 from gateway.relay.attempt import Attempt
 from gateway.relay.context import RelayContext
 from gateway.relay.delivery import Delivery
 from gateway.relay.engine_errors import OVERLOADED
-from gateway.relay.failover import Failover, fingerprint
+from gateway.relay.failover import Failing, Failover, fingerprint
 from gateway.relay.failures import Failure, Outlook, Step
 from gateway.relay.observers import Traced, tell_send
 from gateway.relay.outgoing import learn_habits
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 _OTHER: Final = Endpoint.OTHER
 
 
-class Exchange:
+class Exchange(Failing):
     """One request from its routing to its outcome."""
 
     def __init__(
@@ -267,7 +267,9 @@ class Exchange:
             delivery.interrupt(error)
             self._finish(error.status, "interrupted")
         else:
-            choice_lines = b"" if attempt is None else delivery.lines_of_choice(attempt.upstream, attempt.decision)
+            choice_lines = b""
+            if attempt is not None:
+                choice_lines = attempt.upstream.lines_of_choice(attempt.decision, delivery.retried_from)
             delivery.answer_with(error, choice_lines)
             self._finish(error.status, "unanswered", is_over=error.code == EXCEEDED)
         if has_begun:
@@ -277,7 +279,7 @@ class Exchange:
         """End with an answer that was passed on."""
         delivery, backend = self.delivery, attempt.upstream.backend
         attempt.release()
-        label = delivery.label()
+        label = label_of(max(delivery.status, answer.error_status))
         is_first_suspect = self._failover is None or not self._failover.was_suspected
         if label == "ok" and delivery.endpoint is not _OTHER and delivery.status < 300:
             self.relay.pool.report_success(backend)
@@ -298,25 +300,25 @@ class Exchange:
             self.timer.cancel()
             self.timer = None
         attempt, rescued = self.attempt, None if self.rescuer is None else self.rescuer.rescued()
-        ended = ended_of(
-            self.routed,
-            delivery,
-            None if attempt is None else attempt.upstream,
-            None if attempt is None else attempt.decision,
-            rescued,
-            status,
-            label,
-        )
+        upstream, decision = (None, None) if attempt is None else (attempt.upstream, attempt.decision)
+        delivery.note_end(self.routed, upstream, decision, rescued, status, label)
         # They refer to the exchange: nothing is left for the garbage collector.
         self.attempt = self.rescuer = self._failover = None
-        conclude(ended, relay, delivery, self.body, is_over=is_over)
+        conclude(delivery, relay, self.body, is_over=is_over)
         if queue is not None:
             if self._charge is not None:
-                self._charge.party.settle(self._charge.price, ended.answer_tokens)
+                self._charge.party.settle(self._charge.price, delivery.answer_tokens)
             if self.place is not None:
                 queue.leave(self.place)
                 self.place = None
             queue.dispatch()
+
+
+def label_of(status: int) -> str:
+    """Return the outcome of a complete answer, as metrics name it."""
+    if status >= 500:
+        return "engine_error"
+    return "ok" if status < 400 else "client_error"
 
 
 def defect(request_id: bytes, model: str) -> GatewayError:

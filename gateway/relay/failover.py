@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from backends.backend import Backend
 from backends.health import Strike, Unreachable
 from gateway.dialects.errors import GatewayError
-from gateway.relay.attempt import Attempt
-from gateway.relay.context import RelayContext
+from gateway.relay.attempt import Attempt, Tried
 from gateway.relay.delivery import Delivery
 from gateway.relay.failures import (
     RULES,
@@ -25,11 +25,8 @@ from gateway.relay.failures import (
     verdict_on,
 )
 from gateway.relay.observers import tell
-from gateway.relay.roles import Rescuer, Sender
 from gateway.relay.waiting.queue import ModelQueue
-from gateway.routing.access import RequestHeaders
 from gateway.routing.contexts import longer
-from gateway.routing.routed_request import RoutedRequest
 from policies.arm import arm_of
 from policies.features.request import Endpoint
 
@@ -38,30 +35,24 @@ _MAY_BE_METHOD: Final = frozenset({"status", "error", "garbage"})
 """Failures that may be owed to how a backend speculates: the retry goes to one that does otherwise, if there is one."""
 
 
-class Failing(Protocol):
-    """The exchange whose backends fail."""
+class Failing(Tried):
+    """The exchange whose backends fail, and how it goes on."""
 
-    relay: RelayContext
-    request: RequestHeaders
-    body: bytes
-    routed: RoutedRequest
     delivery: Delivery
-    sender: Sender
-    rescuer: Rescuer | None
     queue: ModelQueue | None
     closed: tuple[str, ...]  # names of backends that have no room for it
 
+    @abstractmethod
     def candidates(self, tried: tuple[str, ...], *, may_try: bool = True) -> list[Backend]:
         """Return the backends that the request may be sent to, without those tried; raises if there is none."""
 
+    @abstractmethod
     def close_to(self, backends: tuple[str, ...]) -> None:
         """Send the request to none of some backends."""
 
+    @abstractmethod
     def send(self, candidates: list[Backend]) -> None:
         """Send the request to one of the candidates."""
-
-    def end_with_error(self, error: GatewayError) -> None:
-        """End with an error."""
 
 
 def fingerprint(exchange: Failing) -> int:

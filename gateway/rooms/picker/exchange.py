@@ -141,7 +141,9 @@ class Picked:
     def lines_for_client(self) -> bytes:
         """Return the header lines that the answer gets: the id of the request, and which backend was chosen and why."""
         request, attempt, delivery = self._exchange.request, self._exchange.attempt, self._exchange.delivery
-        choice_lines = b"" if attempt is None else delivery.lines_of_choice(attempt.upstream, attempt.decision)
+        choice_lines = b""
+        if attempt is not None:
+            choice_lines = attempt.upstream.lines_of_choice(attempt.decision, delivery.retried_from)
         return request_id_lines(request.path, delivery.request_id) + request.answer_lines + choice_lines
 
     def on_head(self, status: int, headers: HeaderList, *, is_read: bool) -> None:

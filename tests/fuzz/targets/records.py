@@ -93,10 +93,10 @@ def fuzz_one(data: bytes) -> None:
         6,
         2,
     )
-    times = (9.0, 10.0, 10.75, 11.0, 0.0)
-    ended = EndedExchange(
-        b"\xffid", ANONYMOUS, routed, decision, _upstream, "", 200, "ok", *times, usage, None, outcome
-    )
+    ended = EndedExchange(b"\xffid", ANONYMOUS, 9.0)
+    ended.routed, ended.decision, ended.upstream, ended.outcome = routed, decision, _upstream, outcome
+    ended.status, ended.label, ended.usage = 200, "ok", usage
+    ended.first_s, ended.last_s, ended.ended_s = 10.0, 10.75, 11.0
     notes.on_end(ended)
     line = built.builder.begin(notes, ended, 0.0)
     if line is None:

@@ -49,16 +49,12 @@ def settings(folder: Path, **fields: Any) -> RecorderSettings:
 
 
 ANY_DECISION = Decision("b", "random", "drawn", 0.5)
-GIVEN = (
-    "request_id client routed decision upstream retried_from status label"
-    " arrived_s first_s last_s ended_s waited_s usage stream outcome unread_bytes"
-)
 
 
 def changed(ended: EndedExchange, **changes: Any) -> EndedExchange:
     """Return a copy with other values."""
-    copied = EndedExchange(*[getattr(ended, name) for name in GIVEN.split()])
-    for name, value in changes.items():
+    copied = EndedExchange(ended.request_id, ended.client, ended.arrived_s)
+    for name, value in {**vars(ended), **changes}.items():
         setattr(copied, name, value)
     return copied
 
@@ -107,22 +103,10 @@ def finished(recorder: Recorder, number: int = 0, body: bytes = b"", **changes: 
     )
     series = RequestSeries(Registry()).of(backends[0])
     upstream = Upstream(backends[0], UpstreamClient(Address.parse("http://127.0.0.1:1")), series)
-    ended = EndedExchange(
-        b"%d" % number,
-        Client("team"),
-        routed,
-        decision,
-        upstream,
-        "",
-        200,
-        "ok",
-        9.0,
-        10.0,
-        10.75,
-        11.0,
-        outcome=outcome,
-    )
-    return Finished(notes, changed(ended, **changes))
+    given = {"routed": routed, "decision": decision, "upstream": upstream, "status": 200, "label": "ok"}
+    given |= {"first_s": 10.0, "last_s": 10.75, "ended_s": 11.0, "outcome": outcome}
+    ended = EndedExchange(b"%d" % number, Client("team"), 9.0)
+    return Finished(notes, changed(ended, **{**given, **changes}))
 
 
 @pytest.fixture
