@@ -15,8 +15,8 @@ from policies.decision import Assessment, Decision, Outcome
 from policies.experiment.blocks import kind_of, work_of
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 from policies.guarded.guardrail import Guardrail
+from policies.learned.cost import Delay
 from policies.learned.detector import Detector
-from policies.learned.known import Memo
 from policies.learned.policy import Learned
 from policies.learned.settings import LearnedSettings
 from policies.learned.shadow_drafting import ShadowSettings
@@ -51,7 +51,7 @@ def learned_of(policy: Policy) -> Learned | None:
 def predicted_s(decision: Decision) -> float | None:
     """Return the predicted seconds to finish of a request that was sent; None if the policy predicts nothing."""
     memo = decision.memo.watching if isinstance(decision.memo, _Memo) else decision.memo
-    return memo.delay.own_s if isinstance(memo, Memo) else None
+    return memo.own_s if isinstance(memo, Delay) else None
 
 
 class _Memo(NamedTuple):

@@ -15,40 +15,6 @@ from policies.features.request import RequestFeatures
 
 
 @dataclass(slots=True, init=False)
-class CandidateScores:
-    """Scores of the candidates of a decision, as parallel sequences.
-
-    Parameters
-    ----------
-    candidates
-        The candidates. They identify the backends only: their load may have changed since the decision.
-    predicted_s
-        Predicted seconds to finish on each candidate; None where the policy predicts nothing.
-    propensities
-        Probability of choosing each candidate, in [0, 1].
-    costs
-        What the policy minimises, for each candidate; None if it does not tell.
-    """
-
-    candidates: Sequence[Candidate]
-    predicted_s: Sequence[float | None]
-    propensities: Sequence[float]
-    costs: Sequence[float] | None
-
-    def __init__(
-        self,
-        candidates: Sequence[Candidate],
-        predicted_s: Sequence[float | None],
-        propensities: Sequence[float],
-        costs: Sequence[float] | None = None,
-    ) -> None:
-        self.candidates = candidates
-        self.predicted_s = predicted_s
-        self.propensities = propensities
-        self.costs = costs
-
-
-@dataclass(slots=True, init=False)
 class Decision:
     """The backend that a policy chose for a request, and why.
 
@@ -64,13 +30,19 @@ class Decision:
     propensity
         Probability of choosing this backend in this situation, in (0, 1]. Off-policy evaluation weights the outcome by
         its inverse [1]_.
-    considered
-        Scores of all candidates, for the recorder; None if the policy reports only its choice.
     memo
         Private data of the policy, which finds it again in the outcome.
     cached_tokens, cached_by
         Tokens of the prompt that the backend is expected to have cached, and what that goes by: `events` of its engine
         or an `estimate`, or empty for a policy that expects nothing.
+    candidates
+        The candidates that were scored; empty if the policy reports only its choice. They identify the backends only:
+        their load may have changed since the decision.
+    predicted_s, propensities
+        For each of them, the predicted seconds to finish, None where the policy predicts nothing; and the probability
+        of choosing it, in [0, 1].
+    costs
+        What the policy minimises, for each of them; empty if it does not tell.
 
     References
     ----------
@@ -80,38 +52,47 @@ class Decision:
     Examples
     --------
     >>> decision = Decision("ngram-0", "least_loaded", "fewest_in_flight", propensity=0.5)
-    >>> decision.backend, decision.propensity, decision.considered
-    ('ngram-0', 0.5, None)
+    >>> decision.backend, decision.propensity, decision.candidates
+    ('ngram-0', 0.5, ())
     """
 
     backend: str
     policy: str
     reason: str
     propensity: float
-    considered: CandidateScores | None
     memo: Any = field(repr=False, compare=False)
     cached_tokens: int
     cached_by: str
+    candidates: Sequence[Candidate]
+    predicted_s: Sequence[float | None]
+    propensities: Sequence[float]
+    costs: Sequence[float]
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 -- a record
         self,
         backend: str,
         policy: str,
         reason: str,
         propensity: float = 1.0,
-        considered: CandidateScores | None = None,
         memo: Any = None,
         cached_tokens: int = 0,
         cached_by: str = "",
+        candidates: Sequence[Candidate] = (),
+        predicted_s: Sequence[float | None] = (),
+        propensities: Sequence[float] = (),
+        costs: Sequence[float] = (),
     ) -> None:
         self.backend = backend
         self.policy = policy
         self.reason = reason
         self.propensity = propensity
-        self.considered = considered
         self.memo = memo
         self.cached_tokens = cached_tokens
         self.cached_by = cached_by
+        self.candidates = candidates
+        self.predicted_s = predicted_s
+        self.propensities = propensities
+        self.costs = costs
 
     def __deepcopy__(self, copied: dict[int, object]) -> Decision:
         """Return the decision itself, which is immutable; a compiled class has no other way to be copied."""

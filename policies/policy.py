@@ -14,12 +14,11 @@ from pydantic import Field
 
 from backends.backend import Candidate
 from backends.validation import CheckedModel
-from policies.decision import Assessment, CandidateScores, Decision, Outcome
+from policies.decision import Assessment, Decision, Outcome
 from policies.features.request import TEXT_FEATURES, RequestFeatures
 
 __all__ = [
     "Assessment",
-    "CandidateScores",
     "Decision",
     "Outcome",
     "Policy",

@@ -21,7 +21,7 @@ from gateway.gateway import Gateway, Trial
 from gateway.reload.reloader import ReloadError
 from gateway.routing.access import RequestHeaders, read_head
 from gateway.routing.keys import ANONYMOUS
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import RequestFeatures
 from policies.policy import Assessment, Decision
 from policies.roles import assess, preview
@@ -196,10 +196,9 @@ def _set_drained(gateway: Gateway, reference: BackendReference, *, drained: bool
 
 
 def _public(choice: Decision) -> dict[str, Any]:
-    """Return a decision without the policy's private memo."""
-    shown = dataclasses.asdict(dataclasses.replace(choice, memo=None))  # the memo is the policy's own
-    del shown["memo"]
-    return shown
+    """Return a decision without the policy's private memo, and without the candidates, which are shown beside it."""
+    shown = ("backend", "policy", "reason", "propensity", "cached_tokens", "cached_by")
+    return {name: getattr(choice, name) for name in shown}
 
 
 def _explain(gateway: Gateway, head: RequestHeaders, body: bytes) -> dict[str, Any]:

@@ -22,24 +22,20 @@ _BEGIN_S = 5.0
 
 
 class ServerConnection(Connection):
-    """A connection of a client.
+    """A connection of a client: its reading half.
 
     It implements `asyncio.Protocol` without inheriting from it, so that mypyc can compile it.
     """
 
     def __init__(self, server: HttpServer) -> None:
+        super().__init__(server.writes, server.date)
         self.server = server
-        self.held_bytes = 0  # what the server has counted of this connection's unfinished request
-        self.reply: HttpReply | None = None  # the current request: being read or answered
         self.is_new = True  # no head has been complete
         self.is_closing = False  # what is received is dropped
         self.since_s = 0.0  # when the connection became idle or closing, or the head or body that is being read began
         self._reader = RequestReader(server.limits.head, server.limits.body_bytes)
         self._is_reading = False  # the reader is being asked
-        self._is_paused = False  # reading from the client is
         self._read_s = 0.0  # the last time that something of a body came
-        self._transport: Any = None
-        self._slow_since_s = 0.0  # when the client became too slow to receive; 0.0 if it is not
 
     # Called by asyncio
 
@@ -64,16 +60,6 @@ class ServerConnection(Connection):
         if reply is not None:
             reply.client_gone()
 
-    def eof_received(self) -> bool:
-        """Return False, so that the transport closes itself and calls `connection_lost`."""
-        return False
-
-    def pause_writing(self) -> None:
-        """Pause the answer while the client is slow to receive it."""
-        self._slow_since_s = time.monotonic()
-        if self.reply is not None and (source := self.reply.source) is not None:
-            source.pause()
-
     def resume_writing(self) -> None:
         """Resume the answer, or go on with requests that wait."""
         self._slow_since_s = 0.0
@@ -91,26 +77,6 @@ class ServerConnection(Connection):
 
     # Called by replies
 
-    def preamble(self) -> bytes:
-        """Return the header lines of every answer."""
-        return self.server.preamble()
-
-    def write(self, data: bytes) -> None:
-        """Write at the end of the event loop's iteration."""
-        if self._transport is not None:
-            if (writes := self.server.writes) is not None:
-                writes.add(self._transport, data)
-            else:
-                self._transport.write(data)
-
-    def write_now(self, data: bytes) -> None:
-        """Write now, as for a chunk of a stream."""
-        if self._transport is not None:
-            if (writes := self.server.writes) is not None:
-                writes.write_now(self._transport, data)
-            else:
-                self._transport.write(data)
-
     def answered(self, reply: HttpReply) -> None:
         """Go on with the next request, or close."""
         if self._transport is None:
@@ -127,7 +93,7 @@ class ServerConnection(Connection):
         self.is_closing = True
         self.since_s = time.monotonic()
         self._drop()
-        self._pause(is_paused=False)
+        self.pause_reading(is_paused=False)
         if not lingers:
             self.server.close(self._transport)
 
@@ -203,13 +169,19 @@ class ServerConnection(Connection):
                     break
                 if event == HEAD:
                     count += 1
-                    self._begin()
+                    self.is_new, self._read_s = False, 0.0
+                    is_last, is_known = self.server.is_stopping, reader.is_known
+                    self.reply = HttpReply(self, reader.head, is_last=is_last, is_admitted=is_known)
                 elif event == BEGINNING:
                     self.since_s = time.monotonic()
+                elif (reply := self.reply) is None:
+                    continue
                 elif event == WHOLE:
-                    self._handle()
+                    reply.is_complete = True
+                    if reply.is_admitted or self._admit(reply):
+                        self.server.service.handle(reply, reader.body)
                 else:
-                    self._expect_more()
+                    self._expect_more(reply)
         except RequestError as error:
             self._refuse(error.status, error.reason)
         self._is_reading = False
@@ -217,7 +189,7 @@ class ServerConnection(Connection):
             return
         waiting_bytes = reader.waiting_bytes()
         must_wait = waiting_bytes > 0 and not reader.is_reading_body and self._must_wait(count)
-        self._pause(is_paused=must_wait and (self._is_paused or waiting_bytes > _MAX_WAITING_BYTES))
+        self.pause_reading(is_paused=must_wait and (self._is_paused or waiting_bytes > _MAX_WAITING_BYTES))
         if count == _MAX_IN_A_ROW and self.reply is None:
             self._read_later()
         if waiting_bytes or reader.is_reading_body or self.held_bytes:
@@ -227,27 +199,14 @@ class ServerConnection(Connection):
         """Return whether the next request has to wait: for an answer, for the client to receive it, or for others."""
         return count == _MAX_IN_A_ROW or self.reply is not None or self._slow_since_s != 0.0
 
-    def _begin(self) -> None:
-        reader = self._reader
-        self.is_new = False
-        self._read_s = 0.0
-        self.reply = HttpReply(self, reader.head, is_last=self.server.is_stopping, is_admitted=reader.is_known)
-
-    def _expect_more(self) -> None:
+    def _expect_more(self, reply: HttpReply) -> None:
         """Admit a request before the rest of its body, for which its client may wait to be asked."""
-        reply, begins = self.reply, self._read_s == 0.0
+        begins = self._read_s == 0.0
         self._read_s = time.monotonic()
         if begins:
             self.since_s = self._read_s
-        if reply is not None and not reply.is_admitted and self._admit(reply) and reply.request.expects_continue:
+        if not reply.is_admitted and self._admit(reply) and reply.request.expects_continue:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def _handle(self) -> None:
-        reply = self.reply
-        if reply is not None:
-            reply.is_complete = True
-            if reply.is_admitted or self._admit(reply):
-                self.server.service.handle(reply, self._reader.body)
 
     def _admit(self, reply: HttpReply) -> bool:
         self.server.service.admit(reply)
@@ -271,20 +230,7 @@ class ServerConnection(Connection):
         if self.held_bytes:
             self.server.hold(self, 0)
 
-    def _pause(self, *, is_paused: bool) -> None:
-        """Stop reading from the client, or go on."""
-        if is_paused is not self._is_paused:
-            self._is_paused = is_paused
-            if is_paused:
-                self._transport.pause_reading()
-            else:
-                self._transport.resume_reading()
-
     def _read_later(self) -> None:
         """Read what waits, in a turn of its own."""
         if not self._is_reading and self._reader.waiting_bytes():
-            asyncio.get_running_loop().call_soon(self._read_waiting)
-
-    def _read_waiting(self) -> None:
-        if not self.is_closing:
-            self._read()
+            asyncio.get_running_loop().call_soon(self._read)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from email.utils import formatdate
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
+from backends.http.wire import WriteBatch
 from gateway.http.request_head import RequestHead
 
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
@@ -28,24 +31,72 @@ class Source(Protocol):
         """Resume."""
 
 
-class Connection(ABC):
-    """A connection of a client, as replies and the server see it."""
+class DateLine:
+    """The header line with the date, which every answer has; made again once a second."""
 
-    held_bytes: int  # what the server has counted of its unfinished request
+    def __init__(self) -> None:
+        self._line = b""
+        self._until_s = 0.0
+
+    def now(self) -> bytes:
+        """Return it."""
+        now_s = time.time()
+        if not 0.0 < self._until_s - now_s <= 1.0:
+            self._line = f"date: {formatdate(now_s, usegmt=True)}\r\n".encode("ascii")
+            self._until_s = float(int(now_s)) + 1.0
+        return self._line
+
+
+class Connection(ABC):
+    """A connection of a client, as replies and the server see it: what is written there; a subclass reads."""
+
+    def __init__(self, writes: WriteBatch | None, date: DateLine) -> None:
+        self.date = date
+        self.held_bytes = 0  # what the server has counted of its unfinished request
+        self.reply: HttpReply | None = None  # the current request: being read or answered
+        self._writes = writes  # where answers in one piece are written; None writes them immediately
+        self._transport: Any = None
+        self._is_paused = False  # reading from the client is
+        self._slow_since_s = 0.0  # when the client became too slow to receive; 0.0 if it is not
+
+    # Called by asyncio
+
+    def eof_received(self) -> bool:
+        """Return False, so that the transport closes itself and calls `connection_lost`."""
+        return False
+
+    def pause_writing(self) -> None:
+        """Pause the answer while the client is slow to receive it."""
+        self._slow_since_s = time.monotonic()
+        if self.reply is not None and (source := self.reply.source) is not None:
+            source.pause()
 
     # Called by replies
 
-    @abstractmethod
-    def preamble(self) -> bytes:
-        """Return the header lines of every answer."""
-
-    @abstractmethod
     def write(self, data: bytes) -> None:
         """Write at the end of the event loop's iteration."""
+        if self._transport is not None:
+            if self._writes is not None:
+                self._writes.add(self._transport, data)
+            else:
+                self._transport.write(data)
 
-    @abstractmethod
     def write_now(self, data: bytes) -> None:
         """Write now, as for a chunk of a stream."""
+        if self._transport is not None:
+            if self._writes is not None:
+                self._writes.write_now(self._transport, data)
+            else:
+                self._transport.write(data)
+
+    def pause_reading(self, *, is_paused: bool) -> None:
+        """Stop reading from the client, or go on."""
+        if is_paused is not self._is_paused:
+            self._is_paused = is_paused
+            if is_paused:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
 
     @abstractmethod
     def answered(self, reply: HttpReply) -> None:
@@ -104,7 +155,7 @@ class HttpReply:
 
     def head(self, status: int, lines: bytes) -> None:
         """Begin the answer; the head is written together with the first bytes of the body."""
-        head = _STATUS_LINES[status] + self._connection.preamble() + lines
+        head = _STATUS_LINES[status] + self._connection.date.now() + lines
         if self.request.method == "HEAD" or status in _NO_BODY_STATUSES or b"\r\ncontent-length: " in head:
             self._chunked = False
         elif self._chunked:
@@ -132,9 +183,9 @@ class HttpReply:
             self.end()
             return
         sent = b"" if self.request.method == "HEAD" else body
-        preamble, close = self._connection.preamble(), self._close_line()
+        date, close = self._connection.date.now(), self._close_line()
         self._connection.write(
-            b"%b%b%b%bcontent-length: %d\r\n\r\n%b" % (_STATUS_LINES[status], preamble, lines, close, len(body), sent)
+            b"%b%b%b%bcontent-length: %d\r\n\r\n%b" % (_STATUS_LINES[status], date, lines, close, len(body), sent)
         )
         self._finish()
 

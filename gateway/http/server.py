@@ -12,12 +12,11 @@ import heapq
 import logging
 import time
 from dataclasses import dataclass, field
-from email.utils import formatdate
 from typing import Any, Protocol
 
 from backends.background import Seldom
 from backends.http.wire import WriteBatch
-from gateway.http.reply import Connection, HttpReply
+from gateway.http.reply import Connection, DateLine, HttpReply
 from gateway.http.request_head import HeadLimits
 
 log = logging.getLogger(__name__)
@@ -83,8 +82,7 @@ class HttpServer:
         self.writes = writes  # batch in which complete answers are written; None writes them immediately
         self.is_stopping = False  # whether the server is being stopped: no connection has another request
         self.connections: set[Connection] = set()  # the open ones
-        self._preamble = b""
-        self._preamble_until_s = 0.0
+        self.date = DateLine()
         self._sweep: Any = None
         self._held_bytes = 0
         self._idlest: list[tuple[float, Connection]] = []  # the last is idle for longest
@@ -160,14 +158,6 @@ class HttpServer:
         if self.writes is not None:
             self.writes.flush()
         transport.close()
-
-    def preamble(self) -> bytes:
-        """Return the header lines of every answer; made again once a second, for their date."""
-        now_s = time.time()
-        if not 0.0 < self._preamble_until_s - now_s <= 1.0:
-            self._preamble = f"date: {formatdate(now_s, usegmt=True)}\r\n".encode("ascii")
-            self._preamble_until_s = float(int(now_s)) + 1.0
-        return self._preamble
 
     def _check(self) -> None:
         """Check the time of all connections; one timer for all avoids two timer changes a request."""

@@ -21,7 +21,7 @@ from backends.health import Drain, Ejected
 from backends.pool import Pool
 from gateway.peers.report import Draining, Ejection, Report, SentPrompt, decode
 from gateway.relay.limits import Limits
-from gateway.relay.shares import FairShares
+from gateway.relay.waiting.shares import FairShares
 from gateway.routing.keys import Keyring
 from gateway.routing.model import Model
 from gateway.routing.router import Sent

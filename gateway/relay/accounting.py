@@ -35,7 +35,7 @@ _AUDIO_BYTES_PER_S: Final = 8_000
 """Of a compressed recording, 64 kbit/s; few are smaller than a third of this."""
 
 
-def conclude(ended: EndedExchange, relay: RelayContext, delivery: Delivery, body: bytes, *, is_over: bool) -> None:
+def conclude(ended: Delivery, relay: RelayContext, body: bytes, *, is_over: bool) -> None:
     """End an exchange in steps, each of which is taken whatever the others raise: else a key would not get its place.
 
     A request whose time was over (`is_over`) is charged although it was not answered: its engine has worked for it.
@@ -43,7 +43,7 @@ def conclude(ended: EndedExchange, relay: RelayContext, delivery: Delivery, body
     model = ended.routed.model
     model.traffic.end(ended.routed.client)
     try:
-        ended.conclude(*account_of(ended, delivery, body, is_over=is_over))
+        ended.conclude(*account_of(ended, body, is_over=is_over))
     except Exception as error:  # noqa: BLE001
         background.note("accounting", error, of=model.name)
     for step in (_charge, _learn, _count):
@@ -51,20 +51,20 @@ def conclude(ended: EndedExchange, relay: RelayContext, delivery: Delivery, body
             step(ended, relay)
         except Exception as error:  # noqa: BLE001
             background.note("accounting", error, of=model.name)
-    tell_end(delivery.observers, ended)
+    tell_end(ended.let_go(), ended)
 
 
 Account = tuple[Usage | None, Outcome | None, int, int]
 """The usage that is believed, the outcome, and the tokens of prompt and answer that the key is charged."""
 
 
-def account_of(ended: EndedExchange, delivery: Delivery, body: bytes, *, is_over: bool) -> Account:
+def account_of(ended: Delivery, body: bytes, *, is_over: bool) -> Account:
     """Return what an exchange came to.
 
     If nobody learns or observes, an answer in one piece has no outcome: that would need the features of the request,
     which are computed on first use.
     """
-    usage, decision, upstream, request = ended.usage, ended.decision, ended.upstream, delivery.request
+    usage, decision, upstream, request = ended.usage, ended.decision, ended.upstream, ended.request
     if decision is None or upstream is None:
         return usage, None, 0, 0
     is_answered = ended.label in _ANSWERED
@@ -72,7 +72,7 @@ def account_of(ended: EndedExchange, delivery: Delivery, body: bytes, *, is_over
         # Only a `POST` with a body makes an engine work: asking again for a stored response reports its usage again.
         if not body or request.method != "POST" or not (is_answered or is_over):
             return usage, None, 0, 0
-        return _passed_through(ended, decision, upstream, request.path, body, delivery.answer)
+        return _passed_through(ended, decision, upstream, request.path, body, ended.answer)
     if usage is None and ended.stream is not None and ended.label != "ok":
         latest = first_usage(ended.stream.last_documents())
         usage = latest if latest is not None and latest.output_tokens else None
@@ -81,7 +81,7 @@ def account_of(ended: EndedExchange, delivery: Delivery, body: bytes, *, is_over
             return usage, None, 0, 0
         return usage, None, ended.routed.features.prompt_tokens, _unseen_tokens(ended, upstream, usage)
     usage = _believed(usage, ended, upstream.backend)
-    if not delivery.observers and ended.stream is None and _is_plain(usage, ended.routed.model):
+    if not ended.observers and ended.stream is None and _is_plain(usage, ended.routed.model):
         return usage, None, usage.prompt_tokens or 0, usage.output_tokens or 0
     outcome = outcome_of(ended, usage, decision, upstream)
     output_tokens = outcome.output_tokens

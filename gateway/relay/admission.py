@@ -14,8 +14,8 @@ from gateway.relay.context import RelayContext
 from gateway.relay.delivery import Delivery
 from gateway.relay.exchange import Exchange, defect
 from gateway.relay.observers import LocationObserver, Observer, follow
-from gateway.relay.queue import rank_of
 from gateway.relay.roles import Refused, Reply, Sender
+from gateway.relay.waiting.queue import rank_of
 from gateway.routing.access import RequestHeaders
 from gateway.routing.keys import Client
 from gateway.routing.router import SMALL_BYTES

@@ -6,50 +6,48 @@ decides what follows from them.
 
 from __future__ import annotations
 
-import re
 import time
-from dataclasses import replace
-from typing import Final, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final
 
 from backends.backend import Backend
 from backends.http.client import Call
 from backends.http.receiver import AnswerHead, HeaderList, Receiver, UpstreamError
 from backends.recovery import TRIAL
-from gateway.dialects.asked_usage import IDS, USAGE, asking
+from gateway.dialects.asked_usage import IDS, USAGE
 from gateway.dialects.draft_depth import with_draft_tokens
 from gateway.dialects.ending import BUSY, InvalidAnswerError
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.sse import EventStream
-from gateway.http.headers import relative_location
 from gateway.relay.answers import PassThrough, WholeAnswer
 from gateway.relay.context import RelayContext
 from gateway.relay.delivery import Delivery
-from gateway.relay.failures import Step, backend_failed
-from gateway.relay.roles import Rescuer, Sender
+from gateway.relay.engine_errors import (
+    OVERLOADED,
+    REFUSALS,
+    RETRYABLE,
+    TOLD_IN_BODY,
+    UNAUTHORIZED,
+    failure_of,
+    redirects_elsewhere,
+)
+from gateway.relay.failures import Failure, Step, backend_failed
+from gateway.relay.observers import Traced
+from gateway.relay.outgoing import DEEP, Added, body_of, head_of
+from gateway.relay.roles import Rescuer, Sender, Silence
 from gateway.routing.access import RequestHeaders
 from gateway.routing.contexts import none_takes_it, refusal_of
 from gateway.routing.model import Upstream
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import Endpoint
 from policies.policy import Decision
 
 _OTHER: Final = Endpoint.OTHER
-DEEP: Final = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
-"""Endpoints whose requests can say how deep their engine drafts."""
-_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})  # sent with a content length even if the body is empty
-_READ_BYTES: Final = 2048  # of an error
-_REFUSALS: Final = frozenset({400, 422})
-_RETRYABLE: Final = frozenset({BUSY, 500, 502, 503})  # not 504: a server between says that the engine is slow
-_FULL: Final = re.compile(rb"busy|overload|queue|capacity|too many|rate.?limit", re.IGNORECASE)
-"""How an engine says with 503 that it has too much to do; vLLM: `currently busy and cannot accept new requests`."""
 _NOTHING: Final = frozenset[bytes]()
-_UNAUTHORIZED: Final = 401
-_NOT_FOUND: Final = 404
-OVERLOADED: Final = 503
-"""An engine that says so, and is at work, is not at fault, unless most of the others are at hand."""
 
 
-class Tried(Protocol):
+class Tried(ABC):
     """The exchange, as its attempts know it: the request, and what follows from what they get."""
 
     relay: RelayContext
@@ -59,44 +57,47 @@ class Tried(Protocol):
     rescuer: Rescuer | None
     sender: Sender
     engine_id: bytes  # the id of the request for engines
+    traced: Traced | None  # by whose account the gateway takes part in the trace; None if it does not
 
-    @property
-    def lines(self) -> bytes:
-        """Header lines for the next backend."""
-
+    @abstractmethod
     def choose(self, candidates: list[Backend], reason: str = "") -> Attempt:
         """Begin an attempt at one of the candidates; `reason` replaces that of the policy."""
 
-    def failed(
-        self, attempt: Attempt, kind: str, message: str, *, is_proof: bool = False, otherwise: Step | None = None
-    ) -> Step:
-        """Do what follows from a failure, and return it; `otherwise` is done by the caller in place of failing."""
+    @abstractmethod
+    def failed(self, attempt: Attempt, failure: Failure) -> Step:
+        """Do what follows from a failure, and return it: see `gateway.relay.failover`."""
 
+    @abstractmethod
     def succeed(self, attempt: Attempt, answer: PassThrough) -> None:
         """End with an answer that was passed on."""
 
+    @abstractmethod
     def end_with_error(self, error: GatewayError) -> None:
         """End with an error."""
 
-    def note_served(self, backend: Backend | None) -> None:
-        """Report that the request is being served, by a backend if that is evidence for it."""
+    @abstractmethod
+    def note_served(self) -> None:
+        """Report the backends that have failed the request, since another one serves it."""
 
 
 class Attempt:
     """The part of one backend in an exchange, and the receiver of its answer."""
 
-    def __init__(self, exchange: Tried, delivery: Delivery, upstream: Upstream, decision: Decision) -> None:
+    def __init__(
+        self, exchange: Tried, delivery: Delivery, upstream: Upstream, decision: Decision, *, is_sent: bool = False
+    ) -> None:
         self.exchange = exchange
         self.delivery = delivery
+        self.request_id = delivery.request_id
         self.upstream = upstream
         self.decision = decision
         # Whether the backend gets the request to show that it can serve again.
         self.is_on_trial = decision.reason == TRIAL
-        self.call: Call | None = None  # the call in flight; None before it is sent, and after its end
+        # The call in flight; None before it is sent, and after its end. `is_sent`: a proxy has sent it already.
+        self.call: Call | None = Call(b"", b"", self) if is_sent else None
         self.last_read_s = 0.0  # when it was sent, or something of its answer was last read, by `time.perf_counter`
-        # Parameters that the gateway adds to the request of a stream, and those of them that the engine has refused.
-        self._added: tuple[bytes, ...] = ()
-        self._declined = _NOTHING
+        self.added: Added = ()
+        self._declined = _NOTHING  # what the engine has refused of that
         self._take()
 
     def _take(self) -> None:
@@ -106,59 +107,16 @@ class Attempt:
             self.exchange.relay.pool.recovery.begin_trial(self.upstream.backend)
         self.last_read_s = time.perf_counter()
 
-    def send(self, candidates: list[Backend]) -> None:
-        """Send the request to the backend, which was chosen among the candidates."""
-        exchange = self.exchange
-        rescuer, body, options = exchange.rescuer, exchange.body, exchange.routed.usage_options
+    def send(self, candidates: Sequence[Backend]) -> None:
+        """Send the request to the backend, with what the gateway adds to it."""
+        exchange, routed = self.exchange, self.exchange.routed
+        rescuer, body, options = exchange.rescuer, exchange.body, routed.usage_options
         if rescuer is not None or options is not None:
-            habits, self._added = self.upstream.habits, ()
-            declined = habits.declined | self._declined
-            with_ids = None if rescuer is None or IDS in declined else rescuer.body
-            if with_ids is not None:
-                body, self._added = with_ids, (IDS,)
-            if options is not None and habits.may_ask and USAGE not in declined:
-                body, self._added = asking(body, options), (*self._added, USAGE)
-        depth = exchange.relay.router.depth(exchange.routed.model.name, self.decision.backend)
+            body, self.added = body_of(body, options, rescuer, self.upstream.habits, self._declined)
+        depth = exchange.relay.router.depth(routed.model.name, self.decision.backend)
         if depth is not None and self.delivery.endpoint in DEEP:
             body = with_draft_tokens(body, depth)
-        request, lines = exchange.request, exchange.lines
-        is_head, once = request.method == "HEAD", not request.may_repeat
-        head = self._head(request.target, body, lines) if exchange.sender.is_relayed else b""
-        call = self.call = Call(head, body, self, head_only=is_head, whole=self, once=once)
-        exchange.sender.send(call, self.upstream, candidates, lines, exchange.engine_id)
-        if self.delivery.is_paused:
-            call.pause()
-
-    def _head(self, target: bytes, body: bytes, lines: bytes) -> bytes:
-        exchange, upstream = self.exchange, self.upstream
-        request, api_key = exchange.request, upstream.backend.api_key
-        if api_key is not None:
-            key_lines = b"authorization: Bearer %b\r\n" % api_key.encode()
-        else:
-            key_lines = request.key_lines if exchange.relay.access.keyring.is_open else b""
-        length = b"content-length: %d\r\n" % len(body) if body or request.method in _WITH_BODY else b""
-        return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%bx-request-id: %b\r\n%b\r\n" % (
-            request.method.encode(),
-            target,
-            upstream.client.address.authority,
-            lines,
-            key_lines,
-            exchange.engine_id,
-            length,
-        )
-
-    def is_sent(self) -> None:
-        """Note that a proxy has sent the request."""
-        self.call = Call(b"", b"", self)
-
-    def lines_of_choice(self) -> bytes:
-        """Return the header lines of an answer that say which backend was chosen, and why."""
-        return self.upstream.lines_of_choice(self.decision, self.delivery.retried_from)
-
-    def pause(self) -> None:
-        """Pause reading the answer."""
-        if self.call is not None:
-            self.call.pause()
+        self.ask(exchange.request.target, body, self, candidates)
 
     def resume(self) -> None:
         """Resume reading the answer; the pause does not count as silence of the backend."""
@@ -180,41 +138,47 @@ class Attempt:
             self.call.cancel()
             self.release()
 
-    def learn_habits(self, events: EventStream) -> None:
-        """Learn what the engine's streams are like, from a complete one of its own."""
-        rescuer, habits = self.exchange.rescuer, self.upstream.habits
-        if rescuer is not None and rescuer.left:
-            return
-        if self.exchange.routed.usage_options is not None and USAGE not in self._added:
-            habits.learn(events.last_events())
-        if rescuer is not None and IDS in self._added and not rescuer.has_ids:
-            habits.decline(IDS)  # it takes no notice
+    def complete(self) -> None:
+        """End a stream whose last event was passed on."""
+        self.cancel()
+        answer = self.delivery.complete_stream()
+        self.delivery.end()
+        if answer is not None:
+            self.exchange.succeed(self, answer)
+
+    def silence_of(self, backend: Backend, now_s: float) -> Silence | None:
+        """Return for how long a backend has told nothing of this request; None if nothing is waited for there."""
+        if self.call is None or self.call.paused or self.upstream.backend is not backend:
+            return None
+        if self.delivery.endpoint is _OTHER:
+            return None
+        prompt_tokens = 0 if self.delivery.first_s else self.exchange.routed.features.prompt_tokens
+        return Silence(now_s - self.last_read_s, prompt_tokens)
 
     # Called by what goes on with a stream elsewhere
-
-    @property
-    def request_id(self) -> bytes:
-        """The id of the request."""
-        return self.delivery.request_id
 
     def leave_for(self, candidates: list[Backend]) -> Attempt:
         """Cancel the call, and return an attempt at one of the candidates; its `ask` must follow."""
         self.cancel()
         return self.exchange.choose(candidates, "rescue")
 
-    def ask(self, target: bytes, body: bytes, receiver: Receiver) -> None:
-        """Send a request to the backend, whose answer goes to a receiver."""
-        self.last_read_s = time.perf_counter()
-        self.call = Call(self._head(target, body, self.exchange.lines), body, receiver)
-        self.upstream.client.send(self.call)
+    def ask(self, target: bytes, body: bytes, receiver: Receiver, candidates: Sequence[Backend] = ()) -> None:
+        """Send a request to the backend, which was chosen among the candidates; its answer goes to a receiver."""
+        exchange, request = self.exchange, self.exchange.request
+        if receiver is not self:
+            self.last_read_s = time.perf_counter()
+        lines = request.lines if exchange.traced is None else exchange.traced.lines
+        head = b""
+        if exchange.sender.is_relayed:
+            keys = request.key_lines if exchange.relay.access.keyring.is_open else b""
+            head = head_of(request.method, target, self.upstream, body, lines, exchange.engine_id, keys)
+        is_head, once = request.method == "HEAD", not request.may_repeat
+        call = self.call = Call(
+            head, body, receiver, head_only=is_head, whole=self if receiver is self else None, once=once
+        )
+        exchange.sender.send(call, self.upstream, candidates, lines, exchange.engine_id)
         if self.delivery.is_paused:
-            self.call.pause()
-
-    def end_with(self, events: bytes) -> None:
-        """Cancel the call, and end the stream with some last events."""
-        self.cancel()
-        self.on_data(events)
-        self.on_end()
+            call.pause()
 
     def give_up(self, upstream: Upstream, message: str) -> None:
         """End the stream with the error of a backend that failed before."""
@@ -242,7 +206,7 @@ class Attempt:
         try:
             answer.take(body)
         except InvalidAnswerError as error:
-            self._on_invalid(error)
+            self.on_error(error)
             return
         delivery.send_whole(answer, head.status, lines, body, upstream, self.decision)
         self.exchange.succeed(self, answer)
@@ -250,22 +214,23 @@ class Attempt:
     def on_head(self, status: int, headers: HeaderList) -> None:
         """Decide by the head how much of the answer is held before it is passed on."""
         self.last_read_s = time.perf_counter()
-        if 300 <= status < 400 and not self._redirects_here(headers):
-            self._fail("redirect", "redirects to another server, which the gateway does not follow")
+        if redirects_elsewhere(status, headers, self.upstream.client.address.authority):
+            message = "redirects to another server, which the gateway does not follow"
+            self.exchange.failed(self, Failure("redirect", message))
             return
-        if status == _UNAUTHORIZED and self._refuses_key():
+        if status == UNAUTHORIZED and self._is_dealt_with(status, b""):
             return
         exchange = self.exchange
         try:
             answer = self.delivery.open(status, headers, exchange.routed)
         except InvalidAnswerError as error:
-            self._on_invalid(error)
+            self.on_error(error)
             return
         if (events := answer.events) is None:
             return
-        if exchange.rescuer is not None and IDS in self._added:
+        if exchange.rescuer is not None and IDS in self.added:
             exchange.rescuer.watch(events)
-        if USAGE in self._added:
+        if USAGE in self.added:
             events.hide_usage(self.upstream.habits)
         if self._declined:
             self.upstream.habits.decline(*self._declined)
@@ -282,7 +247,7 @@ class Attempt:
         try:
             data = answer.feed(data)
         except InvalidAnswerError as error:
-            self._on_invalid(error)
+            self.on_error(error)
             return
         if data:
             if not delivery.has_begun:
@@ -302,18 +267,14 @@ class Attempt:
         try:
             rest = answer.end()
         except InvalidAnswerError as error:
-            self._on_invalid(error)
+            self.on_error(error)
             return
-        if delivery.status in _RETRYABLE and self._is_retried(delivery.status, rest):
+        if delivery.status in TOLD_IN_BODY and self._is_dealt_with(delivery.status, rest):
             return
         if answer.events is not None and not answer.events.ending.is_complete:
             # Valid HTTP, which cannot tell: with HTTP/1.0, or a proxy before the engine, every end looks like this.
             flaw = answer.events.ending.flaw or "ended the stream before its last event"
-            self._on_invalid(InvalidAnswerError("broken", flaw))
-            return
-        if delivery.status == _NOT_FOUND and not delivery.has_begun and self._lacks_model(rest):
-            return
-        if delivery.status in _REFUSALS and not delivery.has_begun and self._is_refused(rest):
+            self.on_error(InvalidAnswerError("broken", flaw))
             return
         delivery.note_whole(answer)
         if not delivery.has_begun:
@@ -325,13 +286,13 @@ class Attempt:
         """Handle that the engine gives up a stream; an error that it names itself may be for the client."""
         delivery, status = self.delivery, events.ending.error_status
         if not status:
-            self._on_invalid(InvalidAnswerError("broken", events.ending.flaw))
+            self.on_error(InvalidAnswerError("broken", events.ending.flaw))
             return
         if delivery.has_begun:
-            message, is_proof = "ended the answer with an error", status not in {OVERLOADED, BUSY}
-            if self._fail("error", message, is_proof=is_proof) is not Step.ENGINE_ERROR:
+            failure = Failure("error", "ended the answer with an error", is_proof=status not in {OVERLOADED, BUSY})
+            if self.exchange.failed(self, failure) is not Step.ENGINE_ERROR:
                 return
-        elif status in _RETRYABLE and self._is_retried(status, events.withheld):
+        elif status in RETRYABLE and self._is_dealt_with(status, events.withheld):
             return
         else:
             self._send_head()
@@ -339,67 +300,34 @@ class Attempt:
         answer.note_error(status)
         delivery.send(answer, events.pass_withheld(), now_s)
 
-    def on_error(self, error: UpstreamError) -> None:
-        """Handle a failure of the connection."""
+    def on_error(self, error: UpstreamError | InvalidAnswerError) -> None:
+        """Handle a failure of the connection, or an answer that is not whole or not what was asked for."""
+        is_cut = error.kind == "broken" or (error.kind == "garbage" and isinstance(error, UpstreamError))
         # A server may cut an answer that nobody reads: then the client was too slow.
-        is_proof = error.kind in {"broken", "garbage"} and not self.delivery.was_paused
-        self._fail(error.kind, str(error), is_proof=is_proof)
+        self.exchange.failed(self, Failure(error.kind, str(error), is_proof=is_cut and not self.delivery.was_paused))
 
-    def _on_invalid(self, error: InvalidAnswerError) -> None:
-        """Handle an answer that is not whole, or not what was asked for."""
-        is_proof = error.kind == "broken" and not self.delivery.was_paused
-        self._fail(error.kind, str(error), is_proof=is_proof)
+    def _is_dealt_with(self, status: int, body: bytes) -> bool:
+        """Return whether an error of the engine is dealt with, so that the client does not get it.
 
-    def _is_retried(self, status: int, body: bytes) -> bool:
-        """Return whether the request was sent to another backend after an error of the engine."""
-        pool, backend = self.exchange.relay.pool, self.upstream.backend
-        watch = pool.watch(backend)
-        has_work = backend.engine.metrics is None or watch.is_at_work or backend.in_flight > 1
-        if status == BUSY or (status == OVERLOADED and has_work and _FULL.search(body, 0, _READ_BYTES)):
-            return self._fail("busy", "") is not Step.ENGINE_ERROR
-        others_up = sum(other is not backend for other in pool.up(backend.model))
-        can_spare = 2 * others_up > len(pool.of(backend.model))
-        is_evidence = status != OVERLOADED or not watch.is_at_work or can_spare
-        message = f"answered {status} to a request that another served" if is_evidence else ""
-        return self._fail("status", message) is not Step.ENGINE_ERROR
-
-    def _refuses_key(self) -> bool:
-        """Return whether that was dealt with; if the engine has refused the client's own key, the client may see it."""
-        access, request = self.exchange.relay.access, self.exchange.request
-        is_of_client = self.upstream.backend.api_key is None and access.keyring.is_open and request.key_lines != b""
-        message = "" if is_of_client else "refuses the key that the gateway sends it"
-        otherwise = Step.ENGINE_ERROR if is_of_client else None
-        return self._fail("key", message, otherwise=otherwise) is not Step.ENGINE_ERROR
-
-    def _lacks_model(self, body: bytes) -> bool:
-        """Return whether that was dealt with; an alias or adapter that no engine serves is for the client to see."""
-        if self.delivery.endpoint is _OTHER or b"model" not in body.lower():
-            return False
-        is_own = self.exchange.routed.model.name.encode() in body
-        message = "does not serve its model any more" if is_own else ""
-        otherwise = None if is_own else Step.ENGINE_ERROR
-        return self._fail("model", message, otherwise=otherwise) is not Step.ENGINE_ERROR
-
-    def _is_refused(self, body: bytes) -> bool:
-        """Return whether that was dealt with: what the gateway has added is left out, what is too long goes elsewhere.
-
-        Where none takes it and all contexts are alike, the engine's own error says enough.
+        What the gateway has added is left out, what is too long goes elsewhere. Where none takes it and all contexts
+        are alike, the engine's own error says enough.
         """
-        if added := [name for name in self._added if name in body]:
-            self._repeat_without(added)
-            return True
-        exchange, backend = self.exchange, self.upstream.backend
-        tokens, message = refusal_of(body)
-        if not tokens:
+        exchange, backend, pool = self.exchange, self.upstream.backend, self.exchange.relay.pool
+        if self.delivery.has_begun and status not in RETRYABLE:
             return False
-        pool, said = exchange.relay.pool, backend.engine.said
-        if not said.context_tokens:
-            backend.set_engine(replace(said, context_tokens=tokens))
-            pool.compare_engines(backend.model)
-        if self._fail("length", "") is Step.ENGINE_ERROR:
-            if backend.model not in pool.unlike_contexts or not exchange.sender.is_relayed:
-                return False
-            exchange.end_with_error(none_takes_it(message, pool.of(backend.model)))
+        if status in REFUSALS and (refused := [name for name in self.added if name in body]):
+            self._repeat_without(refused)
+            return True
+        is_open, key_lines = exchange.relay.access.keyring.is_open, exchange.request.key_lines
+        knows_key = backend.api_key is None and is_open and key_lines != b""
+        failure = failure_of(status, body, backend, pool, self.delivery.endpoint, knows_key=knows_key)
+        if failure is None:
+            return False
+        if exchange.failed(self, failure) is not Step.ENGINE_ERROR:
+            return True
+        if failure.kind != "length" or backend.model not in pool.unlike_contexts or not exchange.sender.is_relayed:
+            return False
+        exchange.end_with_error(none_takes_it(refusal_of(body)[1], pool.of(backend.model)))
         return True
 
     def _repeat_without(self, refused: list[bytes]) -> None:
@@ -410,16 +338,10 @@ class Attempt:
         self._take()
         self.send([])
 
-    def _fail(self, kind: str, message: str, *, is_proof: bool = False, otherwise: Step | None = None) -> Step:
-        return self.exchange.failed(self, kind, message, is_proof=is_proof, otherwise=otherwise)
-
     def _send_head(self) -> None:
         if (self.is_on_trial or self.delivery.retried_from) and self.delivery.is_served():
             # The rest of a long answer is no further evidence.
-            self.exchange.note_served(self.upstream.backend if self.is_on_trial else None)
+            if self.is_on_trial:
+                self.exchange.relay.pool.report_success(self.upstream.backend)
+            self.exchange.note_served()
         self.delivery.send_head(self.upstream, self.decision)
-
-    def _redirects_here(self, headers: HeaderList) -> bool:
-        authority = self.upstream.client.address.authority
-        locations = [value for name, value in headers if name == b"location"]
-        return all(relative_location(location, authority) is not None for location in locations)

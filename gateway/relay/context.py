@@ -23,15 +23,16 @@ from backends.pool import Pool
 from gateway.dialects.errors import GatewayError
 from gateway.http.headers import Header, lines_of
 from gateway.http.paths import canonical_path
-from gateway.relay.first_start import FirstStart
 from gateway.relay.limits import Limits
-from gateway.relay.lookups import Lookups
 from gateway.relay.observers import Follower
-from gateway.relay.queue import ModelQueue
 from gateway.relay.roles import Ongoing, Refused, Reply, Reporting, Rescuer, send_error
+from gateway.relay.waiting.first_start import FirstStart
+from gateway.relay.waiting.queue import ModelQueue
 from gateway.routing.access import Access, RequestHeaders
 from gateway.routing.large_bodies import Turns
-from gateway.routing.router import Narrowing, RoutedRequest, Router
+from gateway.routing.lookups import Lookups
+from gateway.routing.routed_request import RoutedRequest
+from gateway.routing.router import Narrowing, Router
 from gateway.routing.series import RequestSeries
 
 _IDS_AT_ONCE: Final = 256
@@ -137,7 +138,8 @@ class RelayContext:
     def books(self, backend: Backend) -> Books:
         """Return what the requests in flight at a backend tell of it."""
         now_s = time.perf_counter()
-        found = [each.silence_of(backend, now_s) for each in self.exchanges]
+        attempts = [each.attempt for each in self.exchanges]
+        found = [each.silence_of(backend, now_s) for each in attempts if each is not None]
         waiting = [each for each in found if each is not None]
         silent_s = max((each.seconds for each in waiting), default=0.0)
         prompt_tokens = 0

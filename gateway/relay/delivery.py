@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final
+import time
+from typing import ClassVar, Final
 
 from backends.http.receiver import HeaderList
 from gateway.dialects.errors import GatewayError
 from gateway.http.headers import request_id_lines
 from gateway.relay.answers import PassThrough, WholeAnswer, answer_for
 from gateway.relay.failures import Has
-from gateway.relay.observers import Observer, tell, tell_answer
-from gateway.relay.roles import Reply, send_error
+from gateway.relay.observers import EndedExchange, Observer, tell, tell_answer
+from gateway.relay.roles import Reply, Rescued, send_error
 from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import Endpoint
 from policies.policy import Decision
 
@@ -21,28 +22,24 @@ _OTHER: Final = Endpoint.OTHER
 _NO_HEADERS: Final[HeaderList] = []
 
 
-class Delivery:
-    """The answer on its way to the client."""
+class Delivery(EndedExchange):
+    """The answer on its way to the client; in the end the record of the exchange."""
+
+    __deletable__: ClassVar[list[str]] = ["_reply"]  # for mypyc
 
     def __init__(
         self, reply: Reply, request: RequestHeaders, request_id: bytes, arrived_s: float, observers: list[Observer]
     ) -> None:
+        super().__init__(request_id, request.client, arrived_s)
         self._reply = reply
         self.request = request
-        self.request_id = request_id  # the id of the request, for the client and in records
         self._headers = _NO_HEADERS
         # The answer of the present attempt; of a stream that was handed over, that of the first. None before its head.
         self.answer: PassThrough | None = None
         self.endpoint = request.endpoint  # the API of the request
         self.has_begun = False  # whether the client has part of the answer
         self.observers = observers  # who follows the exchange
-        self.retried_from = ""  # the backend that failed the request before; empty without one
-        self.status = 0  # status of the answer; 0 before its head
         self.is_paused = False  # whether the client is slow to receive it
-        self.was_paused = False  # whether it was at any time
-        # Times of the exchange: see `gateway.relay.observers.EndedExchange`.
-        self.arrived_s = arrived_s
-        self.first_s = self.last_s = self.waited_s = 0.0
 
     def restart(self) -> None:
         """Drop what another attempt has left, of which the client has nothing."""
@@ -140,12 +137,31 @@ class Delivery:
         is_inference = self.endpoint is not _OTHER
         return self.status < 300 and is_inference and answer is not None and not answer.error_status
 
-    def label(self) -> str:
-        """Return the outcome of a complete answer, as metrics name it."""
-        status = max(self.status, 0 if self.answer is None else self.answer.error_status)
-        if status >= 500:
-            return "engine_error"
-        return "ok" if status < 400 else "client_error"
+    def note_end(
+        self,
+        routed: RoutedRequest,
+        upstream: Upstream | None,
+        decision: Decision | None,
+        rescued: Rescued | None,
+        status: int,
+        label: str,
+    ) -> None:
+        """Record how the exchange ends."""
+        self.routed, self.upstream, self.decision = routed, upstream, decision
+        self.status, self.label, self.ended_s = status, label, time.perf_counter()
+        if (answer := self.answer) is not None:
+            self.usage, self.stream, self.unread_bytes = answer.usage, answer.events, answer.unread_bytes
+        if rescued is not None:
+            self.rescued_from, self.rescued_at = rescued.backend, rescued.tokens
+            if self.usage is None:
+                self.usage = rescued.usage
+
+    def let_go(self) -> list[Observer]:
+        """Return the observers; those who keep the record keep neither them, the client nor the answer."""
+        observers, self.observers = self.observers, []
+        self.answer, self._headers = None, _NO_HEADERS
+        del self._reply
+        return observers
 
     def _lines(self, lines: bytes, upstream: Upstream, decision: Decision) -> bytes:
         """Return the header lines of an answer, from those of the engine."""

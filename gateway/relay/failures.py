@@ -1,4 +1,4 @@
-"""What follows from a failure: a rule for each kind, and one pure function, which `gateway.relay.exchange` carries out.
+"""What follows from a failure: a rule for each kind, and one pure function, which `gateway.relay.failover` carries out.
 
 `scripts/docs` prints it as the table of docs/reliability.md.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.dialects.errors import GatewayError
 
@@ -24,6 +24,15 @@ class Step(Enum):
     WAIT = "waits"
     TIME_OUT = "its time is over"
     FAIL = "error"
+
+
+class Failure(NamedTuple):
+    """A failure of a backend."""
+
+    kind: str  # one of `RULES`
+    message: str = ""  # what the backend did; empty if that is never evidence
+    is_proof: bool = False  # whether it is evidence by itself, if no other replica can try
+    otherwise: Step | None = None  # what is done in place of an error of the gateway
 
 
 class Blame(Enum):

@@ -13,62 +13,37 @@ from gateway.dialects.sse import EventStream
 from gateway.dialects.usage import Usage
 from gateway.routing.keys import Client
 from gateway.routing.model import Upstream
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.sticky import ResponseLocations
 from policies.policy import Decision, Outcome
 
 
-# Records of each request have constructors that are written out: mypyc compiles these, not those of `dataclass`.
 class EndedExchange:
-    """An exchange that has ended; its times are by `time.perf_counter`, 0.0 for what did not happen."""
+    """What is known of an exchange that has ended; times are by `time.perf_counter`, 0.0 for what did not happen."""
 
-    def __init__(  # noqa: PLR0917 -- a record
-        self,
-        request_id: bytes,
-        client: Client,
-        routed: RoutedRequest,
-        decision: Decision | None,
-        upstream: Upstream | None,
-        retried_from: str,
-        status: int,
-        label: str,
-        arrived_s: float,
-        first_s: float = 0.0,
-        last_s: float = 0.0,
-        ended_s: float = 0.0,
-        waited_s: float = 0.0,
-        usage: Usage | None = None,
-        stream: EventStream | None = None,
-        outcome: Outcome | None = None,
-        unread_bytes: int = 0,
-        *,
-        was_paused: bool = False,
-        rescued_from: str = "",
-        rescued_at: int = 0,
-    ) -> None:
-        self.request_id = request_id
+    routed: RoutedRequest
+
+    def __init__(self, request_id: bytes, client: Client, arrived_s: float) -> None:
+        self.request_id = request_id  # for the client and in records
         self.client = client
-        self.routed = routed
         # decision, upstream: None if no backend was up.
-        self.decision = decision
-        self.upstream = upstream
-        self.retried_from = retried_from  # name of the backend that failed first; empty without a retry
-        self.status = status  # HTTP status of the answer
-        self.label = label  # one of `gateway.routing.series.OUTCOMES`
+        self.decision: Decision | None = None
+        self.upstream: Upstream | None = None
+        self.retried_from = ""  # name of the backend that failed first; empty without a retry
+        self.status = 0  # HTTP status of the answer; 0 before its head
+        self.label = ""  # one of `gateway.routing.series.OUTCOMES`
         self.arrived_s = arrived_s  # arrival of the request
-        # first_s, last_s: first and last chunk of an answer; last only of a stream.
-        self.first_s, self.last_s = first_s, last_s
-        self.ended_s = ended_s  # end of the answer
-        self.waited_s = waited_s  # seconds in the gateway's queue
-        self.usage = usage  # as the engine reported it; None without a report
-        self.stream = stream  # the events of a stream; None for other answers
-        self.outcome = outcome  # None if the request was not answered
-        # Bytes of an answer in one piece that was passed on without its usage having been read.
-        self.unread_bytes = unread_bytes
-        self.was_paused = was_paused  # whether the client was too slow for the answer at any time
+        # first_s, last_s: first and last chunk of an answer, last only of a stream; ended_s: its end; waited_s: seconds
+        # in the gateway's queue.
+        self.first_s = self.last_s = self.ended_s = self.waited_s = 0.0
+        self.usage: Usage | None = None  # as the engine reported it; None without a report
+        self.stream: EventStream | None = None  # the events of a stream; None for other answers
+        self.outcome: Outcome | None = None  # None if the request was not answered
+        self.unread_bytes = 0  # of an answer in one piece that was passed on without its usage having been read
+        self.was_paused = False  # whether the client was too slow for the answer at any time
         # Name of the backend that began a stream which another one went on with, and the tokens of the answer then.
-        self.rescued_from = rescued_from
-        self.rescued_at = rescued_at
+        self.rescued_from = ""
+        self.rescued_at = 0
         # What the key is charged: prompt and answer, and both.
         self.prompt_tokens = self.output_tokens = self.tokens = 0
 

@@ -17,11 +17,11 @@ from gateway.http.paths import format_of
 from gateway.http.reply import Source
 from gateway.relay.failures import Outlook
 from gateway.relay.observers import Traced
-from gateway.relay.shares import Charge
+from gateway.relay.waiting.shares import Charge
 from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
-from gateway.routing.router import RoutedRequest, Router
-from policies.roles import Price
+from gateway.routing.routed_request import RoutedRequest
+from gateway.routing.router import Router
 
 
 class Reply(Protocol):
@@ -53,14 +53,12 @@ def send_error(reply: Reply, error: GatewayError, path: str, request_id: bytes, 
 
 
 class Waiter(Protocol):
-    """A request that may have to wait, as the queue of its model and `gateway.relay.first_start` know it."""
+    """A request that may have to wait, as the queue of its model and `gateway.relay.waiting.first_start` know it."""
 
     request: RequestHeaders
     body: bytes
+    routed: RoutedRequest
     is_open: bool  # whether it has not ended yet
-
-    def price(self) -> Price:
-        """Return what it was expected to cost when it came."""
 
     def members(self) -> Sequence[Backend]:
         """Return the backends that can serve it, whatever their state."""
@@ -78,22 +76,17 @@ class Waiter(Protocol):
 class Ongoing(Waiter, Protocol):
     """An exchange in flight, as the process knows it."""
 
-    routed: RoutedRequest
+    arrived_s: float
 
-    def sent_to(self) -> str:
-        """Return the name of the backend that has it; empty while none has."""
-
-    def age_s(self, now_s: float) -> float:
-        """Return how long ago the request had arrived."""
+    @property
+    def attempt(self) -> Streaming | None:
+        """The present attempt; None before the first."""
 
     def backend_is_down(self, backend: Backend) -> None:
         """Handle that a backend is down."""
 
     def check_silence(self, now_s: float) -> None:
         """Handle that the backend has been silent for too long."""
-
-    def silence_of(self, backend: Backend, now_s: float) -> Silence | None:
-        """Return for how long a backend has told nothing of this request; None if nothing is waited for there."""
 
 
 class Silence(NamedTuple):
@@ -112,13 +105,13 @@ class Rescued(NamedTuple):
 
 
 class Streaming(Protocol):
-    """The attempt whose backend fails in the middle of a stream, or goes on with it, as a rescue knows it."""
+    """An attempt, as the process knows it, and a rescue of the stream that its backend began or goes on with."""
 
+    request_id: bytes
     upstream: Upstream  # the backend
 
-    @property
-    def request_id(self) -> bytes:
-        """The id of the request."""
+    def silence_of(self, backend: Backend, now_s: float) -> Silence | None:
+        """Return for how long a backend has told nothing of this request; None if nothing is waited for there."""
 
     def leave_for(self, candidates: list[Backend]) -> Streaming:
         """Cancel the call, and return an attempt at one of the candidates; its `ask` must follow."""
@@ -129,8 +122,8 @@ class Streaming(Protocol):
     def on_data(self, data: bytes) -> None:
         """Pass events on to the client."""
 
-    def end_with(self, events: bytes) -> None:
-        """Cancel the call, and end the stream with some last events."""
+    def cancel(self) -> None:
+        """Cancel the call; nothing more of the answer is read."""
 
     def on_end(self) -> None:
         """End the stream."""
@@ -183,7 +176,9 @@ class Sender:
         """Return the backends that a request may be sent to in this way, without those tried; raises without any."""
         return router.candidates(routed, tried, may_try=may_try)
 
-    def send(self, call: Call, upstream: Upstream, candidates: list[Backend], lines: bytes, engine_id: bytes) -> None:
+    def send(
+        self, call: Call, upstream: Upstream, candidates: Sequence[Backend], lines: bytes, engine_id: bytes
+    ) -> None:
         """Send the request to a backend, which was chosen among the candidates."""
         upstream.client.send(call)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from backends.backend import Backend, EngineChange
+from backends.health import State
 from backends.http.address import Address
 from backends.http.client import Call
 from backends.http.receiver import AnswerHead, HeaderList
@@ -24,7 +25,7 @@ from policies.features.request import RequestFeatures, describe
 from policies.guarded.guardrail import Guardrail
 from policies.learned.detector import Detector
 from policies.policy import Decision, Outcome, Policy
-from policies.roles import Explainer, Heir, Informed, Learner, Maintained
+from policies.roles import Explainer, Heir, Informed, Learner, Maintained, Price
 from policies.trouble.troubles import Troubles
 
 _INITIAL_PACE_S = 0.02  # until there is an answer
@@ -231,6 +232,12 @@ class RetryBudget:
         self._level -= 1.0
 
 
+_PROMPT_TOKEN_S: Final = 2e-5
+_OUTPUT_TOKEN_S: Final = 4e-4
+_OUTPUT_TOKENS: Final = 256.0
+"""What is assumed under a policy that predicts nothing: those of an 8B model on an H100 in a batch of 16."""
+
+
 @dataclass(slots=True)
 class Model:
     """A served model with its pool and policy."""
@@ -304,6 +311,20 @@ class Model:
         )
 
     # Hooks of the policy, which may raise anything. That of `choose` is called by the router.
+
+    def price(self, features: RequestFeatures) -> Price:
+        """Return what the policy expects a request to cost on the best of the backends that are up; else a guess."""
+        if self.explainer is not None:
+            try:
+                backends = [each.backend for each in self.upstreams.values()]
+                up = [each for each in backends if each.health.state is State.UP]
+                if (price := self.explainer.price(features, up or backends)) is not None:
+                    return price
+            except Exception as error:  # noqa: BLE001
+                self.fallback.note(self.policy.name, "price", error)
+        output_tokens = min(features.max_tokens or _OUTPUT_TOKENS, _OUTPUT_TOKENS) * features.n
+        prompt_s = _PROMPT_TOKEN_S * features.prompt_tokens
+        return Price(prompt_s, _OUTPUT_TOKEN_S, output_tokens, prompt_s)
 
     def forget(self, backend: str) -> None:
         """Drop what the policy keeps of a backend that has left."""

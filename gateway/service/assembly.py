@@ -24,8 +24,8 @@ from gateway.peers.exchange import PeerExchange
 from gateway.peers.peers import MOST_PROMPTS, Peers
 from gateway.relay.context import RelayContext, Timeouts
 from gateway.relay.limits import Limits
-from gateway.relay.queue import ModelQueue
-from gateway.relay.shares import FairShares
+from gateway.relay.waiting.queue import ModelQueue
+from gateway.relay.waiting.shares import FairShares
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model, Upstream

@@ -18,8 +18,8 @@ from backends.pool import Joining
 from gateway.admin.policy_versions import PolicyVersions
 from gateway.config.settings import PoolSettings
 from gateway.gateway import Gateway, join
-from gateway.relay.queue import UNBOUNDED
 from gateway.relay.roles import Ongoing
+from gateway.relay.waiting.queue import UNBOUNDED
 from gateway.routing.model import Model, Upstream
 from gateway.service.assembly import health_rules, learners_of, max_in_flight, queue_bounds, shares_of, successor
 

@@ -26,7 +26,7 @@ from gateway.discovery.discovery import Discovery
 from gateway.gateway import Gateway, rooms
 from gateway.listening.listener import ListenError, is_listening, open_sockets
 from gateway.listening.systemd import ServiceManager
-from gateway.relay.first_start import LONGEST_S
+from gateway.relay.waiting.first_start import LONGEST_S
 from gateway.reload.reloader import Reloader, ReloadError
 from gateway.reload.series import BesideSeries
 from gateway.reload.watch import watch

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Final
 
 from backends.backend import Candidate
-from policies.decision import CandidateScores, Decision
+from policies.decision import Decision
 from policies.drafter_limits import sparing
 from policies.features.request import RequestFeatures
 from policies.guarded.guardrail import Guardrail
 from policies.learned.cost import Delay, Sum
-from policies.learned.known import Known, Memo
+from policies.learned.known import Known
 from policies.learned.table import RequestKind
 from policies.load import MIN_WEIGHT, LoadMeter, draw, lowest_propensities
 from policies.trouble.troubles import Troubles
@@ -63,23 +64,28 @@ class Chooser:
             odds = _least_loaded(request, candidates, delays)
             chosen, reason = draw(odds, rng), "frozen" if self._guardrail.frozen else "control"
             propensity = odds[chosen]
-        delay, considered, work = delays[chosen], None, None
-        if explains:
-            odds = odds or [float(index == chosen) for index in range(len(candidates))]
-            considered = CandidateScores(candidates, [one.own_s for one in delays], odds, costs)
+        delay = delays[chosen]
         if is_sent:
-            work = known.send(request, delay, delays, now_s)
-        memo = Memo(kind, delay, work, is_compared=len(candidates) > 1)
-        prefixes = delay.replica.prefixes
-        return Decision(
+            known.send(request, kind, delay, delays, now_s, is_compared=len(candidates) > 1)
+        name, cached_tokens, cached_by = (
             candidates[chosen].name,
+            int(delay.cached_tokens),
+            delay.replica.prefixes.goes_by,
+        )
+        if not explains:
+            return Decision(name, self._name, reason, propensity, delay, cached_tokens, cached_by)
+        return Decision(
+            name,
             self._name,
             reason,
             propensity,
-            considered,
-            memo,
-            int(delay.cached_tokens),
-            prefixes.goes_by,
+            delay,
+            cached_tokens,
+            cached_by,
+            candidates,
+            [one.own_s for one in delays],
+            odds or [float(index == chosen) for index in range(len(candidates))],
+            costs,
         )
 
     def follow(
@@ -88,10 +94,8 @@ class Chooser:
         """Return another policy's decision with a memo from whose outcome this one learns."""
         chosen = [one for one in candidates if one.name == decision.backend]
         kind, delays = self.delays(request, chosen, now_s)
-        work = self._known.send(request, delays[0], delays, now_s)
-        memo = Memo(kind, delays[0], work, is_compared=False)
-        reason, propensity, considered = decision.reason, decision.propensity, decision.considered
-        return Decision(decision.backend, decision.policy, reason, propensity, considered, memo)
+        self._known.send(request, kind, delays[0], delays, now_s, is_compared=False)
+        return replace(decision, memo=delays[0], cached_tokens=0, cached_by="")
 
 
 def _least_loaded(request: RequestFeatures, candidates: Sequence[Candidate], delays: Sequence[Delay]) -> list[float]:

@@ -10,6 +10,7 @@ from backends.backend import Candidate
 from policies.features.request import RequestFeatures
 from policies.learned.replica import KnownReplica, Work, numbers
 from policies.learned.settings import Objective
+from policies.learned.table import RequestKind
 from policies.learned.undrafted import steps_of
 
 
@@ -48,26 +49,25 @@ def weighed(tokens: float, cached: float, attention: float) -> float:
     return tokens * (1.0 + attention * (cached + tokens / 2))
 
 
-class Delay:
-    """What a request takes on one replica, in seconds, and the work that it is."""
+class Delay(Work):
+    """What a request takes on one replica, in seconds; if it is sent there, also the work that it is."""
 
     __slots__ = (
         "cached_tokens",
-        "context_tokens",
         "decode_s",
+        "is_compared",
+        "kind",
         "others_s",
         "per_step",
-        "prefill_s",
-        "prompt_work",
         "replica",
         "requests",
         "room",
         "step_s",
-        "steps",
         "tokens",
         "ttft_s",
-        "undrafted",
     )
+    kind: RequestKind  # of the request, once it is sent
+    is_compared: bool  # whether it is then part of the comparison with `least_loaded`
 
     def __init__(
         self,
@@ -136,18 +136,11 @@ class Delay:
         """Seconds from start to end of the request."""
         return self.ttft_s + self.decode_s
 
-    def work(self, now_s: float) -> Work:
-        """Return the work that the request adds there, if it is sent there now."""
-        beyond_s = self.room * self.step_s / self.per_step / _FASTER
-        return Work(
-            self.steps,
-            self.context_tokens,
-            self.prefill_s,
-            self.prompt_work,
-            self.undrafted,
-            now_s + beyond_s,
-            self.replica.mark(),
-        )
+    def begin(self, kind: RequestKind, now_s: float, *, is_compared: bool) -> None:
+        """Become the work that a request of this kind adds there from now on."""
+        self.kind, self.is_compared = kind, is_compared
+        self.beyond_from_s = now_s + self.room * self.step_s / self.per_step / _FASTER
+        self.mark = self.replica.mark()
 
 
 class Sum:

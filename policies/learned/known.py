@@ -12,7 +12,7 @@ from policies.learned.cost import Ask, Delay, coming, crowd_of
 from policies.learned.detector import Detector
 from policies.learned.prefix_memory import PrefixMemory
 from policies.learned.prior import attention_share, expected_of, text_of
-from policies.learned.replica import STEPS, KnownReplica, Work, fit_factors
+from policies.learned.replica import STEPS, KnownReplica, fit_factors
 from policies.learned.shadow_drafting import ShadowBias
 from policies.learned.table import LENGTH, PER_STEP, Groups, Kinds, Means, RequestKind, Shares, mean_of
 from policies.statistics import Statistics
@@ -27,17 +27,6 @@ class Drafted:
         self.groups, self.excess = groups, excess
         self.weight = weight  # of an answer with few drafts
         self.share = share  # of its client
-
-
-class Memo:
-    """What was expected of a request when it was sent."""
-
-    __slots__ = ("delay", "is_compared", "kind", "work")
-
-    def __init__(self, kind: RequestKind, delay: Delay, work: Work | None, *, is_compared: bool) -> None:
-        self.kind, self.delay = kind, delay
-        self.work = work  # None if it was not sent
-        self.is_compared = is_compared  # whether it is part of the comparison with `least_loaded`
 
 
 class Known:
@@ -110,16 +99,24 @@ class Known:
         tokens, limit = TYPICAL_TOKENS * math.exp(mean_of("", self.lengths.around(lengths))), request.max_tokens
         return max(1.0, tokens if limit is None or tokens < limit else float(limit))
 
-    def send(self, request: RequestFeatures, delay: Delay, delays: Sequence[Delay], now_s: float) -> Work:
+    def send(
+        self,
+        request: RequestFeatures,
+        kind: RequestKind,
+        delay: Delay,
+        delays: Sequence[Delay],
+        now_s: float,
+        *,
+        is_compared: bool,
+    ) -> None:
         """Add a request to the work of a replica."""
         for one in delays:
             one.replica.update(now_s, one.requests)
         self.kinds.see(request.template)
-        work = delay.work(now_s)
-        delay.replica.send(work, now_s)
+        delay.begin(kind, now_s, is_compared=is_compared)
+        delay.replica.send(delay, now_s)
         delay.replica.prefixes.remember(request.prefix, request.prefix_tokens, now_s)
         self._mean_prefill_s += _NEW * (delay.prefill_s - self._mean_prefill_s)
-        return work
 
     def forget(self, backend: str) -> None:
         """Drop what is kept of a backend that has left; the statistics stay, and age."""

@@ -12,7 +12,7 @@ from policies.features.request import TYPICAL_TOKENS, RequestFeatures
 from policies.guarded.guardrail import Guardrail
 from policies.learned.cost import Delay, weighed
 from policies.learned.detector import EVIDENT_TOKENS
-from policies.learned.known import Drafted, Known, Memo
+from policies.learned.known import Drafted, Known
 from policies.learned.prefix_memory import ESTIMATE
 from policies.learned.prior import expected_by_k
 from policies.learned.replica import STEPS, KnownReplica
@@ -27,15 +27,14 @@ class Lessons:
 
     def learn(self, outcome: Outcome, now_s: float) -> None:
         """Learn from a finished request."""
-        known, request, memo = self._known, outcome.request, _memo(outcome)
+        known, request, delay = self._known, outcome.request, _delay(outcome)
         replica = known.replicas.get(outcome.decision.backend)
         is_beyond = replica is not None and replica.reach.is_beyond(outcome)
-        work = None if memo is None else memo.work
-        if work is not None and replica is not None:
-            replica.end(work, now_s, is_beyond=is_beyond and replica.reach.harms_others)
+        if delay is not None and replica is not None:
+            replica.end(delay, now_s, is_beyond=is_beyond and replica.reach.harms_others)
         if outcome.status != _OK or outcome.output_tokens < 1:
             return
-        kind = known.kinds.of(request) if memo is None else memo.kind
+        kind = known.kinds.of(request) if delay is None else delay.kind
         share = known.shares.weight(request.client)
         self._learn_length(outcome, kind.lengths, share, now_s)
         if outcome.shadow:
@@ -53,25 +52,25 @@ class Lessons:
             if is_drafted and reach.is_known:
                 reach.per_step += (_NEW if reach.per_step else 1.0) * (per_step - reach.per_step)
         met = float(replica.requests), 0.0, 0.0
-        if work is not None:
-            met = replica.met(work, now_s, max(1.0, steps))
+        if delay is not None:
+            met = replica.met(delay, now_s, max(1.0, steps))
         if teaches and per_step is not None and replica.k and outcome.output_tokens >= _MIN_TOKENS:
             self._learn_drafts(outcome, replica, kind.groups, per_step, met[0], source, share, now_s, accuses=accuses)
         elif not outcome.shadow:  # it tells which kinds of requests there are
             known.per_step.add("", kind.groups, 0.0, share, 1.0, now_s)
-        if memo is None or work is None:
+        if delay is None:
             return
         if teaches and steps > _MIN_STEPS and outcome.tpot_s:
             self._learn_steps(outcome, replica, steps, met, source, now_s)
-        if memo.is_compared and not outcome.was_paused:
+        if delay.is_compared and not outcome.was_paused:
             self._guardrail.observe(now_s, outcome.e2e_s, work_of(outcome), kind_of(request))
-        self._learn_prompt(outcome, memo.delay, replica, now_s)
+        self._learn_prompt(outcome, delay, replica, now_s)
 
     def learn_shadow(self, outcome: Outcome, share: float, now_s: float) -> None:
         """Learn what other replicas would have had on a text; for its own that only corrects the replay."""
-        known, request, memo = self._known, outcome.request, _memo(outcome)
-        groups = (known.kinds.of(request) if memo is None else memo.kind).groups
-        replica, is_overlong = known.replicas.get(outcome.decision.backend), _is_overlong(outcome, memo)
+        known, request, delay = self._known, outcome.request, _delay(outcome)
+        groups = (known.kinds.of(request) if delay is None else delay.kind).groups
+        replica, is_overlong = known.replicas.get(outcome.decision.backend), _is_overlong(outcome, delay)
         for arm, replayed in outcome.shadow.items():
             if replica is not None and arm == replica.arm:
                 measured = self._per_step(outcome, replica)
@@ -127,7 +126,7 @@ class Lessons:
         mean = mean_of(replica.arm, known.per_step.around(groups)) + replica.apart
         place = replica.place(batch, _mean_k(outcome, outcome.output_tokens / per_step))
         excess, weight = replica.excess(by_k, per_step, place)
-        is_runaway = excess - mean > _WELL and _is_overlong(outcome, _memo(outcome))
+        is_runaway = excess - mean > _WELL and _is_overlong(outcome, _delay(outcome))
         is_lesson = weight > 0.0 and not is_runaway
         lesson = Drafted(groups, excess, weight, share) if is_lesson else None
         expected, shadow = None, outcome.shadow.get(replica.arm)
@@ -184,14 +183,15 @@ class Lessons:
             replica.prefixes.remember(request.prefix, request.prefix_tokens, now_s, is_asked=False)
 
 
-def _memo(outcome: Outcome) -> Memo | None:
+def _delay(outcome: Outcome) -> Delay | None:
+    """Return what was expected of a request when it was sent; None if another policy decided."""
     memo = outcome.decision.memo
-    return memo if isinstance(memo, Memo) else None
+    return memo if isinstance(memo, Delay) else None
 
 
-def _is_overlong(outcome: Outcome, memo: Memo | None) -> bool:
+def _is_overlong(outcome: Outcome, delay: Delay | None) -> bool:
     """Return whether an answer is so much longer than expected that it may be endless repetition."""
-    return memo is not None and outcome.output_tokens > _RUNAWAY * memo.delay.tokens * outcome.request.n
+    return delay is not None and outcome.output_tokens > _RUNAWAY * delay.tokens * outcome.request.n
 
 
 def _mean_k(outcome: Outcome, steps: float) -> float | None:

@@ -29,27 +29,16 @@ Factors = tuple[float, float, float, float]
 
 
 class Work:
-    """What a request adds to the work of a replica; `mark` is what `Replica.send` found there."""
+    """What a request adds to the work of a replica."""
 
     __slots__ = ("beyond_from_s", "context_tokens", "mark", "prefill_s", "prompt_work", "steps", "undrafted")
-
-    def __init__(
-        self,
-        steps: float,
-        context_tokens: float,
-        prefill_s: float,
-        prompt_work: float,
-        undrafted: float,
-        beyond_from_s: float,
-        mark: tuple[float, float, float, float],
-    ) -> None:
-        self.steps = steps
-        self.context_tokens = context_tokens
-        self.prefill_s = prefill_s
-        self.prompt_work = prompt_work  # prompt tokens to compute, weighed by attention
-        self.undrafted = undrafted  # steps beyond the drafter's limit
-        self.beyond_from_s = beyond_from_s  # when it may get there
-        self.mark = mark
+    steps: float
+    context_tokens: float
+    prefill_s: float
+    prompt_work: float  # prompt tokens to compute, weighed by attention
+    undrafted: float  # steps beyond the drafter's limit
+    beyond_from_s: float  # when it may get there
+    mark: tuple[float, float, float, float]  # what `KnownReplica.send` found
 
 
 class KnownReplica:

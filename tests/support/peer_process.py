@@ -14,7 +14,7 @@ from backends.probe import ProbeResult
 from backends.speculation import Method
 from gateway.peers.peers import Peers
 from gateway.relay.limits import Limits
-from gateway.relay.shares import FairShares
+from gateway.relay.waiting.shares import FairShares
 from gateway.routing.keys import Client, Keyring
 from gateway.routing.model import Model
 from gateway.routing.router import Sent

@@ -138,8 +138,9 @@ class LineRequest(Observer):
             backend, found = "", _REQUEST_ID.search(lines)
             request_id = b"" if found is None else found[1]
             if isinstance(self._source, Exchange):
-                delivery = self._source.delivery
-                backend, request_id = self._source.sent_to() if delivery.has_begun else "", delivery.request_id
+                attempt, delivery = self._source.attempt, self._source.delivery
+                backend = attempt.upstream.backend.name if attempt is not None and delivery.has_begun else ""
+                request_id = delivery.request_id
             self._answer.set_result(Answer(status, body, request_id.decode("latin-1"), backend))
 
     def abort(self) -> None:

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from backends.backend import Backend
-from gateway.relay.attempt import DEEP
 from gateway.relay.observers import EndedExchange, Observer
+from gateway.relay.outgoing import DEEP
 from gateway.rooms.compare.definition import Definition, block_for, other_policy
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from policies.build import learned_of
 from policies.decision import Outcome
 from policies.experiment.experiment import NO_SLO, Evidence, Experiment

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from backends.backend import Backend
 from gateway.relay.observers import EndedExchange, Observer
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from policies.build import predicted_s
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision
@@ -116,12 +116,10 @@ def _request(features: RequestFeatures) -> dict[str, Any]:
 
 def _candidates(decision: Decision, candidates: Sequence[Backend]) -> list[dict[str, Any]]:
     """Return the candidates with their scores, if they are in the decision."""
-    considered = decision.considered
-    scores: dict[str, tuple[float | None, float | None, float | None]] = {}
-    if considered is not None:
-        costs: Sequence[float | None] = considered.costs or [None] * len(considered.candidates)
-        rows = zip(considered.candidates, costs, considered.predicted_s, considered.propensities, strict=True)
-        scores = {one.name: (cost, predicted, propensity) for one, cost, predicted, propensity in rows}
+    costs: Sequence[float | None] = decision.costs or [None] * len(decision.candidates)
+    rows = zip(decision.candidates, costs, decision.predicted_s, decision.propensities, strict=True)
+    scores: dict[str, tuple[float | None, float | None, float | None]]
+    scores = {one.name: (cost, predicted, propensity) for one, cost, predicted, propensity in rows}
     views = []
     for each in candidates:
         score, predicted, propensity = scores.get(each.name, (None, None, None))

@@ -16,7 +16,8 @@ from backends import background
 from backends.background import Seldom
 from gateway.gateway import Room
 from gateway.relay.observers import EndedExchange, Follower, Observer
-from gateway.routing.router import RoutedRequest, Sent
+from gateway.routing.routed_request import RoutedRequest
+from gateway.routing.router import Sent
 from gateway.telemetry.series import Count, Family
 
 if TYPE_CHECKING:
@@ -125,9 +126,9 @@ class KvEventsRoom(Room):
         """Return for how long the oldest request of each engine has been in flight: what it uses is not evicted."""
         now_s, found = time.perf_counter(), dict[_Name, float]()
         for exchange in self.gateway.relay.exchanges:
-            if backend := exchange.sent_to():
-                name = exchange.routed.model.name, backend
-                found[name] = max(found.get(name, 0.0), exchange.age_s(now_s) + _HELD_UP_S)
+            if (attempt := exchange.attempt) is not None:
+                name = exchange.routed.model.name, attempt.upstream.backend.name
+                found[name] = max(found.get(name, 0.0), now_s - exchange.arrived_s + _HELD_UP_S)
         return found
 
     async def _read(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import ClassVar, Final, Protocol
 
 from backends.backend import Backend
@@ -17,7 +17,8 @@ from gateway.relay.exchange import Exchange
 from gateway.relay.roles import Sender
 from gateway.rooms.picker.destinations import Destinations
 from gateway.routing.model import Upstream
-from gateway.routing.router import RoutedRequest, Router
+from gateway.routing.routed_request import RoutedRequest
+from gateway.routing.router import Router
 from policies.features.request import Endpoint
 from policies.policy import Decision
 
@@ -70,7 +71,9 @@ class ProxySender(Sender):
         destination = self._destinations.of(backend)
         return destination != "" and (self._subset is None or destination in self._subset)
 
-    def send(self, call: Call, upstream: Upstream, candidates: list[Backend], lines: bytes, engine_id: bytes) -> None:
+    def send(
+        self, call: Call, upstream: Upstream, candidates: Sequence[Backend], lines: bytes, engine_id: bytes
+    ) -> None:
         """Tell the proxy to send the request to a backend, or else to another candidate."""
         chosen = upstream.backend
         others = sorted(
@@ -137,9 +140,11 @@ class Picked:
 
     def lines_for_client(self) -> bytes:
         """Return the header lines that the answer gets: the id of the request, and which backend was chosen and why."""
-        request, attempt = self._exchange.request, self._exchange.attempt
-        choice_lines = b"" if attempt is None else attempt.lines_of_choice()
-        return request_id_lines(request.path, self._exchange.delivery.request_id) + request.answer_lines + choice_lines
+        request, attempt, delivery = self._exchange.request, self._exchange.attempt, self._exchange.delivery
+        choice_lines = b""
+        if attempt is not None:
+            choice_lines = attempt.upstream.lines_of_choice(attempt.decision, delivery.retried_from)
+        return request_id_lines(request.path, delivery.request_id) + request.answer_lines + choice_lines
 
     def on_head(self, status: int, headers: HeaderList, *, is_read: bool) -> None:
         """Handle the head of the answer; again if it is found out later that its body is handled."""

@@ -230,15 +230,15 @@ class RecordBuilder:
 
     def _columns(self, model: str, notes: RequestNotes, decision: Decision) -> dict[str, Any]:
         """Return the candidates of a decision with their loads, predictions and propensities: one list per field."""
-        candidates, considered = notes.candidates, decision.considered
+        candidates = notes.candidates
         columns: dict[str, Any] = {"backend": [backend.name for backend in candidates]}
-        if considered is None:
+        if not decision.candidates:
             columns["propensity"] = _implied(candidates, decision)
-        elif considered.candidates is candidates:
-            columns["prediction_s"] = [None if one is None else micro(one) for one in considered.predicted_s]
-            columns["propensity"] = considered.propensities
+        elif decision.candidates is candidates:
+            columns["prediction_s"] = [None if one is None else micro(one) for one in decision.predicted_s]
+            columns["propensity"] = decision.propensities
         else:  # the policy excluded some candidates: their propensity is 0
-            rows = zip(considered.candidates, considered.predicted_s, considered.propensities, strict=True)
+            rows = zip(decision.candidates, decision.predicted_s, decision.propensities, strict=True)
             scores = {backend.name: (predicted_s, propensity) for backend, predicted_s, propensity in rows}
             ordered = [scores.get(backend.name, _EXCLUDED) for backend in candidates]
             columns["prediction_s"] = [None if one is None else micro(one) for one, _ in ordered]

@@ -18,7 +18,7 @@ from gateway.relay.observers import EndedExchange
 from gateway.rooms.recorder.document import RecordBuilder, RequestNotes
 from gateway.rooms.recorder.files import TraceFiles
 from gateway.rooms.recorder.hashes import TextHasher
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from gateway.telemetry.log_format import place_of
 from gateway.telemetry.registry import Registry
 from policies.features.request import TEXT_FEATURES

@@ -19,7 +19,7 @@ from gateway.rooms.rescue.passed import PassedStream
 from gateway.rooms.rescue.request import COMPLETIONS_TARGET, RescuableRequest, rescuable
 from gateway.routing.access import RequestHeaders
 from gateway.routing.model import Upstream
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Rescue:
         request, passed = self._parts()
         if self._events is not None:
             self._events.restart()
-        attempt.end_with(ContinuedStream(request, passed).close(passed.finish_reason))
+        _end_with(attempt, ContinuedStream(request, passed).close(passed.finish_reason))
 
     def rescued(self) -> Rescued | None:
         """Return what has been rescued; None if no other backend went on."""
@@ -187,7 +187,7 @@ class Rescue:
         continued = self._continued = ContinuedStream(request, passed)
         remaining = request.remaining_tokens(len(passed.ids))
         if remaining is not None and remaining <= 0:
-            self._now().end_with(continued.close("length"))
+            _end_with(self._now(), continued.close("length"))
             return
         self._now().ask(COMPLETIONS_TARGET, request.continuation(passed.prompt_ids.tolist(), passed.ids.tolist()), self)
 
@@ -204,6 +204,13 @@ class Rescue:
         assert self._request is not None
         assert self._passed is not None
         return self._request, self._passed
+
+
+def _end_with(attempt: Streaming, events: bytes) -> None:
+    """End a stream with some last events, whatever its backend still sends."""
+    attempt.cancel()
+    attempt.on_data(events)
+    attempt.on_end()
 
 
 def rescue_for(request: RequestHeaders, body: bytes, routed: RoutedRequest) -> Rescue:

@@ -20,7 +20,7 @@ import orjson
 
 from backends import background
 from gateway.relay.observers import EndedExchange, Observer
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import Endpoint
 from policies.learned.shadow_drafting import ShadowArm, ShadowSettings
 from policies.policy import Outcome

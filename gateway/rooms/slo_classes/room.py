@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.gateway import Room
 from gateway.relay.observers import EndedExchange, Follower, Observer
 from gateway.routing.access import NO_ROUTING_HEADERS
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from gateway.telemetry.series import Count, Distribution, Family
 from policies.build import learned_of
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from backends import background
 from backends.backend import Backend
 from gateway.gateway import Room
-from gateway.relay.exchange import STALL_GAPS, STALL_S
 from gateway.relay.observers import EndedExchange, Follower, Observer
+from gateway.relay.silence import STALL_GAPS, STALL_S
 from gateway.rooms.trouble.answer import is_engines_own, problem_of
 from gateway.routing.model import Model
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import RequestFeatures
 from policies.features.shape import wants_json
 from policies.policy import Decision

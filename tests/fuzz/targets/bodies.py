@@ -17,7 +17,8 @@ from gateway.dialects.errors import GatewayError
 from gateway.routing.access import read_head
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.model import Model
-from gateway.routing.router import RoutedRequest, Router
+from gateway.routing.routed_request import RoutedRequest
+from gateway.routing.router import Router
 from policies.features.request import RequestFeatures
 from policies.policy import policies
 from tests.fuzz.documents import document

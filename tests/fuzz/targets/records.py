@@ -30,7 +30,7 @@ from gateway.routing.router import Router
 from gateway.routing.series import RequestSeries
 from gateway.telemetry.registry import Registry
 from lab.trace.read import read_trace
-from policies.policy import CandidateScores, Decision, Outcome, policies
+from policies.policy import Decision, Outcome, policies
 from tests.fuzz.documents import document
 
 _PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
@@ -69,7 +69,7 @@ def fuzz_one(data: bytes) -> None:
     except GatewayError:
         return
     notes = RequestNotes(lambda _notes, _ended: None, body, keeps_answer=built.text != "none", max_bytes=_MAX_BYTES)
-    decision = Decision("b", "thresholds", "rule", 0.75, CandidateScores([_backend], [1.25], [0.75]))
+    decision = Decision("b", "thresholds", "rule", 0.75, candidates=[_backend], predicted_s=[1.25], propensities=[0.75])
     notes.on_send(decision, [_backend])
     parsed: object = None
     if streams:
@@ -93,10 +93,10 @@ def fuzz_one(data: bytes) -> None:
         6,
         2,
     )
-    times = (9.0, 10.0, 10.75, 11.0, 0.0)
-    ended = EndedExchange(
-        b"\xffid", ANONYMOUS, routed, decision, _upstream, "", 200, "ok", *times, usage, None, outcome
-    )
+    ended = EndedExchange(b"\xffid", ANONYMOUS, 9.0)
+    ended.routed, ended.decision, ended.upstream, ended.outcome = routed, decision, _upstream, outcome
+    ended.status, ended.label, ended.usage = 200, "ok", usage
+    ended.first_s, ended.last_s, ended.ended_s = 10.0, 10.75, 11.0
     notes.on_end(ended)
     line = built.builder.begin(notes, ended, 0.0)
     if line is None:

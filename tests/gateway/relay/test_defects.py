@@ -11,7 +11,7 @@ from backends import background
 from gateway.relay.context import Timeouts
 from gateway.relay.observers import Observer
 from gateway.rooms.recorder.document import RequestNotes
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from tests.gateway.relay.test_attempts import DONE, FIRST, SECOND, Relay
 
 USAGE = b'data: {"usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n\n'

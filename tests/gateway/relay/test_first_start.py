@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.health import Health, State
-from gateway.relay import first_start
+from gateway.relay.waiting import first_start
 from tests.gateway.relay.test_attempts import Relay, later
 
 

@@ -17,8 +17,8 @@ from gateway.config.settings.queue import QueueSettings
 from gateway.dialects.json_body import set_field
 from gateway.http.headers import Header
 from gateway.relay.exchange import Exchange
-from gateway.relay.queue import ModelQueue
-from gateway.relay.shares import FairShares
+from gateway.relay.waiting.queue import ModelQueue
+from gateway.relay.waiting.shares import FairShares
 from gateway.routing.access import Access
 from gateway.routing.keys import Client, Keyring, digest
 from gateway.service.assembly import assemble

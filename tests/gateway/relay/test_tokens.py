@@ -10,7 +10,7 @@ import pytest
 
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.rooms.recorder.document import RequestNotes
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from lab.trace.read import read_trace
 from policies.policy import Outcome
 from tests.gateway.conftest import MODEL, Running, start_gateway

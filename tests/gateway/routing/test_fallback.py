@@ -6,6 +6,7 @@ import ast
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,6 +164,13 @@ async def test_explain_reports_that_the_policy_failed(gateway_of: Start) -> None
         assert response.json()["error"]["code"] == "policy_failed"
     async with gateway_of(policy=broken("choose")) as running:
         assert (await running.explain())["choice"]["reason"] == "policy_failed"
+
+
+async def test_explain_shows_a_choice_whose_scores_are_recorded(gateway_of: Start, tmp_path: Path) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    async with gateway_of(policy={"name": "learned"}, recorder={"path": str(tmp_path)}) as running:
+        choice = (await running.client.post("/admin/explain", json=body, headers=ADMIN)).json()["choice"]
+        assert choice == {**choice, "policy": "learned", "reason": "least_delay", "propensity": 1.0}
 
 
 async def test_any_other_defect_is_answered_with_500(

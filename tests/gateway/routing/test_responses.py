@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from backends.health import State
-from gateway.relay import lookups
+from gateway.routing import lookups
 from tests.gateway.conftest import MODEL, Running, Start, start_gateway
 from tests.support.upstream import Behaviour, Wire
 

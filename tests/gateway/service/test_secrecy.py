@@ -17,7 +17,7 @@ import zstandard
 from backends import background
 from backends.background import Seldom
 from gateway.relay.observers import Observer
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from gateway.telemetry.log_format import LogFormat, place_of
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start, bearer
 from tests.gateway.service.test_access import raw

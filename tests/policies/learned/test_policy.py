@@ -188,12 +188,11 @@ def test_decisions_tell_their_prediction_and_score_all_candidates_if_asked() -> 
     pool = taught()
     decision = pool.policy.choose(request("code"), pool.backends)
     assert 0.0 < (predicted_s(decision) or 0.0) < 10.0
-    assert decision.considered is None
+    assert not decision.candidates
     pool.policy.explain_candidates = True
     decision = pool.policy.choose(request("code"), pool.backends)
-    assert decision.considered is not None
-    assert decision.considered.costs is not None
-    assert min(decision.considered.costs) == decision.considered.costs[2]
+    assert decision.candidates == pool.backends
+    assert min(decision.costs) == decision.costs[2]
     price = pool.policy.price(request("code"), pool.backends)
     assert 0.0 < price.expected_s() < 10.0
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from gateway.config.settings.keys import KeySettings
-from gateway.relay.shares import FairShares
+from gateway.relay.waiting.shares import FairShares
 from gateway.rooms.batches import api
 from gateway.rooms.batches.line_request import client_of_lines
 from gateway.rooms.batches.lines import MOST_LINE_BYTES, check

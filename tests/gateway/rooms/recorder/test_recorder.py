@@ -25,7 +25,7 @@ from gateway.rooms.recorder.recorder import Recorder, recorder_issue
 from gateway.rooms.recorder.room import RecorderRoom
 from gateway.routing.keys import Client
 from gateway.routing.model import Model, Upstream
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.series import RequestSeries
 from gateway.service.assembly import assemble
 from gateway.telemetry.registry import Registry
@@ -34,7 +34,7 @@ from lab.trace.read import read_trace
 from lab.trace.record import TraceRecord
 from policies.features.prompt import Prompt
 from policies.features.request import Endpoint, RequestFeatures
-from policies.policy import CandidateScores, Decision, Outcome, policies
+from policies.policy import Decision, Outcome, policies
 from tests.gateway.conftest import MODEL, Start, start_gateway
 from tests.support.command import until
 from tests.support.registered_metrics import value_of
@@ -49,16 +49,12 @@ def settings(folder: Path, **fields: Any) -> RecorderSettings:
 
 
 ANY_DECISION = Decision("b", "random", "drawn", 0.5)
-GIVEN = (
-    "request_id client routed decision upstream retried_from status label"
-    " arrived_s first_s last_s ended_s waited_s usage stream outcome unread_bytes"
-)
 
 
 def changed(ended: EndedExchange, **changes: Any) -> EndedExchange:
     """Return a copy with other values."""
-    copied = EndedExchange(*[getattr(ended, name) for name in GIVEN.split()])
-    for name, value in changes.items():
+    copied = EndedExchange(ended.request_id, ended.client, ended.arrived_s)
+    for name, value in {**vars(ended), **changes}.items():
         setattr(copied, name, value)
     return copied
 
@@ -94,7 +90,8 @@ def finished(recorder: Recorder, number: int = 0, body: bytes = b"", **changes: 
     """Return a request that was answered."""
     routed = routed_chat()
     backends = [Backend("b", "m", Method.NGRAM, ""), Backend("a", "m", Method.BASELINE, "")]
-    decision = Decision("b", "thresholds", "rule", 0.75, CandidateScores(backends, [1.25, None], [0.75, 0.25]))
+    scores: dict[str, Any] = {"predicted_s": [1.25, None], "propensities": [0.75, 0.25]}
+    decision = Decision("b", "thresholds", "rule", 0.75, candidates=backends, **scores)
     backends[0].in_flight, backends[0].load = 3, EngineLoad(running=5, waiting=2, at_s=1.0)
     notes = recorder.follow(routed, b"")
     assert notes is not None
@@ -106,22 +103,10 @@ def finished(recorder: Recorder, number: int = 0, body: bytes = b"", **changes: 
     )
     series = RequestSeries(Registry()).of(backends[0])
     upstream = Upstream(backends[0], UpstreamClient(Address.parse("http://127.0.0.1:1")), series)
-    ended = EndedExchange(
-        b"%d" % number,
-        Client("team"),
-        routed,
-        decision,
-        upstream,
-        "",
-        200,
-        "ok",
-        9.0,
-        10.0,
-        10.75,
-        11.0,
-        outcome=outcome,
-    )
-    return Finished(notes, changed(ended, **changes))
+    given = {"routed": routed, "decision": decision, "upstream": upstream, "status": 200, "label": "ok"}
+    given |= {"first_s": 10.0, "last_s": 10.75, "ended_s": 11.0, "outcome": outcome}
+    ended = EndedExchange(b"%d" % number, Client("team"), 9.0)
+    return Finished(notes, changed(ended, **{**given, **changes}))
 
 
 @pytest.fixture
@@ -187,8 +172,9 @@ def test_candidates_that_the_policy_excluded_have_propensity_0(
 ) -> None:
     recorder = started()
     request = finished(recorder)
-    considered = CandidateScores(request.notes.candidates[:1], [2.5], [0.9])
-    request.record(recorder, decision=Decision("b", "learned", "least_delay", 0.9, considered))
+    scores: dict[str, Any] = {"predicted_s": [2.5], "propensities": [0.9]}
+    decision = Decision("b", "learned", "least_delay", 0.9, candidates=request.notes.candidates[:1], **scores)
+    request.record(recorder, decision=decision)
     recorder.stop()
     (record,) = records(tmp_path)
     assert (record.candidates["prediction_s"], record.candidates["propensity"]) == ([2.5, None], [0.9, 0.0])
@@ -244,8 +230,9 @@ def test_a_sample_of_the_requests_is_recorded(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_built_does_not_affect_others(tmp_path: Path, started: Callable[..., Recorder]) -> None:
     recorder = started()
     request = finished(recorder, 1)
-    considered = CandidateScores(request.notes.candidates[:1], [1.0], [])  # inconsistent, by a defect of the policy
-    request.record(recorder, decision=Decision("b", "learned", "least_delay", 1.0, considered))
+    scores: dict[str, Any] = {"predicted_s": [1.0], "propensities": []}  # inconsistent, by a defect of the policy
+    decision = Decision("b", "learned", "least_delay", 1.0, candidates=request.notes.candidates[:1], **scores)
+    request.record(recorder, decision=decision)
     finished(recorder, 2).record(recorder)
     recorder.stop()
     assert [record.id for record in records(tmp_path)] == ["2"]

@@ -18,7 +18,7 @@ from gateway.rooms.shadow.replay import MOST_TEXT_BYTES, MOST_TEXTS, AnswerText,
 from gateway.rooms.shadow.room import ShadowRoom
 from gateway.routing.keys import Client
 from gateway.routing.model import Model
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import Endpoint, RequestFeatures
 from policies.learned.policy import Learned
 from policies.learned.shadow_drafting import ShadowArm, ShadowSettings, replayed
@@ -163,9 +163,9 @@ def _begin(shadow: ShadowDrafting, body: bytes, endpoint: Endpoint = Endpoint.CH
 def _end(text: AnswerText | None) -> None:
     """Observe the end of a request that succeeded."""
     assert text is not None
-    model, outcome = Model("m", _Recording(), 1.0, {}), _outcome()
-    routed = RoutedRequest(model, outcome.request)
-    text.on_end(EndedExchange(b"", Client(""), routed, outcome.decision, None, "", 200, "ok", 0.0, outcome=outcome))
+    ended = EndedExchange(b"", Client(""), 0.0)
+    ended.status, ended.label, ended.outcome = 200, "ok", _outcome()
+    text.on_end(ended)
 
 
 def _add(shadow: ShadowDrafting, answer: bytes = ANSWER) -> None:

@@ -9,7 +9,7 @@ import pytest
 from gateway.relay.observers import EndedExchange
 from gateway.rooms.dashboard import room as dashboard
 from gateway.rooms.recorder.document import RequestNotes
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.support.upstream import Wire, well
 from tests.support.waiting import eventually_async

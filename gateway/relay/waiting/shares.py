@@ -5,19 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from backends.health import State
 from policies.roles import Price
-
-if TYPE_CHECKING:
-    from gateway.routing.router import RoutedRequest
-
-_PROMPT_TOKEN_S: Final = 2e-5
-_OUTPUT_TOKEN_S: Final = 4e-4
-_OUTPUT_TOKENS: Final = 256.0
-"""What is assumed under a policy that predicts nothing: those of an 8B model on an H100 in a batch of 16."""
-
 
 _PEAK_S: Final = 20.0
 _LEAST_PEAK: Final = 0.1
@@ -304,19 +294,3 @@ class FairShares:
 def _peak(party: Party, left: float) -> tuple[float, float]:
     """Return the requests that a party has had in flight of late at most, and their cost."""
     return max(float(party.in_flight), left * party.peak), max(party.cost_s, left * party.peak_cost_s)
-
-
-def price_of(routed: RoutedRequest) -> Price:
-    """Return what the policy expects a request to cost on the best of the backends that are up, or an assumption."""
-    model, features = routed.model, routed.features
-    if model.explainer is not None:
-        try:
-            backends = [each.backend for each in model.upstreams.values()]
-            up = [each for each in backends if each.health.state is State.UP]
-            if (price := model.explainer.price(features, up or backends)) is not None:
-                return price
-        except Exception as error:  # noqa: BLE001
-            model.fallback.note(model.policy.name, "price", error)
-    output_tokens = min(features.max_tokens or _OUTPUT_TOKENS, _OUTPUT_TOKENS) * features.n
-    prompt_s = _PROMPT_TOKEN_S * features.prompt_tokens
-    return Price(prompt_s, _OUTPUT_TOKEN_S, output_tokens, prompt_s)

@@ -22,7 +22,7 @@ from gateway.config.settings.queue import QueueSettings
 from gateway.dialects.errors import GatewayError
 from gateway.dialects.json_body import set_field
 from gateway.relay.roles import Waiter
-from gateway.relay.shares import LONG_PROMPT_S, Charge, FairShares, Party
+from gateway.relay.waiting.shares import LONG_PROMPT_S, Charge, FairShares, Party
 from gateway.routing.keys import ANONYMOUS
 from gateway.routing.model import Traffic
 
@@ -116,7 +116,7 @@ class ModelQueue:
         """Return those of the free backends on which the request may hold up others by its prompt."""
         if waiter.request.client is ANONYMOUS or len(candidates) == 1:
             return free
-        price, bound = waiter.price(), self.bounds.max_in_flight_per_backend
+        price, bound = waiter.routed.price(), self.bounds.max_in_flight_per_backend
         if price.prefill_s <= LONG_PROMPT_S:
             return free
         return self.free(candidates[: party.backends_for(price, len(candidates), bound)])
@@ -251,7 +251,7 @@ class ModelQueue:
 
 def _charge(waiter: Waiter, party: Party) -> Charge | None:
     """Charge the client of a request that is sent, if there may be others."""
-    return None if waiter.request.client is ANONYMOUS else party.charge(waiter.price())
+    return None if waiter.request.client is ANONYMOUS else party.charge(waiter.routed.price())
 
 
 def _turn(place: Place) -> tuple[int, float, float, int, Place]:
