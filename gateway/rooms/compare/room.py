@@ -157,6 +157,8 @@ class CompareRoom(Room):
         running = self.comparisons.get(model)
         if running is not None and (running.is_running or time.time() < running.definition.began_s + settings.every_s):
             return
+        if self._mean_s(model) is None:
+            return  # until requests show how long blocks must be
         waits = ""
         try:
             past = [each for each in self._past(model) if not each.takes_turns]

@@ -329,6 +329,8 @@ async def test_a_pool_can_compare_by_itself_two_methods_at_a_time(tmp_path: Path
     compare = {"every_s": 0.001, "until": 0.5}
     pairs: list[set[str]] = []
     async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}, compare=compare) as gateway:
+        assert await found(gateway) == {}, "it begins once there are requests"
+        assert (await gateway.chat()).status_code == 200
         for _ in range(4):
             await until_stage(gateway, "running")
             (present,) = comparisons(gateway)
