@@ -165,6 +165,7 @@ class Compared(Policy, Learner, Maintained):
             verdict = verdict_of(evidence, UNTIL)
             if verdict.stage is not Stage.RUNNING:
                 better = verdict.findings[0].better if verdict.findings else ""
+                better = ARMS[1 - ARMS.index(verdict.harmed)] if verdict.harmed else better
                 self.ended = verdict.stage, better, self.now_s() - self.began_s
 
     def choose(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> Decision:
@@ -347,10 +348,10 @@ def scores(cell: Cell, truths: Sequence[Sequence[float]], runs: Sequence[Run]) -
     wrong, right, held, bias, width = 0, 0, [], [], []
     for truth_of, run in zip(truths, runs, strict=True):
         true = truth_of[int(run.ended_s // run.block_s)]
-        is_named, is_right = run.stage is Stage.DECIDED, run.better == ("a" if true < 1.0 else "b")
+        is_named, is_right = run.stage in {Stage.DECIDED, Stage.HARM}, run.better == ("a" if true < 1.0 else "b")
         differs = abs(math.log(true)) > SAME
         right += is_named and is_right if differs else run.stage is Stage.ALIKE
-        wrong += run.stage is Stage.HARM or (is_named and not (differs and is_right))
+        wrong += is_named and not (differs and is_right)
         held.append([look.low <= truth_of[at] <= look.high for at, look in run.looks.items()])
         last = [*run.looks.values()][-1]
         bias.append(last.ratio / truth_of[-1] - 1.0)

@@ -41,6 +41,7 @@ class Verdict:
     sentence: str
     findings: tuple[Finding, ...]
     blocks: int
+    harmed: str = ""  # the arm whose requests fare too badly
 
 
 def verdict_of(evidence: Evidence, until: float, *, is_over: bool = False) -> Verdict:
@@ -56,7 +57,8 @@ def verdict_of(evidence: Evidence, until: float, *, is_over: bool = False) -> Ve
     order, blocks = best_first(evidence), len(evidence.blocks)
     best, others = order[0], order[1:]
     if (harmed := _harmed(evidence)) is not None:
-        return Verdict(Stage.HARM, harmed, _findings(evidence, best, others), blocks)
+        arm, sentence = harmed
+        return Verdict(Stage.HARM, sentence, _findings(evidence, best, others), blocks, arm)
     findings = _findings(evidence, best, others)
     if len(findings) < len(others):
         waits = "Nothing is known yet: each arm needs a few blocks of time with enough requests."
@@ -102,17 +104,17 @@ def _sentence(finding: Finding, stage: Stage, until: float) -> str:
     return f"{sentence}; {pays}."
 
 
-def _harmed(evidence: Evidence) -> str | None:
-    """Return in which arm requests fare so much worse than in all others that nobody should wait for certainty."""
+def _harmed(evidence: Evidence) -> tuple[str, str] | None:
+    """Return the arm whose requests fare so much worse than others that nobody should wait for certainty, and how."""
     totals = {arm: evidence.total(arm) for arm in evidence.plan.arms}
     for arm, sums in totals.items():
         others = sum((each for name, each in totals.items() if name != arm), Sums())
         share, rest = _failed(sums), _failed(others)
         if sums.failed >= _LEAST_FAILED and share > _TIMES_AS_OFTEN * max(rest, 1.0 / max(1.0, others.chosen)):
-            return f"{share:.1%} of the requests of {arm} failed, {rest:.1%} of the others."
+            return arm, f"{share:.1%} of the requests of {arm} failed, {rest:.1%} of the others."
         if _misses_more(sums, others):
             late, too = sums.missed / sums.judged, others.missed / others.judged
-            return f"{late:.0%} of the requests of {arm} missed their objective, {too:.0%} of the others."
+            return arm, f"{late:.0%} of the requests of {arm} missed their objective, {too:.0%} of the others."
     # Arms in turns are not compared so: a burst of traffic may lie in the turns of one of them.
     paces = {arm: evidence.paces(arm) for arm in totals} if evidence.plan.count > 1 else {}
     known = {arm: each for arm, each in paces.items() if len(each) >= _LEAST_PACES}
@@ -120,7 +122,10 @@ def _harmed(evidence: Evidence) -> str | None:
         other = min(known, key=lambda each: max(known[each]))
         times = min(own) / max(known[other])
         if times > _FAR_LONGER:
-            return f"The requests of {arm} take more than {times:.1f} times as long as those of {other}, in each block."
+            return (
+                arm,
+                f"Requests of {arm} take more than {times:.1f} times as long as those of {other}, in each block.",
+            )
     return None
 
 

@@ -12,6 +12,7 @@ from backends.validation import UsageError
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
 from gateway.cli.output import say
 from gateway.rooms.compare.comparing import Block, seconds_of
+from gateway.rooms.compare.report import better_of
 
 _POLL_S: Final = 2.0
 _STARTED: Final = frozenset({"ready", "backoff"})
@@ -73,9 +74,8 @@ def canary(
     admin.post("/admin/resume", **reference)
     say(f"It is back, and is compared with {arms['a']}. `gateway compare status` shows what is known.")
     found = _ended(Admin(url, admin_key, name), name, begun["id"])
-    if found["stage"] in {"decided", "alike"} and (
-        found["stage"] == "alike" or found["findings"][0]["better"] == replica
-    ):
+    ends = better_of(found)
+    if found["stage"] == "alike" or (ends is not None and ends[0] == replica):
         stays = f", and write it into the pool file: it serves so until the gateway ends\n{config}" if is_own else "."
         say(f"{found['sentence']}\nKeep it{stays}")
         return

@@ -31,14 +31,14 @@ def change_of(document: Mapping[str, Any], backends: Sequence[Backend]) -> str:
 
     They are flags of `vllm serve`, as the replicas of the better arm have been seen to speculate.
     """
-    if document["stage"] != "decided" or not document["findings"]:
+    ends = better_of(document)
+    if ends is None:
         return ""
-    finding = document["findings"][0]
     if document["depths"]:
-        return lines_of(document)
+        return lines_of(document) if document["findings"] else ""
     if document.get("policies"):
-        return f"policy: {finding['better']}"
-    better, other = (document["arms"][finding[name]]["replicas"] for name in ("better", "other"))
+        return f"policy: {ends[0]}"
+    better, other = (document["arms"][name]["replicas"] for name in ends)
     model = next((each for each in backends if each.name in better), None)
     if model is None:
         return ""
@@ -47,6 +47,17 @@ def change_of(document: Mapping[str, Any], backends: Sequence[Backend]) -> str:
         config = {"method": model.method.value, "num_speculative_tokens": model.num_speculative_tokens}
         flag = f"--speculative-config '{json.dumps({**config, **(model.speculative_config or {})})}'"
     return f"# start {', '.join(other)} as {model.name}:\n{flag}"
+
+
+def better_of(document: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the better arm and the other one; None if that is not known. Of two arms, harm to one is enough."""
+    if document["stage"] == "decided" and document["findings"]:
+        finding = document["findings"][0]
+        return finding["better"], finding["other"]
+    harmed = str(document.get("harmed"))
+    if document["stage"] == "harm" and harmed in (arms := [*document["arms"]]) and len(arms) == 2:
+        return arms[1 - arms.index(harmed)], harmed
+    return None
 
 
 def page(model: str, document: Mapping[str, Any]) -> str:

@@ -230,7 +230,7 @@ class CompareRoom(Room):
         for past in self._past(model):
             document = past.document()
             change = change_of(document, backends)
-            if not change or not past.still_holds(backends, policy):
+            if not change or not document["findings"] or not past.still_holds(backends, policy):
                 continue
             best = document["findings"][0]
             point = best["at_mean"]

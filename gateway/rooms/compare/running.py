@@ -119,6 +119,7 @@ class Running(Observer):
             "minutes": round((time.time() - definition.began_s) / 60.0, 1),
             "sentence": verdict.sentence,
             "blocks": verdict.blocks,
+            "harmed": verdict.harmed,
             "needed_block_s": self._experiment.needed_block_s(),
             "arms": {arm: self._arm(arm) for arm in definition.replicas},
             "findings": [_rounded(asdict(each)) for each in verdict.findings],

@@ -287,7 +287,7 @@ async def test_an_arm_that_misses_its_objective_or_takes_far_longer_ends_it(tmp_
     async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
         for harm, sentence in (
             ({"missed": 20.0}, "40% of the requests of eagle3 missed their objective, 0% of the others."),
-            ({"seconds": 30.0}, "The requests of eagle3 take more than 3.0 times as long as those of baseline"),
+            ({"seconds": 30.0}, "Requests of eagle3 take more than 3.0 times as long as those of baseline"),
         ):
             assert (await start(gateway)).status_code == 200
             (present,) = comparisons(gateway)
@@ -297,7 +297,9 @@ async def test_an_arm_that_misses_its_objective_or_takes_far_longer_ends_it(tmp_
                 known(present, number, "baseline", **usual)
                 known(present, number, "eagle3", **usual | harm)
             await until_stage(gateway, "harm")
-            assert sentence in (await found(gateway))["sentence"]
+            ended = await found(gateway)
+            assert sentence in ended["sentence"]
+            assert "start b0, b1 as a0" in ended["change"]
 
 
 async def test_a_finding_holds_while_the_pool_serves_so(tmp_path: Path) -> None:
