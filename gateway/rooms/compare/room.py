@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from backends import background
 from gateway.admin.documents import put_next
 from gateway.admin.policy import ModelReference
+from gateway.config.settings import PoolSettings
 from gateway.config.settings.compare import CompareSettings, ComparisonSettings
 from gateway.dialects.errors import GatewayError
 from gateway.gateway import Room, join
@@ -67,6 +68,14 @@ class CompareRoom(Room):
         self._waits: dict[str, str] = {}  # why nothing is compared by itself, by model
         self._is_started = False
         self._next_s = math.inf  # until it is started
+
+    @staticmethod
+    def problem(settings: PoolSettings) -> str:
+        """Return what comparisons that begin by themselves lack."""
+        asked = [name for name, model in settings.models.items() if model.compare is not None]
+        if asked and settings.state is None:
+            return f"models.{asked[0]}.compare needs a state, which keeps what was found: leave out `state: none`"
+        return ""
 
     def follow(self) -> Mapping[str, Follower]:
         """Follow the requests of models of which something is compared."""

@@ -17,6 +17,7 @@ from backends.draft_schedule import DraftSchedule, Speculation
 from backends.health import State
 from backends.speculation import Method
 from gateway.cli.app import app
+from gateway.config.settings import PoolSettings
 from gateway.rooms.compare import room
 from gateway.rooms.compare.definition import block_for
 from gateway.rooms.compare.depths import lines_of
@@ -381,3 +382,10 @@ async def test_blocks_that_turn_out_too_short_are_made_longer_unless_they_were_a
 
 def _has_blocks_of(gateway: Running, block_s: float) -> bool:
     return comparisons(gateway)[0].plan.block_s == block_s
+
+
+@pytest.mark.parametrize(("state", "problem"), [("none", "models.m.compare"), ({"file": "x"}, "")])
+def test_a_pool_that_compares_by_itself_needs_a_state(state: object, problem: str) -> None:
+    model = {"backends": {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}, "compare": {}}
+    settings = PoolSettings.model_validate({"models": {MODEL: model}, "state": state})
+    assert room.CompareRoom.problem(settings).partition(" ")[0] == problem
