@@ -27,6 +27,7 @@ from gateway.relay.observers import Follower
 from gateway.rooms.compare.definition import Definition, WrongArmsError, begun, method_of, next_question
 from gateway.rooms.compare.report import change_of, page
 from gateway.rooms.compare.running import Running
+from gateway.routing.model import Model
 from gateway.routing.router import Narrowing
 from gateway.state.documents import Document
 from policies.build import learned_of
@@ -166,7 +167,7 @@ class CompareRoom(Room):
         running = self.comparisons.get(model)
         if running is not None and (running.is_running or time.time() < running.definition.began_s + settings.every_s):
             return
-        if self._mean_s(model) is None:
+        if _mean_s(self.gateway.models[model]) is None:
             return  # until requests show how long blocks must be
         waits = ""
         try:
@@ -188,13 +189,9 @@ class CompareRoom(Room):
         calibration = next((each.simulate.calibration for each in settings.values() if each.simulate is not None), "")
         if learned is not None and "calibration" in learned.settings.model_fields_set:
             calibration = learned.settings.calibration
-        await self._put(model, begun(question, backends, policy.name, time.time(), self._mean_s(model), calibration))
-
-    def _mean_s(self, model: str) -> float | None:
-        """Return the mean time of the requests that this process has answered."""
-        sums = [upstream.metrics.e2e.mean() for upstream in self.gateway.models[model].upstreams.values()]
-        count = sum(number for _, number in sums)
-        return sum(seconds for seconds, _ in sums) / count if count else None
+        await self._put(
+            model, begun(question, backends, policy.name, time.time(), _mean_s(self.gateway.models[model]), calibration)
+        )
 
     async def _end(self, model: str, stage: Stage) -> None:
         running = self.comparisons[model]
@@ -305,6 +302,13 @@ class CompareRoom(Room):
         running.close(time.time())
         document = await asyncio.to_thread(running.document)
         return document | {"change": change_of(document, self.gateway.pool.of(model))}
+
+
+def _mean_s(model: Model) -> float | None:
+    """Return the mean time of the requests that this process has answered."""
+    sums = [upstream.metrics.e2e.mean() for upstream in model.upstreams.values()]
+    count = sum(number for _, number in sums)
+    return sum(seconds for seconds, _ in sums) / count if count else None
 
 
 def _evidence(document: Mapping[str, Any]) -> str:
