@@ -59,7 +59,7 @@ async def test_draining_and_resuming_a_replica() -> None:
 async def test_reload_says_what_changed_and_what_is_refused() -> None:
     async with start_gateway(METHODS) as running:
 
-        async def change(*, dry_run: bool) -> list[str]:
+        async def change(*, dry_run: bool, trial: object = None) -> list[str]:
             if dry_run:
                 return ["models.m.policy: changed"]
             raise ReloadError("refused", "server.port: 1 -> 2 needs a restart")

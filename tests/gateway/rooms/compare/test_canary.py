@@ -92,4 +92,4 @@ def test_an_engine_that_does_not_start_so_is_started_as_before(pool: Path, tmp_p
         said, _ = refused.communicate(timeout=60)
         assert refused.returncode == 1, said
         assert "Nothing was changed: speculative_config.num_speculative_tokens: must be greater" in said
-        assert replica(command, "b")["state"] == "up"
+        assert replica(command, "b")["state"] in {"up", "recovering"}

@@ -121,7 +121,7 @@ async def test_without_targets_nothing_is_said(gateway_of: Start, policy: dict[s
         (found,) = (each for each in running.gateway.rooms if isinstance(each, room.FleetRoom))
         for _ in range(3):
             await chats(running)
-        await running.until(lambda: len(found.fleets[MODEL].minutes) > 8)
+        await running.until(lambda: MODEL in found.fleets and len(found.fleets[MODEL].minutes) > 8)
         answer = await asked(running)
         assert (answer.status_code, missing in answer.json()["error"]["message"]) == (404, True)
         assert not await fleet_findings(running)
