@@ -8,22 +8,18 @@ that stays as it is, and of the day, with all comparisons and restarts in it.
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from random import Random
+from functools import cache, partial
 from typing import Final
 
 import numpy as np
 
 from benchmarks.routing.compare import ARMS, BEFORE, Cell, Compared
-from benchmarks.routing.ground import COUNTED, WARMUP, Ground, OnGround, bare, throughput
-from benchmarks.routing.worlds import FLEETS, POLICIES, POOL_OF, World, _timed, specs_of
+from benchmarks.routing.ground import Ground, bare
+from benchmarks.routing.worlds import FLEETS, play_worlds, staged, timed
 from benchmarks.table import head, row
 from gateway.rooms.compare.definition import block_for
-from lab.parallel import all_cores
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
 from lab.simulation.simulate import replay
@@ -44,23 +40,14 @@ class Tried:
     """What a canary came to."""
 
     is_better: bool
-    is_wrong: bool  # whether the method that was kept takes longer by over 1%
     took_s: float
     lost: float  # mean time meanwhile, over that without it
 
 
-def members_of(specs: Mapping[str, ReplicaSpec], letters: str) -> list[ReplicaSpec]:
-    """Return the replicas of a fleet, named by arm where two methods are compared."""
-    first = letters[0]
-    return [
-        replace(specs[letter], name=f"{ARMS[letter != first]}{at}" if len({*letters}) == 2 else f"{letter}{at}")
-        for at, letter in enumerate(letters)
-    ]
-
-
 def try_out(specs: Mapping[str, ReplicaSpec], own: str, other: str, requests: Sequence[ReplayRequest]) -> Tried:
     """Compare one replica of another method with three of the own one."""
-    members, present = members_of(specs, own * 3 + other), members_of(specs, own * 4)
+    present = [replace(specs[own], name=f"{ARMS[0]}{at}") for at in range(4)]
+    members = [*present[:3], replace(specs[other], name=f"{ARMS[1]}3")]
     since_s = np.array([one.arrived_s for one in requests]) - requests[0].arrived_s
     block_s = block_for(float(replay(present, requests[:BEFORE], bare("least_loaded", 0), seed=0).e2e_s.mean()))
     for longest_s in LONGEST_S:
@@ -74,7 +61,7 @@ def try_out(specs: Mapping[str, ReplicaSpec], own: str, other: str, requests: Se
     until = since_s[:most] <= took_s
     usual = replay(present, requests[:most], bare("least_loaded", 0), seed=0).e2e_s
     is_better = better == ARMS[1] and stage in (Stage.DECIDED, Stage.HARM)
-    return Tried(is_better, False, took_s, float(compared[until].mean() / usual[until].mean()))
+    return Tried(is_better, took_s, float(compared[until].mean() / usual[until].mean()))
 
 
 def day(means: Mapping[str, float], start: str, tried: Callable[[str, str], Tried]) -> tuple[float, float, str, int]:
@@ -94,37 +81,17 @@ def day(means: Mapping[str, float], start: str, tried: Callable[[str, str], Trie
 
 def play(ground: Ground, seed: int) -> dict[str, tuple[float, float, float, str, int]]:
     """Play a world from each start; return both regrets, the hours that it took, the method at the end, wrong turns."""
-    world, rng = World.drawn(seed), Random(seed)
-    with tempfile.TemporaryDirectory(prefix="following-") as folder:
-        calibration = world.calibration(Path(folder))
-        others = world.requests(ground.others, COUNTED, rng)
-        specs = specs_of(calibration, others, POOL_OF[world.target])
-        chosen = world.requests(ground.requests, WARMUP + COUNTED, rng)
-        rate = world.load * throughput([specs[letter] for letter in "bnsE"], chosen[WARMUP:])
-        requests = _timed(ground, world, rate, chosen)
-        fleets = {*FLEETS.values(), *(letter * 3 for letter in METHODS)}
-        means = {
-            f"{letters} {policy}": float(
-                replay(members_of(specs, letters), requests, bare(policy, seed), seed=seed, warmup=WARMUP).e2e_s.mean()
-            )
-            for letters in fleets
-            for policy in POLICIES
-        }
-        best = min(mean for name, mean in means.items() if len(name.split()[0]) == 4)
-        known: dict[tuple[str, str], Tried] = {}
-        longer = world.requests(ground.requests, int(1.05 * rate * LONGEST_S[-1]), rng)
-        arrivals = _timed(ground, replace(world, arrivals="poisson"), rate, longer)
-
-        def tried(own: str, other: str) -> Tried:
-            if (own, other) not in known:
-                known[own, other] = try_out(specs, own, other, arrivals)
-            return known[own, other]
-
-        balanced = {letters: means[f"{letters} least_loaded"] for letters in fleets}
+    with staged(ground, seed) as scene:
+        fleets = [*FLEETS.values(), *(letter * 3 for letter in METHODS)]
+        balanced = {letters: scene.mean_s(letters, "least_loaded") for letters in fleets}
+        best = min(min(balanced[fleet], scene.mean_s(fleet, "learned")) for fleet in FLEETS.values())
+        longer = scene.world.requests(ground.requests, int(1.05 * scene.rate * LONGEST_S[-1]), scene.rng)
+        arrivals = timed(ground, replace(scene.world, arrivals="poisson"), scene.rate, longer)
+        tried = cache(partial(try_out, scene.specs, requests=arrivals))
         found = {}
-        for start in METHODS:
+        for start, name in METHODS.items():
             mean, hours, own, wrong = day(balanced, start, tried)
-            found[METHODS[start]] = (balanced[start * 4] / best - 1.0, mean / best - 1.0, hours, own, wrong)
+            found[name] = (balanced[start * 4] / best - 1.0, mean / best - 1.0, hours, own, wrong)
     return found
 
 
@@ -137,17 +104,5 @@ def report(worlds: Sequence[Mapping[str, tuple[float, float, float, str, int]]])
         print(row(start, *shown, f"{np.median(hours):.1f}", sum(world[start][4] for world in worlds)))
 
 
-def main() -> None:
-    """Play all worlds on all cores, and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="folder of the recordings")
-    parser.add_argument("--azure", type=Path, help="trace of which every second world takes the gaps between arrivals")
-    parser.add_argument("--worlds", type=int, default=24)
-    parser.add_argument("--tune", action="store_true", help="report the half of the requests that is for development")
-    arguments = parser.parse_args()
-    with all_cores(OnGround(play, arguments.folder, arguments.azure, arguments.tune), label="playing") as play_all:
-        report(list(play_all(range(arguments.worlds))))
-
-
 if __name__ == "__main__":
-    main()
+    play_worlds(play, report, 24, __doc__)

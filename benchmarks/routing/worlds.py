@@ -13,11 +13,12 @@ import argparse
 import json
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ from lab.simulation.drafts import best_schedule, mean_context_tokens, tokens_per
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
 from lab.simulation.simulate import replay
+
+Result = TypeVar("Result")
 
 POOL_OF: Final = {"8B": "b/n/s/e", "70B": "70B"}
 LOOKUP_S: Final = 0.04e-3, 3.0e-3
@@ -141,7 +144,7 @@ def scheduled(spec: ReplicaSpec, requests: Sequence[ReplayRequest]) -> ReplicaSp
     return replace(spec, config=config)
 
 
-def _timed(ground: Ground, world: World, rate: float, requests: Sequence[ReplayRequest]) -> list[ReplayRequest]:
+def timed(ground: Ground, world: World, rate: float, requests: Sequence[ReplayRequest]) -> list[ReplayRequest]:
     rng = np.random.default_rng(world.seed)
     gaps_s = rng.exponential(1.0, len(requests))
     if world.arrivals == "azure" and ground.gaps_s is not None:
@@ -152,22 +155,42 @@ def _timed(ground: Ground, world: World, rate: float, requests: Sequence[ReplayR
     return [replace(one, arrived_s=at) for one, at in zip(requests, at_s.tolist(), strict=True)]
 
 
-def play(ground: Ground, seed: int) -> dict[str, float]:
-    """Play a world on every fleet with every policy; return mean seconds to finish, by `FLEET: POLICY`."""
-    world, rng, means = World.drawn(seed), Random(seed), {}
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A world with a replica of each letter of `FLEETS`, and arrivals that all fleets get."""
+
+    world: World
+    specs: Mapping[str, ReplicaSpec]
+    rate: float
+    requests: Sequence[ReplayRequest]
+    rng: Random  # for further requests
+
+    def mean_s(self, letters: str, policy: str) -> float:
+        """Return the mean seconds to finish on a fleet."""
+        members = [replace(self.specs[letter], name=f"{letter}{at}") for at, letter in enumerate(letters)]
+        seed = self.world.seed
+        return float(replay(members, self.requests, bare(policy, seed), seed=seed, warmup=WARMUP).e2e_s.mean())
+
+
+@contextmanager
+def staged(ground: Ground, seed: int) -> Iterator[Scene]:
+    """Draw a world, whose calibration is kept until the block ends."""
+    world, rng = World.drawn(seed), Random(seed)
     with tempfile.TemporaryDirectory(prefix="worlds-") as folder:
         calibration = world.calibration(Path(folder))
         others = world.requests(ground.others, COUNTED, rng)
         specs = specs_of(calibration, others, POOL_OF[world.target])
         chosen = world.requests(ground.requests, WARMUP + COUNTED, rng)
         rate = world.load * throughput([specs[letter] for letter in "bnsE"], chosen[WARMUP:])
-        requests = _timed(ground, world, rate, chosen)
-        for fleet, letters in FLEETS.items():
-            members = [replace(specs[letter], name=f"{letter}{at}") for at, letter in enumerate(letters)]
-            for policy in POLICIES:
-                played = replay(members, requests, bare(policy, seed), seed=seed, warmup=WARMUP)
-                means[f"{fleet}: {policy}"] = float(played.e2e_s.mean())
-    return means
+        yield Scene(world, specs, rate, timed(ground, world, rate, chosen), rng)
+
+
+def play(ground: Ground, seed: int) -> dict[str, float]:
+    """Play a world on every fleet with every policy; return mean seconds to finish, by `FLEET: POLICY`."""
+    with staged(ground, seed) as scene:
+        return {
+            f"{name}: {policy}": scene.mean_s(fleet, policy) for name, fleet in FLEETS.items() for policy in POLICIES
+        }
 
 
 def report(worlds: Sequence[Mapping[str, float]]) -> None:
@@ -194,12 +217,14 @@ def report(worlds: Sequence[Mapping[str, float]]) -> None:
             print(row(fleet, what, f"{mean:.3f}{reach}", f"{sooner} of {len(worlds)}", later))
 
 
-def main() -> None:
-    """Play all worlds on all cores, and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def play_worlds(
+    play: Callable[[Ground, int], Result], report: Callable[[Sequence[Result]], None], worlds: int, about: str | None
+) -> None:
+    """Play all worlds on all cores, by the options of the command line, and print the report."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of the recordings")
     parser.add_argument("--azure", type=Path, help="trace of which every second world takes the gaps between arrivals")
-    parser.add_argument("--worlds", type=int, default=80)
+    parser.add_argument("--worlds", type=int, default=worlds)
     parser.add_argument("--tune", action="store_true", help="report the half of the requests that is for development")
     arguments = parser.parse_args()
     with all_cores(OnGround(play, arguments.folder, arguments.azure, arguments.tune), label="playing") as play_all:
@@ -207,4 +232,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    play_worlds(play, report, 80, __doc__)
