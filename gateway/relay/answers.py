@@ -36,7 +36,7 @@ class PassThrough:
     unread_bytes = 0  # bytes passed on without having been read for their usage
 
     def note_error(self, status: int) -> None:
-        """Note an error among the events of a stream."""
+        """Record an error among the events of a stream."""
         self.error_status = status
 
     def feed(self, data: bytes) -> bytes:

@@ -47,20 +47,20 @@ class Delivery(EndedExchange):
         self.first_s = 0.0
 
     def retry_from(self, backend: str) -> None:
-        """Note which backend has failed the request."""
+        """Record the backend that failed the request."""
         self.retried_from = backend
 
     def wait(self, seconds: float) -> None:
-        """Note how long the request has waited in the gateway."""
+        """Record the time that the request has waited in the gateway."""
         self.waited_s = seconds
 
     def pause(self, *, is_paused: bool) -> None:
-        """Note whether the client is slow to receive the answer."""
+        """Record whether the client is slow to receive the answer."""
         self.is_paused = is_paused
         self.was_paused = self.was_paused or is_paused
 
     def note_first(self, now_s: float) -> None:
-        """Note when the first of the answer came."""
+        """Record when the first bytes of the answer came."""
         self.first_s = now_s
 
     def open(self, status: int, headers: HeaderList, routed: RoutedRequest) -> PassThrough:
