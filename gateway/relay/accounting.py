@@ -15,6 +15,7 @@ from gateway.relay.context import RelayContext
 from gateway.relay.delivery import Delivery
 from gateway.relay.observers import EndedExchange, tell_end
 from gateway.routing.model import Model, Upstream
+from gateway.routing.router import Slo
 from policies.features.prompt import BYTES_PER_TOKEN
 from policies.features.request import Endpoint, RequestFeatures
 from policies.policy import Decision, Outcome
@@ -22,6 +23,8 @@ from policies.policy import Decision, Outcome
 _OTHER: Final = Endpoint.OTHER
 _EMBEDDINGS: Final = Endpoint.EMBEDDINGS
 _BASELINE: Final = Method.BASELINE
+FAILED: Final = frozenset({"engine_error", "unanswered", "interrupted"})
+"""Outcomes that are no fault of the client."""
 _ANSWERED = frozenset({"ok", "cancelled", "interrupted"})
 _RESCUES: Final = {"ok": "complete", "cancelled": "cancelled"}
 _MOST_PER_BYTE: Final = 64
@@ -320,3 +323,23 @@ def tokens_of(path: str, body: bytes, usage: Usage | None, events: int) -> tuple
         seconds = usage.audio_s if usage is not None and usage.audio_s is not None else len(body) / _AUDIO_BYTES_PER_S
         return math.ceil(_AUDIO_TOKENS_PER_S * seconds), output_tokens
     return math.ceil(len(body) / BYTES_PER_TOKEN), output_tokens
+
+
+def against_objective(ended: EndedExchange, slo: Slo) -> str:
+    """Return `kept`, `missed` or `failed`; empty if that cannot be told. `slo` bounds what the request does not.
+
+    An answer in one piece shows neither its first token nor the time between two. If both are bounded, so is all of it.
+    """
+    if ended.label in FAILED:
+        return "failed"
+    if ended.label != "ok" or ended.outcome is None:
+        return ""
+    features, tokens = ended.routed.features, ended.outcome.output_tokens
+    ttft_s, tpot_s = features.slo_ttft_s or slo[0], features.slo_tpot_s or slo[1]
+    if ended.stream is None:
+        if ttft_s is None or tpot_s is None:
+            return ""
+        return "kept" if ended.ended_s - ended.arrived_s <= ttft_s + tpot_s * max(0, tokens - 1) else "missed"
+    is_late = ttft_s is not None and ended.first_s - ended.arrived_s > ttft_s
+    is_slow = tpot_s is not None and ended.outcome.tpot_s is not None and ended.outcome.tpot_s > tpot_s
+    return "missed" if is_late or is_slow else "kept"

@@ -66,6 +66,7 @@ class Narrowing(Protocol):
 
 Slo = tuple[float | None, float | None]
 """Seconds to the first token, and per output token; None for no bound."""
+NO_SLO: Final[Slo] = (None, None)
 
 
 class Router:

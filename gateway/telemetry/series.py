@@ -57,7 +57,7 @@ class Distribution:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def mean(self) -> tuple[float, float]:
+    def totals(self) -> tuple[float, float]:
         """Return the sum of all values of this process, and their number."""
         counted = sum(bucket.get() for bucket in self._series._buckets)
         return self._series._sum.get() + self._sum, counted + sum(self._counts)

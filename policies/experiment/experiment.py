@@ -20,9 +20,6 @@ from policies.statistics import Statistics, Table
 
 C = TypeVar("C", bound=Candidate)
 
-Slo = tuple[float | None, float | None]
-"""Seconds to the first token, and per output token; None for no bound."""
-NO_SLO: Final = None, None
 REST, USUAL = "(rest)", "(usual)"
 """What serves beside the arms, and the pool as it serves without an experiment."""
 
@@ -38,12 +35,11 @@ class Plan:
     arms
         Names of what is compared, two or more.
     groups
-        Names of the replicas of each group. A conversation stays in its group.
+        Names of the replicas of each group; empty if all replicas that there are make up one. A conversation stays in
+        its group.
     rotates
         Whether each group serves as another arm in each block, as with settings that need no restart; else, each arm
         has a group.
-    is_whole
-        Whether all replicas that there are make up one group.
     block_s
         Seconds with the same shares of the traffic.
     explore
@@ -56,7 +52,6 @@ class Plan:
     arms: tuple[str, ...]
     groups: tuple[frozenset[str], ...]
     rotates: bool = False
-    is_whole: bool = False
     block_s: float = 60.0
     explore: float = 0.25
     usual: bool = True
@@ -77,7 +72,7 @@ class Plan:
     @property
     def count(self) -> int:
         """Number of groups."""
-        return 1 if self.is_whole else len(self.groups)
+        return len(self.groups) or 1
 
     def shares(self, number: int) -> tuple[float, ...] | None:
         """Return the weights of each group's replicas in a block; None if all serve as usual."""
@@ -96,7 +91,7 @@ class Plan:
 
     def group_of(self, backend: str) -> int:
         """Return the group of a replica; -1 for one in none."""
-        if self.is_whole:
+        if not self.groups:
             return 0
         return next((group for group, members in enumerate(self.groups) if backend in members), -1)
 
@@ -200,8 +195,8 @@ class Experiment:
     def _note(self, number: int, arm: str, sums: Sums) -> None:
         self._sums[number, arm] = self._sums.get((number, arm), Sums()) + sums
 
-    def observe(self, outcome: Outcome, slo: Slo = NO_SLO) -> None:
-        """Add a finished request that was given to an arm, with the objective of those that have none themselves."""
+    def observe(self, outcome: Outcome, *, is_late: bool | None = None) -> None:
+        """Add a finished request that was given to an arm; `is_late` if it missed its objective, None without one."""
         now_s = self._statistics.clock()
         number = int((now_s - outcome.e2e_s) // self.plan.block_s)
         group = self.plan.group_of(outcome.decision.backend)
@@ -214,7 +209,9 @@ class Experiment:
             sizes = outcome.prompt_tokens.bit_length() // 2, outcome.output_tokens.bit_length() // 2
             kind = f"{kind_of(outcome.request)} {sizes[0]} {sizes[1]}"
             self._blocks.observe(now_s, outcome.e2e_s, work_of(outcome), kind, self._names.index(arm))
-            self._note(number, arm, _times(outcome, slo))
+            self._note(number, arm, _times(outcome))
+            if is_late is not None:
+                self._note(number, arm, Sums(judged=1.0, missed=float(is_late)))
         self.close(now_s)
 
     def arm_now(self, backend: str) -> str | None:
@@ -240,28 +237,22 @@ class Experiment:
                 sums = times + noted.get((number, arm), Sums())
                 self._statistics.add(BLOCKS, (self.plan.id, str(number), arm, self._process), *sums)
 
-    def too_long_s(self) -> float | None:
-        """Return what requests of late take, if that is too long for the blocks; else None."""
-        return None if self._blocks.needed_s() is None else self._blocks.mean_s
+    @property
+    def mean_s(self) -> float:
+        """Mean seconds of the requests of late."""
+        return self._blocks.mean_s
 
     def needed_block_s(self) -> float | None:
         """Return how long a block must be for the requests of late; None if it is long enough."""
         return self._blocks.needed_s()
 
 
-def _times(outcome: Outcome, slo: Slo) -> Sums:
+def _times(outcome: Outcome) -> Sums:
     sums = Sums(output_tokens=float(outcome.output_tokens))
     if outcome.ttft_s is None or outcome.tpot_s is None:
         return sums
     later = max(0, outcome.output_tokens - 1)
-    sums = sums._replace(ttft_s=outcome.ttft_s, streams=1.0, decode_s=outcome.tpot_s * later, decoded=float(later))
-    request = outcome.request
-    own = request.slo_ttft_s, request.slo_tpot_s
-    ttft_s, tpot_s = slo if own == NO_SLO else own
-    if ttft_s is None and tpot_s is None:
-        return sums
-    is_late = (ttft_s is not None and outcome.ttft_s > ttft_s) or (tpot_s is not None and outcome.tpot_s > tpot_s)
-    return sums._replace(judged=1.0, missed=float(is_late))
+    return sums._replace(ttft_s=outcome.ttft_s, streams=1.0, decode_s=outcome.tpot_s * later, decoded=float(later))
 
 
 class Evidence:

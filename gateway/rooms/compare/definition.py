@@ -78,15 +78,13 @@ class Definition(ComparisonSettings):
 
     def plan(self) -> Plan:
         """Return the plan of it."""
-        groups = tuple(frozenset(names) for names in self.groups or self.replicas.values())
-        groups = () if self.policies else groups
+        groups = () if self.policies else tuple(map(frozenset, self.groups or self.replicas.values()))
         return Plan(
             f"{self.id} {self.block_s:g}",
             tuple(self.replicas),
             groups,
             rotates=self.takes_turns,
             block_s=self.block_s,
-            is_whole=bool(self.policies),
             explore=0.0 if self.policies else self.explore,
             usual=self.usual and not self.policies,
         )

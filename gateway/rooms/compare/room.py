@@ -173,25 +173,21 @@ class CompareRoom(Room):
         try:
             past = [each for each in self._past(model) if not each.takes_turns]
             open_for = next_question(settings, self.gateway.pool.of(model), past) if settings.is_open else settings
-            await self._begin(model, open_for)
+            await self._put_first(model, self._begun(model, open_for))
         except WrongArmsError as error:
             waits = str(error)
-        except GatewayError as error:
-            if error.status != _CONFLICT:  # then another gateway has begun it
-                raise
         if waits and waits != self._waits.get(model):
             log.warning("%s: nothing is compared yet: %s", model, waits)
         self._waits[model] = waits
 
-    async def _begin(self, model: str, question: ComparisonSettings) -> None:
+    def _begun(self, model: str, question: ComparisonSettings) -> Definition:
         policy, backends = self.gateway.models[model].policy, self.gateway.pool.of(model)
         learned, settings = learned_of(policy), self.gateway.settings.models[model].backends
         calibration = next((each.simulate.calibration for each in settings.values() if each.simulate is not None), "")
         if learned is not None and "calibration" in learned.settings.model_fields_set:
             calibration = learned.settings.calibration
-        await self._put(
-            model, begun(question, backends, policy.name, time.time(), _mean_s(self.gateway.models[model]), calibration)
-        )
+        mean_s = _mean_s(self.gateway.models[model])
+        return begun(question, backends, policy.name, time.time(), mean_s, calibration)
 
     async def _end(self, model: str, stage: Stage) -> None:
         running = self.comparisons[model]
@@ -264,9 +260,10 @@ class CompareRoom(Room):
                 text = f"{' and '.join(running.definition.replicas)} of {model} are being compared"
                 raise GatewayError(409, f"{text}; end that first: `gateway compare stop`.", code="already_running")
             try:
-                await self._begin(model, asked)
+                definition = self._begun(model, asked)
             except WrongArmsError as error:
                 raise GatewayError(400, f"Nothing is compared: {error}", code="invalid_arms") from None
+            await self._put(model, definition)
             return {"model": model, **await self._document(model)}
 
         @app.post("/admin/compare/stop", tags=["admin"])
@@ -306,7 +303,7 @@ class CompareRoom(Room):
 
 def _mean_s(model: Model) -> float | None:
     """Return the mean time of the requests that this process has answered."""
-    sums = [upstream.metrics.e2e.mean() for upstream in model.upstreams.values()]
+    sums = [upstream.metrics.e2e.totals() for upstream in model.upstreams.values()]
     count = sum(number for _, number in sums)
     return sum(seconds for seconds, _ in sums) / count if count else None
 

@@ -8,13 +8,15 @@ from dataclasses import asdict
 from typing import Any
 
 from backends.backend import Backend
+from gateway.relay.accounting import FAILED, against_objective
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.relay.outgoing import DEEP
 from gateway.rooms.compare.definition import Definition, block_for, other_policy
 from gateway.routing.routed_request import RoutedRequest
+from gateway.routing.router import NO_SLO
 from policies.build import learned_of
 from policies.decision import Outcome
-from policies.experiment.experiment import NO_SLO, Evidence, Experiment
+from policies.experiment.experiment import Evidence, Experiment
 from policies.experiment.verdict import SHOWN, Verdict, verdict_of
 from policies.features.request import RequestFeatures
 from policies.learned.policy import Learned
@@ -23,7 +25,6 @@ from policies.statistics import Statistics
 
 _UNFREE = frozenset({"override", "affinity"})
 """Decisions by which a request went where it had to."""
-_FAILED = frozenset({"engine_error", "unanswered", "interrupted"})
 
 
 class Running(Observer):
@@ -76,11 +77,10 @@ class Running(Observer):
             self._experiment.failed(ended.retried_from or ended.rescued_from)
         elif ended.decision is None or ended.decision.policy in _UNFREE:
             return
-        elif ended.label in _FAILED:
+        elif ended.label in FAILED:
             self._experiment.failed(ended.decision.backend)
         elif ended.outcome is not None and not ended.was_paused and self._has_arm(ended.outcome):
-            learned = learned_of(ended.routed.model.policy)
-            self._experiment.observe(ended.outcome, NO_SLO if learned is None else learned.settings.slo.seconds)
+            self._experiment.observe(ended.outcome, is_late=_is_late(ended))
 
     def _has_arm(self, outcome: Outcome) -> bool:
         """Return whether a request was served as its arm says; only some can say how deep they are drafted."""
@@ -92,10 +92,10 @@ class Running(Observer):
 
     def fitted(self) -> Definition | None:
         """Return it with blocks that are long enough; None if they are, or were asked for."""
-        definition, mean_s = self.definition, self._experiment.too_long_s()
-        if mean_s is None or not definition.is_fitted:
+        definition, experiment = self.definition, self._experiment
+        if not definition.is_fitted or experiment.needed_block_s() is None:
             return None
-        return definition.model_copy(update={"block_s": block_for(mean_s)})
+        return definition.model_copy(update={"block_s": block_for(experiment.mean_s)})
 
     def judge(self, now_s: float) -> Verdict:
         """Return what is known by now; takes some milliseconds if that has changed, so it is called in a thread."""
@@ -141,6 +141,15 @@ class Running(Observer):
             "tpot_s": _over(sums.decode_s, sums.decoded),
             "tokens_per_replica_s": _over(sums.output_tokens, replica_s),
         }
+
+
+def _is_late(ended: EndedExchange) -> bool | None:
+    """Return whether a request missed its objective or its model's; None without one, or where that is not known."""
+    learned, features = learned_of(ended.routed.model.policy), ended.routed.features
+    slo = NO_SLO if learned is None else learned.settings.slo.seconds
+    if slo == NO_SLO == (features.slo_ttft_s, features.slo_tpot_s):
+        return None
+    return {"kept": False, "missed": True}.get(against_objective(ended, slo))
 
 
 def _over(value: float, by: float) -> float | None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gateway.gateway import Room
+from gateway.relay.accounting import against_objective
 from gateway.relay.observers import EndedExchange, Follower, Observer
 from gateway.routing.access import NO_ROUTING_HEADERS
 from gateway.routing.routed_request import RoutedRequest
+from gateway.routing.router import NO_SLO
 from gateway.telemetry.series import Count, Distribution, Family
 from policies.build import learned_of
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
-
-NO_SLO: Final = None, None
-_FAILED: Final = frozenset({"engine_error", "unanswered", "interrupted"})
 
 
 class SloRoom(Room):
@@ -62,7 +61,7 @@ class _Judge(Observer):
 
     def on_end(self, ended: EndedExchange) -> None:
         """Count the request, unless its client made it fail."""
-        slo_class, outcome = judged(ended.routed), outcome_of(ended, self._slo)
+        slo_class, outcome = judged(ended.routed), against_objective(ended, self._slo)
         slo_class = "default" if slo_class is None else slo_class  # judged by the objective of its model
         if outcome:
             self._requests.labels(self._model, slo_class, outcome).inc()
@@ -74,23 +73,3 @@ def judged(routed: RoutedRequest) -> str | None:
     """Return the class of a request; empty if its objective has no name, and None if it has none."""
     features, name = routed.features, routed.headers.slo_class or routed.client.slo_class
     return name or (None if features.slo_ttft_s is None and features.slo_tpot_s is None else "")
-
-
-def outcome_of(ended: EndedExchange, slo: tuple[float | None, float | None]) -> str:
-    """Return `kept`, `missed` or `failed`; empty if that cannot be told.
-
-    An answer in one piece shows neither its first token nor the time between two. If both are bounded, so is all of it.
-    """
-    if ended.label in _FAILED:
-        return "failed"
-    if ended.label != "ok" or ended.outcome is None:
-        return ""
-    features, tokens = ended.routed.features, ended.outcome.output_tokens
-    ttft_s, tpot_s = features.slo_ttft_s or slo[0], features.slo_tpot_s or slo[1]
-    if ended.stream is None:
-        if ttft_s is None or tpot_s is None:
-            return ""
-        return "kept" if ended.ended_s - ended.arrived_s <= ttft_s + tpot_s * max(0, tokens - 1) else "missed"
-    is_late = ttft_s is not None and ended.first_s - ended.arrived_s > ttft_s
-    is_slow = tpot_s is not None and ended.outcome.tpot_s is not None and ended.outcome.tpot_s > tpot_s
-    return "missed" if is_late or is_slow else "kept"
