@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.routing.compare import ARMS, BEFORE, Cell, Compared
 from benchmarks.routing.ground import Ground, bare
-from benchmarks.routing.worlds import FLEETS, play_worlds, staged, timed
+from benchmarks.routing.worlds import FLEETS, options, play_worlds, staged, timed
 from benchmarks.table import head, row
 from gateway.rooms.compare.definition import block_for
 from lab.simulation.replica_spec import ReplicaSpec
@@ -105,4 +105,4 @@ def report(worlds: Sequence[Mapping[str, tuple[float, float, float, str, int]]])
 
 
 if __name__ == "__main__":
-    play_worlds(play, report, 24, __doc__)
+    report(play_worlds(options(__doc__, 24).parse_args(), play))

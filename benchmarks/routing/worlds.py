@@ -217,19 +217,21 @@ def report(worlds: Sequence[Mapping[str, float]]) -> None:
             print(row(fleet, what, f"{mean:.3f}{reach}", f"{sooner} of {len(worlds)}", later))
 
 
-def play_worlds(
-    play: Callable[[Ground, int], Result], report: Callable[[Sequence[Result]], None], worlds: int, about: str | None
-) -> None:
-    """Play all worlds on all cores, by the options of the command line, and print the report."""
+def options(about: str | None, worlds: int) -> argparse.ArgumentParser:
+    """Return the options of a program that plays so many worlds."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of the recordings")
     parser.add_argument("--azure", type=Path, help="trace of which every second world takes the gaps between arrivals")
     parser.add_argument("--worlds", type=int, default=worlds)
     parser.add_argument("--tune", action="store_true", help="report the half of the requests that is for development")
-    arguments = parser.parse_args()
-    with all_cores(OnGround(play, arguments.folder, arguments.azure, arguments.tune), label="playing") as play_all:
-        report(list(play_all(range(arguments.worlds))))
+    return parser
+
+
+def play_worlds(chosen: argparse.Namespace, play: Callable[[Ground, int], Result]) -> list[Result]:
+    """Play all worlds on all cores."""
+    with all_cores(OnGround(play, chosen.folder, chosen.azure, chosen.tune), label="playing") as play_all:
+        return list(play_all(range(chosen.worlds)))
 
 
 if __name__ == "__main__":
-    play_worlds(play, report, 80, __doc__)
+    report(play_worlds(options(__doc__, 80).parse_args(), play))
