@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,9 @@ ANY_DECISION = Decision("b", "random", "drawn", 0.5)
 def changed(ended: EndedExchange, **changes: Any) -> EndedExchange:
     """Return a copy with other values."""
     copied = EndedExchange(ended.request_id, ended.client, ended.arrived_s)
-    for name, value in {**vars(ended), **changes}.items():
+    names: Iterable[str] = getattr(ended, "__mypyc_attrs__", None) or vars(ended)  # the class may be compiled
+    known = {name: getattr(ended, name) for name in names if hasattr(ended, name)}
+    for name, value in {**known, **changes}.items():
         setattr(copied, name, value)
     return copied
 
