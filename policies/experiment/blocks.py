@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -37,11 +38,20 @@ class Blocks:
     then are also the next one's. For the same arrivals, the ratio of two arms' seconds per unit of work is that of the
     mean times. A unit of work of a kind of requests counts as much as it takes on average, under any arm, so that a
     change of the mix is none of the seconds per unit of work.
+
+    Parameters
+    ----------
+    most_times
+        How many times the mean of the fastest arm a block must be long enough for, at most. Requests of an arm that
+        does not keep up take ever longer, and no block would do. Where arms serve side by side, a block that is too
+        short for one makes it look faster than it is, and no worse.
     """
 
-    def __init__(self, block_s: float) -> None:
+    def __init__(self, block_s: float, most_times: float = math.inf) -> None:
         self.block_s = block_s
-        self.mean_s = 0.0  # of a request
+        self._most_times = most_times
+        self._mean_s = _Mean()
+        self._means_s: dict[int, _Mean] = {}  # of each arm
         self._paces = Paces()
         self._open: dict[int, dict[int, ArmSums]] = {}
         self._closed = 0
@@ -69,7 +79,8 @@ class Blocks:
 
     def observe(self, now_s: float, seconds: float, work: float, kind: str, arm: int) -> None:
         """Add a request that has ended now."""
-        self.mean_s += _NEW * (seconds - self.mean_s)
+        self._mean_s.add(seconds)
+        self._means_s.setdefault(arm, _Mean()).add(seconds)
         work *= self._paces.of(kind, seconds, work)
         began_s, block_s = now_s - seconds, self.block_s
         last = int(now_s // block_s)
@@ -101,6 +112,12 @@ class Blocks:
         for number in [number for number in self._open if number < last - LATE]:
             yield number, self._open.pop(number)
 
+    @property
+    def mean_s(self) -> float:
+        """Mean seconds of the requests of late; 0 while they are too few."""
+        known = [mean.seconds for mean in self._means_s.values() if mean.count >= LEAST_REQUESTS]
+        return min(self._mean_s.seconds, self._most_times * min(known)) if known else 0.0
+
     def needed_s(self) -> float | None:
         """Return how long a block must be for the requests of late; None if it is long enough."""
         needed_s = self.mean_s / _TAIL
@@ -126,6 +143,17 @@ class Paces:
         if pace.count < _LEAST_OF_KIND:
             pace = self._all
         return pace.seconds / pace.work
+
+
+class _Mean:
+    """A mean in which the new ones count more."""
+
+    def __init__(self) -> None:
+        self.count, self.seconds = 0, 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += max(_NEW, 1.0 / self.count) * (seconds - self.seconds)
 
 
 class _Pace:
@@ -162,6 +190,8 @@ LATE: Final = 1
 """Blocks after the end of one for which its last requests are awaited."""
 LEAST_REQUESTS: Final = 5.0
 """Requests of an arm in a block from which on it counts."""
+FAR_LONGER: Final = 2.0
+"""Times as long as another arm's that requests take where nobody should wait for certainty."""
 _SETTLES: Final = 0.25
 _TAIL: Final = 0.125
 """Shares of a block that are left out at its beginning and at its end; the end must be as long as a mean request."""

@@ -79,7 +79,7 @@ class Fit:
     def _ratio(self, powers: Floats, confidence: float) -> tuple[float, float, float]:
         log_ratio = float(powers @ self.difference)
         variance = max(_LEAST_VARIANCE, float(powers @ self.covariance @ powers))
-        margin = margin_at_any_time(variance, confidence, self.freedom, _EFFECT)
+        margin = margin_at_any_time(variance, confidence, self.freedom)
         return math.exp(log_ratio), _exp(log_ratio - margin), _exp(log_ratio + margin)
 
     def curve(self, confidence: float, points: int = 9) -> list[Point]:
@@ -161,6 +161,4 @@ _SEEN: Final = 0.05
 """Share of the blocks at each end that show no load well enough."""
 _FINE: Final = 400
 _LEAST_VARIANCE: Final = 1e-8
-_EFFECT: Final = 0.1
-"""Relative difference that the intervals are made for."""
 _LARGEST: Final = 50.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from backends.backend import Candidate
 from policies.decision import Outcome
-from policies.experiment.blocks import LEAST_REQUESTS, Blocks, kind_of, mix, work_of
+from policies.experiment.blocks import FAR_LONGER, LEAST_REQUESTS, Blocks, kind_of, mix, work_of
 from policies.experiment.curve import GROUP, Fit, Row, fit
 from policies.experiment.gain import Comparison, GainEstimate
 from policies.features.request import RequestFeatures
@@ -137,7 +138,7 @@ class Experiment:
         self.plan = plan
         self._statistics = statistics
         self._rng = Random(seed)
-        self._blocks = Blocks(plan.block_s)
+        self._blocks = Blocks(plan.block_s, math.inf if plan.rotates else FAR_LONGER)
         self._names = [*plan.arms, REST, USUAL]
         self._process = f"{Random().getrandbits(64):x}"
         self._groups: OrderedDict[int, int] = OrderedDict()  # of conversations, by what they last ended with
@@ -276,19 +277,19 @@ class Evidence:
             total += arms.get(arm, Sums())
         return total
 
-    def paces(self, arm: str) -> list[float]:
-        """Return the seconds per unit of work of an arm in each of its blocks."""
-        return [row.seconds_per_work for row in self._rows(arm, 0)]
+    def paces(self, arm: str, least_requests: float) -> list[float]:
+        """Return the seconds per unit of work of an arm in each of its blocks with so many requests."""
+        return [row.seconds_per_work for row in self._rows(arm, 0, least_requests)]
 
     def fit(self, first: str, second: str) -> Fit | None:
         """Return what the blocks show of one arm against another; None while they are too few."""
         return fit([*self._rows(first, 0), *self._rows(second, 1)])
 
-    def _rows(self, arm: str, at: int) -> Iterator[Row]:
+    def _rows(self, arm: str, at: int, least_requests: float = LEAST_REQUESTS) -> Iterator[Row]:
         """Yield the blocks in which an arm has served enough, by as many replicas throughout as at first."""
         for number, arms in self.blocks.items():
             sums = arms.get(arm)
-            if sums is None or sums.requests < LEAST_REQUESTS or sums.arrived_work <= 0.0 or not sums.chosen:
+            if sums is None or sums.requests < least_requests or sums.arrived_work <= 0.0 or not sums.chosen:
                 continue
             replica_s = self._window_s * sums.replicas / sums.chosen
             yield Row(number, at, sums.seconds / sums.work, sums.arrived_work / replica_s)

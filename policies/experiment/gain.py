@@ -136,7 +136,7 @@ def _estimate(groups: Sequence[_Group]) -> _Estimate:
     return _Estimate(mean, variance, freedom, blocks[0], blocks[1])
 
 
-def margin_at_any_time(variance: float, confidence: float, freedom: float = math.inf, effect: float = EFFECT) -> float:
+def margin_at_any_time(variance: float, confidence: float, freedom: float = math.inf) -> float:
     """Return how far a difference may be from its estimate, by an interval that holds however often it is looked at.
 
     It holds the differences that a mixture sequential probability ratio test [1]_ does not reject, with a normal

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from policies.experiment.blocks import FAR_LONGER
 from policies.experiment.curve import Crossing, Fit, Point
 from policies.experiment.experiment import Evidence, Sums, best_first
 
@@ -116,16 +117,14 @@ def _harmed(evidence: Evidence) -> tuple[str, str] | None:
             late, too = sums.missed / sums.judged, others.missed / others.judged
             return arm, f"{late:.0%} of the requests of {arm} missed their objective, {too:.0%} of the others."
     # Arms in turns are not compared so: a burst of traffic may lie in the turns of one of them.
-    paces = {arm: evidence.paces(arm) for arm in totals} if evidence.plan.count > 1 else {}
-    known = {arm: each for arm, each in paces.items() if len(each) >= _LEAST_PACES}
+    paces = {arm: evidence.paces(arm, _LEAST_OF_PACE) for arm in totals} if evidence.plan.count > 1 else {}
+    known = {arm: each[-_LAST_PACES:] for arm, each in paces.items() if len(each) >= _LAST_PACES}
     for arm, own in known.items():
         other = min(known, key=lambda each: max(known[each]))
         times = min(own) / max(known[other])
-        if times > _FAR_LONGER:
-            return (
-                arm,
-                f"Requests of {arm} take more than {times:.1f} times as long as those of {other}, in each block.",
-            )
+        if times > FAR_LONGER:
+            longer = f"more than {times:.1f} times as long as those of {other}"
+            return arm, f"Requests of {arm} take {longer}, in each of the last blocks."
     return None
 
 
@@ -154,6 +153,7 @@ _LEAST_JUDGED: Final = 50.0
 _MISSES_MORE: Final = 0.1
 _ERRORS: Final = 5.0
 """Difference of the shares that miss their objective that harms, and how many standard errors it must be."""
-_LEAST_PACES: Final = 3
-"""Blocks of each arm after which a large difference ends it."""
-_FAR_LONGER: Final = 2.0
+_LAST_PACES: Final = 3
+"""Blocks of each arm in which a large difference ends it."""
+_LEAST_OF_PACE: Final = 20.0
+"""Requests of an arm in each of these: of fewer, a few long ones make it look so by chance."""

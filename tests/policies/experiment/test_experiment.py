@@ -134,6 +134,24 @@ def test_blocks_that_are_too_short_for_the_requests_show_nothing() -> None:
     assert stand.experiment.needed_block_s() == pytest.approx(8 * 25, rel=0.2)
 
 
+def test_an_arm_that_does_not_keep_up_is_found_though_no_block_is_long_enough_for_it() -> None:
+    stand = Stand(seconds=0.5)
+    for minute in range(40):
+        stand.ratio = 1.0 + 4.0 * minute  # a queue that grows
+        stand.run(1)
+    verdict = verdict_of(Evidence(PLAN, stand.statistics), 0.02)
+    assert (verdict.stage, verdict.harmed) == (Stage.HARM, "head")
+    assert "times as long as those of plain, in each of the last blocks" in verdict.sentence
+
+
+def test_a_few_long_requests_are_no_harm() -> None:
+    """With six requests of an arm in a block, one arm takes twice as long as the other by chance."""
+    stand = Stand(seed=3)
+    stand.rng.uniform = lambda low, high: stand.rng.lognormvariate(-0.5, 1.0)  # type: ignore[method-assign]
+    for _ in range(240):
+        assert verdict_of(stand.run(1, per_s=0.4), 0.02).stage is not Stage.HARM
+
+
 def test_gateways_add_up_what_they_see() -> None:
     one, two = Stand(seed=1), Stand(seed=2)
     one.run(20)
