@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from backends.speculation import Method
 from backends.validation import Issue, UsageError, issues_of
 from gateway.config.settings import BackendSettings, PoolSettings
 from gateway.gateway import Room, Trial
@@ -120,6 +121,8 @@ class Reloader:
             trial_of = BackendSettings.model_validate(said)
         except ValidationError as error:
             raise ReloadError("invalid", "; ".join(map(_line, issues_of(error, BackendSettings)))) from None
+        if trial_of.method is Method.CUSTOM_CLASS:  # whoever may change the pool may not bring code to its machines
+            raise ReloadError("refused", "a custom class is code: only the pool file can name it")
         _, before = self._tried.get((model, name), (None, known))
         self._tried[model, name] = trial_of, before
 

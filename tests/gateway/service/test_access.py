@@ -124,6 +124,9 @@ async def test_scopes_of_keys(gateway_of: Start) -> None:
                 statuses[key] = (await running.client.request(method, path, json=body, headers=headers)).status_code
             viewer = 200 if scope == "read" else 403
             assert list(statuses.values()) == [401, 401, 403, viewer, 200, 200], path
+        for path in ("try", "reload", "compare/start", "compare/stop", "policy/pin"):
+            response = await running.client.post(f"/admin/{path}", json={}, headers=bearer("sk-viewer"))
+            assert response.status_code == 403, path
         assert (await running.chat(headers=bearer(ADMIN_KEY))).status_code == 401, "it is for /admin only"
         config = (await running.client.get("/admin/config", headers=bearer("sk-viewer"))).json()
         assert [set(key) & {"key", "sha256"} for key in [*config["keys"], config["admin"]]] == [set()] * 5

@@ -92,4 +92,8 @@ def test_an_engine_that_does_not_start_so_is_started_as_before(pool: Path, tmp_p
         said, _ = refused.communicate(timeout=60)
         assert refused.returncode == 1, said
         assert "Nothing was changed: speculative_config.num_speculative_tokens: must be greater" in said
+        said, _ = canary(
+            command, '{"method": "custom_class", "model": "os.system", "num_speculative_tokens": 2}'
+        ).communicate(timeout=60)
+        assert "only the pool file can name it" in said
         assert replica(command, "b")["state"] in {"up", "recovering"}
