@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from policies.experiment.gain import margin_at_any_time
+from policies.experiment.interval import margin_at_any_time
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,7 +46,8 @@ class Fit:
     where g belongs to a group of neighbouring blocks, so that slow changes of the traffic cancel. At a load x the first
     takes exp(d + b1 x + b2 x^2) times the seconds of the second. What arrives is no effect of how it is served, as the
     requests in flight are; and arms that cross in the one cross in the other, for these are y + x. Deviations within a
-    block may depend on each other: the covariance is that of clusters [1]_.
+    block may depend on each other: the covariance is that of clusters [1]_. Where arms take turns, a block has one
+    only, and all deviations are taken to be alike: one arm may have so few blocks that they do not show their own.
 
     References
     ----------
@@ -78,9 +79,21 @@ class Fit:
 
     def _ratio(self, powers: Floats, confidence: float) -> tuple[float, float, float]:
         log_ratio = float(powers @ self.difference)
-        variance = max(_LEAST_VARIANCE, float(powers @ self.covariance @ powers))
-        margin = margin_at_any_time(variance, confidence, self.freedom)
+        margin = margin_at_any_time(self._variance(powers), confidence, self.freedom)
         return math.exp(log_ratio), _exp(log_ratio - margin), _exp(log_ratio + margin)
+
+    def _variance(self, powers: Floats) -> float:
+        return max(_LEAST_VARIANCE, float(powers @ self.covariance @ powers))
+
+    @property
+    def log_ratio(self) -> float:
+        """Logarithm of the overall ratio."""
+        return float(self.mean_powers @ self.difference)
+
+    @property
+    def log_variance(self) -> float:
+        """Its variance."""
+        return self._variance(self.mean_powers)
 
     def curve(self, confidence: float, points: int = 9) -> list[Point]:
         """Return how both compare from the lowest to the highest load seen."""
@@ -112,15 +125,17 @@ def fit(rows: Sequence[Row]) -> Fit | None:
     """Return what blocks show; None while they are too few."""
     blocks, block = np.unique([row.number for row in rows], return_inverse=True)
     count, both = len(blocks), len(rows) - len(blocks)  # blocks, and those that have both
-    arms = np.array([row.arm for row in rows])
-    if min(np.count_nonzero(arms == 0), np.count_nonzero(arms == 1)) < _LEAST_BLOCKS:
+    arms = np.array([row.arm for row in rows], dtype=int)
+    fewer, in_turns = int(np.bincount(arms, minlength=2).min()), both <= count // 2
+    if fewer < (_LEAST_IN_TURNS if in_turns else _LEAST_BLOCKS):
         return None
     y = np.log([row.seconds_per_work for row in rows])
     x = np.log([row.work_per_s for row in rows])
     x_mean = float(x.mean())
     x = x - x_mean
     groups, group = np.unique(blocks[block] // GROUP, return_inverse=True)
-    terms = 3 if count >= _QUADRATIC_FROM else 2 if count >= _SLOPES_FROM else 1
+    shown = fewer if in_turns else count
+    terms = 3 if shown >= _QUADRATIC_FROM else 2 if shown >= _SLOPES_FROM else 1
     powers = x[:, None] ** np.arange(3)
     in_flight = np.exp(y + x + x_mean)
     # The slope that both have in common is fitted from the first: what arrives is never quite the same at both.
@@ -128,13 +143,17 @@ def fit(rows: Sequence[Row]) -> Fit | None:
     design = np.concatenate([*parts, (group[:, None] == np.arange(len(groups))).astype(float)], axis=1)
     inverse = np.linalg.pinv(design.T @ design)
     solution = inverse @ design.T @ y
-    scores = np.zeros((count, design.shape[1]))
-    np.add.at(scores, block, design * (y - design @ solution)[:, None])
+    deviations = y - design @ solution
     # Where both arms share their blocks, what these have in common costs no freedom of the difference.
-    freedom = count - terms - 1.0 - (0 if both > count // 2 else len(groups))
+    freedom = count - terms - 1.0 - (len(groups) if in_turns else 0)
     if freedom < 1.0:
         return None
-    covariance = inverse @ (scores.T @ scores) @ inverse * (count / freedom)
+    if in_turns:
+        covariance = inverse * (deviations @ deviations / freedom)
+    else:
+        scores = np.zeros((count, design.shape[1]))
+        np.add.at(scores, block, design * deviations[:, None])
+        covariance = inverse @ (scores.T @ scores) @ inverse * (count / freedom)
     difference, matrix, common = np.zeros(3), np.zeros((3, 3)), np.zeros(3)
     difference[:terms], matrix[:terms, :terms] = solution[:terms], covariance[:terms, :terms]
     shared = parts[1].shape[1]
@@ -154,6 +173,7 @@ def _exp(exponent: float) -> float:
 GROUP: Final = 12
 """Neighbouring blocks that have much the same traffic."""
 _LEAST_BLOCKS: Final = 4
+_LEAST_IN_TURNS: Final = 2
 _SLOPES_FROM: Final = 12
 _QUADRATIC_FROM: Final = 36
 """Blocks from which on the difference may depend on the load, and on its square."""

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple, TypeVar
 from backends.backend import Candidate
 from policies.decision import Outcome
 from policies.experiment.blocks import FAR_LONGER, LEAST_REQUESTS, Blocks, kind_of, mix, work_of
-from policies.experiment.curve import GROUP, Fit, Row, fit
-from policies.experiment.gain import Comparison, GainEstimate
+from policies.experiment.curve import Fit, Row, fit
+from policies.experiment.turns import Comparison, Turns
 from policies.features.request import RequestFeatures
 from policies.statistics import Statistics, Table
 
@@ -296,13 +296,13 @@ class Evidence:
 
     def cost(self, confidence: float) -> Comparison:
         """Return what requests take while it compares, over what they take as usual."""
-        estimate = GainEstimate()
+        turns = Turns()
         for number, arms in sorted(self.blocks.items()):
             is_usual = self.plan.shares(number) is None
             total = sum((sums for arm, sums in arms.items() if (arm == USUAL) is is_usual), Sums())
             if total.requests >= LEAST_REQUESTS and total.arrived_work > 0.0:
-                estimate.add(number // GROUP, total.seconds / total.work, total.arrived_work, control=is_usual)
-        return estimate.comparison(confidence)
+                turns.add(number, total.seconds / total.work, total.arrived_work, control=is_usual)
+        return turns.comparison(confidence)
 
 
 def best_first(evidence: Evidence) -> list[str]:

@@ -7,7 +7,7 @@ import math
 from typing import Final
 
 from policies.experiment.blocks import LEAST_REQUESTS, Blocks, mix
-from policies.experiment.gain import Comparison, GainEstimate
+from policies.experiment.turns import Comparison, Turns
 from policies.policy import GuardrailSettings
 
 log = logging.getLogger(__name__)
@@ -62,12 +62,12 @@ class Guardrail:
 
     def comparison(self, confidence: float) -> Comparison:
         """Return the ratio with an interval that may be looked at at any time, and as often as one likes."""
-        return self._gain.comparison(confidence)
+        return self._turns.comparison(confidence)
 
     @property
     def ratio(self) -> float:
         """Seconds per unit of work of the policy over those of `least_loaded`; NaN while it is too early to tell."""
-        return self._gain.comparison(CONFIDENCE).ratio
+        return self._turns.comparison(CONFIDENCE).ratio
 
     def needed_block_s(self) -> float | None:
         """Return how long a block must be for the requests of late; None if it is long enough."""
@@ -107,12 +107,12 @@ class Guardrail:
             sums = arms.get(0)
             is_enough = sums is not None and sums.requests >= LEAST_REQUESTS and sums.arrived_work > 0.0
             if sums is not None and is_enough and self.needed_block_s() is None:
-                self._gain.add(number // GROUP, sums.seconds / sums.work, sums.arrived_work, control=control)
+                self._turns.add(number, sums.seconds / sums.work, sums.arrived_work, control=control)
         if found:
             self._judge()
 
     def _judge(self) -> None:
-        ratio, low, high, _, _ = self._gain.comparison(self._confidence)
+        ratio, low, high, _, _ = self._turns.comparison(self._confidence)
         if not self.frozen and low > 1.0 + self._tolerance:
             self.frozen, self.freezes = True, self.freezes + 1
             log.warning("policy frozen: it takes %.2f times as long as least_loaded", ratio)
@@ -122,11 +122,11 @@ class Guardrail:
             log.warning("policy back in use: it takes %.2f times as long as least_loaded", ratio)
             self._start_over()
         else:
-            likely = self._gain.comparison(_DOUBT)
+            likely = self._turns.comparison(_DOUBT)
             self._in_doubt = likely.high < 1.0 if self.frozen else likely.low > 1.0
 
     def _start_over(self) -> None:
-        self._gain = GainEstimate()
+        self._turns = Turns()
         self._blocks.start_over()
         self._controls: dict[int, bool] = {}  # whether a block belongs to `least_loaded`
         self._in_doubt = self._control = False
@@ -135,7 +135,5 @@ class Guardrail:
 
 CONFIDENCE: Final = 0.95
 """Confidence of the interval that operators are shown."""
-GROUP: Final = 12
-"""Neighbouring blocks that are compared with each other."""
 _DOUBT: Final = 0.8
 """Confidence that the policy is worse from which on every second block shows whether it is."""

@@ -175,7 +175,7 @@ def test_requests_that_end_in_the_next_block_are_not_taken_for_its_kind() -> Non
     for number in range(60):
         arms = [USUAL] if PLAN.shares(number) is None else ["plain", "head"]
         for arm in (*arms, *({"plain", "head", USUAL} - {*arms})):
-            seconds, work = (50.0, 5000.0) if arm in arms else (90.0, 100.0)
+            seconds, work = (50.0 * 2 / len(arms), 5000.0 * 2 / len(arms)) if arm in arms else (90.0, 100.0)
             sums = Sums(seconds, work, 50.0, work, 1.0, 50.0, 100.0)
             statistics.add(BLOCKS, (PLAN.id, str(number), arm, "process"), *sums)
     cost = Evidence(PLAN, statistics).cost(0.95)

@@ -7,23 +7,24 @@ import math
 import numpy as np
 import pytest
 
-from policies.experiment.gain import Comparison, GainEstimate, margin_at_any_time
+from policies.experiment.interval import margin_at_any_time
+from policies.experiment.turns import Comparison, Turns
 
 
 def _run(seed: int, groups: int, ratio: float, confidence: float, own: int = 7) -> tuple[bool, Comparison]:
     """Return whether every interval of a run held the true ratio, and the last; groups differ in load and in pace."""
     rng = np.random.default_rng(seed)
-    gain = GainEstimate()
+    turns = Turns()
     held = True
     for group in range(groups):
         pace = float(rng.normal(0.0, 0.2))
         for block in range(own + 1):
             load = float(rng.normal(5.0, 0.1))
             log = pace + 0.5 * load + float(rng.normal(0.0, 0.02)) + (0.0 if block == 3 else math.log(ratio))
-            gain.add(group, math.exp(log), math.exp(load), control=block == 3)
-            found = gain.comparison(confidence)
+            turns.add(12 * group + block, math.exp(log), math.exp(load), control=block == 3)
+            found = turns.comparison(confidence)
             held &= math.isnan(found.low) or found.low <= ratio <= found.high
-    return held, gain.comparison(confidence)
+    return held, turns.comparison(confidence)
 
 
 @pytest.mark.slow
@@ -49,27 +50,27 @@ def test_it_is_narrower_with_more_groups_and_wider_with_more_confidence() -> Non
 
 
 def test_nothing_is_said_of_one_arm_or_of_a_few_blocks() -> None:
-    gain = GainEstimate()
+    turns = Turns()
     for block in range(50):
-        gain.add(block // 12, 1.0 + 0.01 * (block % 3), 5.0, control=False)
-    assert gain.comparison(0.95) == pytest.approx((math.nan, math.nan, math.nan, 0, 0), nan_ok=True)
-    pair = GainEstimate()
+        turns.add(block, 1.0 + 0.01 * (block % 3), 5.0, control=False)
+    assert turns.comparison(0.95) == pytest.approx((math.nan, math.nan, math.nan, 0, 0), nan_ok=True)
+    pair = Turns()
     pair.add(0, 1.0, 5.0, control=True)
-    pair.add(0, 0.84, 5.0, control=False)
+    pair.add(1, 0.84, 5.0, control=False)
     assert math.isnan(pair.comparison(0.95).ratio)
-    pair.add(1, 1.0, 5.0, control=True)
-    pair.add(1, 0.83, 5.0, control=False)
+    pair.add(12, 1.0, 5.0, control=True)
+    pair.add(13, 0.83, 5.0, control=False)
     assert math.isnan(pair.comparison(0.95).ratio)
 
 
 def test_old_groups_are_forgotten() -> None:
-    gain = GainEstimate()
+    turns = Turns()
     for group in range(300):
         for block in range(6):
             seconds = 1.0 if block == 2 else (2.0 if group < 200 else 0.5)
-            gain.add(group, seconds * (1.0 + 0.01 * (block % 2)), 5.0, control=block == 2)
-    assert gain.comparison(0.95).ratio == pytest.approx(0.5, rel=0.02)
-    assert gain.comparison(0.95).control < 60
+            turns.add(12 * group + block, seconds * (1.0 + 0.01 * (block % 2)), 5.0, control=block == 2)
+    assert turns.comparison(0.95).ratio == pytest.approx(0.5, rel=0.02)
+    assert turns.comparison(0.95).control < 60
 
 
 def test_an_estimated_variance_widens_the_margin_up_to_all_differences() -> None:
