@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from backends import background
+from backends.http.receiver import UpstreamError
 from gateway.relay.context import Timeouts
 from gateway.relay.observers import Observer
 from gateway.rooms.recorder.document import RequestNotes
@@ -65,6 +66,32 @@ def test_a_request_that_cannot_be_accounted_for_gives_up_its_place(
     monkeypatch.setattr(relay.metrics, series, SimpleNamespace(labels=broken))
     assert stream(relay).endswith(DONE)
     assert counted == ["accounting"]
+    assert relay.in_flight() == [0] * 4
+
+
+@pytest.mark.parametrize("is_retry", [False, True])
+def test_a_request_that_cannot_be_sent_is_answered_and_keeps_no_place(
+    is_retry: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay = Relay("a", "b")
+    if is_retry:
+        _, reply = relay.send()
+    monkeypatch.setattr(relay.context.router, "depth", broken)
+    if is_retry:
+        relay.receiver("a").on_error(UpstreamError("broken", "closed the connection"))
+    else:
+        _, reply = relay.send()
+    assert (reply.status, reply.code) == (500, "gateway_failed")
+    assert relay.in_flight() == [0] * 5
+
+
+def test_a_body_that_is_nested_too_deeply_to_be_changed_is_the_fault_of_its_client() -> None:
+    relay = Relay("a")
+    relay.model.upstreams["a"].habits.may_ask = True
+    deep = b"[" * 300 + b"]" * 300
+    body = b'{"messages": [], "stream": true, "stream_options": {"include_usage": false}, "x": %b}' % deep
+    _, reply = relay.send(body)
+    assert (reply.status, reply.code) == (400, "invalid_json")
     assert relay.in_flight() == [0] * 4
 
 
