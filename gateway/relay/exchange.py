@@ -266,7 +266,8 @@ class Exchange(Failing):
             if attempt is not None:
                 choice_lines = attempt.upstream.lines_of_choice(attempt.decision, delivery.retried_from)
             delivery.answer_with(error, choice_lines)
-            self._finish(error.status, "unanswered", is_over=error.code == EXCEEDED)
+            label = "unanswered" if error.status >= 500 else label_of(error.status)
+            self._finish(error.status, label, is_over=error.code == EXCEEDED)
         if has_begun:
             self.sender.cut_off()
 

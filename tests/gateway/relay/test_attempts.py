@@ -273,6 +273,7 @@ def test_headers_choose_the_backend(header: Header) -> None:
     assert (reply.status, reply.headers["x-gateway-policy"]) == (200, "override")
     _, refused = relay.send(headers=[(header[0], b"eagle3")])
     assert (refused.status, b"a (baseline), b (ngram)" in refused.body) == (400, True)
+    assert relay.count("gateway_requests_total", outcome="client_error") == 1
 
 
 # Retries
