@@ -311,6 +311,15 @@ def test_an_error_of_the_client_is_passed_on() -> None:
     assert relay.clients["b"].heads == []
 
 
+@pytest.mark.parametrize("name", ["m-sql", "m.1", "org/m", "m"])
+def test_only_an_engine_that_lacks_its_model_itself_has_failed(name: str) -> None:
+    relay = Relay("a")
+    _, reply = relay.send()
+    error = b'{"error": {"message": "The model `%b` does not exist.", "param": "model"}}' % name.encode()
+    relay.answer("a", error, 404)
+    assert (reply.status, reply.body == error) == ((503, False) if name == "m" else (404, True))
+
+
 def test_a_request_for_a_named_backend_is_not_retried() -> None:
     relay = Relay("a", "b")
     _, reply = relay.send(headers=[(b"x-gateway-backend", b"b")])
