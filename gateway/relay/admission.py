@@ -208,4 +208,6 @@ async def _find_home(exchange: Exchange, rank: int) -> None:
             raise GatewayError(404, message, code="response_not_found", param=param)  # noqa: TRY301
         exchange.begin(rank)
     except Exception as error:  # noqa: BLE001
-        exchange.end_with_error(_known(error, exchange.delivery, exchange))
+        known = _known(error, exchange.delivery, exchange)
+        if exchange.is_open:
+            exchange.end_with_error(known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from backends.http.receiver import UpstreamError
 from gateway.relay.context import Timeouts
 from gateway.relay.observers import Observer
 from gateway.rooms.recorder.document import RequestNotes
+from gateway.routing import lookups
 from gateway.routing.routed_request import RoutedRequest
 from tests.gateway.relay.test_attempts import DONE, FIRST, SECOND, Relay
 
@@ -93,6 +95,19 @@ def test_a_body_that_is_nested_too_deeply_to_be_changed_is_the_fault_of_its_clie
     _, reply = relay.send(body)
     assert (reply.status, reply.code) == (400, "invalid_json")
     assert relay.in_flight() == [0] * 4
+
+
+async def test_a_client_that_leaves_before_its_question_is_refused_is_no_failure(
+    counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookups, "PER_MINUTE", 0)
+    relay = Relay("a", "b")
+    before = asyncio.all_tasks()
+    exchange, _ = relay.send(b'{"previous_response_id": "resp_1"}', "/v1/responses")
+    exchange.client_gone()
+    await asyncio.wait(asyncio.all_tasks() - before)
+    assert counted == []
+    assert relay.in_flight() == [0] * 5
 
 
 def test_an_exchange_that_cannot_be_ended_keeps_no_other_from_its_time_out(
