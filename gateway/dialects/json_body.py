@@ -6,6 +6,8 @@ import re
 
 import orjson
 
+from gateway.dialects.errors import GatewayError
+
 _NUMBER = re.compile(rb"\s*:\s*(-?[0-9][0-9.eE+-]*)(?=\s*[,}])")
 
 
@@ -24,6 +26,8 @@ def insert_field(body: bytes, field: bytes) -> bytes:
 def set_field(body: bytes, name: str, value: object) -> bytes:
     """Return a JSON object in which a field has a value; it is written anew only if it may have the name twice.
 
+    What is nested deeper than can be written raises.
+
     Examples
     --------
     >>> set_field(b'{"priority": -5, "seed": 12345678901234567890123456}', "priority", 0)
@@ -34,10 +38,13 @@ def set_field(body: bytes, name: str, value: object) -> bytes:
     b'{"stream_options":{"include_usage":true},"n": 1}'
     """
     document = orjson.loads(body)
-    if name not in document and document:
-        return insert_field(body, b'"%b":%b' % (name.encode(), orjson.dumps(value)))
-    quoted = b'"%b"' % name.encode()
-    number = _NUMBER.match(body, body.find(quoted) + len(quoted)) if body.count(quoted) == 1 else None
-    if number is not None:  # the name stands there once, so it is this field's
-        return body[: number.start(1)] + orjson.dumps(value) + body[number.end(1) :]
-    return orjson.dumps({**document, name: value})
+    try:
+        if name not in document and document:
+            return insert_field(body, b'"%b":%b' % (name.encode(), orjson.dumps(value)))
+        quoted = b'"%b"' % name.encode()
+        number = _NUMBER.match(body, body.find(quoted) + len(quoted)) if body.count(quoted) == 1 else None
+        if number is not None:  # the name stands there once, so it is this field's
+            return body[: number.start(1)] + orjson.dumps(value) + body[number.end(1) :]
+        return orjson.dumps({**document, name: value})
+    except orjson.JSONEncodeError:
+        raise GatewayError(400, "The body is nested too deeply: send fewer levels.", code="invalid_json") from None

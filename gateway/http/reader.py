@@ -130,6 +130,8 @@ class RequestReader:
         begins = pattern.body_begins(self._data, self._at)
         if begins < 0 or pattern.length > self._most_body_bytes:
             return False
+        if (pattern.length > 0) is not (head.length > 0):  # the service may refuse a body
+            return False
         self._unknown_heads = 0
         self.is_known = True
         self._begin_body(head, pattern.length, begins)

@@ -12,7 +12,8 @@ from backends.health import State
 from gateway.dialects.errors import GatewayError
 from gateway.relay.context import RelayContext
 from gateway.relay.delivery import Delivery
-from gateway.relay.exchange import Exchange, defect
+from gateway.relay.exchange import Exchange
+from gateway.relay.failover import answerable
 from gateway.relay.observers import LocationObserver, Observer, follow
 from gateway.relay.roles import Refused, Reply, Sender
 from gateway.relay.waiting.queue import rank_of
@@ -138,7 +139,7 @@ def _route(
 def _known(error: Exception, delivery: Delivery, exchange: Exchange | None) -> GatewayError:
     """Return the error for a client; a defect of the gateway must be answered too."""
     model = "" if exchange is None else exchange.routed.model.name
-    return error if isinstance(error, GatewayError) else defect(delivery.request_id, model)
+    return answerable(error, delivery.request_id, model)
 
 
 def _routed(
@@ -207,4 +208,6 @@ async def _find_home(exchange: Exchange, rank: int) -> None:
             raise GatewayError(404, message, code="response_not_found", param=param)  # noqa: TRY301
         exchange.begin(rank)
     except Exception as error:  # noqa: BLE001
-        exchange.end_with_error(_known(error, exchange.delivery, exchange))
+        known = _known(error, exchange.delivery, exchange)
+        if exchange.is_open:
+            exchange.end_with_error(known)

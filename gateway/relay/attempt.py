@@ -98,10 +98,12 @@ class Attempt:
         self.last_read_s = 0.0  # when it was sent, or something of its answer was last read, by `time.perf_counter`
         self.added: Added = ()
         self._declined = _NOTHING  # what the engine has refused of that
+        self._has_place = False
         self._take()
 
     def _take(self) -> None:
-        """Take a place among the requests in flight at the backend; a call must follow."""
+        """Take a place among the requests in flight at the backend."""
+        self._has_place = True
         self.upstream.backend.take()
         if self.is_on_trial:
             self.exchange.relay.pool.recovery.begin_trial(self.upstream.backend)
@@ -125,18 +127,19 @@ class Attempt:
             self.call.resume()
 
     def release(self) -> None:
-        """Release the place, at the end of the call."""
-        if self.call is not None:
+        """Release the place, at the end of the call, or if none could be made."""
+        self.call = None
+        if self._has_place:
+            self._has_place = False
             self.upstream.backend.release()
             if self.is_on_trial:
                 self.exchange.relay.pool.recovery.end_trial(self.upstream.backend)
-            self.call = None
 
     def cancel(self) -> None:
         """Cancel the call; nothing more of the answer is read."""
         if self.call is not None:
             self.call.cancel()
-            self.release()
+        self.release()
 
     def complete(self) -> None:
         """End a stream whose last event was passed on."""

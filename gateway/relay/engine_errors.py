@@ -27,6 +27,9 @@ TOLD_IN_BODY: Final = RETRYABLE | REFUSALS | {_NOT_FOUND}
 _FULL: Final = re.compile(rb"busy|overload|queue|capacity|too many|rate.?limit", re.IGNORECASE)
 """How an engine says with 503 that it has too much to do; vLLM: `currently busy and cannot accept new requests`."""
 
+_WHOLE_NAME: Final = rb"(?<![\w./:-])%b(?![\w/:-]|\.\w)"
+"""A model's name, and not that of an adapter or alias which begins or ends with it."""
+
 
 def failure_of(
     status: int, body: bytes, backend: Backend, pool: Pool, endpoint: Endpoint, *, knows_key: bool
@@ -47,7 +50,7 @@ def failure_of(
     if status == _NOT_FOUND:
         if endpoint is Endpoint.OTHER or b"model" not in body.lower():
             return None
-        if backend.model.encode() in body:
+        if re.search(_WHOLE_NAME % re.escape(backend.model.encode()), body):
             return Failure("model", "does not serve its model any more")
         return Failure("model", otherwise=Step.ENGINE_ERROR)  # an alias or adapter that no engine may serve
     if status in REFUSALS:

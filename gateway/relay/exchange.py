@@ -8,7 +8,6 @@ each backend that gets the request, of which a retry or a rescue makes a second.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,14 +15,14 @@ from typing import Final
 
 from backends.backend import Backend
 from backends.health import State, Strike
-from gateway.dialects.errors import EXCEEDED, GatewayError, exceeded, gateway_failed
+from gateway.dialects.errors import EXCEEDED, GatewayError, exceeded
 from gateway.relay.accounting import conclude
 from gateway.relay.answers import PassThrough
 from gateway.relay.attempt import Attempt
 from gateway.relay.context import RelayContext
 from gateway.relay.delivery import Delivery
 from gateway.relay.engine_errors import OVERLOADED
-from gateway.relay.failover import Failing, Failover, fingerprint
+from gateway.relay.failover import Failing, Failover, answerable, fingerprint
 from gateway.relay.failures import Failure, Outlook, Step
 from gateway.relay.observers import Traced, tell_send
 from gateway.relay.outgoing import learn_habits
@@ -35,8 +34,6 @@ from gateway.routing.model import Upstream
 from gateway.routing.routed_request import RoutedRequest
 from policies.features.request import Endpoint
 from policies.policy import Decision
-
-log = logging.getLogger(__name__)
 
 _OTHER: Final = Endpoint.OTHER
 
@@ -149,10 +146,8 @@ class Exchange(Failing):
             self.relay.metrics.queue_wait.labels(self.routed.model.name).observe(waited_s)
         try:
             self.send(self.candidates(()) if candidates is None else candidates)
-        except GatewayError as error:
-            self.end_with_error(error)
-        except Exception:  # noqa: BLE001 -- a defect of the gateway, which must be answered too
-            self.end_with_error(defect(delivery.request_id, self.routed.model.name))
+        except Exception as error:  # noqa: BLE001 -- a defect of the gateway must be answered too
+            self.end_with_error(answerable(error, delivery.request_id, self.routed.model.name))
 
     def send(self, candidates: list[Backend]) -> None:
         """Send the request to one of the candidates."""
@@ -271,7 +266,8 @@ class Exchange(Failing):
             if attempt is not None:
                 choice_lines = attempt.upstream.lines_of_choice(attempt.decision, delivery.retried_from)
             delivery.answer_with(error, choice_lines)
-            self._finish(error.status, "unanswered", is_over=error.code == EXCEEDED)
+            label = "unanswered" if error.status >= 500 else label_of(error.status)
+            self._finish(error.status, label, is_over=error.code == EXCEEDED)
         if has_begun:
             self.sender.cut_off()
 
@@ -319,10 +315,3 @@ def label_of(status: int) -> str:
     if status >= 500:
         return "engine_error"
     return "ok" if status < 400 else "client_error"
-
-
-def defect(request_id: bytes, model: str) -> GatewayError:
-    """Log a defect of the gateway with its traceback, and return the error for it."""
-    fields = {"request_id": request_id.decode("latin-1"), "model": model}
-    log.exception("a request could not be sent on", extra={"fields": fields})
-    return gateway_failed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import abstractmethod
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Final
 
 from backends.backend import Backend
 from backends.health import Strike, Unreachable
-from gateway.dialects.errors import GatewayError
+from gateway.dialects.errors import GatewayError, gateway_failed
 from gateway.relay.attempt import Attempt, Tried
 from gateway.relay.delivery import Delivery
 from gateway.relay.failures import (
@@ -30,6 +31,8 @@ from gateway.routing.contexts import longer
 from policies.arm import arm_of
 from policies.features.request import Endpoint
 
+log = logging.getLogger(__name__)
+
 _OTHER: Final = Endpoint.OTHER
 _MAY_BE_METHOD: Final = frozenset({"status", "error", "garbage"})
 """Failures that may be owed to how a backend speculates: the retry goes to one that does otherwise, if there is one."""
@@ -41,6 +44,7 @@ class Failing(Tried):
     delivery: Delivery
     queue: ModelQueue | None
     closed: tuple[str, ...]  # names of backends that have no room for it
+    is_open: bool  # whether it has not ended yet
 
     @abstractmethod
     def candidates(self, tried: tuple[str, ...], *, may_try: bool = True) -> list[Backend]:
@@ -58,6 +62,15 @@ class Failing(Tried):
 def fingerprint(exchange: Failing) -> int:
     """Return a number by which the pool recognizes a request if it is sent again."""
     return hash((exchange.request.target, exchange.body))
+
+
+def answerable(error: Exception, request_id: bytes, model: str) -> GatewayError:
+    """Return the error for a client; of a defect of the gateway, which is logged with its traceback, too."""
+    if isinstance(error, GatewayError):
+        return error
+    fields = {"request_id": request_id.decode("latin-1"), "model": model}
+    log.exception("a request could not be sent on", extra={"fields": fields})
+    return gateway_failed()
 
 
 class Failover:
@@ -82,7 +95,14 @@ class Failover:
         if verdict.blame is Blame.IF_SERVED and failure.message:
             self._suspects += ((backend, failure.message),)
             self.was_suspected = True
-        self._carry_out(verdict, attempt, failure, others)
+        try:
+            self._carry_out(verdict, attempt, failure, others)
+        except Exception as error:
+            if not self._exchange.is_open:
+                raise
+            delivery, model = self._exchange.delivery, self._exchange.routed.model.name
+            self._exchange.end_with_error(answerable(error, delivery.request_id, model))
+            return Step.FAIL
         self._report(verdict, backend, failure)
         return verdict.step
 

@@ -273,6 +273,7 @@ def test_headers_choose_the_backend(header: Header) -> None:
     assert (reply.status, reply.headers["x-gateway-policy"]) == (200, "override")
     _, refused = relay.send(headers=[(header[0], b"eagle3")])
     assert (refused.status, b"a (baseline), b (ngram)" in refused.body) == (400, True)
+    assert relay.count("gateway_requests_total", outcome="client_error") == 1
 
 
 # Retries
@@ -308,6 +309,15 @@ def test_an_error_of_the_client_is_passed_on() -> None:
     relay.answer("a", b'{"error": "bad"}', 400)
     assert (reply.status, reply.body) == (400, b'{"error": "bad"}')
     assert relay.clients["b"].heads == []
+
+
+@pytest.mark.parametrize("name", ["m-sql", "m.1", "org/m", "m"])
+def test_only_an_engine_that_lacks_its_model_itself_has_failed(name: str) -> None:
+    relay = Relay("a")
+    _, reply = relay.send()
+    error = b'{"error": {"message": "The model `%b` does not exist.", "param": "model"}}' % name.encode()
+    relay.answer("a", error, 404)
+    assert (reply.status, reply.body == error) == ((503, False) if name == "m" else (404, True))
 
 
 def test_a_request_for_a_named_backend_is_not_retried() -> None:

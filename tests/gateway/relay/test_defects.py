@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from backends import background
+from backends.http.receiver import UpstreamError
 from gateway.relay.context import Timeouts
 from gateway.relay.observers import Observer
 from gateway.rooms.recorder.document import RequestNotes
+from gateway.routing import lookups
 from gateway.routing.routed_request import RoutedRequest
 from tests.gateway.relay.test_attempts import DONE, FIRST, SECOND, Relay
 
@@ -66,6 +69,45 @@ def test_a_request_that_cannot_be_accounted_for_gives_up_its_place(
     assert stream(relay).endswith(DONE)
     assert counted == ["accounting"]
     assert relay.in_flight() == [0] * 4
+
+
+@pytest.mark.parametrize("is_retry", [False, True])
+def test_a_request_that_cannot_be_sent_is_answered_and_keeps_no_place(
+    is_retry: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay = Relay("a", "b")
+    if is_retry:
+        _, reply = relay.send()
+    monkeypatch.setattr(relay.context.router, "depth", broken)
+    if is_retry:
+        relay.receiver("a").on_error(UpstreamError("broken", "closed the connection"))
+    else:
+        _, reply = relay.send()
+    assert (reply.status, reply.code) == (500, "gateway_failed")
+    assert relay.in_flight() == [0] * 5
+
+
+def test_a_body_that_is_nested_too_deeply_to_be_changed_is_the_fault_of_its_client() -> None:
+    relay = Relay("a")
+    relay.model.upstreams["a"].habits.may_ask = True
+    deep = b"[" * 300 + b"]" * 300
+    body = b'{"messages": [], "stream": true, "stream_options": {"include_usage": false}, "x": %b}' % deep
+    _, reply = relay.send(body)
+    assert (reply.status, reply.code) == (400, "invalid_json")
+    assert relay.in_flight() == [0] * 4
+
+
+async def test_a_client_that_leaves_before_its_question_is_refused_is_no_failure(
+    counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookups, "PER_MINUTE", 0)
+    relay = Relay("a", "b")
+    before = asyncio.all_tasks()
+    exchange, _ = relay.send(b'{"previous_response_id": "resp_1"}', "/v1/responses")
+    exchange.client_gone()
+    await asyncio.wait(asyncio.all_tasks() - before)
+    assert counted == []
+    assert relay.in_flight() == [0] * 5
 
 
 def test_an_exchange_that_cannot_be_ended_keeps_no_other_from_its_time_out(

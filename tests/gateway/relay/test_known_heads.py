@@ -78,6 +78,21 @@ async def test_a_changed_head_is_parsed_again(gateway_of: Start) -> None:
         raw.close()
 
 
+async def test_whether_there_is_a_body_is_judged_for_each_request(gateway_of: Start) -> None:
+    options = b"OPTIONS /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n"
+    health = b"GET /health HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n"
+    async with gateway_of({"a": "baseline"}, keys=[{"name": "k", "key": "sk-right"}]) as running:
+        for head, status in ((options, 401), (health, 400)):
+            raw = await Raw.to(running)
+            for _ in range(2):
+                raw.writer.write(head % 0)
+                assert (await raw.answer())[0] == 200
+            raw.writer.write(head % 5 + b"hello")
+            assert (await raw.answer())[0] == status
+            raw.close()
+        assert [seen.body for seen in running.upstreams["a"].seen] == [b""] * 2
+
+
 async def test_an_idle_connection_is_closed(gateway_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SWEEP_S", 0.05)
     monkeypatch.setattr("gateway.service.server._KEEP_ALIVE_S", 0.2)
