@@ -73,12 +73,13 @@ class Running(Observer):
 
     def on_end(self, ended: EndedExchange) -> None:
         """Add a request."""
+        sent_s = ended.arrived_s + ended.waited_s
         if ended.retried_from or ended.rescued_from:
-            self._experiment.failed(ended.retried_from or ended.rescued_from)
+            self._experiment.failed(ended.retried_from or ended.rescued_from, ended.ended_s - sent_s)
         elif ended.decision is None or ended.decision.policy in _UNFREE:
             return
         elif ended.label in FAILED:
-            self._experiment.failed(ended.decision.backend)
+            self._experiment.failed(ended.decision.backend, ended.ended_s - sent_s)
         elif ended.outcome is not None and not ended.was_paused and self._has_arm(ended.outcome):
             self._experiment.observe(ended.outcome, is_late=_is_late(ended))
 
