@@ -140,6 +140,40 @@ def test_a_request_that_fails_late_counts_for_the_arm_that_it_was_sent_to() -> N
     assert seen == sent
 
 
+def blocks_of(plan: Plan, count: int, harm: dict[str, float], harmed: range) -> Evidence:
+    """Return blocks in which each arm has much the same requests, but those of the first in some of them."""
+    statistics = Statistics([BLOCKS], lambda: START_S)
+    for number in range(100, 100 + count):
+        arms = [plan.arm_of(0, number)] if plan.rotates else [*plan.arms]
+        for arm in arms:
+            usual = {"chosen": 500.0, "replicas": 1000.0, "judged": 50.0}
+            usual |= harm if number - 100 in harmed and arm == arms[0] else {}
+            statistics.add(BLOCKS, (plan.id, str(number), arm, "one"), *Sums(25.0, 5000.0, 50.0, 5000.0, 1.0, **usual))
+    return Evidence(plan, statistics)
+
+
+TURNS = Plan("turns", ("learned", "least_loaded"), (), rotates=True, explore=0.0, usual=False)
+
+
+@pytest.mark.parametrize(
+    ("plan", "harm", "harmed"),
+    [
+        (PLAN, {"failed": 60.0}, range(1)),  # an engine has crashed, once
+        (PLAN, {"failed": 1.0}, range(60)),  # 0.2% of the requests
+        (TURNS, {"failed": 60.0}, range(1)),
+        (TURNS, {"missed": 45.0}, range(1)),  # a burst of traffic
+    ],
+)
+def test_what_happens_once_or_seldom_is_no_harm(plan: Plan, harm: dict[str, float], harmed: range) -> None:
+    assert verdict_of(blocks_of(plan, 6, harm, harmed), 0.02).stage is not Stage.HARM
+    assert verdict_of(blocks_of(plan, 100, harm, harmed), 0.02).stage is not Stage.HARM
+
+
+def test_failures_in_several_blocks_are_harm() -> None:
+    verdict = verdict_of(blocks_of(PLAN, 100, {"failed": 200.0}, range(3)), 0.02)
+    assert (verdict.stage, verdict.harmed) == (Stage.HARM, "plain")
+
+
 def test_nothing_is_claimed_at_first_and_at_its_end_without_evidence() -> None:
     evidence = Stand().run(2)
     assert verdict_of(evidence, 0.02).stage is Stage.RUNNING
