@@ -66,10 +66,10 @@ class Definition(ComparisonSettings):
         """Return whether a replica serves as those of an arm did."""
         return arm_of(backend) in self.served.get(arm, ())
 
-    def still_holds(self, backends: Sequence[Backend], policy: str) -> bool:
-        """Return whether the pool has what was compared: replicas that serve as each arm did, the policy that chose."""
+    def still_holds(self, backends: Sequence[Backend], policy: str, better: str) -> bool:
+        """Return whether the pool has what was compared: replicas that serve as each arm did, a worse policy."""
         if self.policies:
-            return policy in self.policies
+            return policy in self.policies and policy != better
         return all(any(self.is_of(each, arm) for each in backends) for arm in self.replicas)
 
     def document(self) -> dict[str, Any]:

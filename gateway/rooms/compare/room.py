@@ -25,7 +25,7 @@ from gateway.dialects.errors import GatewayError
 from gateway.gateway import Room, join
 from gateway.relay.observers import Follower
 from gateway.rooms.compare.definition import Definition, WrongArmsError, begun, method_of, next_question
-from gateway.rooms.compare.report import change_of, page
+from gateway.rooms.compare.report import better_of, change_of, page
 from gateway.rooms.compare.running import Running
 from gateway.routing.model import Model
 from gateway.routing.router import Narrowing
@@ -231,14 +231,15 @@ class CompareRoom(Room):
         backends, policy = self.gateway.pool.of(model), self.gateway.models[model].policy.name
         for past in self._past(model):
             document = past.document()
-            change = change_of(document, backends)
-            if not change or not document["findings"] or not past.still_holds(backends, policy):
+            ends, change = better_of(document), change_of(document, backends)
+            if ends is None or not change or not past.still_holds(backends, policy, ends[0]):
                 continue
-            best = document["findings"][0]
-            point = best["at_mean"]
-            gain = Gain(1.0 - point["ratio"], 1.0 - point["high"], 1.0 - point["low"], "time of requests")
-            title = f"{best['better']} serves better than {best['other']}"
-            first = next(each.name for each in backends if past.is_of(each, best["other"]))
+            title, gain = document["sentence"], None
+            if past.stage is Stage.DECIDED:
+                point = document["findings"][0]["at_mean"]
+                gain = Gain(1.0 - point["ratio"], 1.0 - point["high"], 1.0 - point["low"], "time of requests")
+                title = f"{ends[0]} serves better than {ends[1]}"
+            first = "" if past.policies else next(each.name for each in backends if past.is_of(each, ends[1]))
             found.append(Finding("compared", model, first, title, gain, _evidence(document), change))
         return found
 

@@ -22,6 +22,7 @@ from gateway.rooms.compare import room
 from gateway.rooms.compare.definition import block_for
 from gateway.rooms.compare.depths import lines_of
 from gateway.rooms.compare.running import Running as Comparison
+from policies.balancing.least_loaded import LeastLoaded
 from policies.experiment.experiment import BLOCKS, Plan, Sums
 from policies.features.request import ANY_REQUEST
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
@@ -282,6 +283,12 @@ async def test_policies_take_turns_over_the_whole_pool_and_the_better_is_named(t
         ended = await found(gateway)
         assert ended["change"] == "policy: least_loaded"
         assert ended["cost"] is None
+        (comparing,) = [each for each in gateway.gateway.rooms if isinstance(each, room.CompareRoom)]
+        for each in pool:
+            each.observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))
+        assert [each.change for each in comparing.findings(MODEL)] == [ended["change"]], "whatever the replicas do"
+        gateway.gateway.models[MODEL].policy = LeastLoaded(LeastLoaded.Settings())
+        assert not comparing.findings(MODEL), "it was followed"
 
 
 async def test_an_arm_that_misses_its_objective_or_takes_far_longer_ends_it(tmp_path: Path) -> None:
@@ -323,6 +330,25 @@ async def test_a_finding_holds_while_the_pool_serves_so(tmp_path: Path) -> None:
         assert rules() == ["comparing"], "no replica serves any more as the other arm did"
 
 
+async def test_a_faster_arm_that_is_harmed_is_advised_nowhere(tmp_path: Path) -> None:
+    methods = {"a": "eagle3", "b": "eagle3"}
+    async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        for name in methods:
+            gateway.backend(name).draft_depth = True
+        assert (await start(gateway, a="", b="", depths=[0, 3])).status_code == 200
+        (present,) = comparisons(gateway)
+        for number in range(3):
+            known(present, number, "k = 3", chosen=50.0, failed=20.0)
+        teach(gateway, none=0.01, three=0.008)
+        await until_stage(gateway, "harm")
+        ended = await found(gateway)
+        assert (ended["harmed"], ended["findings"][0]["better"]) == ("k = 3", "k = 3")
+        assert ended["change"] == """--speculative-config '{..., "num_speculative_tokens": 0}'"""
+        (advice,) = (await gateway.client.get("/admin/advice", headers=ADMIN)).json()["models"][MODEL]["findings"]
+        assert "of the requests of k = 3 failed" in advice["title"]
+        assert (advice["gain"], advice["change"]) == (None, ended["change"])
+
+
 def _is_another(gateway: Running, before: Comparison) -> bool:
     return comparisons(gateway)[0] is not before
 
@@ -351,12 +377,14 @@ def test_a_smaller_depth_is_faster_once_it_is_configured() -> None:
     # k = 5 takes 0.98 times as long as k = 1 where all passes are made: without them, k = 1 is the better one.
     finding = {"better": "k = 5", "other": "k = 1", "curve": [point(load, 0.98) for load in (2.0, 8.0)]}
     document = {"arms": {"k = 1": {}, "k = 5": {}}, "depths": [1, 5], "findings": [finding]}
-    assert '"num_speculative_tokens": 5' in lines_of(document)
+    assert '"num_speculative_tokens": 5' in lines_of(document, "k = 5")
     head = {"method": "eagle3", "k": 5, "calibration": "llama-3.1-8b-h100"}
-    as_measured, configured = lines_of(document | {"drafter": head}).split("# by the passes of the calibration")
+    as_measured, configured = lines_of(document | {"drafter": head}, "k = 5").split(
+        "# by the passes of the calibration"
+    )
     assert '"num_speculative_tokens": 5' in as_measured
     assert '"num_speculative_tokens": 1' in configured
-    untold = lines_of(document | {"drafter": head | {"calibration": ""}})
+    untold = lines_of(document | {"drafter": head | {"calibration": ""}}, "k = 5")
     assert "made all 5 passes at each depth" in untold
     assert untold.count("--speculative-config") == 1
 
