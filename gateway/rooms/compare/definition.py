@@ -72,6 +72,23 @@ class Definition(ComparisonSettings):
             return policy in self.policies and policy != better
         return all(any(self.is_of(each, arm) for each in backends) for arm in self.replicas)
 
+    def unchanged(self, backends: Sequence[Backend]) -> list[Backend]:
+        """Return the replicas without those of an arm that serve otherwise than at its start.
+
+        Of one that contradicts the pool file nobody has said that it is to serve otherwise.
+        """
+        return [each for each in backends if each.contradiction is not None or self._is_as_begun(each)]
+
+    def _is_as_begun(self, backend: Backend) -> bool:
+        arms = [arm for arm, members in self.replicas.items() if backend.name in members]
+        return not arms or any(self.is_of(backend, arm) for arm in arms)
+
+    def is_void(self, backends: Sequence[Backend], policy: str) -> bool:
+        """Return whether an arm is no longer what it was at the start."""
+        if self.policies:
+            return any(name != policy and other_policy(name) is None for name in self.policies)
+        return len(self.unchanged(backends)) < len(backends)
+
     def document(self) -> dict[str, Any]:
         """Return what was known at its end."""
         return self.model_dump(mode="json", exclude={"replicas", "result", "served"}) | self.result

@@ -142,25 +142,33 @@ class CompareRoom(Room):
 
     async def _judge(self) -> None:
         for model, running in [*self.comparisons.items()]:
-            self._running_series.labels(model).set(running.is_running)
-            if not running.is_running:
-                continue
-            running.close(time.time())
-            if (fitted := running.fitted()) is not None:
-                log.info("%s: requests take longer than it seemed; blocks of %g s from now on", model, fitted.block_s)
-                await self._put_first(model, fitted)
-                continue
-            verdict = await asyncio.to_thread(running.judge, time.time())
-            for each in verdict.findings:
-                self._ratio.labels(model, each.better, each.other).set(each.at_mean.ratio)
-            if verdict.stage is not Stage.RUNNING:
-                log.warning("%s: %s", model, verdict.sentence)
+            if model in self.gateway.models:
+                self._running_series.labels(model).set(running.is_running)
                 with background.guarded("comparisons", of=model):
-                    await self._end(model, verdict.stage)
+                    await self._judge_one(model, running)
         for model, settings in [*self.gateway.settings.models.items()]:
             if settings.compare is not None:
                 with background.guarded("comparisons", of=model):
                     await self._begin_due(model, settings.compare)
+
+    async def _judge_one(self, model: str, running: Running) -> None:
+        if not running.is_running:
+            return
+        running.close(time.time())
+        if running.definition.is_void(self.gateway.pool.of(model), self.gateway.models[model].policy.name):
+            log.warning("%s: replicas or the policy serve otherwise than at the start, so nothing is compared", model)
+            await self._end(model, Stage.STOPPED)
+            return
+        if (fitted := running.fitted()) is not None:
+            log.info("%s: requests take longer than it seemed; blocks of %g s from now on", model, fitted.block_s)
+            await self._put_first(model, fitted)
+            return
+        verdict = await asyncio.to_thread(running.judge, time.time())
+        for each in verdict.findings:
+            self._ratio.labels(model, each.better, each.other).set(each.at_mean.ratio)
+        if verdict.stage is not Stage.RUNNING:
+            log.warning("%s: %s", model, verdict.sentence)
+            await self._end(model, verdict.stage)
 
     async def _begin_due(self, model: str, settings: CompareSettings) -> None:
         """Begin a comparison that the settings want by now."""
@@ -192,6 +200,8 @@ class CompareRoom(Room):
     async def _end(self, model: str, stage: Stage) -> None:
         running = self.comparisons[model]
         known = await asyncio.to_thread(running.document)
+        if running is not self.comparisons[model] or not running.is_running:
+            return  # it was ended meanwhile
         result = {name: known[name] for name in known.keys() - Definition.model_fields.keys()}
         ended = running.definition.model_copy(update={"ended_s": time.time(), "stage": stage, "result": result})
         await self._put_first(model, ended)
@@ -231,7 +241,7 @@ class CompareRoom(Room):
         backends, policy = self.gateway.pool.of(model), self.gateway.models[model].policy.name
         for past in self._past(model):
             document = past.document()
-            ends, change = better_of(document), change_of(document, backends)
+            ends, change = better_of(document), change_of(document, past.unchanged(backends))
             if ends is None or not change or not past.still_holds(backends, policy, ends[0]):
                 continue
             title, gain = document["sentence"], None
@@ -299,7 +309,7 @@ class CompareRoom(Room):
         running = self.comparisons[model]
         running.close(time.time())
         document = await asyncio.to_thread(running.document)
-        return document | {"change": change_of(document, self.gateway.pool.of(model))}
+        return document | {"change": change_of(document, running.definition.unchanged(self.gateway.pool.of(model)))}
 
 
 def _mean_s(model: Model) -> float | None:

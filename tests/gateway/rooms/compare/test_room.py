@@ -7,6 +7,7 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 import httpx
@@ -24,6 +25,7 @@ from gateway.rooms.compare.depths import lines_of
 from gateway.rooms.compare.running import Running as Comparison
 from policies.balancing.least_loaded import LeastLoaded
 from policies.experiment.experiment import BLOCKS, Plan, Sums
+from policies.experiment.verdict import Stage
 from policies.features.request import ANY_REQUEST
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
 from tests.support.upstream import Wire, well
@@ -42,6 +44,10 @@ def judged_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def teach(gateway: Running, **seconds: float) -> None:
     """Add blocks of time in which the arms took so many seconds per unit of work, as another gateway would."""
     (present,) = comparisons(gateway)
+    teach_of(present, **seconds)
+
+
+def teach_of(present: Comparison, **seconds: float) -> None:
     rng = Random(1)
     for number in range(40):
         for at, arm in enumerate(present.definition.replicas):
@@ -328,6 +334,71 @@ async def test_a_finding_holds_while_the_pool_serves_so(tmp_path: Path) -> None:
             gateway.backend(name).said = suffix
             gateway.backend(name).observe({}, suffix)
         assert rules() == ["comparing"], "no replica serves any more as the other arm did"
+
+
+@pytest.mark.parametrize("what", ["replica", "policy"])
+async def test_a_comparison_of_what_is_no_longer_there_ends(what: str, tmp_path: Path) -> None:
+    arms = {"a": "", "b": "", "policies": ["learned", "least_loaded"]} if what == "policy" else {"b": "b0"}
+    state = {"file": str(tmp_path / "state.sqlite")}
+    async with start_gateway(METHODS, state=state, policy={"name": "learned"}) as gateway:
+        assert (await start(gateway, **arms)).status_code == 200
+        gateway.backend("b1").observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))  # in no arm
+        await until_stage(gateway, "running")
+        if what == "replica":  # as after a reload
+            gateway.backend("b0").observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))
+        else:
+            gateway.gateway.models[MODEL].policy = LeastLoaded(LeastLoaded.Settings())
+        await until_stage(gateway, "stopped")
+
+
+async def test_what_to_change_is_not_taken_from_a_replica_that_serves_otherwise_by_now(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        assert (await start(gateway)).status_code == 200
+        teach(gateway, baseline=0.01, eagle3=0.008)
+        await until_stage(gateway, "decided")
+        for name, change in (("b0", "start a0, a1 as b1"), ("b1", "")):
+            gateway.backend(name).observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))
+            assert change in (seen := (await found(gateway))["change"])
+            assert "suffix" not in seen
+        assert not seen
+
+
+async def test_a_comparison_ends_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        (comparing,) = [each for each in gateway.gateway.rooms if isinstance(each, room.CompareRoom)]
+        assert (await start(gateway)).status_code == 200
+        (present,) = comparisons(gateway)
+        begun, may_end, document = Event(), Event(), present.document
+
+        def slow() -> dict[str, Any]:
+            begun.set()
+            assert may_end.wait(10.0)
+            return document()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(present, "document", slow)
+            late = asyncio.create_task(comparing._end(MODEL, Stage.STOPPED))
+            await gateway.until(begun.is_set)
+        await comparing._end(MODEL, Stage.ALIKE)
+        may_end.set()
+        await late
+        assert (await found(gateway))["stage"] == "alike"
+
+
+async def test_what_fails_with_one_model_keeps_no_other_from_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        (comparing,) = [each for each in gateway.gateway.rooms if isinstance(each, room.CompareRoom)]
+        assert (await start(gateway)).status_code == 200
+        own = comparing.comparisons.pop(MODEL)
+        broken = Comparison(own.definition, own._statistics)
+        monkeypatch.setattr(broken, "fitted", partial(next, iter(())))
+        comparing.comparisons = {"broken": broken, MODEL: own}
+        gateway.gateway.models["broken"] = gateway.gateway.models[MODEL]
+        teach_of(own, baseline=0.01, eagle3=0.008)
+        await gateway.until(lambda: not comparing.comparisons[MODEL].is_running)
+        del gateway.gateway.models["broken"]
 
 
 async def test_a_faster_arm_that_is_harmed_is_advised_nowhere(tmp_path: Path) -> None:
