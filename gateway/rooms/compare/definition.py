@@ -166,12 +166,12 @@ def next_question(
     Raises
     ------
     WrongArmsError
-        If all replicas have the same method.
+        If all replicas that are up have the same method.
     """
     began_s = {frozenset(map(method_of, chain(*each.served.values()))): each.began_s for each in reversed(past)}
-    pairs = [*combinations(sorted({each.method.value for each in backends}), 2)]
+    pairs = [*combinations(sorted({each.method.value for each in backends if each.health.state in SERVING}), 2)]
     if not pairs:
-        raise WrongArmsError("all replicas have the same method")
+        raise WrongArmsError("all replicas that are up have the same method")
     pair = min(pairs, key=lambda each: began_s.get(frozenset(each), 0.0))
     return settings.model_copy(update={"a": pair[0], "b": pair[1]})
 

@@ -92,11 +92,12 @@ class Running(Observer):
         self._experiment.close(now_s)
 
     def fitted(self) -> Definition | None:
-        """Return it with blocks that are long enough; None if they are, or were asked for."""
+        """Return it with blocks that are long enough; None if they are, are the longest, or were asked for."""
         definition, experiment = self.definition, self._experiment
-        if not definition.is_fitted or experiment.needed_block_s() is None:
+        block_s = block_for(experiment.mean_s)
+        if not definition.is_fitted or experiment.needed_block_s() is None or block_s <= definition.block_s:
             return None
-        return definition.model_copy(update={"block_s": block_for(experiment.mean_s)})
+        return definition.model_copy(update={"block_s": block_s})
 
     def judge(self, now_s: float) -> Verdict:
         """Return what is known by now; takes some milliseconds if that has changed, so it is called in a thread."""

@@ -441,6 +441,17 @@ async def test_a_pool_can_compare_by_itself_two_methods_at_a_time(tmp_path: Path
     assert {frozenset(each) for each in pairs} == {frozenset(pair) for pair in combinations(methods.values(), 2)}
 
 
+async def test_a_method_whose_replicas_do_not_serve_keeps_no_others_from_being_compared(tmp_path: Path) -> None:
+    methods = {"a": "baseline", "b": "eagle3", "c": "suffix"}
+    state = {"file": str(tmp_path / "state.sqlite")}
+    async with start_gateway(methods, state=state, compare={"every_s": 0.001}) as gateway:
+        drained = {"model": MODEL, "backend": "a"}
+        assert (await gateway.client.post("/admin/drain", json=drained, headers=ADMIN)).status_code == 200
+        assert (await gateway.chat()).status_code == 200
+        await until_stage(gateway, "running")
+        assert (await found(gateway))["arms"].keys() == {"eagle3", "suffix"}
+
+
 def test_a_smaller_depth_is_faster_once_it_is_configured() -> None:
     def point(in_flight: float, ratio: float) -> dict[str, float]:
         return {"in_flight": in_flight, "ratio": ratio, "low": 0.97 * ratio, "high": 1.03 * ratio}
@@ -478,6 +489,20 @@ async def test_blocks_that_turn_out_too_short_are_made_longer_unless_they_were_a
             assert (await found(gateway))["stage"] == "running"
             stopped = await gateway.client.post("/admin/compare/stop", json={}, headers=ADMIN)
             assert stopped.status_code == 200
+
+
+async def test_a_comparison_ends_though_the_longest_blocks_are_too_short(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        assert (await start(gateway, block_s=None)).status_code == 200
+        (present,) = comparisons(gateway)
+        for _ in range(100):
+            present._experiment._blocks.observe(0.0, 600.0, 1.0, "", 0)
+        await gateway.until(partial(_has_blocks_of, gateway, 3600.0))
+        (present,) = comparisons(gateway)
+        for _ in range(100):
+            present._experiment._blocks.observe(0.0, 600.0, 1.0, "", 0)
+        present.definition = present.definition.model_copy(update={"began_s": 0.0})
+        await until_stage(gateway, "over")
 
 
 def _has_blocks_of(gateway: Running, block_s: float) -> bool:
