@@ -21,9 +21,11 @@ from policies.experiment.experiment import Plan
 from policies.experiment.verdict import Stage
 from policies.policy import Policy, policies
 from policies.roles import Learner
+from policies.statistics import MAX_KEYS
 
 _THERE = SERVING | {State.DRAINING}
 _BLOCK_S, _SHORTEST_S, _LONGEST_S = 60.0, 10.0, 3600.0
+_WEEK_S, _BESIDE = 7 * 86_400.0, 2  # what serves beside the arms, and as usual, is kept too
 _TIMES = 10.0  # what requests take; `policies.experiment.blocks` wants eight
 
 
@@ -148,7 +150,8 @@ def begun(
             raise WrongArmsError(f"no replica of {arm} is up")
     served = {arm: sorted({arm_of(each) for each in backends if each.name in names}) for arm, names in arms.items()}
     asked = question.model_dump(include={*ComparisonSettings.model_fields})
-    asked |= {"block_s": question.block_s or block_for(mean_s), "is_fitted": question.block_s is None}
+    block_s = max(question.block_s or block_for(mean_s), _shortest_s(question, len(arms)))
+    asked |= {"block_s": block_s, "is_fitted": question.block_s is None}
     known = {"replicas": arms, "groups": _groups(question, arms), "served": served}
     return Definition(**asked, **known, began_s=began_s, drafter=_drafter(question, backends, calibration))
 
@@ -156,6 +159,11 @@ def begun(
 def block_for(mean_s: float | None) -> float:
     """Return the seconds of a block for requests of a mean time."""
     return _BLOCK_S if mean_s is None else min(_LONGEST_S, max(_SHORTEST_S, math.ceil(_TIMES * mean_s)))
+
+
+def _shortest_s(question: ComparisonSettings, arms: int) -> float:
+    """Return the seconds of a block so that all of a comparison are kept; without an end, those of a week."""
+    return min(_LONGEST_S, math.ceil((question.for_s or _WEEK_S) * (arms + _BESIDE) / MAX_KEYS))
 
 
 def next_question(
