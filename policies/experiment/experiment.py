@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from backends.backend import Candidate
 from policies.decision import Outcome
-from policies.experiment.blocks import FAR_LONGER, LEAST_REQUESTS, Blocks, kind_of, mix, work_of
+from policies.experiment.blocks import FAR_LONGER, LEAST_REQUESTS, ArmSums, Blocks, kind_of, mix, work_of
 from policies.experiment.curve import Fit, Row, fit
 from policies.experiment.turns import Comparison, Turns
 from policies.features.request import RequestFeatures
@@ -200,10 +200,7 @@ class Experiment:
         """Add a finished request that was given to an arm; `is_late` if it missed its objective, None without one."""
         now_s = self._statistics.clock()
         number = int((now_s - outcome.e2e_s) // self.plan.block_s)
-        group = self.plan.group_of(outcome.decision.backend)
-        arm = REST if group < 0 else self.plan.arm_of(group, number)
-        if self.plan.shares(number) is None:
-            arm = USUAL
+        arm = self._arm(outcome.decision.backend, number)
         if outcome.status >= 500:
             self._note(number, arm, Sums(failed=1.0))
         elif outcome.output_tokens and outcome.e2e_s > 0.0:
@@ -220,11 +217,18 @@ class Experiment:
         group = self.plan.group_of(backend)
         return None if self._shares is None or group < 0 else self.plan.arm_of(group, self._number)
 
-    def failed(self, backend: str) -> None:
-        """Count a request that a replica failed, and another one served."""
-        number = int(self._statistics.clock() // self.plan.block_s)
+    def failed(self, backend: str, seconds: float) -> None:
+        """Count a request that a replica has failed, so many seconds after it was sent."""
+        now_s, block_s = self._statistics.clock(), self.plan.block_s
+        # In the present block: the one in which it was sent may be closed.
+        self._note(int(now_s // block_s), self._arm(backend, int((now_s - seconds) // block_s)), Sums(failed=1.0))
+
+    def _arm(self, backend: str, number: int) -> str:
+        """Return what a replica served as in a block."""
+        if self.plan.shares(number) is None:
+            return USUAL
         group = self.plan.group_of(backend)
-        self._note(number, REST if group < 0 else self.plan.arm_of(group, number), Sums(failed=1.0))
+        return REST if group < 0 else self.plan.arm_of(group, number)
 
     def close(self, now_s: float) -> None:
         """Add the blocks whose requests have ended to the statistics, which all gateways share."""
@@ -232,11 +236,12 @@ class Experiment:
             noted = {key: self._sums.pop(key) for key in [*self._sums] if key[0] <= number}
             if self._blocks.needed_s() is not None:
                 continue
-            for at, found in arms.items():
-                times = Sums(found.seconds, found.work, found.requests, found.arrived_work, 1.0)
-                arm = self._names[at]
-                sums = times + noted.get((number, arm), Sums())
-                self._statistics.add(BLOCKS, (self.plan.id, str(number), arm, self._process), *sums)
+            for at, arm in enumerate(self._names):
+                if at in arms or (number, arm) in noted:  # an arm all of whose requests fail has no times
+                    found = arms.get(at) or ArmSums()
+                    times = Sums(found.seconds, found.work, found.requests, found.arrived_work, 1.0)
+                    sums = times + noted.get((number, arm), Sums())
+                    self._statistics.add(BLOCKS, (self.plan.id, str(number), arm, self._process), *sums)
 
     @property
     def mean_s(self) -> float:

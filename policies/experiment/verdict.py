@@ -108,16 +108,19 @@ def _sentence(finding: Finding, stage: Stage, until: float) -> str:
 def _harmed(evidence: Evidence) -> tuple[str, str] | None:
     """Return the arm whose requests fare so much worse than others that nobody should wait for certainty, and how."""
     totals = {arm: evidence.total(arm) for arm in evidence.plan.arms}
+    # Arms in turns are not compared by their times: a burst of traffic may lie in the turns of one of them.
+    is_beside = evidence.plan.count >= len(totals)
     for arm, sums in totals.items():
         others = sum((each for name, each in totals.items() if name != arm), Sums())
         share, rest = _failed(sums), _failed(others)
-        if sums.failed >= _LEAST_FAILED and share > _TIMES_AS_OFTEN * max(rest, 1.0 / max(1.0, others.chosen)):
+        blocks = sum(1 for arms in evidence.blocks.values() if arm in arms and arms[arm].failed)
+        least = _TIMES_AS_OFTEN * max(rest, _FEW_FAILED, 1.0 / max(1.0, others.chosen))
+        if sums.failed >= _LEAST_FAILED and blocks >= _LAST_PACES and share > least:
             return arm, f"{share:.1%} of the requests of {arm} failed, {rest:.1%} of the others."
-        if _misses_more(sums, others):
+        if is_beside and _misses_more(sums, others):
             late, too = sums.missed / sums.judged, others.missed / others.judged
             return arm, f"{late:.0%} of the requests of {arm} missed their objective, {too:.0%} of the others."
-    # Arms in turns are not compared so: a burst of traffic may lie in the turns of one of them.
-    paces = {arm: evidence.paces(arm, _LEAST_OF_PACE) for arm in totals} if evidence.plan.count > 1 else {}
+    paces = {arm: evidence.paces(arm, _LEAST_OF_PACE) for arm in totals} if is_beside else {}
     known = {arm: each[-_LAST_PACES:] for arm, each in paces.items() if len(each) >= _LAST_PACES}
     for arm, own in known.items():
         other = min(known, key=lambda each: max(known[each]))
@@ -149,11 +152,13 @@ _UNKNOWN: Final = 1.5
 """An interval up to such a ratio says nothing of the better arm."""
 _LEAST_FAILED: Final = 10.0
 _TIMES_AS_OFTEN: Final = 5.0
+_FEW_FAILED: Final = 0.002
+"""Share of the failures of others, at least: so an arm is harmed from 1% on."""
 _LEAST_JUDGED: Final = 50.0
 _MISSES_MORE: Final = 0.1
 _ERRORS: Final = 5.0
 """Difference of the shares that miss their objective that harms, and how many standard errors it must be."""
 _LAST_PACES: Final = 3
-"""Blocks of each arm in which a large difference ends it."""
+"""Blocks of each arm in which failures or a large difference end it: what happens once may be no arm's doing."""
 _LEAST_OF_PACE: Final = 20.0
 """Requests of an arm in each of these: of fewer, a few long ones make it look so by chance."""

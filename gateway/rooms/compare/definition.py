@@ -21,9 +21,11 @@ from policies.experiment.experiment import Plan
 from policies.experiment.verdict import Stage
 from policies.policy import Policy, policies
 from policies.roles import Learner
+from policies.statistics import MAX_KEYS
 
 _THERE = SERVING | {State.DRAINING}
 _BLOCK_S, _SHORTEST_S, _LONGEST_S = 60.0, 10.0, 3600.0
+_WEEK_S, _BESIDE = 7 * 86_400.0, 2  # what serves beside the arms, and as usual, is kept too
 _TIMES = 10.0  # what requests take; `policies.experiment.blocks` wants eight
 
 
@@ -66,11 +68,28 @@ class Definition(ComparisonSettings):
         """Return whether a replica serves as those of an arm did."""
         return arm_of(backend) in self.served.get(arm, ())
 
-    def still_holds(self, backends: Sequence[Backend], policy: str) -> bool:
-        """Return whether the pool has what was compared: replicas that serve as each arm did, the policy that chose."""
+    def still_holds(self, backends: Sequence[Backend], policy: str, better: str) -> bool:
+        """Return whether the pool has what was compared: replicas that serve as each arm did, a worse policy."""
         if self.policies:
-            return policy in self.policies
+            return policy in self.policies and policy != better
         return all(any(self.is_of(each, arm) for each in backends) for arm in self.replicas)
+
+    def unchanged(self, backends: Sequence[Backend]) -> list[Backend]:
+        """Return the replicas without those of an arm that serve otherwise than at its start.
+
+        Of one that contradicts the pool file nobody has said that it is to serve otherwise.
+        """
+        return [each for each in backends if each.contradiction is not None or self._is_as_begun(each)]
+
+    def _is_as_begun(self, backend: Backend) -> bool:
+        arms = [arm for arm, members in self.replicas.items() if backend.name in members]
+        return not arms or any(self.is_of(backend, arm) for arm in arms)
+
+    def is_void(self, backends: Sequence[Backend], policy: str) -> bool:
+        """Return whether an arm is no longer what it was at the start."""
+        if self.policies:
+            return any(name != policy and other_policy(name) is None for name in self.policies)
+        return len(self.unchanged(backends)) < len(backends)
 
     def document(self) -> dict[str, Any]:
         """Return what was known at its end."""
@@ -131,7 +150,8 @@ def begun(
             raise WrongArmsError(f"no replica of {arm} is up")
     served = {arm: sorted({arm_of(each) for each in backends if each.name in names}) for arm, names in arms.items()}
     asked = question.model_dump(include={*ComparisonSettings.model_fields})
-    asked |= {"block_s": question.block_s or block_for(mean_s), "is_fitted": question.block_s is None}
+    block_s = max(question.block_s or block_for(mean_s), _shortest_s(question, len(arms)))
+    asked |= {"block_s": block_s, "is_fitted": question.block_s is None}
     known = {"replicas": arms, "groups": _groups(question, arms), "served": served}
     return Definition(**asked, **known, began_s=began_s, drafter=_drafter(question, backends, calibration))
 
@@ -139,6 +159,11 @@ def begun(
 def block_for(mean_s: float | None) -> float:
     """Return the seconds of a block for requests of a mean time."""
     return _BLOCK_S if mean_s is None else min(_LONGEST_S, max(_SHORTEST_S, math.ceil(_TIMES * mean_s)))
+
+
+def _shortest_s(question: ComparisonSettings, arms: int) -> float:
+    """Return the seconds of a block so that all of a comparison are kept; without an end, those of a week."""
+    return min(_LONGEST_S, math.ceil((question.for_s or _WEEK_S) * (arms + _BESIDE) / MAX_KEYS))
 
 
 def next_question(
@@ -149,12 +174,12 @@ def next_question(
     Raises
     ------
     WrongArmsError
-        If all replicas have the same method.
+        If all replicas that are up have the same method.
     """
     began_s = {frozenset(map(method_of, chain(*each.served.values()))): each.began_s for each in reversed(past)}
-    pairs = [*combinations(sorted({each.method.value for each in backends}), 2)]
+    pairs = [*combinations(sorted({each.method.value for each in backends if each.health.state in SERVING}), 2)]
     if not pairs:
-        raise WrongArmsError("all replicas have the same method")
+        raise WrongArmsError("all replicas that are up have the same method")
     pair = min(pairs, key=lambda each: began_s.get(frozenset(each), 0.0))
     return settings.model_copy(update={"a": pair[0], "b": pair[1]})
 

@@ -14,8 +14,13 @@ Ranges = list[list[int]]
 """First and last number of requests in a batch, and the depth."""
 
 
-def lines_of(document: Mapping[str, Any]) -> str:
-    """Return the lines to paste: as measured and, for a model that drafts, as it would be once configured."""
+def lines_of(document: Mapping[str, Any], better: str) -> str:
+    """Return the lines to paste: as measured and, for a model that drafts, as it would be once configured.
+
+    Where another depth than the better one was harmed, that one may have been faster, so no load is told apart.
+    """
+    if document.get("harmed"):
+        return _option([[1, 1, document["depths"][[*document["arms"]].index(better)]]])
     loads = [point["in_flight"] for point in document["findings"][0]["curve"]]
     seen = f"# for {loads[0]:.0f} to {loads[-1]:.0f} requests in flight per replica, as seen"
     lines = [seen, _option(_best(document))]

@@ -35,7 +35,7 @@ def change_of(document: Mapping[str, Any], backends: Sequence[Backend]) -> str:
     if ends is None:
         return ""
     if document["depths"]:
-        return lines_of(document) if document["findings"] else ""
+        return lines_of(document, ends[0])
     if document.get("policies"):
         return f"policy: {ends[0]}"
     better, other = (document["arms"][name]["replicas"] for name in ends)

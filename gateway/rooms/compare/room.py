@@ -25,7 +25,7 @@ from gateway.dialects.errors import GatewayError
 from gateway.gateway import Room, join
 from gateway.relay.observers import Follower
 from gateway.rooms.compare.definition import Definition, WrongArmsError, begun, method_of, next_question
-from gateway.rooms.compare.report import change_of, page
+from gateway.rooms.compare.report import better_of, change_of, page
 from gateway.rooms.compare.running import Running
 from gateway.routing.model import Model
 from gateway.routing.router import Narrowing
@@ -142,25 +142,33 @@ class CompareRoom(Room):
 
     async def _judge(self) -> None:
         for model, running in [*self.comparisons.items()]:
-            self._running_series.labels(model).set(running.is_running)
-            if not running.is_running:
-                continue
-            running.close(time.time())
-            if (fitted := running.fitted()) is not None:
-                log.info("%s: requests take longer than it seemed; blocks of %g s from now on", model, fitted.block_s)
-                await self._put_first(model, fitted)
-                continue
-            verdict = await asyncio.to_thread(running.judge, time.time())
-            for each in verdict.findings:
-                self._ratio.labels(model, each.better, each.other).set(each.at_mean.ratio)
-            if verdict.stage is not Stage.RUNNING:
-                log.warning("%s: %s", model, verdict.sentence)
+            if model in self.gateway.models:
+                self._running_series.labels(model).set(running.is_running)
                 with background.guarded("comparisons", of=model):
-                    await self._end(model, verdict.stage)
+                    await self._judge_one(model, running)
         for model, settings in [*self.gateway.settings.models.items()]:
             if settings.compare is not None:
                 with background.guarded("comparisons", of=model):
                     await self._begin_due(model, settings.compare)
+
+    async def _judge_one(self, model: str, running: Running) -> None:
+        if not running.is_running:
+            return
+        running.close(time.time())
+        if running.definition.is_void(self.gateway.pool.of(model), self.gateway.models[model].policy.name):
+            log.warning("%s: replicas or the policy serve otherwise than at the start, so nothing is compared", model)
+            await self._end(model, Stage.STOPPED)
+            return
+        if (fitted := running.fitted()) is not None:
+            log.info("%s: requests take longer than it seemed; blocks of %g s from now on", model, fitted.block_s)
+            await self._put_first(model, fitted)
+            return
+        verdict = await asyncio.to_thread(running.judge, time.time())
+        for each in verdict.findings:
+            self._ratio.labels(model, each.better, each.other).set(each.at_mean.ratio)
+        if verdict.stage is not Stage.RUNNING:
+            log.warning("%s: %s", model, verdict.sentence)
+            await self._end(model, verdict.stage)
 
     async def _begin_due(self, model: str, settings: CompareSettings) -> None:
         """Begin a comparison that the settings want by now."""
@@ -192,6 +200,8 @@ class CompareRoom(Room):
     async def _end(self, model: str, stage: Stage) -> None:
         running = self.comparisons[model]
         known = await asyncio.to_thread(running.document)
+        if running is not self.comparisons[model] or not running.is_running:
+            return  # it was ended meanwhile
         result = {name: known[name] for name in known.keys() - Definition.model_fields.keys()}
         ended = running.definition.model_copy(update={"ended_s": time.time(), "stage": stage, "result": result})
         await self._put_first(model, ended)
@@ -231,14 +241,15 @@ class CompareRoom(Room):
         backends, policy = self.gateway.pool.of(model), self.gateway.models[model].policy.name
         for past in self._past(model):
             document = past.document()
-            change = change_of(document, backends)
-            if not change or not document["findings"] or not past.still_holds(backends, policy):
+            ends, change = better_of(document), change_of(document, past.unchanged(backends))
+            if ends is None or not change or not past.still_holds(backends, policy, ends[0]):
                 continue
-            best = document["findings"][0]
-            point = best["at_mean"]
-            gain = Gain(1.0 - point["ratio"], 1.0 - point["high"], 1.0 - point["low"], "time of requests")
-            title = f"{best['better']} serves better than {best['other']}"
-            first = next(each.name for each in backends if past.is_of(each, best["other"]))
+            title, gain = document["sentence"], None
+            if past.stage is Stage.DECIDED:
+                point = document["findings"][0]["at_mean"]
+                gain = Gain(1.0 - point["ratio"], 1.0 - point["high"], 1.0 - point["low"], "time of requests")
+                title = f"{ends[0]} serves better than {ends[1]}"
+            first = "" if past.policies else next(each.name for each in backends if past.is_of(each, ends[1]))
             found.append(Finding("compared", model, first, title, gain, _evidence(document), change))
         return found
 
@@ -298,7 +309,7 @@ class CompareRoom(Room):
         running = self.comparisons[model]
         running.close(time.time())
         document = await asyncio.to_thread(running.document)
-        return document | {"change": change_of(document, self.gateway.pool.of(model))}
+        return document | {"change": change_of(document, running.definition.unchanged(self.gateway.pool.of(model)))}
 
 
 def _mean_s(model: Model) -> float | None:

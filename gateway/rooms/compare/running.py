@@ -73,12 +73,13 @@ class Running(Observer):
 
     def on_end(self, ended: EndedExchange) -> None:
         """Add a request."""
+        sent_s = ended.arrived_s + ended.waited_s
         if ended.retried_from or ended.rescued_from:
-            self._experiment.failed(ended.retried_from or ended.rescued_from)
+            self._experiment.failed(ended.retried_from or ended.rescued_from, ended.ended_s - sent_s)
         elif ended.decision is None or ended.decision.policy in _UNFREE:
             return
         elif ended.label in FAILED:
-            self._experiment.failed(ended.decision.backend)
+            self._experiment.failed(ended.decision.backend, ended.ended_s - sent_s)
         elif ended.outcome is not None and not ended.was_paused and self._has_arm(ended.outcome):
             self._experiment.observe(ended.outcome, is_late=_is_late(ended))
 
@@ -91,11 +92,12 @@ class Running(Observer):
         self._experiment.close(now_s)
 
     def fitted(self) -> Definition | None:
-        """Return it with blocks that are long enough; None if they are, or were asked for."""
+        """Return it with blocks that are long enough; None if they are, are the longest, or were asked for."""
         definition, experiment = self.definition, self._experiment
-        if not definition.is_fitted or experiment.needed_block_s() is None:
+        block_s = block_for(experiment.mean_s)
+        if not definition.is_fitted or experiment.needed_block_s() is None or block_s <= definition.block_s:
             return None
-        return definition.model_copy(update={"block_s": block_for(experiment.mean_s)})
+        return definition.model_copy(update={"block_s": block_s})
 
     def judge(self, now_s: float) -> Verdict:
         """Return what is known by now; takes some milliseconds if that has changed, so it is called in a thread."""

@@ -29,7 +29,7 @@ class Stand:
         self.rng = Random(seed)
         self.statistics = Statistics([BLOCKS], lambda: self.now_s)
         self.experiment = Experiment(plan, self.statistics, seed)
-        self.failing = ""
+        self.failing, self.failing_share = "", 0.3
 
     def send(self, request: RequestFeatures | None = None, candidates: list[Backend] = POOL) -> str:
         """Send a request, which ends at once by its clock, and return its replica."""
@@ -37,7 +37,7 @@ class Stand:
         name = self.rng.choice(self.experiment.narrowed(request, candidates)).name
         tokens = self.rng.randint(50, 200)
         seconds = self.seconds * tokens / 100 * self.rng.uniform(0.8, 1.2) * (self.ratio if name in "cd" else 1.0)
-        status = 500 if name in self.failing and self.rng.random() < 0.3 else 200
+        status = 500 if name in self.failing and self.rng.random() < self.failing_share else 200
         decision = Decision(name, "least_loaded", "")
         began_s, self.now_s = self.now_s, self.now_s + seconds
         self.experiment.observe(
@@ -114,12 +114,64 @@ def test_arms_that_are_equal_are_said_to_be() -> None:
     assert "differ by less than 5%" in verdict.sentence
 
 
-def test_failures_of_one_arm_end_it() -> None:
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_failures_of_one_arm_end_it(share: float) -> None:
     stand = Stand()
-    stand.failing = "cd"
+    stand.failing, stand.failing_share = "cd", share
     verdict = verdict_of(stand.run(12), 0.02)
     assert verdict.stage is Stage.HARM
     assert "of the requests of head failed, 0.0% of the others" in verdict.sentence
+
+
+def test_a_request_that_fails_late_counts_for_the_arm_that_it_was_sent_to() -> None:
+    """Each block is another arm's turn, and the blocks as usual are nobody's."""
+    plan = Plan("late", ("one", "other"), (), rotates=True, explore=0.0)
+    stand = Stand(plan)
+    sent = Counter[str]()
+    for _ in range(120):
+        number = int(stand.now_s // 60)
+        sent[USUAL if plan.shares(number) is None else plan.arm_of(0, number)] += 1
+        stand.now_s += 150.0
+        stand.experiment.failed("a", 150.0)
+        stand.now_s -= 90.0
+    seen = Counter[str]()
+    for (_, arm), sums in stand.experiment._sums.items():
+        seen[arm] += int(sums.failed)
+    assert seen == sent
+
+
+def blocks_of(plan: Plan, count: int, harm: dict[str, float], harmed: range) -> Evidence:
+    """Return blocks in which each arm has much the same requests, but those of the first in some of them."""
+    statistics = Statistics([BLOCKS], lambda: START_S)
+    for number in range(100, 100 + count):
+        arms = [plan.arm_of(0, number)] if plan.rotates else [*plan.arms]
+        for arm in arms:
+            usual = {"chosen": 500.0, "replicas": 1000.0, "judged": 50.0}
+            usual |= harm if number - 100 in harmed and arm == arms[0] else {}
+            statistics.add(BLOCKS, (plan.id, str(number), arm, "one"), *Sums(25.0, 5000.0, 50.0, 5000.0, 1.0, **usual))
+    return Evidence(plan, statistics)
+
+
+TURNS = Plan("turns", ("learned", "least_loaded"), (), rotates=True, explore=0.0, usual=False)
+
+
+@pytest.mark.parametrize(
+    ("plan", "harm", "harmed"),
+    [
+        (PLAN, {"failed": 60.0}, range(1)),  # an engine has crashed, once
+        (PLAN, {"failed": 1.0}, range(60)),  # 0.2% of the requests
+        (TURNS, {"failed": 60.0}, range(1)),
+        (TURNS, {"missed": 45.0}, range(1)),  # a burst of traffic
+    ],
+)
+def test_what_happens_once_or_seldom_is_no_harm(plan: Plan, harm: dict[str, float], harmed: range) -> None:
+    assert verdict_of(blocks_of(plan, 6, harm, harmed), 0.02).stage is not Stage.HARM
+    assert verdict_of(blocks_of(plan, 100, harm, harmed), 0.02).stage is not Stage.HARM
+
+
+def test_failures_in_several_blocks_are_harm() -> None:
+    verdict = verdict_of(blocks_of(PLAN, 100, {"failed": 200.0}, range(3)), 0.02)
+    assert (verdict.stage, verdict.harmed) == (Stage.HARM, "plain")
 
 
 def test_nothing_is_claimed_at_first_and_at_its_end_without_evidence() -> None:

@@ -6,10 +6,8 @@ import asyncio
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from random import Random
 from typing import Any
 
-import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -19,68 +17,23 @@ from backends.speculation import Method
 from gateway.cli.app import app
 from gateway.config.settings import PoolSettings
 from gateway.rooms.compare import room
-from gateway.rooms.compare.definition import block_for
 from gateway.rooms.compare.depths import lines_of
 from gateway.rooms.compare.running import Running as Comparison
-from policies.experiment.experiment import BLOCKS, Plan, Sums
+from policies.balancing.least_loaded import LeastLoaded
+from policies.experiment.experiment import Plan
 from policies.features.request import ANY_REQUEST
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
+from tests.gateway.rooms.compare.support import (
+    ADMIN,
+    METHODS,
+    comparisons,
+    found,
+    narrowing,
+    start,
+    teach,
+    until_stage,
+)
 from tests.support.upstream import Wire, well
-from tests.support.waiting import eventually_async
-
-METHODS = {"a0": "baseline", "a1": "baseline", "b0": "eagle3", "b1": "eagle3"}
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
-
-
-@pytest.fixture(autouse=True)
-def judged_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have comparisons judged at each tick."""
-    monkeypatch.setattr(room, "_JUDGE_S", 0.0)
-
-
-def teach(gateway: Running, **seconds: float) -> None:
-    """Add blocks of time in which the arms took so many seconds per unit of work, as another gateway would."""
-    (present,) = comparisons(gateway)
-    rng = Random(1)
-    for number in range(40):
-        for at, arm in enumerate(present.definition.replicas):
-            took = [*seconds.values()][at] * rng.uniform(0.95, 1.05)
-            work = 5000.0 * rng.uniform(0.8, 1.2)
-            sums = Sums(took * work, work, 50.0, work, 1.0, 50.0, 100.0, 5.0, 50.0, took * work, work, work)
-            present._statistics.add(BLOCKS, (present.plan.id, str(number), arm, "other"), *sums)
-
-
-def known(present: Comparison, number: int, arm: str, **sums: float) -> None:
-    """Add what one arm came to in a block, as another gateway would."""
-    present._statistics.add(BLOCKS, (present.plan.id, str(number), arm, "other"), *Sums(weight=1.0, **sums))
-
-
-def comparisons(gateway: Running) -> list[Comparison]:
-    (found,) = [each for each in gateway.gateway.rooms if isinstance(each, room.CompareRoom)]
-    return [*found.comparisons.values()]
-
-
-async def start(gateway: Running, **fields: Any) -> httpx.Response:
-    asked = {"a": "baseline", "b": "eagle3", "block_s": 10, **fields}
-    return await gateway.client.post("/admin/compare/start", json=asked, headers=ADMIN)
-
-
-async def found(gateway: Running) -> dict[str, Any]:
-    answer = (await gateway.client.get("/admin/compare", headers=ADMIN)).json()["models"]
-    return answer[MODEL] if answer else {}
-
-
-async def until_stage(gateway: Running, stage: str) -> None:
-    """Wait until the comparison is at a stage."""
-
-    async def is_there() -> bool:
-        return bool((await found(gateway)).get("stage") == stage)
-
-    await eventually_async(is_there)
-
-
-def narrowing(gateway: Running) -> bool:
-    return bool(gateway.gateway.relay.router._narrowing)
 
 
 async def test_the_better_arm_is_found_and_the_comparison_ends(tmp_path: Path) -> None:
@@ -282,45 +235,12 @@ async def test_policies_take_turns_over_the_whole_pool_and_the_better_is_named(t
         ended = await found(gateway)
         assert ended["change"] == "policy: least_loaded"
         assert ended["cost"] is None
-
-
-async def test_an_arm_that_misses_its_objective_or_takes_far_longer_ends_it(tmp_path: Path) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
-        for harm, sentence in (
-            ({"missed": 20.0}, "40% of the requests of eagle3 missed their objective, 0% of the others."),
-            ({"seconds": 30.0}, "Requests of eagle3 take more than 3.0 times as long as those of baseline"),
-        ):
-            assert (await start(gateway)).status_code == 200
-            (present,) = comparisons(gateway)
-            usual = {"seconds": 10.0, "work": 1000.0, "requests": 50.0, "arrived_work": 1000.0, "chosen": 50.0}
-            usual |= {"replicas": 100.0, "judged": 50.0}
-            for number in range(3):
-                known(present, number, "baseline", **usual)
-                known(present, number, "eagle3", **usual | harm)
-            await until_stage(gateway, "harm")
-            ended = await found(gateway)
-            assert sentence in ended["sentence"]
-            assert "start b0, b1 as a0" in ended["change"]
-
-
-async def test_a_finding_holds_while_the_pool_serves_so(tmp_path: Path) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
         (comparing,) = [each for each in gateway.gateway.rooms if isinstance(each, room.CompareRoom)]
-
-        def rules() -> list[str]:
-            return [each.rule for each in comparing.findings(MODEL)]
-
-        assert (await start(gateway, b="b*")).status_code == 200
-        teach(gateway, baseline=0.01, eagle3=0.008)
-        await until_stage(gateway, "decided")
-        assert rules() == ["compared"]
-        assert (await start(gateway, a="a0", b="a1")).status_code == 200
-        assert rules() == ["comparing", "compared"], "an older one is not forgotten"
-        suffix = Speculation(Method.SUFFIX, DraftSchedule(24))
-        for name in ("a0", "a1"):
-            gateway.backend(name).said = suffix
-            gateway.backend(name).observe({}, suffix)
-        assert rules() == ["comparing"], "no replica serves any more as the other arm did"
+        for each in pool:
+            each.observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))
+        assert [each.change for each in comparing.findings(MODEL)] == [ended["change"]], "whatever the replicas do"
+        gateway.gateway.models[MODEL].policy = LeastLoaded(LeastLoaded.Settings())
+        assert not comparing.findings(MODEL), "it was followed"
 
 
 def _is_another(gateway: Running, before: Comparison) -> bool:
@@ -344,6 +264,17 @@ async def test_a_pool_can_compare_by_itself_two_methods_at_a_time(tmp_path: Path
     assert {frozenset(each) for each in pairs} == {frozenset(pair) for pair in combinations(methods.values(), 2)}
 
 
+async def test_a_method_whose_replicas_do_not_serve_keeps_no_others_from_being_compared(tmp_path: Path) -> None:
+    methods = {"a": "baseline", "b": "eagle3", "c": "suffix"}
+    state = {"file": str(tmp_path / "state.sqlite")}
+    async with start_gateway(methods, state=state, compare={"every_s": 0.001}) as gateway:
+        drained = {"model": MODEL, "backend": "a"}
+        assert (await gateway.client.post("/admin/drain", json=drained, headers=ADMIN)).status_code == 200
+        assert (await gateway.chat()).status_code == 200
+        await until_stage(gateway, "running")
+        assert (await found(gateway))["arms"].keys() == {"eagle3", "suffix"}
+
+
 def test_a_smaller_depth_is_faster_once_it_is_configured() -> None:
     def point(in_flight: float, ratio: float) -> dict[str, float]:
         return {"in_flight": in_flight, "ratio": ratio, "low": 0.97 * ratio, "high": 1.03 * ratio}
@@ -351,38 +282,16 @@ def test_a_smaller_depth_is_faster_once_it_is_configured() -> None:
     # k = 5 takes 0.98 times as long as k = 1 where all passes are made: without them, k = 1 is the better one.
     finding = {"better": "k = 5", "other": "k = 1", "curve": [point(load, 0.98) for load in (2.0, 8.0)]}
     document = {"arms": {"k = 1": {}, "k = 5": {}}, "depths": [1, 5], "findings": [finding]}
-    assert '"num_speculative_tokens": 5' in lines_of(document)
+    assert '"num_speculative_tokens": 5' in lines_of(document, "k = 5")
     head = {"method": "eagle3", "k": 5, "calibration": "llama-3.1-8b-h100"}
-    as_measured, configured = lines_of(document | {"drafter": head}).split("# by the passes of the calibration")
+    as_measured, configured = lines_of(document | {"drafter": head}, "k = 5").split(
+        "# by the passes of the calibration"
+    )
     assert '"num_speculative_tokens": 5' in as_measured
     assert '"num_speculative_tokens": 1' in configured
-    untold = lines_of(document | {"drafter": head | {"calibration": ""}})
+    untold = lines_of(document | {"drafter": head | {"calibration": ""}}, "k = 5")
     assert "made all 5 passes at each depth" in untold
     assert untold.count("--speculative-config") == 1
-
-
-@pytest.mark.parametrize(("mean_s", "block_s"), [(None, 60.0), (0.2, 10.0), (3.01, 31.0), (1000.0, 3600.0)])
-def test_blocks_fit_the_requests_so_far(mean_s: float | None, block_s: float) -> None:
-    assert block_for(mean_s) == block_s
-
-
-async def test_blocks_that_turn_out_too_short_are_made_longer_unless_they_were_asked_for(tmp_path: Path) -> None:
-    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
-        assert (await gateway.chat()).status_code == 200
-        for asked, longer in ((None, 100.0), (12, 12.0)):
-            assert (await start(gateway, block_s=asked)).status_code == 200
-            (present,) = comparisons(gateway)
-            assert present.plan.block_s == (asked or 10.0)
-            for _ in range(100):
-                present._experiment._blocks.observe(0.0, 10.0, 1.0, "", 0)
-            await gateway.until(partial(_has_blocks_of, gateway, longer))
-            assert (await found(gateway))["stage"] == "running"
-            stopped = await gateway.client.post("/admin/compare/stop", json={}, headers=ADMIN)
-            assert stopped.status_code == 200
-
-
-def _has_blocks_of(gateway: Running, block_s: float) -> bool:
-    return comparisons(gateway)[0].plan.block_s == block_s
 
 
 @pytest.mark.parametrize(("state", "problem"), [("none", "models.m.compare"), ({"file": "x"}, "")])

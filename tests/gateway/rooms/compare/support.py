@@ -1,0 +1,66 @@
+"""What tests of comparisons share: a pool, how one is begun, and evidence as another gateway would have it."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import httpx
+
+from gateway.rooms.compare import room
+from gateway.rooms.compare.running import Running as Comparison
+from policies.experiment.experiment import BLOCKS, Sums
+from tests.gateway.conftest import ADMIN_KEY, MODEL, Running
+from tests.support.waiting import eventually_async
+
+METHODS = {"a0": "baseline", "a1": "baseline", "b0": "eagle3", "b1": "eagle3"}
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+
+
+def teach(gateway: Running, **seconds: float) -> None:
+    """Add blocks of time in which the arms took so many seconds per unit of work, as another gateway would."""
+    (present,) = comparisons(gateway)
+    teach_of(present, **seconds)
+
+
+def teach_of(present: Comparison, **seconds: float) -> None:
+    rng = Random(1)
+    for number in range(40):
+        for at, arm in enumerate(present.definition.replicas):
+            took = [*seconds.values()][at] * rng.uniform(0.95, 1.05)
+            work = 5000.0 * rng.uniform(0.8, 1.2)
+            sums = Sums(took * work, work, 50.0, work, 1.0, 50.0, 100.0, 5.0, 50.0, took * work, work, work)
+            present._statistics.add(BLOCKS, (present.plan.id, str(number), arm, "other"), *sums)
+
+
+def known(present: Comparison, number: int, arm: str, **sums: float) -> None:
+    """Add what one arm came to in a block, as another gateway would."""
+    present._statistics.add(BLOCKS, (present.plan.id, str(number), arm, "other"), *Sums(weight=1.0, **sums))
+
+
+def comparisons(gateway: Running) -> list[Comparison]:
+    (found,) = [each for each in gateway.gateway.rooms if isinstance(each, room.CompareRoom)]
+    return [*found.comparisons.values()]
+
+
+async def start(gateway: Running, **fields: Any) -> httpx.Response:
+    asked = {"a": "baseline", "b": "eagle3", "block_s": 10, **fields}
+    return await gateway.client.post("/admin/compare/start", json=asked, headers=ADMIN)
+
+
+async def found(gateway: Running) -> dict[str, Any]:
+    answer = (await gateway.client.get("/admin/compare", headers=ADMIN)).json()["models"]
+    return answer[MODEL] if answer else {}
+
+
+async def until_stage(gateway: Running, stage: str) -> None:
+    """Wait until the comparison is at a stage."""
+
+    async def is_there() -> bool:
+        return bool((await found(gateway)).get("stage") == stage)
+
+    await eventually_async(is_there)
+
+
+def narrowing(gateway: Running) -> bool:
+    return bool(gateway.gateway.relay.router._narrowing)
