@@ -23,8 +23,8 @@ from policies.policy import Policy, policies
 from policies.roles import Learner
 
 _THERE = SERVING | {State.DRAINING}
-_BLOCK_S, _SHORTEST_S, _LONGEST_S = 60.0, 10.0, 3600.0
-_TIMES = 10.0  # what requests take; `policies.experiment.blocks` wants eight
+_SHORTEST_S, _LONGEST_S = 10.0, 3600.0
+TIMES = 10.0  # what requests take; `policies.experiment.blocks` wants eight
 
 
 class WrongArmsError(ValueError):
@@ -137,8 +137,8 @@ def begun(
 
 
 def block_for(mean_s: float | None) -> float:
-    """Return the seconds of a block for requests of a mean time."""
-    return _BLOCK_S if mean_s is None else min(_LONGEST_S, max(_SHORTEST_S, math.ceil(_TIMES * mean_s)))
+    """Return the seconds of a block for requests of a mean time; a short one while none is known."""
+    return min(_LONGEST_S, max(_SHORTEST_S, math.ceil(TIMES * (mean_s or 0.0))))
 
 
 def next_question(

@@ -183,6 +183,13 @@ def test_requests_that_end_in_the_next_block_are_not_taken_for_its_kind() -> Non
     assert cost.low < 1.0 < cost.high
 
 
+@pytest.mark.parametrize(("per_s", "is_enough"), [(0.5, False), (4.0, True)])
+def test_blocks_must_be_longer_where_requests_are_few(per_s: float, *, is_enough: bool) -> None:
+    stand = Stand(Plan("ten", PLAN.arms, PLAN.groups, block_s=20.0))
+    assert stand.run(0.5, per_s).needed_block_s() is None, "it is not known yet"
+    assert stand.run(4, per_s).needed_block_s() == (None if is_enough else 80.0)
+
+
 def test_nothing_is_kept_of_blocks_that_are_too_short() -> None:
     stand = Stand(seconds=20.0)
     stand.run(60)

@@ -361,7 +361,7 @@ def test_a_smaller_depth_is_faster_once_it_is_configured() -> None:
     assert untold.count("--speculative-config") == 1
 
 
-@pytest.mark.parametrize(("mean_s", "block_s"), [(None, 60.0), (0.2, 10.0), (3.01, 31.0), (1000.0, 3600.0)])
+@pytest.mark.parametrize(("mean_s", "block_s"), [(None, 10.0), (0.2, 10.0), (3.01, 31.0), (1000.0, 3600.0)])
 def test_blocks_fit_the_requests_so_far(mean_s: float | None, block_s: float) -> None:
     assert block_for(mean_s) == block_s
 
@@ -379,6 +379,19 @@ async def test_blocks_that_turn_out_too_short_are_made_longer_unless_they_were_a
             assert (await found(gateway))["stage"] == "running"
             stopped = await gateway.client.post("/admin/compare/stop", json={}, headers=ADMIN)
             assert stopped.status_code == 200
+
+
+async def test_blocks_with_too_few_requests_are_made_longer_until_they_can_be_no_longer(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        assert (await start(gateway, block_s=None)).status_code == 200
+        for block_s in (10.0, 40.0, 160.0, 640.0, 2560.0, 3600.0):
+            (present,) = comparisons(gateway)
+            assert present.plan.block_s == block_s
+            for number in range(4):
+                known(present, number, "baseline", requests=2.0, chosen=2.0)
+            present.judge(0.0)
+            await gateway.until(partial(_has_blocks_of, gateway, min(4 * block_s, 3600.0)))
+        assert present.fitted() is None
 
 
 def _has_blocks_of(gateway: Running, block_s: float) -> bool:
