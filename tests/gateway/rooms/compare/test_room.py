@@ -184,24 +184,6 @@ async def test_a_canary_is_kept_only_if_it_is_better(is_better: bool, tmp_path: 
         assert (gateway.backend("b").health.state is State.UP) is is_better
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (["--replica", "x", "--with", "{}"], "no replica x; there are: m/a, m/b"),
-        (["--replica", "a", "--with", "{]"], "--with is no JSON"),
-        (["--replica", "a", "--with", '{"method": "suffix"}'], "--with lacks num_speculative_tokens"),
-        (["--replica", "a", "--with", "{}"], "no other replica that is up serves as a does"),
-    ],
-)
-async def test_a_canary_that_cannot_be_compared_changes_nothing(options: list[str], problem: str) -> None:
-    async with start_gateway() as gateway:
-        line = ["canary", "--url", gateway.url, "--admin-key", ADMIN_KEY, *options]
-        result = await asyncio.to_thread(CliRunner().invoke, app, line)
-        assert result.exit_code == 2, result.output
-        assert problem in result.stderr
-        assert gateway.backend("a").health.state is State.UP
-
-
 async def test_depths_take_turns_and_the_best_is_found(tmp_path: Path) -> None:
     methods = {"a": "eagle3", "b": "eagle3"}
     async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
