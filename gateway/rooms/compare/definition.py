@@ -72,6 +72,17 @@ class Definition(ComparisonSettings):
             return policy in self.policies
         return all(any(self.is_of(each, arm) for each in backends) for arm in self.replicas)
 
+    def changed(self, backends: Sequence[Backend], policy: str) -> str:
+        """Return what serves otherwise than at its start, as a sentence; empty if nothing does."""
+        if self.policies:
+            return "" if policy in self.policies else f"It was stopped, since {policy} is the policy now."
+        for arm, names in self.replicas.items():
+            for each in backends:
+                is_there = each.name in names and each.health.state in SERVING
+                if is_there and not any(_may_be(arm_of(each), served) for served in self.served.get(arm, ())):
+                    return f"It was stopped, since {each.name} serves as {arm_of(each)} now."
+        return ""
+
     def document(self) -> dict[str, Any]:
         """Return what was known at its end."""
         return self.model_dump(mode="json", exclude={"replicas", "result", "served"}) | self.result
@@ -162,6 +173,12 @@ def next_question(
 def method_of(arm: str) -> str:
     """Return the method of an arm as `policies.arm` writes it."""
     return arm.partition(":")[0]
+
+
+def _may_be(one: str, other: str) -> bool:
+    """Return whether two arms of `policies.arm` may be the same; the k of an engine is not known at first."""
+    (method, _, k), (others, _, too) = one.partition(":"), other.partition(":")
+    return method == others and (k == too or "0" in {k, too})
 
 
 def _apart(question: ComparisonSettings, backends: Sequence[Backend]) -> dict[str, list[str]]:

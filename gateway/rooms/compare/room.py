@@ -143,9 +143,16 @@ class CompareRoom(Room):
     async def _judge(self) -> None:
         for model, running in [*self.comparisons.items()]:
             self._running_series.labels(model).set(running.is_running)
-            if not running.is_running:
+            if not running.is_running or model not in self.gateway.models:
                 continue
             running.close(time.time())
+            if changed := running.definition.changed(
+                self.gateway.pool.of(model), self.gateway.models[model].policy.name
+            ):
+                log.warning("%s: %s", model, changed)
+                with background.guarded("comparisons", of=model):
+                    await self._end(model, Stage.STOPPED, changed)
+                continue
             if (fitted := running.fitted()) is not None:
                 log.info("%s: requests take longer than it seemed; blocks of %g s from now on", model, fitted.block_s)
                 await self._put_first(model, fitted)
@@ -189,10 +196,11 @@ class CompareRoom(Room):
         mean_s = _mean_s(self.gateway.models[model])
         return begun(question, backends, policy.name, time.time(), mean_s, calibration)
 
-    async def _end(self, model: str, stage: Stage) -> None:
+    async def _end(self, model: str, stage: Stage, why: str = "") -> None:
         running = self.comparisons[model]
         known = await asyncio.to_thread(running.document)
         result = {name: known[name] for name in known.keys() - Definition.model_fields.keys()}
+        result["sentence"] = f"{why} {result['sentence']}".lstrip()
         ended = running.definition.model_copy(update={"ended_s": time.time(), "stage": stage, "result": result})
         await self._put_first(model, ended)
 

@@ -20,7 +20,6 @@ from gateway.cli.app import app
 from gateway.config.settings import PoolSettings
 from gateway.rooms.compare import room
 from gateway.rooms.compare.definition import block_for
-from gateway.rooms.compare.depths import lines_of
 from gateway.rooms.compare.running import Running as Comparison
 from policies.experiment.experiment import BLOCKS, Plan, Sums
 from policies.features.request import ANY_REQUEST
@@ -305,6 +304,27 @@ async def test_a_finding_holds_while_the_pool_serves_so(tmp_path: Path) -> None:
         assert rules() == ["comparing"], "no replica serves any more as the other arm did"
 
 
+@pytest.mark.parametrize("fields", [{}, {"a": "", "b": "", "policies": ["learned", "least_loaded"]}])
+async def test_it_ends_once_something_serves_otherwise_than_at_its_start(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    state = {"file": str(tmp_path / "state.sqlite")}
+    async with start_gateway(METHODS, policy={"name": "learned"}, state=state) as gateway:
+        assert (await start(gateway, **fields)).status_code == 200
+        (present,) = comparisons(gateway)
+        pool = [*gateway.gateway.pool.of(MODEL)]
+        assert present.definition.changed(pool, "learned") == ""
+        gateway.backend("b0").observe({}, Speculation(Method.EAGLE3, DraftSchedule(0)))
+        assert present.definition.changed(pool, "learned") == "", "an engine that has not told k yet"
+        if fields:
+            assert "since random is the policy now" in present.definition.changed(pool, "random")
+            return
+        gateway.backend("b0").observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))
+        await until_stage(gateway, "stopped")
+        sentence = (await found(gateway))["sentence"]
+        assert sentence.startswith("It was stopped, since b0 serves as suffix:24 now. Nothing is known yet")
+
+
 def _is_another(gateway: Running, before: Comparison) -> bool:
     return comparisons(gateway)[0] is not before
 
@@ -324,23 +344,6 @@ async def test_a_pool_can_compare_by_itself_two_methods_at_a_time(tmp_path: Path
             await gateway.until(partial(_is_another, gateway, present))
     assert pairs[0] == pairs[3]
     assert {frozenset(each) for each in pairs} == {frozenset(pair) for pair in combinations(methods.values(), 2)}
-
-
-def test_a_smaller_depth_is_faster_once_it_is_configured() -> None:
-    def point(in_flight: float, ratio: float) -> dict[str, float]:
-        return {"in_flight": in_flight, "ratio": ratio, "low": 0.97 * ratio, "high": 1.03 * ratio}
-
-    # k = 5 takes 0.98 times as long as k = 1 where all passes are made: without them, k = 1 is the better one.
-    finding = {"better": "k = 5", "other": "k = 1", "curve": [point(load, 0.98) for load in (2.0, 8.0)]}
-    document = {"arms": {"k = 1": {}, "k = 5": {}}, "depths": [1, 5], "findings": [finding]}
-    assert '"num_speculative_tokens": 5' in lines_of(document)
-    head = {"method": "eagle3", "k": 5, "calibration": "llama-3.1-8b-h100"}
-    as_measured, configured = lines_of(document | {"drafter": head}).split("# by the passes of the calibration")
-    assert '"num_speculative_tokens": 5' in as_measured
-    assert '"num_speculative_tokens": 1' in configured
-    untold = lines_of(document | {"drafter": head | {"calibration": ""}})
-    assert "made all 5 passes at each depth" in untold
-    assert untold.count("--speculative-config") == 1
 
 
 @pytest.mark.parametrize(("mean_s", "block_s"), [(None, 10.0), (0.2, 10.0), (3.01, 31.0), (1000.0, 3600.0)])
