@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     if chromium is None:
         raise SystemExit("This needs Debian's chromium: apt-get install chromium")
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "gateway", "demo", "--no-browse", "--phases", "5"]
+    command = [sys.executable, "-m", "gateway", "demo", "--phases", "5"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo, sync_playwright() as playwright:  # noqa: S603
         try:
             url = _url_of(demo)

@@ -59,8 +59,11 @@ def _descendants(settings: type[Settings]) -> Iterator[type[Settings]]:
 
 
 def _describe(definition: dict[str, Any], model: type[BaseModel]) -> None:
-    summary, fields = _read_docstring(inspect.cleandoc(model.__doc__ or ""))
-    definition["description"] = summary
+    read = [
+        _read_docstring(inspect.cleandoc(each.__doc__ or "")) for each in model.__mro__ if issubclass(each, BaseModel)
+    ]
+    definition["description"] = read[0][0]
+    fields = {name: text for _, own in reversed(read) for name, text in own.items()}  # a base class describes some
     for name, field in definition.get("properties", {}).items():
         field.pop("title", None)
         if name in fields:

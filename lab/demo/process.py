@@ -56,9 +56,15 @@ def running_gateway(port: int, folder: Path) -> Iterator[DemoGateway]:
         with httpx.Client(
             base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60.0, trust_env=False
         ) as client:
-            while not client.get("/readyz").is_success:  # the replicas start
+            while not all_up(client):  # of two that are compared, both must be there
                 time.sleep(_POLL_S)
             yield DemoGateway(url, client)
+
+
+def all_up(client: httpx.Client) -> bool:
+    """Return whether every replica is up, where `/readyz` wants one of each model."""
+    models = client.get("/admin/pool").raise_for_status().json()["models"]
+    return all(each["state"] == "up" for model in models.values() for each in model["backends"].values())
 
 
 def _url(process: subprocess.Popen[bytes], log: Path) -> str:

@@ -282,6 +282,13 @@ class Evidence:
             total += arms.get(arm, Sums())
         return total
 
+    def needed_block_s(self) -> float | None:
+        """Return how long a block must be for enough requests of each arm; None if it has them, or too few are over."""
+        groups = [sum(arms[arm].requests for arm in self.plan.arms if arm in arms) for arms in self.blocks.values()]
+        known = [requests / self.plan.count for requests in groups if requests]  # those as usual have none
+        is_enough = sum(known) >= 2.0 * LEAST_REQUESTS * len(known)
+        return None if len(known) < _LEAST_KNOWN or is_enough else _LONGER * self.plan.block_s
+
     def paces(self, arm: str, least_requests: float) -> list[float]:
         """Return the seconds per unit of work of an arm in each of its blocks with so many requests."""
         return [row.seconds_per_work for row in self._rows(arm, 0, least_requests)]
@@ -323,4 +330,7 @@ def best_first(evidence: Evidence) -> list[str]:
 
 _EVEN: Final = 3
 """Blocks of a cycle with shares in proportion to the replicas."""
+_LEAST_KNOWN: Final = 4
+_LONGER: Final = 4.0
+"""Blocks after which it is known how many requests one has, and how much longer it is made if they are too few."""
 _MOST_CONVERSATIONS: Final = 100_000

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from policies.experiment.blocks import FAR_LONGER
+from policies.experiment.blocks import FAR_LONGER, LEAST_REQUESTS
 from policies.experiment.curve import Crossing, Fit, Point
 from policies.experiment.experiment import Evidence, Sums, best_first
 
@@ -62,7 +62,7 @@ def verdict_of(evidence: Evidence, until: float, *, is_over: bool = False) -> Ve
         return Verdict(Stage.HARM, sentence, _findings(evidence, best, others), blocks, arm)
     findings = _findings(evidence, best, others)
     if len(findings) < len(others):
-        waits = "Nothing is known yet: each arm needs a few blocks of time with enough requests."
+        waits = f"Nothing is known yet: each arm needs a few blocks of time with {LEAST_REQUESTS:.0f} requests or more."
         return Verdict(Stage.OVER if is_over else Stage.RUNNING, waits, findings, blocks)
     nearest = max(findings, key=lambda finding: finding.at_mean.high)
     stage = Stage.OVER if is_over else Stage.RUNNING

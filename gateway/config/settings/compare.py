@@ -29,7 +29,7 @@ class ComparisonSettings(Settings):
         Relative difference that is of no interest: it ends once the arms differ by less.
     block_s
         Seconds of a block of time, at least eight times the mean time of a request. Null: ten times that, and 10 s at
-        least; 60 s while no request has been answered. Longer ones if `for_s` has more than are kept: 85 s for a day.
+        least; longer ones if that is too short, has too few requests, or more than are kept: 85 s for a day.
     explore
         By how much more an arm gets in some blocks, which shows other loads.
     usual

@@ -101,7 +101,7 @@ class AdviceRoom(Room):
             "speculation": asdict(of_speculation(evidence)),
             "answers": {each.name: round(each.steps.answers) if each.steps else 0 for each in evidence.backends},
             "premises": [
-                f"Steps that were not measured here are by {each}"
+                f"Steps that were not measured here are by a calibration: {each}"
                 for name in dict.fromkeys(each.calibration for each in evidence.backends if each.calibration)
                 for each in load_calibration(name).premises(())
             ],

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from backends.validation import UsageError
+from backends.speculation import Method, method_named
+from backends.validation import UsageError, did_you_mean
 from gateway.cli.admin import DEFAULT_URL, Admin, AdminKey, Url, failure
 from gateway.cli.output import say
 from gateway.rooms.compare.comparing import Block, seconds_of
@@ -51,11 +52,15 @@ def canary(
         )
     if _way(members[replica]) == wanted:
         raise UsageError(f"{replica} serves so already: {_words(wanted)}")
+    is_own = "process" in members[replica]
+    if is_own and members[replica]["simulated"]:
+        raise UsageError(f"{replica} is simulated, so it has no engine that could be started anew")
+    if admin.get("/admin/compare")["models"].get(name, {}).get("stage") == "running":
+        raise UsageError(f"replicas of {name} are being compared; end that first: `gateway compare stop`")
     reference = {"model": name, "backend": replica}
     admin.post("/admin/drain", **reference)
     say(f"{replica} gets no new requests; waiting for those in flight.")
     _until(admin, name, replica, lambda each: not each["in_flight"] + each["others"])
-    is_own = "process" in members[replica] and not members[replica]["simulated"]
     if is_own:
         try:
             _started(admin, reference, json.loads(config))
@@ -65,7 +70,8 @@ def canary(
     else:
         say(
             f"Now start its engine anew, {_flag(config)}.\nWhere the pool file names it: change `method` and "
-            f"`speculative_config` there too, and `gateway reload`.\nWaiting until it is {_words(wanted)} ..."
+            f"`speculative_config` there too, and `gateway reload`.\nWaiting until it is {_words(wanted)} ... "
+            f"After Ctrl-C, `gateway resume {replica}` has it serve again."
         )
         _until(admin, name, replica, lambda each: _way(each) == wanted and each["state"] != "down")
     arms = {"a": ",".join(alike), "b": replica}
@@ -104,10 +110,14 @@ def _wanted(config: str) -> Way:
         return "baseline", 0
     if not isinstance(document, dict) or not isinstance(document.get("method"), str):
         raise UsageError('--with is no speculative config; expected {"method": ..., "num_speculative_tokens": ...}')
-    k = document.get("num_speculative_tokens")
+    method, k = method_named(document["method"]), document.get("num_speculative_tokens")
+    if method is None:
+        raise UsageError(
+            f"--with has no method of vLLM: {document['method']!r}; {did_you_mean(document['method'], Method)}"
+        )
     if not isinstance(k, int):
         raise UsageError("--with lacks num_speculative_tokens, by which it is known when the engine is back")
-    return document["method"], k
+    return method.value, k
 
 
 def _way(each: dict[str, Any]) -> Way:

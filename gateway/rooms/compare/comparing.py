@@ -119,7 +119,8 @@ def report(
 def _text(name: str, document: dict[str, Any]) -> str:
     arms = document["arms"]
     rows = [["", *arms], *rows_of(document)]
-    lines = [f"{name}, {document['stage']} after {document['minutes']:g} min: {document['sentence']}", ""]
+    lasted = f"{document['minutes']:g} min, {document['blocks']} blocks of {document['block_s']:g} s"
+    lines = [f"{name}, {document['stage']} after {lasted}: {document['sentence']}", ""]
     lines += [*columns(rows, left=1), "", cost_of(document)]
     if document["needed_block_s"] is not None:
         lines.append(f"Blocks are too short for these requests: --block {document['needed_block_s']:.0f}s or more.")

@@ -24,9 +24,9 @@ from policies.roles import Learner
 from policies.statistics import MAX_KEYS
 
 _THERE = SERVING | {State.DRAINING}
-_BLOCK_S, _SHORTEST_S, _LONGEST_S = 60.0, 10.0, 3600.0
+_SHORTEST_S, _LONGEST_S = 10.0, 3600.0
 _WEEK_S, _BESIDE = 7 * 86_400.0, 2  # what serves beside the arms, and as usual, is kept too
-_TIMES = 10.0  # what requests take; `policies.experiment.blocks` wants eight
+TIMES = 10.0  # what requests take; `policies.experiment.blocks` wants eight
 
 
 class WrongArmsError(ValueError):
@@ -85,11 +85,19 @@ class Definition(ComparisonSettings):
         arms = [arm for arm, members in self.replicas.items() if backend.name in members]
         return not arms or any(self.is_of(backend, arm) for arm in arms)
 
-    def is_void(self, backends: Sequence[Backend], policy: str) -> bool:
-        """Return whether an arm is no longer what it was at the start."""
+    def changed(self, backends: Sequence[Backend], policy: str) -> str:
+        """Return what serves otherwise than at its start, as a sentence; empty if nothing does."""
         if self.policies:
-            return any(name != policy and other_policy(name) is None for name in self.policies)
-        return len(self.unchanged(backends)) < len(backends)
+            is_lost = any(name != policy and other_policy(name) is None for name in self.policies)
+            return (
+                f"It was stopped, since {policy} is the policy now." if is_lost or policy not in self.policies else ""
+            )
+        for arm, names in self.replicas.items():
+            for each in backends:
+                is_there = each.name in names and each.health.state in SERVING
+                if is_there and not any(_may_be(arm_of(each), served) for served in self.served.get(arm, ())):
+                    return f"It was stopped, since {each.name} serves as {arm_of(each)} now."
+        return ""
 
     def document(self) -> dict[str, Any]:
         """Return what was known at its end."""
@@ -157,8 +165,8 @@ def begun(
 
 
 def block_for(mean_s: float | None) -> float:
-    """Return the seconds of a block for requests of a mean time."""
-    return _BLOCK_S if mean_s is None else min(_LONGEST_S, max(_SHORTEST_S, math.ceil(_TIMES * mean_s)))
+    """Return the seconds of a block for requests of a mean time; a short one while none is known."""
+    return min(_LONGEST_S, max(_SHORTEST_S, math.ceil(TIMES * (mean_s or 0.0))))
 
 
 def _shortest_s(question: ComparisonSettings, arms: int) -> float:
@@ -187,6 +195,12 @@ def next_question(
 def method_of(arm: str) -> str:
     """Return the method of an arm as `policies.arm` writes it."""
     return arm.partition(":")[0]
+
+
+def _may_be(one: str, other: str) -> bool:
+    """Return whether two arms of `policies.arm` may be the same; the k of an engine is not known at first."""
+    (method, _, k), (others, _, too) = one.partition(":"), other.partition(":")
+    return method == others and (k == too or "0" in {k, too})
 
 
 def _apart(question: ComparisonSettings, backends: Sequence[Backend]) -> dict[str, list[str]]:

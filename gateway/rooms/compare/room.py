@@ -155,9 +155,10 @@ class CompareRoom(Room):
         if not running.is_running:
             return
         running.close(time.time())
-        if running.definition.is_void(self.gateway.pool.of(model), self.gateway.models[model].policy.name):
-            log.warning("%s: replicas or the policy serve otherwise than at the start, so nothing is compared", model)
-            await self._end(model, Stage.STOPPED)
+        policy = self.gateway.models[model].policy.name
+        if changed := running.definition.changed(self.gateway.pool.of(model), policy):
+            log.warning("%s: %s", model, changed)
+            await self._end(model, Stage.STOPPED, changed)
             return
         if (fitted := running.fitted()) is not None:
             log.info("%s: requests take longer than it seemed; blocks of %g s from now on", model, fitted.block_s)
@@ -197,12 +198,13 @@ class CompareRoom(Room):
         mean_s = _mean_s(self.gateway.models[model])
         return begun(question, backends, policy.name, time.time(), mean_s, calibration)
 
-    async def _end(self, model: str, stage: Stage) -> None:
+    async def _end(self, model: str, stage: Stage, why: str = "") -> None:
         running = self.comparisons[model]
         known = await asyncio.to_thread(running.document)
         if running is not self.comparisons[model] or not running.is_running:
             return  # it was ended meanwhile
         result = {name: known[name] for name in known.keys() - Definition.model_fields.keys()}
+        result["sentence"] = f"{why} {result['sentence']}".lstrip()
         ended = running.definition.model_copy(update={"ended_s": time.time(), "stage": stage, "result": result})
         await self._put_first(model, ended)
 

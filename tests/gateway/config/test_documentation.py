@@ -10,6 +10,7 @@ import yaml
 
 from backends.speculation import Method, SpeculativeConfig
 from gateway.config.load import ConfigError, load_pool
+from gateway.config.schema import pool_schema
 from gateway.config.settings import PoolSettings
 from tests.support.paths import DOCS
 
@@ -63,3 +64,10 @@ def test_the_errors_shown_are_those_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_pool(path, {})
     assert str(caught.value).replace(str(path), "config/pool.yaml") + "\n" == shown
+
+
+def test_every_key_of_a_section_has_its_meaning() -> None:
+    sections = {name: each["properties"] for name, each in pool_schema()["$defs"].items() if name.endswith("Settings")}
+    bare = [f"{name}.{key}" for name in sections for key in sections[name] if "description" not in sections[name][key]]
+    assert "CompareSettings" in sections
+    assert bare == []

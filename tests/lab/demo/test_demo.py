@@ -12,10 +12,19 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lab.demo.process import all_up
 from tests.support.command import alive, family, until
 from tests.support.paths import ROOT
 
 COMMAND = (sys.executable, "-m", "gateway", "demo", "--phase-s", "8", "--rate", "16")
+
+
+@pytest.mark.parametrize(("states", "is_so"), [(("up", "starting"), False), (("up", "up"), True)])
+def test_it_begins_once_all_replicas_are_up(states: tuple[str, ...], *, is_so: bool) -> None:
+    backends = {f"b{number}": {"state": state} for number, state in enumerate(states)}
+    pool = httpx.MockTransport(lambda _: httpx.Response(200, json={"models": {"m": {"backends": backends}}}))
+    with httpx.Client(transport=pool, base_url="http://gateway") as client:
+        assert all_up(client) is is_so
 
 
 @pytest.mark.slow

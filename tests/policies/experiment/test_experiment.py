@@ -199,7 +199,7 @@ def test_an_arm_that_does_not_keep_up_is_found_though_no_block_is_long_enough_fo
 def test_a_few_long_requests_are_no_harm() -> None:
     """With six requests of an arm in a block, one arm takes twice as long as the other by chance."""
     stand = Stand(seed=3)
-    stand.rng.uniform = lambda low, high: stand.rng.lognormvariate(-0.5, 1.0)  # type: ignore[method-assign]
+    stand.rng.uniform = lambda a, b: stand.rng.lognormvariate(-0.5, 1.0)  # type: ignore[method-assign]
     for _ in range(240):
         assert verdict_of(stand.run(1, per_s=0.4), 0.02).stage is not Stage.HARM
 
@@ -233,6 +233,13 @@ def test_requests_that_end_in_the_next_block_are_not_taken_for_its_kind() -> Non
     cost = Evidence(PLAN, statistics).cost(0.95)
     assert cost.control == 10
     assert cost.low < 1.0 < cost.high
+
+
+@pytest.mark.parametrize(("per_s", "is_enough"), [(0.5, False), (4.0, True)])
+def test_blocks_must_be_longer_where_requests_are_few(per_s: float, *, is_enough: bool) -> None:
+    stand = Stand(Plan("ten", PLAN.arms, PLAN.groups, block_s=20.0))
+    assert stand.run(0.5, per_s).needed_block_s() is None, "it is not known yet"
+    assert stand.run(4, per_s).needed_block_s() == (None if is_enough else 80.0)
 
 
 def test_nothing_is_kept_of_blocks_that_are_too_short() -> None:

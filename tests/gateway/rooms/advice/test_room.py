@@ -30,7 +30,7 @@ async def test_advice_by_route_and_command(monkeypatch: pytest.MonkeyPatch) -> N
         assert result.exit_code == 0, result.output
         assert "m: 1 change." in result.stdout
         assert "1. b: its KV cache is too small" in result.stdout
-        assert "Steps that were not measured here are by llama-3.1-8b-h100 is meta-llama/" in result.stdout
+        assert "Steps that were not measured here are by a calibration: llama-3.1-8b-h100 is" in result.stdout
         assert "20% of the time (95%: 10% to 30%)" in result.stdout
 
 

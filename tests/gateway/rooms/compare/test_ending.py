@@ -150,7 +150,7 @@ def test_a_comparison_of_days_has_no_more_blocks_than_are_kept(
     assert all([*each] == sorted(names) for each in blocks)
 
 
-@pytest.mark.parametrize(("mean_s", "block_s"), [(None, 60.0), (0.2, 10.0), (3.01, 31.0), (1000.0, 3600.0)])
+@pytest.mark.parametrize(("mean_s", "block_s"), [(None, 10.0), (0.2, 10.0), (3.01, 31.0), (1000.0, 3600.0)])
 def test_blocks_fit_the_requests_so_far(mean_s: float | None, block_s: float) -> None:
     assert block_for(mean_s) == block_s
 
@@ -182,6 +182,19 @@ async def test_a_comparison_ends_though_the_longest_blocks_are_too_short(tmp_pat
             present._experiment._blocks.observe(0.0, 600.0, 1.0, "", 0)
         present.definition = present.definition.model_copy(update={"began_s": 0.0})
         await until_stage(gateway, "over")
+
+
+async def test_blocks_with_too_few_requests_are_made_longer_until_they_can_be_no_longer(tmp_path: Path) -> None:
+    async with start_gateway(METHODS, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        assert (await start(gateway, block_s=None)).status_code == 200
+        for block_s in (10.0, 40.0, 160.0, 640.0, 2560.0, 3600.0):
+            (present,) = comparisons(gateway)
+            assert present.plan.block_s == block_s
+            for number in range(4):
+                known(present, number, "baseline", requests=2.0, chosen=2.0)
+            present.judge(0.0)
+            await gateway.until(partial(_has_blocks_of, gateway, min(4 * block_s, 3600.0)))
+        assert present.fitted() is None
 
 
 def _has_blocks_of(gateway: Running, block_s: float) -> bool:

@@ -17,7 +17,6 @@ from backends.speculation import Method
 from gateway.cli.app import app
 from gateway.config.settings import PoolSettings
 from gateway.rooms.compare import room
-from gateway.rooms.compare.depths import lines_of
 from gateway.rooms.compare.running import Running as Comparison
 from policies.balancing.least_loaded import LeastLoaded
 from policies.experiment.experiment import Plan
@@ -137,24 +136,6 @@ async def test_a_canary_is_kept_only_if_it_is_better(is_better: bool, tmp_path: 
         assert (gateway.backend("b").health.state is State.UP) is is_better
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (["--replica", "x", "--with", "{}"], "no replica x; there are: m/a, m/b"),
-        (["--replica", "a", "--with", "{]"], "--with is no JSON"),
-        (["--replica", "a", "--with", '{"method": "suffix"}'], "--with lacks num_speculative_tokens"),
-        (["--replica", "a", "--with", "{}"], "no other replica that is up serves as a does"),
-    ],
-)
-async def test_a_canary_that_cannot_be_compared_changes_nothing(options: list[str], problem: str) -> None:
-    async with start_gateway() as gateway:
-        line = ["canary", "--url", gateway.url, "--admin-key", ADMIN_KEY, *options]
-        result = await asyncio.to_thread(CliRunner().invoke, app, line)
-        assert result.exit_code == 2, result.output
-        assert problem in result.stderr
-        assert gateway.backend("a").health.state is State.UP
-
-
 async def test_depths_take_turns_and_the_best_is_found(tmp_path: Path) -> None:
     methods = {"a": "eagle3", "b": "eagle3"}
     async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
@@ -243,6 +224,27 @@ async def test_policies_take_turns_over_the_whole_pool_and_the_better_is_named(t
         assert not comparing.findings(MODEL), "it was followed"
 
 
+@pytest.mark.parametrize("fields", [{}, {"a": "", "b": "", "policies": ["learned", "least_loaded"]}])
+async def test_it_ends_once_something_serves_otherwise_than_at_its_start(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    state = {"file": str(tmp_path / "state.sqlite")}
+    async with start_gateway(METHODS, policy={"name": "learned"}, state=state) as gateway:
+        assert (await start(gateway, **fields)).status_code == 200
+        (present,) = comparisons(gateway)
+        pool = [*gateway.gateway.pool.of(MODEL)]
+        assert present.definition.changed(pool, "learned") == ""
+        gateway.backend("b0").observe({}, Speculation(Method.EAGLE3, DraftSchedule(0)))
+        assert present.definition.changed(pool, "learned") == "", "an engine that has not told k yet"
+        if fields:
+            assert "since random is the policy now" in present.definition.changed(pool, "random")
+            return
+        gateway.backend("b0").observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))
+        await until_stage(gateway, "stopped")
+        sentence = (await found(gateway))["sentence"]
+        assert sentence.startswith("It was stopped, since b0 serves as suffix:24 now. Nothing is known yet")
+
+
 def _is_another(gateway: Running, before: Comparison) -> bool:
     return comparisons(gateway)[0] is not before
 
@@ -273,25 +275,6 @@ async def test_a_method_whose_replicas_do_not_serve_keeps_no_others_from_being_c
         assert (await gateway.chat()).status_code == 200
         await until_stage(gateway, "running")
         assert (await found(gateway))["arms"].keys() == {"eagle3", "suffix"}
-
-
-def test_a_smaller_depth_is_faster_once_it_is_configured() -> None:
-    def point(in_flight: float, ratio: float) -> dict[str, float]:
-        return {"in_flight": in_flight, "ratio": ratio, "low": 0.97 * ratio, "high": 1.03 * ratio}
-
-    # k = 5 takes 0.98 times as long as k = 1 where all passes are made: without them, k = 1 is the better one.
-    finding = {"better": "k = 5", "other": "k = 1", "curve": [point(load, 0.98) for load in (2.0, 8.0)]}
-    document = {"arms": {"k = 1": {}, "k = 5": {}}, "depths": [1, 5], "findings": [finding]}
-    assert '"num_speculative_tokens": 5' in lines_of(document, "k = 5")
-    head = {"method": "eagle3", "k": 5, "calibration": "llama-3.1-8b-h100"}
-    as_measured, configured = lines_of(document | {"drafter": head}, "k = 5").split(
-        "# by the passes of the calibration"
-    )
-    assert '"num_speculative_tokens": 5' in as_measured
-    assert '"num_speculative_tokens": 1' in configured
-    untold = lines_of(document | {"drafter": head | {"calibration": ""}}, "k = 5")
-    assert "made all 5 passes at each depth" in untold
-    assert untold.count("--speculative-config") == 1
 
 
 @pytest.mark.parametrize(("state", "problem"), [("none", "models.m.compare"), ({"file": "x"}, "")])

@@ -1,0 +1,64 @@
+"""A canary that cannot be compared is refused before anything has happened."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from backends.health import State
+from gateway.cli.admin import Admin
+from gateway.cli.app import app
+from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
+
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--replica", "x", "--with", "{}"], "no replica x; there are: m/a, m/b"),
+        (["--replica", "a", "--with", "{]"], "--with is no JSON"),
+        (["--replica", "a", "--with", '{"method": "suffix"}'], "--with lacks num_speculative_tokens"),
+        (["--replica", "a", "--with", '{"method": "sufix", "num_speculative_tokens": 3}'], "did you mean 'suffix'?"),
+        (["--replica", "a", "--with", "{}"], "no other replica that is up serves as a does"),
+    ],
+)
+async def test_a_canary_that_cannot_be_compared_changes_nothing(options: list[str], problem: str) -> None:
+    async with start_gateway() as gateway:
+        line = ["canary", "--url", gateway.url, "--admin-key", ADMIN_KEY, *options]
+        result = await asyncio.to_thread(CliRunner().invoke, app, line)
+        assert result.exit_code == 2, result.output
+        assert problem in result.stderr
+        assert gateway.backend("a").health.state is State.UP
+
+
+async def test_a_canary_does_not_begin_while_something_is_compared(tmp_path: Path) -> None:
+    async with start_gateway(
+        {"a0": "baseline", "b0": "eagle3", "b1": "eagle3"}, state={"file": str(tmp_path / "state.sqlite")}
+    ) as gateway:
+        asked = {"a": "baseline", "b": "eagle3"}
+        begun = await gateway.client.post("/admin/compare/start", json=asked, headers=ADMIN)
+        assert begun.status_code == 200
+        line = ["canary", "--url", gateway.url, "--admin-key", ADMIN_KEY, "--replica", "b0", "--with", "{}"]
+        result = await asyncio.to_thread(CliRunner().invoke, app, line)
+        assert "are being compared; end that first: `gateway compare stop`" in result.stderr
+        assert gateway.backend("b0").health.state is State.UP
+
+
+def test_a_simulated_replica_has_no_engine_to_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = {"method": "baseline", "num_speculative_tokens": 0, "state": "up", "process": "ready", "simulated": True}
+    asked: list[str] = []
+
+    def get(_: Admin, path: str) -> dict[str, Any]:
+        asked.append(path)
+        return {"models": {MODEL: {"backends": {"a": each, "b": each}}}}
+
+    monkeypatch.setattr(Admin, "get", get)
+    suffix = '{"method": "suffix", "num_speculative_tokens": 24}'
+    result = CliRunner().invoke(app, ["canary", "--replica", "a", "--with", suffix])
+    assert "a is simulated" in result.stderr
+    assert asked == ["/admin/pool"], "nothing has happened"

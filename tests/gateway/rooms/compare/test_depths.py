@@ -1,0 +1,24 @@
+"""The best depth by load, as it is written for vLLM."""
+
+from __future__ import annotations
+
+from gateway.rooms.compare.depths import lines_of
+
+
+def test_a_smaller_depth_is_faster_once_it_is_configured() -> None:
+    def point(in_flight: float, ratio: float) -> dict[str, float]:
+        return {"in_flight": in_flight, "ratio": ratio, "low": 0.97 * ratio, "high": 1.03 * ratio}
+
+    # k = 5 takes 0.98 times as long as k = 1 where all passes are made: without them, k = 1 is the better one.
+    finding = {"better": "k = 5", "other": "k = 1", "curve": [point(load, 0.98) for load in (2.0, 8.0)]}
+    document = {"arms": {"k = 1": {}, "k = 5": {}}, "depths": [1, 5], "findings": [finding]}
+    assert '"num_speculative_tokens": 5' in lines_of(document, "k = 5")
+    head = {"method": "eagle3", "k": 5, "calibration": "llama-3.1-8b-h100"}
+    as_measured, configured = lines_of(document | {"drafter": head}, "k = 5").split(
+        "# by the passes of the calibration"
+    )
+    assert '"num_speculative_tokens": 5' in as_measured
+    assert '"num_speculative_tokens": 1' in configured
+    untold = lines_of(document | {"drafter": head | {"calibration": ""}}, "k = 5")
+    assert "made all 5 passes at each depth" in untold
+    assert untold.count("--speculative-config") == 1
