@@ -131,7 +131,8 @@ class ServerConnection(Connection):
 
     def idle_since_s(self) -> float:
         """Return since when the next request, or the rest of its head, is waited for; infinity while none is."""
-        return self.since_s if self.reply is None and self._transport is not None else math.inf
+        is_idle = self.reply is None and not self._slow_since_s and self._transport is not None
+        return self.since_s if is_idle else math.inf
 
     def check(self, now_s: float) -> None:
         """Close the connection if its client has taken too long."""

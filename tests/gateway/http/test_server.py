@@ -221,6 +221,23 @@ async def test_the_time_of_a_slow_client_begins_again_with_what_it_receives(is_l
         reader.feed_eof()
 
 
+async def test_a_connection_whose_answer_is_still_being_received_is_not_idle() -> None:
+    service = Streaming()
+    async with serving(service, ServerLimits(connections=2)) as served:
+        receiving, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\n\r\n")
+        await eventually(lambda: service.handled)
+        service.handled[0].data(b"x" * 50_000_000)
+        service.handled[0].end()
+        (connection,) = cast("set[ServerConnection]", served.http.connections)
+        idle, other = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
+        await eventually(lambda: has_ended(idle[0]) or connection.is_closing)
+        assert not connection.is_closing
+        for each in (writer, idle[1], other[1]):
+            each.transport.abort()
+        receiving.feed_eof()
+
+
 async def test_the_connection_that_was_idle_for_longest_makes_room() -> None:
     async with serving(Echo(), ServerLimits(connections=50)) as served:
         connections = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(50)]
