@@ -63,7 +63,9 @@ class ServerConnection(Connection):
     def resume_writing(self) -> None:
         """Resume the answer, or go on with requests that wait."""
         self._slow_since_s = 0.0
-        if self.reply is not None:
+        if self.is_closing:
+            self.since_s = time.monotonic()  # for the last of an answer
+        elif self.reply is not None:
             if (source := self.reply.source) is not None:
                 source.resume()
         else:
@@ -129,7 +131,8 @@ class ServerConnection(Connection):
 
     def idle_since_s(self) -> float:
         """Return since when the next request, or the rest of its head, is waited for; infinity while none is."""
-        return self.since_s if self.reply is None and self._transport is not None else math.inf
+        is_idle = self.reply is None and not self._slow_since_s and self._transport is not None
+        return self.since_s if is_idle else math.inf
 
     def check(self, now_s: float) -> None:
         """Close the connection if its client has taken too long."""
@@ -137,14 +140,14 @@ class ServerConnection(Connection):
         limits = server.limits
         if transport is None:
             return
-        if self.is_closing:
+        if self._slow_since_s:
+            if self.receives_nothing_s(now_s) > limits.stall_s:
+                self.abort()
+        elif self.is_closing:
             if taken_s > _LINGER_S + limits.stall_s:
                 transport.abort()
             elif taken_s > _LINGER_S:
                 server.close(transport)
-        elif self._slow_since_s:
-            if now_s - self._slow_since_s > limits.stall_s:
-                self.abort()
         elif reader.is_reading_body:
             if taken_s > limits.body_s or now_s - self._read_s > limits.stall_s:
                 self._refuse(408, "The body of the request did not arrive in time.")

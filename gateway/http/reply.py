@@ -16,6 +16,8 @@ _STATUS_LINES: Final = {
     status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode("ascii") for status in range(100, 1000)
 }
 _NO_BODY_STATUSES: Final = frozenset({204, 304})
+_LEAST_RECEIVED_BYTES: Final = 2**14
+"""What counts as something of an answer that a slow client receives."""
 
 
 class Source(Protocol):
@@ -57,7 +59,9 @@ class Connection(ABC):
         self._writes = writes  # where answers in one piece are written; None writes them immediately
         self._transport: Any = None
         self._is_paused = False  # reading from the client is
-        self._slow_since_s = 0.0  # when the client became too slow to receive; 0.0 if it is not
+        # When the client became too slow to receive, or last received some of what was unsent then; 0.0 if it is not.
+        self._slow_since_s = 0.0
+        self._unsent_bytes = 0
 
     # Called by asyncio
 
@@ -67,9 +71,15 @@ class Connection(ABC):
 
     def pause_writing(self) -> None:
         """Pause the answer while the client is slow to receive it."""
-        self._slow_since_s = time.monotonic()
+        self._slow_since_s, self._unsent_bytes = time.monotonic(), self._transport.get_write_buffer_size()
         if self.reply is not None and (source := self.reply.source) is not None:
             source.pause()
+
+    def receives_nothing_s(self, now_s: float) -> float:
+        """Return for how long a slow client has received next to nothing."""
+        if (unsent_bytes := self._transport.get_write_buffer_size()) <= self._unsent_bytes - _LEAST_RECEIVED_BYTES:
+            self._slow_since_s, self._unsent_bytes = now_s, unsent_bytes
+        return now_s - self._slow_since_s
 
     # Called by replies
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
@@ -194,6 +195,47 @@ async def test_a_client_that_receives_slowly_stays() -> None:
                 await reader.read(1 << 16)
         await stays(lambda: not service.gone, 0.2)
         writer.transport.abort()
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+async def test_the_time_of_a_slow_client_begins_again_with_what_it_receives(is_last: bool) -> None:
+    service = Streaming()
+    async with serving(service, ServerLimits(stall_s=60.0)) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\nconnection: %b\r\n\r\n" % (b"close" if is_last else b"te"))
+        await eventually(lambda: service.handled)
+        service.handled[0].data(b"x" * 50_000_000)
+        if is_last:
+            service.handled[0].end()
+        (connection,) = cast("set[ServerConnection]", served.http.connections)
+        transport, now_s = connection._transport, time.monotonic()
+        for _ in range(5):
+            unsent_bytes, now_s = transport.get_write_buffer_size(), now_s + 50.0
+            while transport.get_write_buffer_size() > unsent_bytes - 100_000:
+                assert await reader.read(1 << 16)
+            connection.check(now_s)
+        assert served.http.connections
+        connection.check(now_s + 61.0)
+        await eventually(lambda: not served.http.connections)
+        writer.transport.abort()
+        reader.feed_eof()
+
+
+async def test_a_connection_whose_answer_is_still_being_received_is_not_idle() -> None:
+    service = Streaming()
+    async with serving(service, ServerLimits(connections=2)) as served:
+        receiving, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\n\r\n")
+        await eventually(lambda: service.handled)
+        service.handled[0].data(b"x" * 50_000_000)
+        service.handled[0].end()
+        (connection,) = cast("set[ServerConnection]", served.http.connections)
+        idle, other = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
+        await eventually(lambda: has_ended(idle[0]) or connection.is_closing)
+        assert not connection.is_closing
+        for each in (writer, idle[1], other[1]):
+            each.transport.abort()
+        receiving.feed_eof()
 
 
 async def test_the_connection_that_was_idle_for_longest_makes_room() -> None:
