@@ -119,21 +119,34 @@ def test_a_time_that_is_none_is_refused_before_anything_has_happened(text: str) 
     assert "is no time; expected 90s, 30m, 2h or 1d" in result.stderr
 
 
-@pytest.mark.parametrize("is_better", [True, False])
-async def test_a_canary_is_kept_only_if_it_is_better(is_better: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["better", "worse", "alike", "another", "taken"])
+async def test_a_canary_is_kept_only_if_it_is_better(then: str, tmp_path: Path) -> None:
+    is_better = then == "better"
     methods = {"a": "eagle3", "b": "eagle3", "c": "baseline"}
     async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
         line = ["--url", gateway.url, "--admin-key", ADMIN_KEY, "--block", "10s", "--replica", "b"]
         suffix = ["--with", '{"method": "suffix", "num_speculative_tokens": 24}']
         command = asyncio.create_task(asyncio.to_thread(CliRunner().invoke, app, ["canary", *line, *suffix]))
         await gateway.until(lambda: gateway.backend("b").health.state is State.DRAINING)
-        gateway.backend("b").said = Speculation(Method.SUFFIX, DraftSchedule(24))
+        if then == "taken":
+            assert (await start(gateway, a="a", b="c")).status_code == 200
+        tried = Speculation(Method.SUFFIX, DraftSchedule(24))
+        gateway.backend("b").said = tried
+        gateway.backend("b").observe({}, tried)
         await gateway.until(lambda: narrowing(gateway))
-        assert (await found(gateway))["arms"].keys() == {"a", "b"}
-        teach(gateway, a=0.01, b=0.008 if is_better else 0.012)
+        if then != "taken":
+            assert (await found(gateway))["arms"].keys() == {"a", "b"}
+        if then == "another":
+            await gateway.client.post("/admin/compare/stop", json={}, headers=ADMIN)
+            assert (await start(gateway, a="a", b="c")).status_code == 200
+        elif then != "taken":
+            (present,) = comparisons(gateway)
+            present.definition = present.definition.model_copy(update={"until": 0.1})
+            teach(gateway, a=0.01, b={"better": 0.008, "worse": 0.012, "alike": 0.01}[then])
         result = await command
         assert result.exit_code == (0 if is_better else 1), result.output
         assert ("Keep it." in result.stdout) is is_better
+        assert ("start its engine as before" in result.stdout) is not is_better
         assert (gateway.backend("b").health.state is State.UP) is is_better
 
 
@@ -153,6 +166,24 @@ async def test_a_canary_that_cannot_be_compared_changes_nothing(options: list[st
         assert result.exit_code == 2, result.output
         assert problem in result.stderr
         assert gateway.backend("a").health.state is State.UP
+
+
+@pytest.mark.parametrize(
+    ("replica", "problem"),
+    [("b", "something of m is being compared; end that first"), ("eagle3", "eagle3 names a replica and a method")],
+)
+async def test_a_canary_whose_comparison_would_be_refused_changes_nothing(
+    replica: str, problem: str, tmp_path: Path
+) -> None:
+    methods = {"a": "eagle3", replica: "eagle3", "c": "baseline"}
+    async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        if replica == "b":
+            assert (await start(gateway, b="c", a="a")).status_code == 200
+        line = ["canary", "--url", gateway.url, "--admin-key", ADMIN_KEY, "--replica", replica, "--with", "{}"]
+        result = await asyncio.to_thread(CliRunner().invoke, app, line)
+        assert problem in result.stderr
+        assert result.exit_code == 2
+        assert gateway.backend(replica).health.state is State.UP
 
 
 async def test_depths_take_turns_and_the_best_is_found(tmp_path: Path) -> None:
