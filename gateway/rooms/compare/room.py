@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _JUDGE_S: Final = 10.0
+_VOID_S: Final = 300.0
+"""In which all gateways read a pool file that has changed; one that has not yet done so ends nothing."""
 _DOCUMENT: Final = "compare"
 _CONFLICT: Final = 409
 
@@ -155,10 +157,13 @@ class CompareRoom(Room):
         if not running.is_running:
             return
         running.close(time.time())
+        now_s = time.monotonic()
         if running.definition.is_void(self.gateway.pool.of(model), self.gateway.models[model].policy.name):
-            log.warning("%s: replicas or the policy serve otherwise than at the start, so nothing is compared", model)
-            await self._end(model, Stage.STOPPED)
+            if now_s - running.sound_s >= _VOID_S:
+                log.warning("%s: replicas or the policy serve otherwise than at the start: nothing is compared", model)
+                await self._end(model, Stage.STOPPED)
             return
+        running.sound_s = now_s
         if (fitted := running.fitted()) is not None:
             log.info("%s: requests take longer than it seemed; blocks of %g s from now on", model, fitted.block_s)
             await self._put_first(model, fitted)
