@@ -141,7 +141,8 @@ class Experiment:
         self._blocks = Blocks(plan.block_s, math.inf if plan.rotates else FAR_LONGER)
         self._names = [*plan.arms, REST, USUAL]
         self._process = f"{Random().getrandbits(64):x}"
-        self._groups: OrderedDict[int, int] = OrderedDict()  # of conversations, by what they last ended with
+        # Of conversations, by what they last ended with: their group, and how many have gone on with that.
+        self._groups: OrderedDict[int, tuple[int, int]] = OrderedDict()
         self._sums: dict[tuple[int, str], Sums] = {}
         self._number = -1
         self._shares: tuple[float, ...] | None = None
@@ -161,7 +162,8 @@ class Experiment:
             weights = [len(each) * share for each, share in zip(members, (*self._shares, 1.0), strict=True)]
             group = self._rng.choices(range(len(members)), weights)[0]
         if request.prefix:
-            self._groups[request.prefix[-1]] = group
+            _, branches = self._groups.get(request.prefix[-1], (0, 0))
+            self._groups[request.prefix[-1]] = group, branches
             self._groups.move_to_end(request.prefix[-1])
             if len(self._groups) > _MOST_CONVERSATIONS:
                 self._groups.popitem(last=False)
@@ -173,10 +175,12 @@ class Experiment:
         """Return the group of the conversation that a prompt goes on with; None for the first of one.
 
         A prompt that comes again as it was is no conversation: else all requests of a client that repeats itself would
-        be in one group.
+        be in one group. Nor is one that very many go on with, such as a system prompt that once came alone.
         """
         for each in reversed(request.prefix[:-1]):
-            if (group := self._groups.get(each)) is not None:
+            group, branches = self._groups.get(each, (0, _MOST_BRANCHES))
+            if branches < _MOST_BRANCHES:
+                self._groups[each] = group, branches + 1
                 return group
         return None
 
@@ -334,3 +338,4 @@ _LEAST_KNOWN: Final = 4
 _LONGER: Final = 4.0
 """Blocks after which it is known how many requests one has, and how much longer it is made if they are too few."""
 _MOST_CONVERSATIONS: Final = 100_000
+_MOST_BRANCHES: Final = 8

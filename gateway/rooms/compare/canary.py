@@ -41,17 +41,7 @@ def canary(
     wanted, last_s = _wanted(config), seconds_of(lasts)
     admin = Admin(url, admin_key)
     name, members = _model(admin, replica, model)
-    alike = [
-        other
-        for other, each in members.items()
-        if other != replica and _way(each) == _way(members[replica]) and each["state"] == "up"
-    ]
-    if not alike:
-        raise UsageError(
-            f"no other replica that is up serves as {replica} does, so there is nothing to compare it with"
-        )
-    if _way(members[replica]) == wanted:
-        raise UsageError(f"{replica} serves so already: {_words(wanted)}")
+    alike = _alike(replica, members, wanted)
     is_own = "process" in members[replica]
     if is_own and members[replica]["simulated"]:
         raise UsageError(f"{replica} is simulated, so it has no engine that could be started anew")
@@ -76,24 +66,27 @@ def canary(
         _until(admin, name, replica, lambda each: _way(each) == wanted and each["state"] != "down")
     arms = {"a": ",".join(alike), "b": replica}
     timing = {"for_s": last_s, "block_s": block and seconds_of(block), "usual": False}
-    begun = Admin(url, admin_key, name).post("/admin/compare/start", **arms, **timing)
-    admin.post("/admin/resume", **reference)
-    say(f"It is back, and is compared with {arms['a']}. `gateway compare status` shows what is known.")
-    found = _ended(Admin(url, admin_key, name), name, begun["id"])
-    ends = better_of(found)
-    if found["stage"] == "alike" or (ends is not None and ends[0] == replica):
+    ends = None
+    try:
+        begun = Admin(url, admin_key, name).post("/admin/compare/start", **arms, **timing)
+    except typer.Exit:
+        pass  # it has said why
+    else:
+        admin.post("/admin/resume", **reference)
+        say(f"It is back, and is compared with {arms['a']}. `gateway compare status` shows what is known.")
+        ends = _ended(Admin(url, admin_key, name), name, begun)
+    if ends is not None and ends[0] == replica:
         stays = f", and write it into the pool file: it serves so until the gateway ends\n{config}" if is_own else "."
-        say(f"{found['sentence']}\nKeep it{stays}")
+        say(f"Keep it{stays}")
         return
     admin.post("/admin/drain", **reference)
-    if is_own:
-        say(f"{found['sentence']}\nIts engine is started as before.")
-        _until(admin, name, replica, lambda each: not each["in_flight"] + each["others"])
-        _started(admin, reference, None)
-        admin.post("/admin/resume", **reference)
+    if not is_own:
+        say(f"{replica} gets no new requests: start its engine as before, then `gateway resume {replica}`.")
         raise typer.Exit(1)
-    back = f"start its engine as before, then `gateway resume {replica}`"
-    say(f"{found['sentence']}\n{replica} gets no new requests: {back}.")
+    say("Its engine is started as before.")
+    _until(admin, name, replica, lambda each: not each["in_flight"] + each["others"])
+    _started(admin, reference, None)
+    admin.post("/admin/resume", **reference)
     raise typer.Exit(1)
 
 
@@ -143,6 +136,24 @@ def _model(admin: Admin, replica: str, model: str | None) -> tuple[str, dict[str
     return found[0], models[found[0]]["backends"]
 
 
+def _alike(replica: str, members: dict[str, Any], wanted: Way) -> list[str]:
+    """Return the replicas with which it can be compared."""
+    alike = [
+        other
+        for other, each in members.items()
+        if other != replica and _way(each) == _way(members[replica]) and each["state"] == "up"
+    ]
+    if not alike:
+        raise UsageError(
+            f"no other replica that is up serves as {replica} does, so there is nothing to compare it with"
+        )
+    if _way(members[replica]) == wanted:
+        raise UsageError(f"{replica} serves so already: {_words(wanted)}")
+    if taken := {replica, *alike} & {wanted[0], *(each["method"] for each in members.values())}:
+        raise UsageError(f"{taken.pop()} names a replica and a method, which a comparison cannot tell apart: rename it")
+    return alike
+
+
 def _started(admin: Admin, reference: dict[str, str], config: dict[str, Any] | None) -> None:
     """Have the gateway start an engine anew, and wait until it is ready; one that does not start is taken back."""
     model, replica = reference["model"], reference["backend"]
@@ -167,10 +178,17 @@ def _until(admin: Admin, model: str, replica: str, holds: Any) -> dict[str, Any]
     return dict(each)
 
 
-def _ended(admin: Admin, model: str, wanted: str) -> dict[str, Any]:
-    """Return what a comparison has shown, once it has ended; the worker that answers may not know of it yet."""
+def _ended(admin: Admin, model: str, begun: dict[str, Any]) -> tuple[str, str] | None:
+    """Say what a comparison has shown, once it has ended; return the better arm and the other one, if that is known.
+
+    The worker that answers may not know of it yet.
+    """
     while True:
         found = admin.get("/admin/compare")["models"].get(model)
-        if found and found["id"] == wanted and found["stage"] != "running":
-            return dict(found)
+        if found and found["id"] == begun["id"] and found["stage"] != "running":
+            say(found["sentence"])
+            return better_of(found)
+        if found and found["id"] != begun["id"] and found["began_s"] > begun["began_s"]:
+            say("Another comparison was begun before what this one has shown was read.")
+            return None
         time.sleep(_POLL_S)

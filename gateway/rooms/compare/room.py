@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _JUDGE_S: Final = 10.0
+_VOID_S: Final = 300.0
+"""In which all gateways read a pool file that has changed; one that has not yet done so ends nothing."""
 _DOCUMENT: Final = "compare"
 _CONFLICT: Final = 409
 
@@ -155,11 +157,13 @@ class CompareRoom(Room):
         if not running.is_running:
             return
         running.close(time.time())
-        policy = self.gateway.models[model].policy.name
+        now_s, policy = time.monotonic(), self.gateway.models[model].policy.name
         if changed := running.definition.changed(self.gateway.pool.of(model), policy):
-            log.warning("%s: %s", model, changed)
-            await self._end(model, Stage.STOPPED, changed)
+            if now_s - running.sound_s >= _VOID_S:
+                log.warning("%s: %s", model, changed)
+                await self._end(model, Stage.STOPPED, changed)
             return
+        running.sound_s = now_s
         if (fitted := running.fitted()) is not None:
             log.info("%s: requests take longer than it seemed; blocks of %g s from now on", model, fitted.block_s)
             await self._put_first(model, fitted)

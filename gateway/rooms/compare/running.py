@@ -38,6 +38,7 @@ class Running(Observer):
         self._statistics = statistics
         self._experiment = Experiment(self.plan, statistics)
         self._others = {name: other_policy(name) for name in definition.policies}
+        self.sound_s = time.monotonic()  # when what is compared was last as at its start
         self._seen = -1
         self._verdict: Verdict | None = None
         self._evidence = Evidence(self.plan, statistics)

@@ -81,6 +81,14 @@ def test_a_conversation_stays_in_its_group_and_a_prompt_that_comes_again_does_no
     assert len({stand.plan.group_of(stand.send(again)) for _ in range(40)}) == 2
 
 
+def test_a_system_prompt_that_once_came_alone_makes_no_conversation_of_all_that_have_it() -> None:
+    stand = Stand(Plan("three", PLAN.arms, PLAN.groups, usual=False))
+    stand.send(RequestFeatures("llama", Endpoint.CHAT, prefix=(7,)))  # and a picture, which is no text
+    others = [RequestFeatures("llama", Endpoint.CHAT, prefix=(7, number)) for number in range(1000, 1400)]
+    counts = Counter(stand.plan.group_of(stand.send(each)) for each in others)
+    assert min(counts.values()) > 120, "in a block in which one group gets a quarter more"
+
+
 def test_a_group_that_is_away_gets_nothing_and_others_serve() -> None:
     stand = Stand(Plan("four", PLAN.arms, PLAN.groups, usual=False))
     assert {stand.send(candidates=POOL[:2]) for _ in range(40)} == {"a", "b"}

@@ -13,8 +13,7 @@ from backends.health import State
 from gateway.cli.admin import Admin
 from gateway.cli.app import app
 from tests.gateway.conftest import ADMIN_KEY, MODEL, start_gateway
-
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+from tests.gateway.rooms.compare.support import start
 
 
 @pytest.mark.parametrize(
@@ -36,17 +35,22 @@ async def test_a_canary_that_cannot_be_compared_changes_nothing(options: list[st
         assert gateway.backend("a").health.state is State.UP
 
 
-async def test_a_canary_does_not_begin_while_something_is_compared(tmp_path: Path) -> None:
-    async with start_gateway(
-        {"a0": "baseline", "b0": "eagle3", "b1": "eagle3"}, state={"file": str(tmp_path / "state.sqlite")}
-    ) as gateway:
-        asked = {"a": "baseline", "b": "eagle3"}
-        begun = await gateway.client.post("/admin/compare/start", json=asked, headers=ADMIN)
-        assert begun.status_code == 200
-        line = ["canary", "--url", gateway.url, "--admin-key", ADMIN_KEY, "--replica", "b0", "--with", "{}"]
+@pytest.mark.parametrize(
+    ("replica", "problem"),
+    [("b", "replicas of m are being compared; end that first"), ("eagle3", "eagle3 names a replica and a method")],
+)
+async def test_a_canary_whose_comparison_would_be_refused_changes_nothing(
+    replica: str, problem: str, tmp_path: Path
+) -> None:
+    methods = {"a": "eagle3", replica: "eagle3", "c": "baseline"}
+    async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
+        if replica == "b":
+            assert (await start(gateway, b="c", a="a")).status_code == 200
+        line = ["canary", "--url", gateway.url, "--admin-key", ADMIN_KEY, "--replica", replica, "--with", "{}"]
         result = await asyncio.to_thread(CliRunner().invoke, app, line)
-        assert "are being compared; end that first: `gateway compare stop`" in result.stderr
-        assert gateway.backend("b0").health.state is State.UP
+        assert problem in result.stderr
+        assert result.exit_code == 2
+        assert gateway.backend(replica).health.state is State.UP
 
 
 def test_a_simulated_replica_has_no_engine_to_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:

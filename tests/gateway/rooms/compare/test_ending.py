@@ -57,17 +57,25 @@ async def test_an_arm_that_misses_its_objective_or_takes_far_longer_ends_it(tmp_
 
 
 @pytest.mark.parametrize("what", ["replica", "policy"])
-async def test_a_comparison_of_what_is_no_longer_there_ends(what: str, tmp_path: Path) -> None:
+async def test_a_comparison_of_what_is_no_longer_there_ends(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arms = {"a": "", "b": "", "policies": ["learned", "least_loaded"]} if what == "policy" else {"b": "b0"}
     state = {"file": str(tmp_path / "state.sqlite")}
     async with start_gateway(METHODS, state=state, policy={"name": "learned"}) as gateway:
         assert (await start(gateway, **arms)).status_code == 200
+        (comparing,) = [each for each in gateway.gateway.rooms if isinstance(each, room.CompareRoom)]
         gateway.backend("b1").observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))  # in no arm
         await until_stage(gateway, "running")
         if what == "replica":  # as after a reload
             gateway.backend("b0").observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))
         else:
             gateway.gateway.models[MODEL].policy = LeastLoaded(LeastLoaded.Settings())
+        teach(gateway, one=0.01, other=0.005)
+        for _ in range(20):  # another gateway may have read the pool file later
+            await comparing._judge()
+        assert (await found(gateway))["stage"] == "running", "nor is anything decided"
+        monkeypatch.setattr(room, "_VOID_S", 0.0)
         await until_stage(gateway, "stopped")
 
 

@@ -118,21 +118,34 @@ def test_a_time_that_is_none_is_refused_before_anything_has_happened(text: str) 
     assert "is no time; expected 90s, 30m, 2h or 1d" in result.stderr
 
 
-@pytest.mark.parametrize("is_better", [True, False])
-async def test_a_canary_is_kept_only_if_it_is_better(is_better: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["better", "worse", "alike", "another", "taken"])
+async def test_a_canary_is_kept_only_if_it_is_better(then: str, tmp_path: Path) -> None:
+    is_better = then == "better"
     methods = {"a": "eagle3", "b": "eagle3", "c": "baseline"}
     async with start_gateway(methods, state={"file": str(tmp_path / "state.sqlite")}) as gateway:
         line = ["--url", gateway.url, "--admin-key", ADMIN_KEY, "--block", "10s", "--replica", "b"]
         suffix = ["--with", '{"method": "suffix", "num_speculative_tokens": 24}']
         command = asyncio.create_task(asyncio.to_thread(CliRunner().invoke, app, ["canary", *line, *suffix]))
         await gateway.until(lambda: gateway.backend("b").health.state is State.DRAINING)
-        gateway.backend("b").said = Speculation(Method.SUFFIX, DraftSchedule(24))
+        if then == "taken":
+            assert (await start(gateway, a="a", b="c")).status_code == 200
+        tried = Speculation(Method.SUFFIX, DraftSchedule(24))
+        gateway.backend("b").said = tried
+        gateway.backend("b").observe({}, tried)
         await gateway.until(lambda: narrowing(gateway))
-        assert (await found(gateway))["arms"].keys() == {"a", "b"}
-        teach(gateway, a=0.01, b=0.008 if is_better else 0.012)
+        if then != "taken":
+            assert (await found(gateway))["arms"].keys() == {"a", "b"}
+        if then == "another":
+            await gateway.client.post("/admin/compare/stop", json={}, headers=ADMIN)
+            assert (await start(gateway, a="a", b="c")).status_code == 200
+        elif then != "taken":
+            (present,) = comparisons(gateway)
+            present.definition = present.definition.model_copy(update={"until": 0.1})
+            teach(gateway, a=0.01, b={"better": 0.008, "worse": 0.012, "alike": 0.01}[then])
         result = await command
         assert result.exit_code == (0 if is_better else 1), result.output
         assert ("Keep it." in result.stdout) is is_better
+        assert ("start its engine as before" in result.stdout) is not is_better
         assert (gateway.backend("b").health.state is State.UP) is is_better
 
 
@@ -226,8 +239,9 @@ async def test_policies_take_turns_over_the_whole_pool_and_the_better_is_named(t
 
 @pytest.mark.parametrize("fields", [{}, {"a": "", "b": "", "policies": ["learned", "least_loaded"]}])
 async def test_it_ends_once_something_serves_otherwise_than_at_its_start(
-    fields: dict[str, Any], tmp_path: Path
+    fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(room, "_VOID_S", 0.0)
     state = {"file": str(tmp_path / "state.sqlite")}
     async with start_gateway(METHODS, policy={"name": "learned"}, state=state) as gateway:
         assert (await start(gateway, **fields)).status_code == 200
