@@ -25,7 +25,7 @@ from gateway.dialects.errors import GatewayError
 from gateway.gateway import Room, join
 from gateway.relay.observers import Follower
 from gateway.rooms.compare.definition import Definition, WrongArmsError, begun, method_of, next_question
-from gateway.rooms.compare.report import change_of, page
+from gateway.rooms.compare.report import change_of, day_of, page
 from gateway.rooms.compare.running import Running
 from gateway.routing.model import Model
 from gateway.routing.router import Narrowing
@@ -234,7 +234,7 @@ class CompareRoom(Room):
         found: list[Finding] = []
         if running.is_running:
             document = running.document()
-            title = f"{' and '.join(document['arms'])} are being compared: {document['sentence']}"
+            title = f"{' and '.join(document['arms'])} are being compared: {document['sentence'].rstrip('.')}"
             found.append(Finding("comparing", model, "", title, None, _evidence(document), "gateway compare status"))
         backends, policy = self.gateway.pool.of(model), self.gateway.models[model].policy.name
         for past in self._past(model):
@@ -317,5 +317,4 @@ def _mean_s(model: Model) -> float | None:
 
 
 def _evidence(document: Mapping[str, Any]) -> str:
-    day = time.strftime("%Y-%m-%d", time.gmtime(document["began_s"]))
-    return f"live traffic of {document['minutes']:g} min on {day}, {document['blocks']} blocks of time"
+    return f"live traffic of {document['minutes']:g} min on {day_of(document)}, {document['blocks']} blocks of time"

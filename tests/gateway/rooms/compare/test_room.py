@@ -296,6 +296,7 @@ async def test_a_finding_holds_while_the_pool_serves_so(tmp_path: Path) -> None:
         await until_stage(gateway, "decided")
         assert rules() == ["compared"]
         assert (await start(gateway, a="a0", b="a1")).status_code == 200
+        assert comparing.findings(MODEL)[0].title.endswith("5 requests or more")
         assert rules() == ["comparing", "compared"], "an older one is not forgotten"
         suffix = Speculation(Method.SUFFIX, DraftSchedule(24))
         for name in ("a0", "a1"):
