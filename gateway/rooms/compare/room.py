@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
@@ -90,8 +90,8 @@ class CompareRoom(Room):
         """Give their requests to arms."""
         return self._present()
 
-    def _past(self, model: str) -> list[Definition]:
-        """Return the last comparison of each set of arms, the latest one first."""
+    def _past(self, model: str, without: Collection[Stage] = ()) -> list[Definition]:
+        """Return the last comparison of each set of arms, the latest one first, without those at some stages."""
         before, known = self._known.get(model, {}), dict[int, Definition]()
         for document in reversed(self.gateway.state.documents.history(f"{model}/{_DOCUMENT}")):
             with contextlib.suppress(ValidationError):  # logged when it came
@@ -99,7 +99,7 @@ class CompareRoom(Room):
                 known[document.version] = definition
         self._known[model] = known
         last: dict[frozenset[tuple[str, ...]], Definition] = {}
-        for definition in known.values():
+        for definition in (each for each in known.values() if each.stage not in without):
             last.setdefault(definition.compared(), definition)
         return [*last.values()]
 
@@ -237,7 +237,7 @@ class CompareRoom(Room):
             title = f"{' and '.join(document['arms'])} are being compared: {document['sentence'].rstrip('.')}"
             found.append(Finding("comparing", model, "", title, None, _evidence(document), "gateway compare status"))
         backends, policy = self.gateway.pool.of(model), self.gateway.models[model].policy.name
-        for past in self._past(model):
+        for past in self._past(model, {Stage.RUNNING, Stage.STOPPED}):  # what was found before still holds
             document = past.document()
             change = change_of(document, backends)
             if not change or not document["findings"] or not past.still_holds(backends, policy):
