@@ -149,6 +149,8 @@ def begun(
         raise WrongArmsError("name either two arms, or depths, or policies")
     if question.depths:
         arms = _depths(question, backends)
+    elif question.policies and len(backends) < 2:
+        raise WrongArmsError("policies choose among replicas, and there is one")
     elif question.policies:
         arms = {name: [each.name for each in backends] for name in _turns_of(question.policies, policy)}
     else:
@@ -273,7 +275,7 @@ def _members(text: str, backends: Sequence[Backend]) -> list[str]:
             raise WrongArmsError(f"no replica has the name, the method or the source {word[:100]!r}; {hint}")
         found += [name for name in members if name not in found]
     if not found:
-        raise WrongArmsError("an arm has no replica; name some, or a method")
+        raise WrongArmsError("an arm has no replica; name both, a and b, by replicas or by a method")
     return found
 
 

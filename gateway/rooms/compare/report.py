@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 from backends.backend import Backend
 from gateway.rooms.compare.depths import lines_of
-from policies.experiment.verdict import CERTAIN, SHOWN
+from policies.experiment.verdict import CERTAIN, SHOWN, Stage
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 240, 48
 _FIGURES: Final = {
@@ -68,7 +69,7 @@ def page(model: str, document: Mapping[str, Any]) -> str:
         f"<tr><td>{name}" + "".join(f"<td>{figure}" for figure in figures) for name, *figures in rows_of(document)
     )
     replicas = "; ".join(f"{arm}: {', '.join(each['replicas'])}" for arm, each in arms.items())
-    lasted = f"{document['minutes']:g} minutes, {document['blocks']} blocks of time"
+    lasted = f"{document['minutes']:g} minutes on {day_of(document)}, {document['blocks']} blocks of time"
     about = f"{model}, {lasted}: {document['stage']}. {replicas}."
     change = document.get("change")
     return _page().substitute(
@@ -99,12 +100,21 @@ def rows_of(document: Mapping[str, Any]) -> list[list[str]]:
 def cost_of(document: Mapping[str, Any]) -> str:
     """Return what comparing has cost users."""
     cost = document["cost"]
+    if cost is None and (document["policies"] or not document["usual"]):
+        return "What comparing costs is not measured: no block of time is as usual."
+    if cost is None and document["stage"] == Stage.RUNNING:
+        return "It is not known yet what comparing costs: too few blocks of time were as usual."
     if cost is None:
-        return "It is not known yet what comparing cost: blocks of time as usual are too few."
+        return "It is not known what comparing cost: too few blocks of time were as usual."
     return (
         f"While it compared, the time of requests changed by {cost['ratio'] - 1:+.1%} "
         f"({cost['low'] - 1:+.1%} to {cost['high'] - 1:+.1%}), by {cost['control']} blocks of time as usual."
     )
+
+
+def day_of(document: Mapping[str, Any]) -> str:
+    """Return the day on which it began."""
+    return time.strftime("%Y-%m-%d", time.gmtime(document["began_s"]))
 
 
 def _shown(value: float | None) -> str:

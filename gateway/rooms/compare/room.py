@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
@@ -25,7 +25,7 @@ from gateway.dialects.errors import GatewayError
 from gateway.gateway import Room, join
 from gateway.relay.observers import Follower
 from gateway.rooms.compare.definition import Definition, WrongArmsError, begun, method_of, next_question
-from gateway.rooms.compare.report import better_of, change_of, page
+from gateway.rooms.compare.report import better_of, change_of, day_of, page
 from gateway.rooms.compare.running import Running
 from gateway.routing.model import Model
 from gateway.routing.router import Narrowing
@@ -92,8 +92,8 @@ class CompareRoom(Room):
         """Give their requests to arms."""
         return self._present()
 
-    def _past(self, model: str) -> list[Definition]:
-        """Return the last comparison of each set of arms, the latest one first."""
+    def _past(self, model: str, without: Collection[Stage] = ()) -> list[Definition]:
+        """Return the last comparison of each set of arms, the latest one first, without those at some stages."""
         before, known = self._known.get(model, {}), dict[int, Definition]()
         for document in reversed(self.gateway.state.documents.history(f"{model}/{_DOCUMENT}")):
             with contextlib.suppress(ValidationError):  # logged when it came
@@ -101,7 +101,7 @@ class CompareRoom(Room):
                 known[document.version] = definition
         self._known[model] = known
         last: dict[frozenset[tuple[str, ...]], Definition] = {}
-        for definition in known.values():
+        for definition in (each for each in known.values() if each.stage not in without):
             last.setdefault(definition.compared(), definition)
         return [*last.values()]
 
@@ -242,10 +242,10 @@ class CompareRoom(Room):
         found: list[Finding] = []
         if running.is_running:
             document = running.document()
-            title = f"{' and '.join(document['arms'])} are being compared: {document['sentence']}"
+            title = f"{' and '.join(document['arms'])} are being compared: {document['sentence'].rstrip('.')}"
             found.append(Finding("comparing", model, "", title, None, _evidence(document), "gateway compare status"))
         backends, policy = self.gateway.pool.of(model), self.gateway.models[model].policy.name
-        for past in self._past(model):
+        for past in self._past(model, {Stage.RUNNING, Stage.STOPPED}):  # what was found before still holds
             document = past.document()
             ends, change = better_of(document), change_of(document, past.unchanged(backends))
             if ends is None or not change or not past.still_holds(backends, policy, ends[0]):
@@ -326,5 +326,4 @@ def _mean_s(model: Model) -> float | None:
 
 
 def _evidence(document: Mapping[str, Any]) -> str:
-    day = time.strftime("%Y-%m-%d", time.gmtime(document["began_s"]))
-    return f"live traffic of {document['minutes']:g} min on {day}, {document['blocks']} blocks of time"
+    return f"live traffic of {document['minutes']:g} min on {day_of(document)}, {document['blocks']} blocks of time"

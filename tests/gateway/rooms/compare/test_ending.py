@@ -220,6 +220,10 @@ async def test_a_finding_holds_while_the_pool_serves_so(tmp_path: Path) -> None:
         teach(gateway, baseline=0.01, eagle3=0.008)
         await until_stage(gateway, "decided")
         assert rules() == ["compared"]
+        assert (await start(gateway, b="b*")).status_code == 200
+        assert rules() == ["comparing", "compared"], "what is asked again is known until it is answered"
+        assert (await gateway.client.post("/admin/compare/stop", json={}, headers=ADMIN)).status_code == 200
+        assert rules() == ["compared"]
         assert (await start(gateway, a="a0", b="a1")).status_code == 200
         assert rules() == ["comparing", "compared"], "an older one is not forgotten"
         suffix = Speculation(Method.SUFFIX, DraftSchedule(24))
