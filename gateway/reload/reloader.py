@@ -82,7 +82,10 @@ class Reloader:
             try:
                 if trial is not None:
                     self._try(trial)
-                return await self._reload(cause, dry_run=dry_run)
+                lines = await self._reload(cause, dry_run=dry_run)
+                if dry_run:  # a trial may have ended in what was read
+                    self._tried = before
+                return lines
             except ReloadError as error:
                 self._tried, refused = before, error
             except Exception:

@@ -108,6 +108,8 @@ def report(
     models = Admin(url, admin_key, model).get("/admin/compare")["models"]
     if not models:
         raise UsageError("nothing was compared yet: begin with `gateway compare start`")
+    if len(models) > 1:
+        raise UsageError(f"name one with --model: {', '.join(models)}")
     name, document = next(iter(models.items()))
     try:
         out.write_text(page(name, document), encoding="utf-8")

@@ -45,3 +45,22 @@ async def test_it_goes_on_after_a_reload_that_raises(breaks: str, monkeypatch: p
     await eventually(lambda: ends[-1] == ("signal", "changed"))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_dry_run_ends_no_trial() -> None:
+    def drafting(k: int) -> PoolSettings:
+        drafts = {"method": "suffix", "speculative_config": {"num_speculative_tokens": k}}
+        model = {"default_temperature": 1.0, "backends": {"a": {**drafts, "serve": {"model": "org/m"}}}}
+        return PoolSettings.model_validate({"models": {"m": model}})
+
+    async def apply(settings: PoolSettings) -> None:
+        pass
+
+    file = [drafting(4)]
+    reloads = Reloader(lambda: file[0], drafting(4), apply, lambda *end: None, ())
+    trial = "m", "a", {"method": "suffix", "num_speculative_tokens": 24}
+    assert len(await reloads.reload("admin", trial=trial)) == 1
+    file[0] = drafting(8)
+    assert len(await reloads.reload("admin", dry_run=True)) == 1
+    file[0] = drafting(4)  # the edit is taken back
+    assert await reloads.reload("admin") == []

@@ -86,7 +86,7 @@ def test_a_system_prompt_that_once_came_alone_makes_no_conversation_of_all_that_
     stand.send(RequestFeatures("llama", Endpoint.CHAT, prefix=(7,)))  # and a picture, which is no text
     others = [RequestFeatures("llama", Endpoint.CHAT, prefix=(7, number)) for number in range(1000, 1400)]
     counts = Counter(stand.plan.group_of(stand.send(each)) for each in others)
-    assert min(counts.values()) > 120, "in a block in which one group gets a quarter more"
+    assert 100 < counts[0] < 300, "in a block in which one group gets a quarter more"
 
 
 def test_a_group_that_is_away_gets_nothing_and_others_serve() -> None:

@@ -118,6 +118,13 @@ def test_a_time_that_is_none_is_refused_before_anything_has_happened(text: str) 
     assert "is no time; expected 90s, 30m, 2h or 1d" in result.stderr
 
 
+def test_a_report_is_of_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.cli.admin.Admin.get", lambda admin, path: {"models": {"m": {}, "n": {}}})
+    result = CliRunner().invoke(app, ["compare", "report", str(tmp_path / "page.html")])
+    assert result.exit_code == 2
+    assert "name one with --model: m, n" in result.stderr
+
+
 @pytest.mark.parametrize("then", ["better", "worse", "alike", "another", "taken"])
 async def test_a_canary_is_kept_only_if_it_is_better(then: str, tmp_path: Path) -> None:
     is_better = then == "better"
