@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from backends.backend import Candidate
 from policies.decision import Outcome
-from policies.experiment.blocks import FAR_LONGER, LEAST_REQUESTS, Blocks, kind_of, mix, work_of
+from policies.experiment.blocks import FAR_LONGER, LEAST_REQUESTS, ArmSums, Blocks, kind_of, mix, work_of
 from policies.experiment.curve import GROUP, Fit, Row, fit
 from policies.experiment.gain import Comparison, GainEstimate
 from policies.features.request import RequestFeatures
@@ -232,9 +232,11 @@ class Experiment:
             noted = {key: self._sums.pop(key) for key in [*self._sums] if key[0] <= number}
             if self._blocks.needed_s() is not None:
                 continue
-            for at, found in arms.items():
+            for at, arm in enumerate(self._names):
+                if at not in arms and (number, arm) not in noted:
+                    continue
+                found = arms.get(at, ArmSums())  # none of its requests may have ended well
                 times = Sums(found.seconds, found.work, found.requests, found.arrived_work, 1.0)
-                arm = self._names[at]
                 sums = times + noted.get((number, arm), Sums())
                 self._statistics.add(BLOCKS, (self.plan.id, str(number), arm, self._process), *sums)
 
@@ -279,10 +281,13 @@ class Evidence:
 
     def needed_block_s(self) -> float | None:
         """Return how long a block must be for enough requests of each arm; None if it has them, or too few are over."""
-        groups = [sum(arms[arm].requests for arm in self.plan.arms if arm in arms) for arms in self.blocks.values()]
-        known = [requests / self.plan.count for requests in groups if requests]  # those as usual have none
-        is_enough = sum(known) >= 2.0 * LEAST_REQUESTS * len(known)
-        return None if len(known) < _LEAST_KNOWN or is_enough else _LONGER * self.plan.block_s
+        arms = [
+            [each[arm].requests for each in self.blocks.values() if arm in each and each[arm].chosen]
+            for arm in self.plan.arms
+        ]
+        is_known = min(map(len, arms)) >= _LEAST_KNOWN
+        is_short = is_known and min(sum(each) / len(each) for each in arms) < 2.0 * LEAST_REQUESTS
+        return _LONGER * self.plan.block_s if is_short else None
 
     def paces(self, arm: str, least_requests: float) -> list[float]:
         """Return the seconds per unit of work of an arm in each of its blocks with so many requests."""
