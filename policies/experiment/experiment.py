@@ -288,10 +288,13 @@ class Evidence:
 
     def needed_block_s(self) -> float | None:
         """Return how long a block must be for enough requests of each arm; None if it has them, or too few are over."""
-        groups = [sum(arms[arm].requests for arm in self.plan.arms if arm in arms) for arms in self.blocks.values()]
-        known = [requests / self.plan.count for requests in groups if requests]  # those as usual have none
-        is_enough = sum(known) >= 2.0 * LEAST_REQUESTS * len(known)
-        return None if len(known) < _LEAST_KNOWN or is_enough else _LONGER * self.plan.block_s
+        arms = [
+            [each[arm].requests for each in self.blocks.values() if arm in each and each[arm].chosen]
+            for arm in self.plan.arms
+        ]
+        is_known = min(map(len, arms)) >= _LEAST_KNOWN
+        is_short = is_known and min(sum(each) / len(each) for each in arms) < 2.0 * LEAST_REQUESTS
+        return _LONGER * self.plan.block_s if is_short else None
 
     def paces(self, arm: str, least_requests: float) -> list[float]:
         """Return the seconds per unit of work of an arm in each of its blocks with so many requests."""

@@ -250,6 +250,24 @@ def test_blocks_must_be_longer_where_requests_are_few(per_s: float, *, is_enough
     assert stand.run(4, per_s).needed_block_s() == (None if is_enough else 80.0)
 
 
+def test_failures_count_of_an_arm_that_has_answered_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = Stand()
+    stand.failing = "cd"
+    monkeypatch.setattr(stand.rng, "random", lambda: 0.0)
+    evidence = stand.run(5)
+    assert evidence.total("head").failed > 100
+    assert verdict_of(evidence, 0.02).stage is Stage.HARM
+
+
+def test_blocks_must_be_longer_for_an_arm_of_which_few_requests_end_in_them() -> None:
+    statistics = Statistics([BLOCKS], lambda: START_S)
+    for number in range(4):
+        for arm, requests in (("plain", 50.0), ("head", 3.0)):
+            sums = Sums(requests, requests, requests, requests, 1.0, 50.0, 100.0)
+            statistics.add(BLOCKS, (PLAN.id, str(number), arm, "one"), *sums)
+    assert Evidence(PLAN, statistics).needed_block_s() == 4 * PLAN.block_s
+
+
 def test_nothing_is_kept_of_blocks_that_are_too_short() -> None:
     stand = Stand(seconds=20.0)
     stand.run(60)

@@ -199,7 +199,8 @@ async def test_blocks_with_too_few_requests_are_made_longer_until_they_can_be_no
             (present,) = comparisons(gateway)
             assert present.plan.block_s == block_s
             for number in range(4):
-                known(present, number, "baseline", requests=2.0, chosen=2.0)
+                for arm in present.definition.replicas:
+                    known(present, number, arm, requests=2.0, chosen=2.0)
             present.judge(0.0)
             await gateway.until(partial(_has_blocks_of, gateway, min(4 * block_s, 3600.0)))
         assert present.fitted() is None
