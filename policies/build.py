@@ -178,6 +178,15 @@ class Guarded(Policy, Learner, Explainer, Maintained, Heir, Informed):
         if self.watching is not None:
             self.watching.observe(_with(outcome, watched))
 
+    def left(self, decision: Decision) -> None:
+        """Pass on that a request has left its backend."""
+        memo = decision.memo
+        own, watched = (memo.own, memo.watching) if isinstance(memo, _Memo) else (memo, None)
+        if isinstance(self.policy, Learner):
+            self.policy.left(replace(decision, memo=own))
+        if self.watching is not None:
+            self.watching.left(replace(decision, memo=watched))
+
     def observe_shadow(self, outcome: Outcome) -> None:
         """Let the policy learn from replayed drafts."""
         if isinstance(self.policy, Learner):

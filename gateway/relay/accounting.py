@@ -101,24 +101,30 @@ def _charge(ended: EndedExchange, relay: RelayContext) -> None:
 
 
 def _learn(ended: EndedExchange, relay: RelayContext) -> None:
-    """Pass what was seen of the engine to those that learn."""
+    """Pass what was seen of the engine to those that learn, and that the request has left it if there is nothing."""
+    if not _observed(ended, relay) and ended.decision is not None:
+        ended.routed.model.left(ended.decision)
+
+
+def _observed(ended: EndedExchange, relay: RelayContext) -> bool:
+    """Pass on what was seen of the engine; return whether the policy was told the outcome."""
     upstream, usage, outcome, routed = ended.upstream, ended.usage, ended.outcome, ended.routed
     if upstream is not None and usage is not None and usage.ignored:  # or it is another engine, so it is probed now
         relay.pool.report_failure(upstream.backend)
     if upstream is None or ended.label not in _ANSWERED:
-        return
+        return False
     is_other = outcome is not None and outcome.request.endpoint is _OTHER
     if routed.unseen is not None and usage is not None and not ended.rescued_from:
         prompt_tokens = outcome.prompt_tokens if is_other and outcome is not None else usage.prompt_tokens
         if prompt_tokens is not None:
             routed.model.parts.learn(routed.unseen, routed.features.client, prompt_tokens)
     if is_other or ended.rescued_from:  # times and steps of a rescued stream are not those of a single backend
-        return
+        return False
     has_pace = ended.label == "ok" and not ended.was_paused
     if outcome is None:
         if has_pace and usage is not None:
             upstream.learn_pace(ended.ended_s - ended.arrived_s - ended.waited_s, usage.output_tokens or 0)
-        return
+        return False
     features, model = outcome.request, routed.model
     chunks = 0
     if features.n == 1 and not outcome.is_estimated and ended.stream is not None:
@@ -129,11 +135,13 @@ def _learn(ended: EndedExchange, relay: RelayContext) -> None:
         upstream.learn_pace(outcome.e2e_s, outcome.output_tokens / features.n)
     # What was drafted less deep than its engine does otherwise says nothing of its method.
     is_cut = relay.router.depth(model.name, upstream.backend.name) is not None
-    if model.observe is not None and not is_cut:
-        try:
-            model.observe(outcome)
-        except Exception as error:  # noqa: BLE001 -- the request has been served, even if the policy fails
-            model.fallback.note(model.policy.name, "observe", error)
+    if model.observe is None or is_cut:
+        return False
+    try:
+        model.observe(outcome)
+    except Exception as error:  # noqa: BLE001 -- the request has been served, even if the policy fails
+        model.fallback.note(model.policy.name, "observe", error)
+    return True
 
 
 def _count(ended: EndedExchange, relay: RelayContext) -> None:

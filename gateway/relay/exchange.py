@@ -162,6 +162,8 @@ class Exchange(Failing):
     def choose(self, candidates: list[Backend], reason: str = "") -> Attempt:
         """Begin an attempt at one of the candidates; `reason` replaces that of the policy."""
         relay, routed = self.relay, self.routed
+        if self.attempt is not None:
+            routed.model.left(self.attempt.decision)
         decision = relay.router.choose(routed, candidates)
         if reason:
             decision = replace(decision, reason=reason)
@@ -176,6 +178,7 @@ class Exchange(Failing):
         if first is None:
             return
         first.release()
+        self.routed.model.left(first.decision)
         self.relay.pool.report_failure(first.upstream.backend)
         self.relay.metrics.retries.labels(*first.upstream.metrics.labels, "proxy").inc()
         self.delivery.retry_from(first.upstream.backend.name)

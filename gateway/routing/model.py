@@ -353,6 +353,11 @@ class Model:
         if self.informed is not None:
             self._guarded("correct", self.informed.correct, backend, factor)
 
+    def left(self, decision: Decision) -> None:
+        """Report to the policy that a request has left its backend, whose outcome is not told."""
+        if self.learner is not None:
+            self._guarded("left", self.learner.left, decision)
+
     def observe_shadow(self, outcome: Outcome) -> None:
         """Teach the policy drafting that was replayed on an answer."""
         if self.learner is not None:

@@ -69,7 +69,7 @@ class Delay(Work):
     kind: RequestKind  # of the request, once it is sent
     is_compared: bool  # whether it is then part of the comparison with `least_loaded`
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 -- compiled, keywords cost more
         self,
         replica: KnownReplica,
         request: RequestFeatures,
@@ -78,11 +78,12 @@ class Delay(Work):
         excess: float,  # what this request is expected to have above that
         found: tuple[float, float],  # factor on step times, and share of the accepted drafts, that the detector found
         requests: int,
+        waiting: int,  # of these, in the engine's queue
         now_s: float,
     ) -> None:
         self.replica, self.requests, self.context_tokens = replica, requests, ask.context_tokens
         self.tokens = ask.tokens
-        sequences, reach, waiting = request.n, replica.reach, replica.waiting
+        sequences, reach = request.n, replica.reach
         slow, accepted = found
         cost = replica.seconds
         if replica.depth is not None:

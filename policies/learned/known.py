@@ -69,9 +69,10 @@ class Known:
             replica = replicas.get(candidate.name) or self.replica(candidate)
             if (load := candidate.load) is not replica.load:  # a new report is a new object
                 replica.read(candidate)
-            requests = candidate.in_flight
+            requests, waiting = candidate.in_flight, 0
             if load.at_s >= oldest_s:
                 requests += replica.others
+                waiting = min(replica.waiting, max(0, requests - load.running))  # fewer if some have ended since
             by_k: tuple[float, ...] = _PLAIN
             excess = 0.0
             if replica.k:
@@ -82,7 +83,7 @@ class Known:
                 by_k, excess = known
                 excess += replica.apart
             effect = self.detector.effect(replica.name, now_s) if found else (1.0, 1.0)
-            delays.append(Delay(replica, request, ask, by_k, excess, effect, requests, now_s))
+            delays.append(Delay(replica, request, ask, by_k, excess, effect, requests, waiting, now_s))
         return delays
 
     def learn_drafts(self, replica: KnownReplica, one: Drafted, now_s: float) -> None:

@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from backends.speculation import Method
-from policies.decision import Outcome
+from policies.decision import Decision, Outcome
 from policies.experiment.blocks import kind_of, work_of
 from policies.features.request import TYPICAL_TOKENS, RequestFeatures
 from policies.guarded.guardrail import Guardrail
@@ -27,11 +27,10 @@ class Lessons:
 
     def learn(self, outcome: Outcome, now_s: float) -> None:
         """Learn from a finished request."""
-        known, request, delay = self._known, outcome.request, _delay(outcome)
+        known, request, delay = self._known, outcome.request, _delay(outcome.decision)
         replica = known.replicas.get(outcome.decision.backend)
         is_beyond = replica is not None and replica.reach.is_beyond(outcome)
-        if delay is not None and replica is not None:
-            replica.end(delay, now_s, is_beyond=is_beyond and replica.reach.harms_others)
+        self.end(outcome.decision, now_s, is_beyond=is_beyond)
         if outcome.status != _OK or outcome.output_tokens < 1:
             return
         kind = known.kinds.of(request) if delay is None else delay.kind
@@ -66,9 +65,15 @@ class Lessons:
             self._guardrail.observe(now_s, outcome.e2e_s, work_of(outcome), kind_of(request))
         self._learn_prompt(outcome, delay, replica, now_s)
 
+    def end(self, decision: Decision, now_s: float, *, is_beyond: bool = False) -> None:
+        """Remove a request from the work of its replica."""
+        delay, replica = _delay(decision), self._known.replicas.get(decision.backend)
+        if delay is not None and replica is not None:
+            replica.end(delay, now_s, is_beyond=is_beyond and replica.reach.harms_others)
+
     def learn_shadow(self, outcome: Outcome, share: float, now_s: float) -> None:
         """Learn what other replicas would have had on a text; for its own that only corrects the replay."""
-        known, request, delay = self._known, outcome.request, _delay(outcome)
+        known, request, delay = self._known, outcome.request, _delay(outcome.decision)
         groups = (known.kinds.of(request) if delay is None else delay.kind).groups
         replica, is_overlong = known.replicas.get(outcome.decision.backend), _is_overlong(outcome, delay)
         for arm, replayed in outcome.shadow.items():
@@ -126,7 +131,7 @@ class Lessons:
         mean = mean_of(replica.arm, known.per_step.around(groups)) + replica.apart
         place = replica.place(batch, _mean_k(outcome, outcome.output_tokens / per_step))
         excess, weight = replica.excess(by_k, per_step, place)
-        is_runaway = excess - mean > _WELL and _is_overlong(outcome, _delay(outcome))
+        is_runaway = excess - mean > _WELL and _is_overlong(outcome, _delay(outcome.decision))
         is_lesson = weight > 0.0 and not is_runaway
         lesson = Drafted(groups, excess, weight, share) if is_lesson else None
         expected, shadow = None, outcome.shadow.get(replica.arm)
@@ -183,9 +188,9 @@ class Lessons:
             replica.prefixes.remember(request.prefix, request.prefix_tokens, now_s, is_asked=False)
 
 
-def _delay(outcome: Outcome) -> Delay | None:
+def _delay(decision: Decision) -> Delay | None:
     """Return what was expected of a request when it was sent; None if another policy decided."""
-    memo = outcome.decision.memo
+    memo = decision.memo
     return memo if isinstance(memo, Delay) else None
 
 

@@ -93,6 +93,10 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         """Learn from a finished request."""
         self._lessons.learn(outcome, self.clock())
 
+    def left(self, decision: Decision) -> None:
+        """Remove a request from the work of its backend."""
+        self._lessons.end(decision, self.clock())
+
     def observe_shadow(self, outcome: Outcome) -> None:
         """Learn from shadow drafting on a request that was observed when it finished."""
         self._lessons.learn_shadow(outcome, self.known.shares.of(outcome.request.client), self.clock())

@@ -70,7 +70,8 @@ class Carrier:
             Share of the prompt tokens that prefix caches have.
         """
         base_s, (steps, request_s, prefill_s) = self.cost.base_s, self.takes(group, mean, cached)
-        per_step, context = max(1.0, mean.output_tokens) / steps, mean.prompt_tokens + mean.output_tokens / 2
+        output = max(1.0, mean.output_tokens)  # also of a traffic that has ended
+        per_step, context = output / steps, mean.prompt_tokens + output / 2
         most = _MOST_REQUESTS if not self.kv_tokens else min(_MOST_REQUESTS, self.kv_tokens / context)
         step_s = base_s + 2.0 * most * request_s  # half of it for prompts
         if targets.tpot_s is not None:

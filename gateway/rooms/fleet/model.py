@@ -56,6 +56,8 @@ class ModelFleet:
         self.minutes: deque[Minute] = deque(maxlen=day_minutes + HOUR_MINUTES)
         self.correction = Correction()
         self._totals: Minute | None = None
+        self._of_engines: dict[str, int] = {}  # what each has counted, as last known
+        self._engine_tokens = 0
         self._carriers: dict[str, Carrier] = {}  # also of methods that are no longer up
         self._past: deque[Mapping[str, int]] = deque(maxlen=day_minutes)  # those needed
         self.forget("its requests are not counted yet")
@@ -70,6 +72,16 @@ class ModelFleet:
         # For an operator, who does not come back at noon: those, and of the present ones what was needed within a day.
         self.advised = NOTHING
         self._past.clear()
+
+    def engine_tokens(self, counted: Mapping[str, int | None]) -> float:
+        """Return the output tokens of all engines, of each from when it was first read on; None where unknown now.
+
+        An engine that joins may have counted for weeks, which is no traffic of a minute.
+        """
+        known, now = self._of_engines, {name: tokens for name, tokens in counted.items() if tokens is not None}
+        self._engine_tokens += sum(max(0, tokens - known.get(name, tokens)) for name, tokens in now.items())
+        self._of_engines = {name: known[name] for name in counted if name in known} | now
+        return self._engine_tokens
 
     def count(self, totals: Minute) -> None:
         """Add a minute, by what was counted since the start."""

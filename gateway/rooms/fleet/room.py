@@ -122,9 +122,10 @@ class FleetRoom(Room):
 
     async def _count(self, name: str, fleet: ModelFleet, totals: Mapping[str, float]) -> None:
         """Add the last minute of a model, and work out what it needs."""
-        engines = [one for each in self.gateway.pool.of(name) if (one := each.engine.metrics) is not None]
-        tokens = float(sum(each.generation_tokens for each in engines))
-        fleet.count(Minute(**totals, engine_tokens=tokens))
+        pages = {each.name: each.engine.metrics for each in self.gateway.pool.of(name)}
+        engines = [page for page in pages.values() if page is not None]
+        tokens = {each: None if page is None else page.generation_tokens for each, page in pages.items()}
+        fleet.count(Minute(**totals, engine_tokens=fleet.engine_tokens(tokens)))
         learned = learned_of(self.gateway.models[name].policy)
         if learned is None:
             fleet.forget("its policy learns no step times; `policy: {name: learned, slo: ...}` does")

@@ -50,6 +50,24 @@ def test_the_delay_of_others_counts() -> None:
     assert pool.policy.choose(request("chat"), pool.backends).backend != "eagle3"
 
 
+def test_those_that_wait_in_an_engine_count_while_its_report_is_new_and_they_can_still_wait() -> None:
+    pool = Pool()
+    schedule = {"num_speculative_tokens_per_batch_size": [[1, 16, 3], [17, 256, 0]]}
+    pool.backends[-1] = eagle3 = Backend("eagle3", "m", Method.EAGLE3, "http://a", 3, schedule)
+    eagle3.in_flight = 68
+    reports = [EngineLoad(8, waiting, at_s=at_s) for waiting, at_s in ((0, math.inf), (60, math.inf), (60, 0.0))]
+    costs = []
+    for eagle3.load in reports:
+        costs.append(pool.costs(request())["eagle3"])
+    assert costs[1] > 5 * costs[0]
+    assert costs[2] == costs[0]
+    eagle3.in_flight = 3  # their clients have left since
+    costs = []
+    for eagle3.load in reports:
+        costs.append(pool.costs(request())["eagle3"])
+    assert costs == [costs[0]] * 3
+
+
 def test_requests_of_other_gateways_count_while_their_report_is_new() -> None:
     pool = taught()
     before, eagle3 = pool.costs(request("chat"))["eagle3"], pool.backends[-1]

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from pytest import approx  # noqa: PT013
 
-from gateway.rooms.fleet.capacity import Carrier, Load, Targets
-from gateway.rooms.fleet.demand import Rates
+from gateway.rooms.fleet.capacity import Carrier, Load, Targets, load_of
+from gateway.rooms.fleet.demand import Minute, Rates, present
+from policies.learned.belief import RequestGroup
 from policies.learned.prior import StepCost
 from policies.learned.replica import terms
 
@@ -51,6 +52,12 @@ def test_less_is_carried_with_stricter_targets_uneven_requests_or_little_memory(
     worse: Carrier, targets: Targets
 ) -> None:
     assert worse.seconds(CODE, MEAN, targets)[0] > 1.05 * HEAD.seconds(CODE, MEAN, Targets(None, 0.005))[0]
+
+
+def test_a_traffic_that_has_ended_takes_one_replica() -> None:
+    group, carriers = RequestGroup(*CODE, 100.0, []), {"head": replace(HEAD, kv_tokens=400_000)}
+    ended = load_of(present([Minute()] * 5), [group], carriers, Targets(1.0, 0.005), 0.0, 1.0)
+    assert ended.needed({"head": 8}) == {"head": 1}
 
 
 def test_more_is_carried_of_prompts_that_are_cached() -> None:

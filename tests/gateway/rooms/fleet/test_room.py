@@ -144,6 +144,12 @@ async def test_targets_that_are_taken_away_leave_no_figure_behind() -> None:
         assert all(math.isnan(value) for name in SERIES for value in series(page, name).values())
 
 
+def test_what_an_engine_counted_before_it_was_read_is_no_traffic() -> None:
+    fleet = model.ModelFleet()
+    counts = ({"a": 100}, {"a": 150}, {"a": 160, "b": 10**9}, {"a": None, "b": 10**9 + 5}, {"a": 170, "b": 3}, {"b": 7})
+    assert [fleet.engine_tokens(each) for each in counts] == [0, 50, 60, 65, 75, 79]
+
+
 def test_what_the_day_needed_is_not_taken_away_by_night() -> None:
     fleet = model.ModelFleet()
     for needed in ({"head": 3, "tree": 0}, {"head": 0, "tree": 1}):
