@@ -13,7 +13,7 @@ from backends.drafting.ngram import lookup_bounds, ngram_replay
 from backends.drafting.script import BLOCK_TOKENS, Script, Steps, plain_steps
 from backends.drafting.suffix import SuffixCache
 from backends.speculation import Method
-from lab.trace.record import Text, TraceRecord
+from lab.trace.record import LARGEST_BLOCK, Text, TraceRecord
 from policies.features.request import TYPICAL_TOKENS, Endpoint, RequestFeatures, describe
 
 _NAMES = [one.name for one in fields(RequestFeatures)]
@@ -140,7 +140,7 @@ def engine_blocks(record: TraceRecord) -> tuple[int, ...]:
     """
     per_block = max(1, record.block_tokens // BLOCK_TOKENS)
     blocks = [block * per_block + offset for block in record.prefix_blocks for offset in range(per_block)]
-    return tuple(blocks[: record.prompt_tokens // BLOCK_TOKENS])
+    return tuple([block & LARGEST_BLOCK for block in blocks[: record.prompt_tokens // BLOCK_TOKENS]])
 
 
 def features_of(record: TraceRecord, default_temperature: float = 1.0) -> RequestFeatures:

@@ -21,6 +21,7 @@ MAX_LINE_BYTES = 256 * 2**20
 
 _CHUNK_BYTES = 1 << 14  # uncompressed; at most this much before the damaged position of a file is lost
 _MAX_ENTRY_BYTES = 16 * 2**20  # of a list
+_MARK = b"\xef\xbb\xbf"  # with which some programs of Windows begin a text
 _PACKED_BYTES = 256  # of zstd, unpacked at a time: 4 bytes can hold 128 KiB
 
 
@@ -119,7 +120,7 @@ def read_errors() -> tuple[type[Exception], ...]:
 def begins_a_list(path: Path) -> bool:
     """Return whether a file begins with a JSON list; False for one that is damaged at its beginning."""
     with suppress(*read_errors()), open_unpacked(path) as file:
-        return file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
+        return file.read(4096).removeprefix(_MARK).lstrip(b" \t\r\n")[:1] == b"["
     return False
 
 
@@ -176,6 +177,8 @@ def numbered_lines(path: Path, report: Report) -> Iterator[tuple[int, bytes]]:
             if not line:
                 return
             number += 1
+            if number == 1:
+                line = line.removeprefix(_MARK)
             if len(line) == MAX_LINE_BYTES:
                 report(BrokenLine(path, number, f"longer than {MAX_LINE_BYTES >> 20} MiB: not a trace"))
                 return

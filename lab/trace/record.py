@@ -11,6 +11,9 @@ from gateway.rooms.recorder.schema import Hashing
 BLOCK_TOKENS = 512
 """Tokens per block of `TraceRecord.prefix_blocks`, as in Mooncake's traces."""
 
+LARGEST_BLOCK = 2**63 - 1
+"""Bits of a block's number that are told apart; hashes of other programs may have one more."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculationRecord:

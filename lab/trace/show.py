@@ -20,7 +20,7 @@ _NAMES = {
     "tokens_per_step": "tokens/step",
     "share_cached": "prompt cached",
 }
-_EPOCH_FROM = 1e8  # seconds; smaller times do not count from 1970
+_EPOCH_FROM, _EPOCH_TO = 1e8, 1e11  # seconds; other times do not count from 1970, or are not in seconds
 _MOST_FILES = 5
 
 
@@ -39,8 +39,10 @@ def _head(summary: Mapping[str, Any]) -> Iterator[str]:
     if summary["first_at"] is None:
         yield "no times"
     else:
-        moment = datetime.fromtimestamp(summary["first_at"], UTC).isoformat(sep=" ", timespec="seconds")
-        begun = f"from {moment}, " if summary["first_at"] >= _EPOCH_FROM else ""
+        begun = ""
+        if _EPOCH_FROM <= summary["first_at"] < _EPOCH_TO:
+            moment = datetime.fromtimestamp(summary["first_at"], UTC)
+            begun = f"from {moment.isoformat(sep=' ', timespec='seconds')}, "
         rate = "" if summary["rate_per_s"] is None else f", {summary['rate_per_s']:.3g} requests/s"
         yield f"{begun}{summary['duration_s']:.1f} s{rate}"
     if summary["distinct"]["session"]:

@@ -12,7 +12,7 @@ import numpy as np
 from lab.trace.duck import database, insert
 from lab.trace.lines import BrokenLines
 from lab.trace.read import detect_format
-from lab.trace.record import TraceRecord
+from lab.trace.record import LARGEST_BLOCK, TraceRecord
 
 if TYPE_CHECKING:
     import duckdb
@@ -49,7 +49,7 @@ def summarize(records: Iterable[TraceRecord], files: Sequence[Path], broken: Bro
         while batch := list(islice(iterator, _BATCH)):
             insert(connection, "requests", _columns(batch))
             insert(connection, "steps", _steps(batch))
-            blocks = (block for record in batch for block in record.prefix_blocks)
+            blocks = (block & LARGEST_BLOCK for record in batch for block in record.prefix_blocks)
             insert(connection, "blocks", {"number": np.fromiter(blocks, np.int64)})
         return {"files": {str(file): detect_format(file) for file in files}} | _summary(connection, broken.count)
 

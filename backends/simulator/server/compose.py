@@ -77,7 +77,10 @@ def compose_chat(served: ServedModel, body: ChatBody) -> list[ComposedAnswer]:
     """Compose the choices of a chat completion."""
     tokenizer = served.model.tokenizer
     tools = [] if body.tool_choice == "none" else body.tools or []
-    prompt = tokenizer.chat_prompt(body.messages, tools)
+    try:
+        prompt = tokenizer.chat_prompt(body.messages, tools)
+    except (AttributeError, TypeError) as error:
+        raise InvalidRequestError(f"Invalid messages: {error}", "messages") from error
     limit = token_limit(body.max_completion_tokens or body.max_tokens, len(prompt), served.max_model_len)
     request = task.last_request(tokenizer.decode(prompt, special=True))
     choice = body.tool_choice or "auto"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from backends.simulator.engine.state import UNCUT
 
@@ -45,6 +45,9 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = False
 
 
+_GREEDY = 1e-5
+"""Temperature below which sampling is greedy."""
+
 Xargs = dict[str, str | int | float | list[str | int | float]]
 """Parameters of extensions."""
 
@@ -68,6 +71,15 @@ class TextBody(Body):
     return_token_ids: bool | None = None
     vllm_xargs: Xargs | None = None
 
+    def check(self, temperature: float) -> None:
+        """Refuse what vLLM refuses once it knows the temperature, with these words."""
+        if self.stream_options is not None and self.stream_options.model_fields_set and not self.stream:
+            raise InvalidRequestError("Stream options can only be defined when `stream=True`.", "stream_options")
+        if "" in ([self.stop] if isinstance(self.stop, str) else self.stop or ()):
+            raise InvalidRequestError("stop cannot contain an empty string.")
+        if self.n > 1 and temperature < _GREEDY:
+            raise InvalidRequestError(f"n must be 1 when using greedy sampling, got {self.n}.")
+
     @property
     def depth(self) -> int:
         """Most draft tokens that a step may verify of it, where its engine has `deploy/vllm_draft_depth`."""
@@ -83,6 +95,7 @@ class TextBody(Body):
 class ChatBody(TextBody):
     """`POST /v1/chat/completions`."""
 
+    n: Annotated[int, BeforeValidator(lambda given: 1 if given is None else given)] = Field(1, ge=1, le=128)
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     tools: list[dict[str, Any]] | None = None

@@ -134,12 +134,13 @@ class ReplicaServer:
     async def _answer(self, api: Api[T], request: Request) -> Response:
         """Answer a request for text."""
         body = api.read(await request.json())
-        model = self._served.name_for(body.model)
+        model, temperature = self._served.name_for(body.model), self._served.temperature(body)
+        body.check(temperature)
         if self._served.num_speculative_tokens and (body.logit_bias or body.min_p):
             raise InvalidRequestError(
                 "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
             )
-        loop, temperature = asyncio.get_running_loop(), self._served.temperature(body)
+        loop = asyncio.get_running_loop()
         answers, scripts = await loop.run_in_executor(self._executor, self._compose, api, body, temperature)
         reply = RenderedReply(
             body,

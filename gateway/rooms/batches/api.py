@@ -232,10 +232,11 @@ def _page(
     query: Mapping[str, str], ids: Iterable[str], read: Callable[[str], Any], is_shown: Callable[[Any], bool] = bool
 ) -> object:
     """Return a list of records, the newest first, after that which was asked for."""
-    ids, after, limit = sorted(ids, reverse=query.get("order") != "asc"), query.get("after"), query.get("limit", "20")
+    ascends, after, limit = query.get("order") == "asc", query.get("after"), query.get("limit", "20")
     most = min(int(limit[:4]), _MOST_LISTED) if limit.isdecimal() else 20
     shown: list[Any] = []
-    for each in ids[ids.index(after) + 1 :] if after in ids else ids:
+    following = [each for each in ids if not after or (each > after if ascends else each < after)]  # it may be gone
+    for each in sorted(following, reverse=not ascends):
         with contextlib.suppress(GatewayError):  # it cannot be read
             record = read(each)
             if is_shown(record):

@@ -17,7 +17,7 @@ from gateway.gateway import Room
 from gateway.rooms.batches import api
 from gateway.rooms.batches.lines import Document, problem
 from gateway.rooms.batches.places import WAIT_S, ModelPlaces
-from gateway.rooms.batches.records import BatchPlace
+from gateway.rooms.batches.records import BatchPlace, BatchRecord
 from gateway.rooms.batches.run import BatchRun, settings_of
 from gateway.rooms.batches.storage import Storage
 
@@ -115,8 +115,10 @@ class BatchesRoom(Room):
             with background.guarded("batches", of=path):
                 if (place := BatchPlace.at(path)) is None:
                     self._storage.set_aside(path, "its name is not that of a batch")
-                elif place.open not in paths:  # it was beside a batch that has ended
-                    await asyncio.to_thread(self._storage.remove, path)
+                elif place.open not in paths:
+                    # Of what is replaced meanwhile, a folder may list nothing.
+                    if await asyncio.to_thread(self._storage.read, place.open, BatchRecord) is None:
+                        await asyncio.to_thread(self._storage.remove, path)  # it was beside a batch that has ended
                 elif path == place.open:
                     await self._begin_or_end(place, is_cancelled=f"{path}.cancel" in paths)
 

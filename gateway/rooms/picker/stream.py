@@ -154,9 +154,6 @@ class Stream:
             if not (access.is_for_clients(path) or path in _STATES):  # operators have the gateway's own address
                 raise nothing_here()
             self._request_headers = access.admit(self._method, self._target, self._headers)
-            if self._request_headers is None:
-                self._answering = background.start("own paths", self._answer_itself())
-                return
             length = dict(self._headers).get(b"content-length", b"")
             if length.isdigit() and int(length) > self._most_bytes:
                 raise too_large(self._most_bytes)
@@ -168,11 +165,11 @@ class Stream:
             return
         self._picking.unfinished.begin(self)
 
-    async def _answer_itself(self) -> None:
+    async def _answer_itself(self, body: bytes) -> None:
         """Answer one of the gateway's own paths."""
         try:
             target = self._target.decode("latin-1")
-            answer = await self._picking.own.request(self._method, target, headers=self._headers)
+            answer = await self._picking.own.request(self._method, target, headers=self._headers, content=body)
         except Exception as error:  # noqa: BLE001 -- whatever it is, the proxy has to be told something
             background.note("own paths", error)
             send_error(self, gateway_failed(), canonical_path(self._target), self._relay.new_request_id())
@@ -183,7 +180,7 @@ class Stream:
     def _on_request_body(self, piece: HttpBody) -> None:
         if self.has_ended or self._answering is not None or self._sender is not None:
             return  # Envoy may send the last piece twice: https://github.com/envoyproxy/envoy/issues/46237
-        if self._request_headers is None:
+        if not self._method:
             raise ProtocolError("a piece of a request's body before its headers")
         self._has_body = True
         body = piece.body  # each access copies it
@@ -204,10 +201,13 @@ class Stream:
         if self.has_ended or self._answering is not None:
             return
         headers, picking = self._request_headers, self._picking
-        if headers is None or self._sender is not None:
+        if not self._method or self._sender is not None:
             raise ProtocolError("the end of a request before its headers, or a second one")
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._release_body()
+        if headers is None:
+            self._answering = background.start("own paths", self._answer_itself(body))
+            return
         settings = picking.gateway.settings.picker
         assert settings is not None
         self._sender = ProxySender(self, picking.destinations, self._subset, settings.fallbacks)

@@ -60,6 +60,8 @@ class TraceFiles:
         except OSError:
             with contextlib.suppress(OSError):  # removes the incomplete frame
                 os.ftruncate(self._descriptor, self._size_bytes)
+                if not self._size_bytes:  # else each attempt would leave an empty file
+                    self._path.unlink()
             self.close()
             raise
         if os.fstat(self._descriptor).st_nlink == 0:

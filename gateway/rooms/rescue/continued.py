@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import orjson
 
 from gateway.dialects.sse import EventStream
-from gateway.rooms.rescue.passed import PassedStream
+from gateway.rooms.rescue.passed import OUTPUT, PassedStream
 from gateway.rooms.rescue.request import RescuableRequest
 from policies.features.request import Endpoint
 
 DONE: Final = b"data: [DONE]\n\n"
+_NOTHING: Final[Mapping[str, object]] = {}
 _SPECIAL: Final = re.compile(r"(<[^<>\s]{1,40}>|\[[A-Z_]{1,20}\])")  # the form of the names of special tokens
 
 
@@ -97,18 +98,24 @@ class ContinuedStream:
         if not passed.prompt_ids and (ids := document.get("prompt_token_ids") or choice.get("prompt_token_ids")):
             passed.prompt_ids.extend(ids)
         passed.ids.extend(choice.get("token_ids") or [])
-        text = choice["text"] if "text" in choice else (choice["delta"].get("content") or "")
+        delta = choice.get("delta") or {}
+        text = choice.get("text") or delta.get("content") or ""
+        # Of a request that was sent again, since the client had no text: reasoning, for example.
+        others = {name: value for name, value in delta.items() if value and name not in OUTPUT}
+        passed.is_text = passed.is_text and not others
         reason = choice.get("finish_reason") or ""
-        if text or reason:
-            yield self._chunk(text, reason, choice.get("stop_reason"))
+        if text or others or reason:
+            yield self._chunk(text, reason, choice.get("stop_reason"), others)
 
-    def _chunk(self, text: str, finish_reason: str, stop_reason: object) -> bytes:
+    def _chunk(
+        self, text: str, finish_reason: str, stop_reason: object, others: Mapping[str, object] = _NOTHING
+    ) -> bytes:
         passed = self._passed
         passed.add(text)
         passed.finish_reason = finish_reason
         choice: dict[str, Any] = {"index": 0}
         if self._request.endpoint is Endpoint.CHAT:
-            choice |= {"delta": {"content": text}, "logprobs": None, "finish_reason": finish_reason or None}
+            choice |= {"delta": {"content": text, **others}, "logprobs": None, "finish_reason": finish_reason or None}
             if finish_reason:
                 choice["stop_reason"] = stop_reason
         else:

@@ -18,7 +18,8 @@ _NO_IDS: Final = b'token_ids":null'
 _HAS_IDS: Final = b'token_ids":'
 _LIST: Final = b'token_ids":['
 _PROMPT_IDS: Final = re.compile(rb'prompt_token_ids":\s*\[')
-_OUTPUT: Final = frozenset({"role", "content"})  # other fields of a delta are reasoning, refusals, calls
+OUTPUT: Final = frozenset({"role", "content"})
+"""Other fields of a delta are reasoning, refusals, calls."""
 
 
 class PassedStream:
@@ -42,6 +43,7 @@ class PassedStream:
         self.ids = array("I")
         self.finish_reason = ""  # empty before the stream has one
         self.has_usage = False  # whether the usage has been passed on
+        self.is_text = True  # whether another backend has added nothing but text
         self._is_whole = True
         self.prompt = b""  # the ids of the prompt, unread: there may be 100,000; empty if the engine tells none
         self._unread = bytearray()
@@ -85,7 +87,7 @@ class PassedStream:
                 self.prompt_ids = array("I", orjson.loads(self.prompt))
         except (orjson.JSONDecodeError, TypeError, OverflowError):
             self._give_up()
-        return self._is_whole and bool(self.head) and (bool(self.prompt_ids) or not self.ids)
+        return self._is_whole and self.is_text and bool(self.head) and (bool(self.prompt_ids) or not self.ids)
 
     def read(self) -> None:
         """Parse the events that were kept unread."""
@@ -134,7 +136,7 @@ class PassedStream:
             text = choice["text"]
         else:
             text = delta.get("content") or ""
-            if any(value and name not in _OUTPUT for name, value in delta.items()):
+            if any(value and name not in OUTPUT for name, value in delta.items()):
                 self._give_up()
                 return
         ids = choice.get("token_ids")

@@ -33,10 +33,13 @@ _LIMITS: Final = frozenset({"max_tokens", "max_completion_tokens", "min_tokens",
 _NEUTRAL: Final[Mapping[str, object]] = {
     "n": 1,
     "best_of": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "top_logprobs": 0,
     "tool_choice": "none",
     "response_format": {"type": "text"},
 }
-"""Parameters that allow it with one value, besides those that mean nothing."""
+"""Parameters that allow it with one value, besides those that mean nothing; of others, 0 may mean something."""
 
 _KNOWN: Final = _COPIED | _OF_THE_PROMPT | _WITHOUT_EFFECT | _LIMITS
 _DEFAULT_COMPLETION_TOKENS: Final = 16
@@ -58,7 +61,6 @@ class RescuableRequest:
         options = document.get("stream_options") or {}
         self.with_usage = bool(options.get("include_usage"))  # whether the stream ends with its usage
         self._min_tokens: int = document.get("min_tokens") or 0
-        self._fields = {name: value for name, value in document.items() if name in _COPIED}
 
     @property
     def body(self) -> bytes:
@@ -71,8 +73,9 @@ class RescuableRequest:
 
     def continuation(self, prompt_ids: list[int], ids: list[int]) -> bytes:
         """Return the body of the request for the rest of the answer, a completion of all tokens so far."""
+        sent = orjson.loads(self._body)  # with the priority that the gateway has given it
         document = {
-            **self._fields,
+            **{name: value for name, value in sent.items() if name in _COPIED},
             "prompt": prompt_ids + ids,
             "max_tokens": self.remaining_tokens(len(ids)),
             "return_token_ids": True,
@@ -106,7 +109,7 @@ def rescuable(endpoint: Endpoint, body: bytes, document: Mapping[str, Any]) -> R
 def _is_known(document: Mapping[str, Any]) -> bool:
     for name in document.keys() - _KNOWN:
         value = document[name]
-        if value and value != _NEUTRAL.get(name):
+        if (value or type(value) in {int, float}) and value != _NEUTRAL.get(name):
             return False
     options = document.get("stream_options") or {}
     if not isinstance(options, dict) or options.get("continuous_usage_stats"):

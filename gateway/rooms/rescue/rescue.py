@@ -98,9 +98,10 @@ class Rescue:
         fields = {"request_id": attempt.request_id.decode("latin-1"), "model": model, "backend": to}
         text = "a stream of %s goes on at %s, %d tokens long: %s %s"
         log.info(text, model, to, len(passed.ids), name, message, extra={"fields": fields})
-        if passed.ids:
+        if passed.text:
             self._decode()
-        else:  # as the request was: nothing has been generated
+        else:  # as the request was: the client has no text, only marks, such as that of the beginning of reasoning
+            passed.drop_ids(len(passed.ids))
             self._continued = ContinuedStream(request, passed)
             following.ask(self._target, request.body, self)
 

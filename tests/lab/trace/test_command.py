@@ -6,10 +6,12 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import orjson
 import pytest
 
 from gateway.rooms.recorder.hashes import TextHasher
+from lab.simulation.request import engine_blocks
 from lab.trace.read import FORMATS, read_trace
 from lab.trace.record import TraceRecord
 from lab.trace.write import WRITTEN_FORMATS, write_trace
@@ -97,6 +99,31 @@ def test_show_reports_broken_lines(tmp_path: Path) -> None:
     assert f"{path}:2: not JSON" in errors
     assert errors.count("skipped\n") == 10
     assert "15 broken lines skipped." in errors
+
+
+@pytest.mark.parametrize("first_at", [-1e300, 1.7e12, 1e300])  # in milliseconds, and nonsense
+def test_times_that_are_no_date_are_shown_without_one(tmp_path: Path, first_at: float) -> None:
+    path = tmp_path / "own.jsonl"
+    write_trace(path, [TraceRecord(arrived_at=first_at, prompt_tokens=1)])
+    printed, _ = run("show", path)
+    assert "1 requests" in printed
+    assert "from" not in printed
+
+
+def test_blocks_may_be_hashes_of_64_bits(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    write_trace(path, [TraceRecord(prompt_tokens=2000, prefix_blocks=[2**64 - 1, 2**63 + 5, -(2**63)])] * 2)
+    printed, _ = run("show", path)
+    assert "6 prefix blocks, about 50% of them seen before" in printed
+    blocks = engine_blocks(next(read_trace(path)))
+    assert len(set(np.array(blocks, np.int64).tolist())) == len(blocks) > 64
+
+
+def test_a_text_of_windows_loses_no_line(tmp_path: Path, trace: Path) -> None:
+    run("convert", trace, tmp_path / "own.jsonl")
+    marked = tmp_path / "marked.jsonl"
+    marked.write_bytes(b"\xef\xbb\xbf" + (tmp_path / "own.jsonl").read_bytes())
+    assert [*read_trace(marked, strict=True)] == [*read_trace(trace)]
 
 
 def test_errors_of_reading_and_writing(tmp_path: Path, trace: Path) -> None:

@@ -276,6 +276,10 @@ def test_paths_beside_those_for_text(urls: dict[str, str]) -> None:
             "Invalid JSON schema",
         ),
         (CHAT, {"messages": HELLO, "tools": [{"function": {}}], "tool_choice": "required"}, 400, "Invalid JSON schema"),
+        (CHAT, {"messages": HELLO, "n": 2, "temperature": 0}, 400, "n must be 1 when using greedy sampling, got 2."),
+        (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}, 400, "Stream options can only"),
+        (COMPLETIONS, {"prompt": "a", "stop": ["a", ""]}, 400, "stop cannot contain an empty string"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, 400, "Invalid messages"),
         (CHAT, [], 400, "Input should be a valid dictionary"),
         (CHAT, b'{"messages":', 400, "Expecting value"),
         (CHAT, b'"\xff"', 400, "decode"),
@@ -291,6 +295,11 @@ def test_refusals(urls: dict[str, str], path: str, content: Any, status: int, me
     assert answer.status_code == status
     assert message in answer.json()["error"]["message"]
     assert answer.json()["error"]["code"] == status
+
+
+def test_what_is_left_to_the_engine_is_no_error(urls: dict[str, str]) -> None:
+    asked = {"n": None, "stop": None, "stream_options": None, "max_tokens": None, "temperature": None}
+    assert len(chat(urls["plain"], **asked)["choices"]) == 1
 
 
 def test_paths_under_v1_need_the_api_key(urls: dict[str, str]) -> None:

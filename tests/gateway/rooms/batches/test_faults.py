@@ -298,6 +298,48 @@ async def test_a_run_waits_while_its_place_is_full(tmp_path: Path, monkeypatch: 
         assert seen_of(running) == Counter("abcd")
 
 
+async def test_a_batch_that_a_folder_does_not_list_for_a_moment_keeps_its_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On ext4, what is replaced while a folder is read may be left out."""
+    names, looks = Storage.names, list[int]()
+    released, is_left_out = asyncio.Event(), {"now": False}
+
+    def listed(self: Storage, folder: str) -> list[str]:
+        found = names(self, folder)
+        if folder == "open" and is_left_out["now"]:
+            looks.append(len(found))
+            return [each for each in found if "." in each.partition(".")[2]]
+        return found
+
+    monkeypatch.setattr(Storage, "names", listed)
+
+    async def behave(wire: Wire) -> None:
+        if wire.seen.json["messages"][0]["content"] == "b":
+            await released.wait()
+        await well(wire)
+
+    async with batches(tmp_path, behaviour=behave) as running, client_of(running) as client:
+        batch = await begin(client, jsonl(*map(line, "ab")))
+        await running.until(lambda: seen_of(running)["b"])
+        is_left_out["now"] = True
+        await running.until(lambda: len(looks) > 1)
+        is_left_out["now"] = False
+        released.set()
+        batch = await ended(client, batch.id)
+        assert len(await lines_of(client, batch.output_file_id)) == 2
+
+
+async def test_a_list_goes_on_after_what_was_deleted_meanwhile(tmp_path: Path) -> None:
+    async with batches(tmp_path) as running, client_of(running) as client:
+        ids = sorted([(await client.files.create(file=("a", b"x"), purpose="batch")).id for _ in range(5)])
+        await client.files.delete(ids[2])
+        descending = await client.files.list(after=ids[2], order="desc")
+        assert [each.id for each in descending.data] == [ids[1], ids[0]]
+        ascending = await client.files.list(after=ids[2], order="asc")
+        assert [each.id for each in ascending.data] == ids[3:]
+
+
 async def test_lines_keep_the_limits_of_their_key(tmp_path: Path) -> None:
     """Each line costs 10 tokens; the key may have 50 a minute, of which lines leave half."""
     keys = [*keys_of("a", tokens_per_minute=50), KeySettings(name="b", key="sk-b", batch_tokens_per_day=40)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
+import httpx
 import pytest
 
 from gateway.dialects.errors import GatewayError
@@ -105,6 +107,29 @@ async def test_a_path_of_the_gateway_that_cannot_be_answered_leaves_no_proxy_wai
     (answer,) = stream.wire.sent
     assert answer.immediate_response.status.code == 500
     assert json.loads(answer.immediate_response.body)["error"]["code"] == "gateway_failed"
+
+
+async def test_a_path_of_the_gateway_gets_the_body_of_its_request(tmp_path: Path) -> None:
+    seen: list[tuple[str, str, bytes]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append((request.method, request.url.path, request.content))
+        return httpx.Response(200, json={})
+
+    proxy = PlayedProxy({"batches": {"folder": str(tmp_path)}})
+    proxy.picking.own = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://gateway")
+    stream = proxy.stream()
+    stream.request([("content-length", "10")], path="/v1/batches")
+    stream.body(b"01234", b"56789")
+    await eventually(lambda: stream.wire.has_ended)
+    assert seen == [("POST", "/v1/batches", b"0123456789")]
+    assert proxy.in_flight() == IDLE
+    leaving = proxy.stream()
+    leaving.request(path="/v1/batches")
+    leaving.handler.handle(ProcessingRequest(request_body={"body": b"01234"}))
+    leaving.handler.close()
+    assert proxy.in_flight() == IDLE
+    assert len(seen) == 1
 
 
 async def test_a_body_above_the_bound_is_refused_before_and_while_it_comes() -> None:

@@ -50,6 +50,8 @@ def cut_and_continued(
         assert passed.is_exact
         if passed.finish_reason:
             return client + ContinuedStream(request, passed).close(passed.finish_reason)
+        if not passed.text:
+            passed.drop_ids(len(passed.ids))
         while passed.ids and ends_within_character(passed.text, decode(passed.ids.tolist())):
             passed.drop_ids(1)
         continued = ContinuedStream(request, passed)
@@ -171,6 +173,7 @@ def test_a_rest_that_its_engine_gives_up_is_not_passed_on_as_an_end() -> None:
         {"n": 2},
         {"stream": False},
         {"logprobs": True},
+        {"logprobs": 0},  # of the token itself
         {"tools": [{"type": "function"}]},
         {"tool_choice": "auto"},
         {"response_format": {"type": "json_object"}},
@@ -213,6 +216,17 @@ def test_the_continuation_has_the_parameters_of_the_request_and_smaller_limits()
     sampling = {"temperature": 0, "user": "u", "top_k": 5, "max_tokens": 8, "min_tokens": 3}
     rest = {"model": "m", "stream": True, "prompt": [1, 2, 3], "return_token_ids": True}
     assert json.loads(request.continuation([1, 2], [3])) == rest | sampling
+
+
+def test_the_continuation_has_the_priority_that_the_gateway_has_given_the_request() -> None:
+    body = {"model": "m", "stream": True, "prompt": "hi", "priority": -99}
+    request = rescuable(Endpoint.COMPLETIONS, json.dumps(body | {"priority": 0}).encode(), body)
+    assert request is not None
+    assert json.loads(request.continuation([1], [2]))["priority"] == 0
+
+
+def test_parameters_that_are_off_exclude_nothing() -> None:
+    request_of(CHAT, presence_penalty=0, frequency_penalty=0.0, logprobs=False, top_logprobs=0, tools=[], stop=None)
 
 
 def test_a_chat_without_a_limit_has_the_rest_of_the_context_and_a_completion_16_tokens() -> None:

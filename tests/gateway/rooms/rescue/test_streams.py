@@ -98,6 +98,50 @@ async def test_a_stream_outlives_its_backend(gateway_of: Start, path: str, event
         assert counts.get("a failed", 0) == counts.get("a impossible", 0) == 0
 
 
+def reasoning_engine(*, events: int | None = None) -> Behaviour:
+    """Return a behaviour that answers like vLLM with a parser of reasoning, or ends after some events."""
+    head = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    deltas = ({"role": "assistant", "content": ""}, {}, {"reasoning": "so"}, {"reasoning": "!"}, {"content": "42"})
+
+    async def answer(wire: Wire) -> None:
+        if wire.seen.target != "/v1/chat/completions":
+            await wire.json({"prompt": "<think>"})  # what the tokens so far are
+            return
+        await wire.begin_stream()
+        for number, delta in list(enumerate(deltas))[:events]:
+            choice = {"index": 0, "delta": delta, "finish_reason": "stop" if number == 4 else None}
+            begin = {"prompt_token_ids": [1]} if number == 0 else {}
+            document = {**head, **begin, "choices": [choice | ({"token_ids": [number]} if number else {})]}
+            await wire.chunk(b"data: %b\n\n" % json.dumps(document).encode())
+        if events is None:
+            await wire.chunk(b"data: [DONE]\n\n")
+            await wire.end_stream()
+        else:
+            wire.reset()
+
+    return answer
+
+
+@pytest.mark.parametrize("events", [1, 2])  # up to the role, and up to the token that begins the reasoning
+async def test_a_stream_without_text_begins_again_with_its_reasoning(gateway_of: Start, events: int) -> None:
+    async with gateway_of() as running:
+        behave(running, a=reasoning_engine(events=events), b=reasoning_engine())
+        response = await stream(running, stream_options=None)
+        lines = [json.loads(line[6:]) for line in response.text.split("\n") if line.startswith("data: {")]
+        deltas = [line["choices"][0]["delta"] for line in lines]
+        assert "".join(delta.get("reasoning") or "" for delta in deltas) == "so!"
+        assert "".join(delta.get("content") or "" for delta in deltas) == "42"
+        assert response.text.endswith("data: [DONE]\n\n")
+
+
+async def test_reasoning_that_began_again_is_not_begun_a_third_time(gateway_of: Start) -> None:
+    async with gateway_of(THREE) as running:
+        behave(running, a=reasoning_engine(events=2), b=reasoning_engine(events=3), c=reasoning_engine(events=3))
+        response = await stream(running, stream_options=None)
+        assert response.text.count('"so"') == 1
+        assert '"error"' in response.text
+
+
 @pytest.mark.parametrize("events", [2, 18])
 async def test_a_client_that_asked_for_no_usage_gets_none_from_a_rescued_stream(gateway_of: Start, events: int) -> None:
     async with gateway_of() as running:
