@@ -27,7 +27,7 @@ from backends.speculation import Method
 from benchmarks.routing.ground import COUNTED, WORKLOADS, Ground, OnGround, bare
 from benchmarks.routing.worlds import POOL_OF, World, specs_of
 from benchmarks.table import head, row
-from gateway.rooms.compare.definition import block_for
+from gateway.rooms.compare.definition import block_for, longer_block_s
 from lab.parallel import all_cores
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
@@ -136,16 +136,21 @@ class Compared(Policy, Learner, Maintained):
         self.policy = bare(cell.policy, seed)
         super().__init__(self.policy.settings)
         self.reads_requests, self.prices_limits = True, self.policy.prices_limits
-        self.cell, self.plan, self.requests = cell, cell.plan(seed, block_s), requests
+        self.cell, self.seed, self.first_block_s, self.requests = cell, seed, block_s, requests
         self.now_s: Callable[[], float] = lambda: 0.0
         self.began_s = requests[0].arrived_s
-        count = 2 if cell.trouble == "gateways" else 1
-        self.statistics = [Statistics([BLOCKS], lambda: self.now_s()) for _ in range(count)]  # noqa: PLW0108
-        self.experiments = [Experiment(self.plan, each, CHANCE - seed - at) for at, each in enumerate(self.statistics)]
         self.number = self.block = -1
         self.sent: dict[int, Experiment] = {}
         self.looks: dict[int, Point] = {}
         self.ended: tuple[Stage, str, float] | None = None
+        self.begin(block_s)
+
+    def begin(self, block_s: float) -> None:
+        """Begin to compare with blocks of such a length."""
+        self.plan = self.cell.plan(self.seed, block_s)
+        count, seed = 2 if self.cell.trouble == "gateways" else 1, CHANCE - self.seed
+        self.statistics = [Statistics([BLOCKS], lambda: self.now_s()) for _ in range(count)]  # noqa: PLW0108
+        self.experiments = [Experiment(self.plan, each, seed - at) for at, each in enumerate(self.statistics)]
 
     def evidence(self) -> Evidence:
         """Return what the gateways show, which tell each other."""
@@ -155,12 +160,15 @@ class Compared(Policy, Learner, Maintained):
         return Evidence(self.plan, one)
 
     def look(self) -> None:
-        """Look at what was found so far."""
+        """Look at what was found so far; begin anew if blocks turn out to be too short."""
         evidence = self.evidence()
+        if (block_s := longer_block_s(self.experiments[0], evidence)) is not None:
+            self.begin(block_s)
+            return
         found = evidence.fit(*ARMS)
         if found is None:
             return
-        self.looks[int((self.now_s() - self.began_s) // self.plan.block_s)] = found.overall(SHOWN)
+        self.looks[int((self.now_s() - self.began_s) // self.first_block_s)] = found.overall(SHOWN)
         if self.ended is None:
             verdict = verdict_of(evidence, UNTIL)
             if verdict.stage is not Stage.RUNNING:
@@ -353,9 +361,10 @@ def scores(cell: Cell, truths: Sequence[Sequence[float]], runs: Sequence[Run]) -
         right += is_named and is_right if differs else run.stage is Stage.ALIKE
         wrong += is_named and not (differs and is_right)
         held.append([look.low <= truth_of[at] <= look.high for at, look in run.looks.items()])
-        last = [*run.looks.values()][-1]
-        bias.append(last.ratio / truth_of[-1] - 1.0)
-        width.append(math.log(last.high / last.low) / 2.0)
+        if run.looks:
+            last = [*run.looks.values()][-1]
+            bias.append(last.ratio / truth_of[-1] - 1.0)
+            width.append(math.log(last.high / last.low) / 2.0)
     ends_s = median(run.ended_s if run.stage is not Stage.RUNNING else math.inf for run in runs)
     last_true = [each[-1] for each in truths]
     lost, of_all = fmean(run.lost for run in runs), fmean(run.lost_of_all for run in runs)
@@ -365,7 +374,7 @@ def scores(cell: Cell, truths: Sequence[Sequence[float]], runs: Sequence[Run]) -
         f"{min(last_true):.2f} to {max(last_true):.2f}" if cell.is_world else f"{fmean(last_true):.3f}",
         *(wrong, right, sum(run.stage is Stage.ALIKE for run in runs)),
         "" if math.isinf(ends_s) else f"{ends_s / 60:.0f}",
-        *(sum(map(all, held)), sum(each[-1] for each in held)),
+        *(sum(map(all, held)), sum(each[-1] for each in held if each)),
         *(f"{fmean(bias):+.1%}", f"±{fmean(width):.1%}"),
         *([""] * len(losses) if cell.trouble else losses),
     ]

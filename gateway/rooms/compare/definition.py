@@ -17,7 +17,7 @@ from backends.speculation import MODELLESS
 from backends.validation import did_you_mean
 from gateway.config.settings.compare import ComparisonSettings
 from policies.arm import arm_of
-from policies.experiment.experiment import Plan
+from policies.experiment.experiment import Evidence, Experiment, Plan
 from policies.experiment.verdict import Stage
 from policies.policy import Policy, policies
 from policies.roles import Learner
@@ -26,7 +26,7 @@ from policies.statistics import MAX_KEYS
 _THERE = SERVING | {State.DRAINING}
 _SHORTEST_S, _LONGEST_S = 10.0, 3600.0
 _WEEK_S, _BESIDE = 7 * 86_400.0, 2  # what serves beside the arms, and as usual, is kept too
-TIMES = 10.0  # what requests take; `policies.experiment.blocks` wants eight
+_TIMES = 10.0  # what requests take; `policies.experiment.blocks` wants eight
 
 
 class WrongArmsError(ValueError):
@@ -168,7 +168,14 @@ def begun(
 
 def block_for(mean_s: float | None) -> float:
     """Return the seconds of a block for requests of a mean time; a short one while none is known."""
-    return min(_LONGEST_S, max(_SHORTEST_S, math.ceil(TIMES * (mean_s or 0.0))))
+    return min(_LONGEST_S, max(_SHORTEST_S, math.ceil(_TIMES * (mean_s or 0.0))))
+
+
+def longer_block_s(experiment: Experiment, evidence: Evidence) -> float | None:
+    """Return the seconds of a block that is long enough for requests as they come; None if it is, or is the longest."""
+    needed_s = experiment.needed_block_s() or evidence.needed_block_s()
+    block_s = block_for(max(experiment.mean_s, (needed_s or 0.0) / _TIMES))
+    return block_s if needed_s is not None and block_s > experiment.plan.block_s else None
 
 
 def _shortest_s(question: ComparisonSettings, arms: int) -> float:

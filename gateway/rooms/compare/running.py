@@ -11,7 +11,7 @@ from backends.backend import Backend
 from gateway.relay.accounting import FAILED, against_objective
 from gateway.relay.observers import EndedExchange, Observer
 from gateway.relay.outgoing import DEEP
-from gateway.rooms.compare.definition import TIMES, Definition, block_for, other_policy
+from gateway.rooms.compare.definition import Definition, longer_block_s, other_policy
 from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.router import NO_SLO
 from policies.build import learned_of
@@ -93,16 +93,9 @@ class Running(Observer):
         self._experiment.close(now_s)
 
     def fitted(self) -> Definition | None:
-        """Return it with blocks that are long enough; None if they are, or were asked for."""
-        needed_s = self._needed_block_s() if self.definition.is_fitted else None
-        block_s = block_for(max(self._experiment.mean_s, (needed_s or 0.0) / TIMES))
-        if needed_s is None or block_s <= self.definition.block_s:
-            return None
-        return self.definition.model_copy(update={"block_s": block_s})
-
-    def _needed_block_s(self) -> float | None:
-        """Return how long a block must be for requests as they come; None if it is long enough."""
-        return self._experiment.needed_block_s() or self._evidence.needed_block_s()
+        """Return it with blocks that are long enough; None if they are, are the longest, or were asked for."""
+        block_s = longer_block_s(self._experiment, self._evidence) if self.definition.is_fitted else None
+        return None if block_s is None else self.definition.model_copy(update={"block_s": block_s})
 
     def judge(self, now_s: float) -> Verdict:
         """Return what is known by now; takes some milliseconds if that has changed, so it is called in a thread."""
@@ -127,7 +120,7 @@ class Running(Observer):
             "sentence": verdict.sentence,
             "blocks": verdict.blocks,
             "harmed": verdict.harmed,
-            "needed_block_s": self._needed_block_s(),
+            "needed_block_s": longer_block_s(self._experiment, self._evidence),
             "arms": {arm: self._arm(arm) for arm in definition.replicas},
             "findings": [_rounded(asdict(each)) for each in verdict.findings],
             "cost": None if cost.ratio != cost.ratio else _rounded(cost._asdict()),
