@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from random import Random
+from statistics import fmean, stdev
 from typing import Final, NamedTuple, TypeVar
 
 from backends.backend import Candidate
@@ -300,6 +301,19 @@ class Evidence:
         """Return the seconds per unit of work of an arm in each of its blocks with so many requests."""
         return [row.seconds_per_work for row in self._rows(arm, 0, least_requests)]
 
+    def times_the_work(self, first: str, second: str) -> float:
+        """Return how many times as much work arrives at a replica of one arm as of another; 1 if that may be chance.
+
+        Requests are given at random, so it is none of the arms' own: some client may act by the arm it was given to.
+        """
+        ones, others = ({row.number: row.work_per_s for row in self._rows(arm, 0)} for arm in (first, second))
+        even = [number for number in ones.keys() & others.keys() if set(self.plan.shares(number) or ()) == {1.0}]
+        logs = [math.log(ones[number] / others[number]) for number in even]
+        if len(logs) < _LEAST_EVEN or self.plan.rotates:
+            return 1.0
+        mean, error = fmean(logs), stdev(logs) / math.sqrt(len(logs))
+        return math.exp(mean) if abs(mean) > max(_UNEVEN, _ERRORS * error) else 1.0
+
     def fit(self, first: str, second: str) -> Fit | None:
         """Return what the blocks show of one arm against another; None while they are too few."""
         return fit([*self._rows(first, 0), *self._rows(second, 1)])
@@ -340,5 +354,9 @@ _EVEN: Final = 3
 _LEAST_KNOWN: Final = 4
 _LONGER: Final = 4.0
 """Blocks after which it is known how many requests one has, and how much longer it is made if they are too few."""
+_LEAST_EVEN: Final = 4
+_UNEVEN: Final = math.log(1.2)
+_ERRORS: Final = 5.0
+"""Even blocks, logarithm of the ratio, and standard errors of it from which on the work of two arms is not alike."""
 _MOST_CONVERSATIONS: Final = 100_000
 _MOST_BRANCHES: Final = 8

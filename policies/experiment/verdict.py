@@ -66,6 +66,9 @@ def verdict_of(evidence: Evidence, until: float, *, is_over: bool = False) -> Ve
         return Verdict(Stage.OVER if is_over else Stage.RUNNING, waits, findings, blocks)
     nearest = max(findings, key=lambda finding: finding.at_mean.high)
     stage = Stage.OVER if is_over else Stage.RUNNING
+    for other in others:
+        if (times := evidence.times_the_work(best, other)) != 1.0:
+            return Verdict(stage, _UNEVEN.format(best, times, other), findings, blocks)
     if nearest.at_mean.high < 1.0:
         stage = Stage.DECIDED
     elif all(each.at_mean.high < 1.0 + until and each.at_mean.low > 1.0 / (1.0 + until) for each in findings):
@@ -148,6 +151,10 @@ CERTAIN: Final = 0.99
 """Confidence at which one arm is said to be better."""
 SHOWN: Final = 0.95
 """Confidence of the interval of a crossing."""
+_UNEVEN: Final = (
+    "Nothing can be said: requests of {} bring {:.1f} times the work of those of {}, though they are given at random. "
+    "A client acts by where it is sent, or replicas of one arm refuse some requests."
+)
 _UNKNOWN: Final = 1.5
 """An interval up to such a ratio says nothing of the better arm."""
 _LEAST_FAILED: Final = 10.0

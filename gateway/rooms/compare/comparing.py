@@ -74,11 +74,13 @@ def status(*, json: AsJson = False, url: Url = DEFAULT_URL, admin_key: AdminKey 
     \b
     gateway compare status
     """
-    models = Admin(url, admin_key, model).get("/admin/compare")["models"]
+    found = Admin(url, admin_key, model).get("/admin/compare")
     if json:
-        say_json({"models": models})
-    else:
-        say("\n\n".join(_text(name, each) for name, each in models.items()) or "Nothing was compared yet.")
+        say_json(found)
+        return
+    texts = [_text(name, each) for name, each in found["models"].items()]
+    texts += [f"{name}: nothing is compared by itself yet: {why}" for name, why in found["waits"].items()]
+    say("\n\n".join(texts) or "Nothing was compared yet.")
 
 
 @app.command()

@@ -180,8 +180,9 @@ class CompareRoom(Room):
         running = self.comparisons.get(model)
         if running is not None and (running.is_running or time.time() < running.definition.began_s + settings.every_s):
             return
-        if _mean_s(self.gateway.models[model]) is None:
-            return  # until requests show how long blocks must be
+        if _mean_s(self.gateway.models[model]) is None:  # requests show how long blocks must be
+            self._waits[model] = "no request has been answered"
+            return
         waits = ""
         try:
             past = [each for each in self._past(model) if not each.takes_turns]
@@ -266,7 +267,9 @@ class CompareRoom(Room):
         async def compare(model: str | None = None) -> dict[str, Any]:
             """Return what is compared, or was last, and what that has shown."""
             names = [*self.comparisons] if model is None else [self._named(model)]
-            return {"models": {name: await self._document(name) for name in names if name in self.comparisons}}
+            waits = {name: why for name, why in self._waits.items() if why and model in {None, name}}
+            found = {name: await self._document(name) for name in names if name in self.comparisons}
+            return {"models": found, "waits": waits}
 
         @app.post("/admin/compare/start", tags=["admin"])
         async def start(asked: Comparing) -> dict[str, Any]:

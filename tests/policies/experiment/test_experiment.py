@@ -31,11 +31,13 @@ class Stand:
         self.experiment = Experiment(plan, self.statistics, seed)
         self.failing, self.failing_share = "", 0.3
 
+        self.times = 1  # as many tokens of replica c and d
+
     def send(self, request: RequestFeatures | None = None, candidates: list[Backend] = POOL) -> str:
         """Send a request, which ends at once by its clock, and return its replica."""
         request = request or RequestFeatures("llama", Endpoint.CHAT)
         name = self.rng.choice(self.experiment.narrowed(request, candidates)).name
-        tokens = self.rng.randint(50, 200)
+        tokens = self.rng.randint(50, 200) * (self.times if name in "cd" else 1)
         seconds = self.seconds * tokens / 100 * self.rng.uniform(0.8, 1.2) * (self.ratio if name in "cd" else 1.0)
         status = 500 if name in self.failing and self.rng.random() < self.failing_share else 200
         decision = Decision(name, "least_loaded", "")
@@ -202,6 +204,16 @@ def test_an_arm_that_does_not_keep_up_is_found_though_no_block_is_long_enough_fo
     verdict = verdict_of(Evidence(PLAN, stand.statistics), 0.02)
     assert (verdict.stage, verdict.harmed) == (Stage.HARM, "head")
     assert "times as long as those of plain, in each of the last blocks" in verdict.sentence
+
+
+def test_nothing_is_said_where_clients_send_one_arm_other_requests() -> None:
+    stand = Stand(seconds=0.2)
+    assert stand.run(20).times_the_work("plain", "head") == 1.0
+    stand = Stand(seconds=0.2)
+    stand.times = 3
+    verdict = verdict_of(stand.run(60), 0.02)
+    assert verdict.stage is Stage.RUNNING
+    assert "0.3 times the work of those of head" in verdict.sentence or "3.0 times the work" in verdict.sentence
 
 
 def test_a_few_long_requests_are_no_harm() -> None:

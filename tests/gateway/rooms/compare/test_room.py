@@ -33,6 +33,7 @@ from tests.gateway.rooms.compare.support import (
     until_stage,
 )
 from tests.support.upstream import Wire, well
+from tests.support.waiting import eventually_async
 
 
 async def test_the_better_arm_is_found_and_the_comparison_ends(tmp_path: Path) -> None:
@@ -285,6 +286,21 @@ async def test_a_pool_can_compare_by_itself_two_methods_at_a_time(tmp_path: Path
             await gateway.until(partial(_is_another, gateway, present))
     assert pairs[0] == pairs[3]
     assert {frozenset(each) for each in pairs} == {frozenset(pair) for pair in combinations(methods.values(), 2)}
+
+
+async def test_why_nothing_is_compared_by_itself_is_said(tmp_path: Path) -> None:
+    state = {"file": str(tmp_path / "state.sqlite")}
+    async with start_gateway(METHODS, state=state, compare={"a": "nope", "b": "b0"}) as gateway:
+
+        async def says(why: str) -> bool:
+            line = ["compare", "status", "--url", gateway.url, "--admin-key", ADMIN_KEY]
+            return why in (await asyncio.to_thread(CliRunner().invoke, app, line)).output
+
+        await eventually_async(
+            partial(says, f"{MODEL}: nothing is compared by itself yet: no request has been answered")
+        )
+        assert (await gateway.chat()).status_code == 200
+        await eventually_async(partial(says, "no replica has the name, the method or the source 'nope'"))
 
 
 async def test_a_method_whose_replicas_do_not_serve_keeps_no_others_from_being_compared(tmp_path: Path) -> None:
