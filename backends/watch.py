@@ -71,11 +71,15 @@ class Watch:
         backend, self._answered_by_peers = self.backend, answered
         self._peers_in_flight = in_flight
         self._foreign = max(0, self._foreign - recounted)
-        load, others = backend.load, self._foreign + in_flight
-        if others != load.others:
-            # An engine that has never reported is known by what the gateways sent.
-            running, at_s = (load.running, load.at_s) if load.at_s else (backend.in_flight + others, 0.0)
-            backend.load = replace(load, running=running, others=others, at_s=at_s or time.monotonic())
+        # An engine that reports nothing is known by what the gateways sent.
+        load, now_s, is_told = backend.load, time.monotonic(), backend.engine.metrics is None
+        if is_told and in_flight:
+            self._foreign = 0
+        others = self._foreign + in_flight
+        if others != load.others or (is_told and in_flight):
+            if is_told:
+                load = replace(load, running=backend.in_flight + others, waiting=0, at_s=now_s)
+            backend.load = replace(load, others=others)
 
     async def run(self, judge: Callable[[Watch, ProbeResult], None]) -> None:
         """Probe the replica again and again, and have each result judged."""

@@ -17,7 +17,7 @@ HALF_LIVES_KEPT: Final = 6
 """Older epochs are dropped: their weight would be below 1/64."""
 
 MAX_KEYS: Final = 4096
-"""Maximum buckets per table and epoch; further keys are merged as `Table.overflow` says."""
+"""Maximum buckets per table and epoch; further keys are merged as `Table.overflow` says, beyond twice as many again."""
 
 Key = tuple[str, ...]
 Sums = tuple[float, ...]
@@ -105,9 +105,10 @@ class Statistics:
         buckets = record.buckets
         own = buckets.get(key)
         if own is None:
-            if len(buckets) >= MAX_KEYS:
-                key = table.overflow(key)
-                own = buckets.get(key)
+            for most in (MAX_KEYS, 2 * MAX_KEYS):
+                if own is None and len(buckets) >= most:
+                    key = table.overflow(key)
+                    own = buckets.get(key)
             if own is None:
                 own = buckets[key] = [0.0] * table.width
         for index, number in enumerate(sums):

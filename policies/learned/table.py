@@ -24,16 +24,23 @@ Groups = tuple[Key, ...]
 
 _TEMPLATE, _CLIENT = 3, 4
 """Lengths of the keys of groups."""
+_NAME: Final = 2
+"""Place of the workload's name, after the bin of the prompt and the mode."""
 
 
-def _without_template(key: Key) -> Key:
-    return (*key[:_TEMPLATE], "", "")
+def _larger(key: Key) -> Key:
+    """Return a key without its template and client or, if it has none, without the name of its workload."""
+    first, bins, workload, *rest = key
+    parts = workload.split("/")
+    if not any(rest) and len(parts) > _NAME:
+        bins, parts[_NAME] = "" if bins == parts[_NAME] else bins, ""
+    return (first, bins, "/".join(parts), *_EMPTY[: len(rest)])
 
 
-PER_STEP: Final = Table("log_per_step", 4, half_life_s=7200.0, overflow=_without_template)
-LENGTH: Final = Table("log_length", 4, half_life_s=7200.0, overflow=_without_template)
+PER_STEP: Final = Table("log_per_step", 4, half_life_s=7200.0, overflow=_larger)
+LENGTH: Final = Table("log_length", 4, half_life_s=7200.0, overflow=_larger)
 """Weight, weight x log, count and log, by arm (of lengths none) and the key of the finest group."""
-ANSWERS: Final = Table("answers", 2, half_life_s=7200.0, overflow=lambda key: (*key[:_TEMPLATE], ""))
+ANSWERS: Final = Table("answers", 2, half_life_s=7200.0, overflow=_larger)
 """Answers and their tokens, by replica and the key of the finest group without its client."""
 
 
@@ -258,7 +265,7 @@ def _group(known: dict[Key, Group], groups: Groups) -> Group:
     found = known.get(key)
     if found is None:
         found = Group(key, _group(known, groups[:-1]).around if len(groups) > 1 else ())
-        if len(known) < _MOST_GROUPS or len(key) < _TEMPLATE:
+        if len(known) < (_MOST_GROUPS if len(key) >= _TEMPLATE else 2 * _MOST_GROUPS):  # clients name workloads
             known[key] = found
     return found
 

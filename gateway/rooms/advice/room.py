@@ -66,28 +66,11 @@ class AdviceRoom(Room):
         members = self.gateway.pool.of(name)
         return ModelEvidence(
             name,
-            tuple(self._of_backend(each, contexts.get((name, each.name), {})) for each in members),
+            tuple(evidence_of(each, contexts.get((name, each.name), {})) for each in members),
             troubles=self.gateway.models[name].troubles.found,
             compared=frozenset().union(
                 *(room.compared(name) for room in self.gateway.rooms if isinstance(room, Comparer))
             ),
-        )
-
-    def _of_backend(self, backend: Backend, contexts: Mapping[float, float]) -> BackendEvidence:
-        engine, said, flags, limit = backend.engine.metrics, backend.said, backend.flags, backend.drafter_limit
-        known = BackendEvidence(backend.name, said.method, said.schedule.k, flags=flags, limit=limit, contexts=contexts)
-        if engine is None:
-            return known
-        contradiction = None
-        if (text := backend.contradiction) is not None:
-            counters = f"{engine.drafts:,} drafts of {engine.draft_tokens:,} tokens"
-            counters += f", {engine.generation_tokens:,} output tokens"
-            contradiction = Contradiction(text, Speculation(backend.method, backend.draft_schedule), counters)
-        return replace(
-            known,
-            contradiction=contradiction,
-            positions=positions_of(engine.drafts, engine.accepted_per_position),
-            minutes=tuple(backend.engine.occupancy.minutes),
         )
 
     def _advised(self, evidence: ModelEvidence) -> dict[str, Any]:
@@ -124,3 +107,24 @@ def contexts_of(samples: Iterable[Sample]) -> Contexts:
         if sample.name == "gateway_context_tokens_bucket":
             found[sample.labels["model"], sample.labels["backend"]][float(sample.labels["le"])] = sample.value
     return found
+
+
+def evidence_of(backend: Backend, contexts: Mapping[float, float]) -> BackendEvidence:
+    """Return what the settings and the probes of a backend tell."""
+    engine, said, flags, limit = backend.engine.metrics, backend.said, backend.flags, backend.drafter_limit
+    known = BackendEvidence(backend.name, said.method, said.schedule.k, flags=flags, limit=limit, contexts=contexts)
+    if engine is None:
+        return known
+    contradiction = None
+    if (text := backend.contradiction) is not None:
+        counters = f"{engine.drafts:,} drafts of {engine.draft_tokens:,} tokens"
+        counters += f", {engine.generation_tokens:,} output tokens"
+        contradiction = Contradiction(text, Speculation(backend.method, backend.draft_schedule), counters)
+    # Of drafts of unlike lengths, the counts by position do not tell how many of the longer ones are accepted.
+    is_even = not (said.schedule.by_batch or said.schedule.adaptive or backend.draft_depth)
+    return replace(
+        known,
+        contradiction=contradiction,
+        positions=positions_of(engine.drafts, engine.accepted_per_position) if is_even else None,
+        minutes=tuple(backend.engine.occupancy.minutes),
+    )

@@ -226,6 +226,11 @@ def test_an_engine_without_metrics_is_known_by_what_the_gateways_sent() -> None:
     two.backends[0].in_flight = 2
     exchange(one, two)
     assert (one.backends[0].load.others, one.backends[0].load.running) == (2, 2)
+    for in_flight in (2, 3, 0):
+        one.backends[0].load = replace(one.backends[0].load, at_s=1.0)  # long after
+        two.backends[0].in_flight = in_flight
+        exchange(one, two)
+        assert (one.load()[0], one.backends[0].load.running) == (in_flight, in_flight)
 
 
 @pytest.mark.parametrize(

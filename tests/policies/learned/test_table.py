@@ -8,10 +8,12 @@ from random import Random
 
 import pytest
 
+from policies import statistics
+from policies.learned import table
 from policies.learned.prior import text_of
-from policies.learned.table import PER_STEP, Kinds, Means, Shares
+from policies.learned.table import ANSWERS, LENGTH, PER_STEP, Kinds, Means, Shares
 from policies.statistics import Statistics
-from tests.policies.learned.pool import request
+from tests.policies.learned.pool import Pool, request
 
 
 class Clock:
@@ -133,6 +135,27 @@ def test_a_client_moves_at_most_its_share_of_what_others_expect() -> None:
     assert table.mean("ngram:5", kinds.of(request(client="new")).groups) < 0.45
     assert table.mean("ngram:5", kinds.of(request(client="honest 1")).groups) < 0.1
     assert table.mean("ngram:5", kinds.of(request(client="liar")).groups) > 0.95
+
+
+def test_a_client_that_names_a_workload_for_each_request_fills_no_table_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(statistics, "MAX_KEYS", 8)
+    monkeypatch.setattr(table, "_MOST_GROUPS", 8)
+    pool = Pool()
+    for number in range(40):
+        pool.send("eagle3", request(f"session-{number}"), e2e_s=0.0)
+        pool.send("eagle3", request("code"), e2e_s=0.0)
+    known = pool.policy.known
+    assert {row.table for row in known.statistics.own()} >= {"log_per_step", "log_length", "answers"}
+    for means in (known.per_step, known.lengths):
+        assert len(means.groups) <= 2 * 8 + 1
+        means.take(means.read())
+        assert means.count("eagle3:3" if means is known.per_step else "", ()) == 80.0
+    for one in (PER_STEP, LENGTH, ANSWERS):
+        assert len(known.statistics.buckets(one)) <= 2 * 8 + 2
+    (code,) = (sums for key, sums in known.statistics.buckets(ANSWERS).items() if key[2].endswith("/code"))
+    assert code[0] == 40.0
 
 
 def test_a_single_client_has_all_weight() -> None:

@@ -7,6 +7,9 @@ import asyncio
 import pytest
 from typer.testing import CliRunner
 
+from backends.backend import Backend
+from backends.engine_metrics import EngineMetrics
+from backends.speculation import Method
 from gateway.cli.app import app
 from gateway.rooms.advice import room
 from gateway.rooms.advice.finding import Finding, Gain
@@ -32,6 +35,22 @@ async def test_advice_by_route_and_command(monkeypatch: pytest.MonkeyPatch) -> N
         assert "1. b: its KV cache is too small" in result.stdout
         assert "Steps that were not measured here are by a calibration: llama-3.1-8b-h100 is" in result.stdout
         assert "20% of the time (95%: 10% to 30%)" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("config", "is_even"),
+    [
+        ({}, True),
+        ({"num_speculative_tokens_per_batch_size": [[1, 16, 5], [17, 256, 1]]}, False),
+        ({"enable_adaptive_verification": True}, False),
+    ],
+)
+def test_where_drafts_have_unlike_lengths_the_counts_by_position_advise_no_k(
+    config: dict[str, object], is_even: bool
+) -> None:
+    backend = Backend("a", MODEL, Method.EAGLE3, "http://a", 5, config)
+    backend.engine.metrics = EngineMetrics(drafts=100, accepted_per_position=(70, 3, 2, 1, 1))
+    assert (room.evidence_of(backend, {}).positions is not None) == is_even
 
 
 async def test_a_policy_that_does_not_learn_says_so() -> None:
