@@ -85,6 +85,19 @@ def test_a_clock_that_is_set_back_changes_neither_waits_nor_the_loads_that_answe
     assert costs[1] == pytest.approx(costs[0], rel=1e-3)
 
 
+def test_what_was_sent_to_an_engine_before_it_turned_out_to_be_another_is_not_taken_from_the_new_one() -> None:
+    pool = Pool()
+    eagle3 = pool.backends[-1]
+    eagle3.in_flight = 4
+    sent = [pool.policy.follow(Decision("eagle3", "x", "y"), request(), [eagle3]) for _ in range(2)]
+    pool.policy.engine_changed("eagle3", EngineChange.SPECULATION)
+    for _ in range(2):
+        pool.policy.follow(Decision("eagle3", "x", "y"), request(), [eagle3])
+    for decision in sent:
+        pool.policy.observe(answer(request(), decision, Method.EAGLE3))
+    assert pool.policy.known.replicas["eagle3"].sent == 2
+
+
 def test_requests_of_other_gateways_count_while_their_report_is_new() -> None:
     pool = taught()
     before, eagle3 = pool.costs(request("chat"))["eagle3"], pool.backends[-1]
