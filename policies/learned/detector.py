@@ -196,7 +196,7 @@ class Detector(Generic[T]):
         slow = 1.0
         if watch.slow is not None:
             slow = math.exp(watch.slow.level)
-            slow = 1.0 + (slow - 1.0) * math.exp2(-max(0.0, now_s - watch.slow.seen_s) / watch.slow.half_life_s)
+            slow = 1.0 + (slow - 1.0) * math.exp2(-abs(now_s - watch.slow.seen_s) / watch.slow.half_life_s)
         return slow, 1.0 if watch.poor is None else min(1.0, max(0.0, watch.poor.level))
 
     def observe_speed(self, name: str, ratio: float, source: str | None, now_s: float) -> None:
@@ -286,7 +286,8 @@ class Detector(Generic[T]):
         """Return the candidates without those that rest, or all if none would be left."""
         if not self.found:
             return candidates
-        resting = {name for name in self.found if now_s < self._watches[name].rests_until_s}
+        until_s = {name: self._watches[name].rests_until_s for name in self.found}
+        resting = {name for name, at_s in until_s.items() if 0.0 < at_s - now_s <= LONGEST_S}  # else it was set back
         return [one for one in candidates if one.name not in resting] or candidates
 
     def _count(self, watch: _Watch[T], latest: int) -> None:

@@ -68,7 +68,7 @@ class Lessons:
     def end(self, decision: Decision, now_s: float, *, is_beyond: bool = False) -> None:
         """Remove a request from the work of its replica."""
         delay, replica = _delay(decision), self._known.replicas.get(decision.backend)
-        if delay is not None and replica is not None:
+        if delay is not None and replica is not None and delay.replica is replica:  # else another had the name
             replica.end(delay, now_s, is_beyond=is_beyond and replica.reach.harms_others)
 
     def learn_shadow(self, outcome: Outcome, share: float, now_s: float) -> None:

@@ -152,6 +152,8 @@ class KnownReplica:
             if self.sent:
                 self._context_s += elapsed_s * self.requests * self.context_tokens / self.sent
             self._at_s = now_s
+        elif elapsed_s < 0.0:  # the clock was set back
+            self._at_s = self._prefill_until_s = self._told_until_s = now_s
         self.requests = requests
         if not requests and self.sent:  # an end that was never told does no lasting harm
             self.sent, self._beyond = 0, {}

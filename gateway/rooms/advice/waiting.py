@@ -30,7 +30,7 @@ def waiting(model: ModelEvidence) -> list[Finding]:
         if len(backend.minutes) < _MIN_MINUTES:
             continue
         room = _gain(backend, np.array([minute.waiting_for_room for minute in backend.minutes]))
-        places = int(flag_value(backend.flags, "--max-num-seqs") or _DEFAULT_SEQUENCES)
+        places = int(flag_value(backend.flags, "--max-num-seqs") or max(_DEFAULT_SEQUENCES, _most_running(backend)))
         place = _gain(backend, np.array([minute.waiting_for_a_place(places) for minute in backend.minutes]))
         if room is not None:
             findings.append(_for_room(model.name, backend, room))
@@ -48,6 +48,11 @@ def _gain(backend: BackendEvidence, waited: np.ndarray[tuple[int], np.dtype[np.i
     return gain if gain.is_worth_it else None
 
 
+def _most_running(backend: BackendEvidence) -> int:
+    """Return how many requests ran at most while others waited."""
+    return max((running for minute in backend.minutes for running, _ in minute.others), default=0)
+
+
 def _for_room(model: str, backend: BackendEvidence, gain: Gain) -> Finding:
     utilization = float(flag_value(backend.flags, "--gpu-memory-utilization") or _DEFAULT_UTILIZATION)
     set_to = ("--kv-cache-dtype", "fp8")
@@ -61,7 +66,7 @@ def _for_room(model: str, backend: BackendEvidence, gain: Gain) -> Finding:
 
 def _for_a_place(model: str, backend: BackendEvidence, places: int, gain: Gain) -> Finding:
     title = f"requests wait for one of {places} places in its batch, although there is memory for more"
-    full = max(running for minute in backend.minutes for running, _ in minute.others)
+    full = _most_running(backend)
     evidence = f"{len(backend.minutes)} minutes of probes, in which up to {full} requests ran while others waited; "
     evidence += "the gain is at most this, where larger batches cost nothing"
     change = flag_change(model, backend.name, backend.flags, "--max-num-seqs", str(2 * places))

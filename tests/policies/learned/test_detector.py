@@ -161,6 +161,7 @@ def test_under_other_policies_it_rests_longer_with_each_relapse() -> None:
         observe(detector, 0.0)
     assert detector.admitted(pool, 0.0) == pool[1:]
     assert detector.admitted(pool[:1], 0.0) == pool[:1], "if nothing else is left it serves"
+    assert detector.admitted(pool, -3600.0) == pool, "the clock was set back"
     assert detector.admitted(pool, REST_S + 1.0) == pool
     assert LONGEST_S > REST_S
     detector.forget("e")

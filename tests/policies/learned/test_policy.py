@@ -14,6 +14,7 @@ from policies.build import predicted_s
 from policies.checks import check_policy
 from policies.decision import Decision
 from policies.learned.policy import Learned
+from policies.learned.replica import STEPS
 from policies.learned.settings import LearnedSettings
 from policies.learned.table import PER_STEP
 from policies.learned.thresholds import NothingLearnedError, in_words, kinds_of, rules_of
@@ -66,6 +67,35 @@ def test_those_that_wait_in_an_engine_count_while_its_report_is_new_and_they_can
     for eagle3.load in reports:
         costs.append(pool.costs(request())["eagle3"])
     assert costs == [costs[0]] * 3
+
+
+def test_a_clock_that_is_set_back_changes_neither_waits_nor_the_loads_that_answers_met() -> None:
+    costs, asked = [], request(prefix=(1,), prefix_tokens=(200,))
+    for back_s in (0.0, 3600.0):
+        pool = Pool()
+        pool.backends[-1].in_flight = 19
+        pool.send("eagle3", asked)
+        pool.policy.sent_elsewhere("eagle3", asked.prefix, asked.prefix_tokens)
+        pool.now_s -= back_s
+        for _ in range(2):
+            pool.send("eagle3", asked)
+        costs.append(pool.costs(asked)["eagle3"])
+        (met,) = [sums[17] / sums[0] for sums in pool.policy.statistics.buckets(STEPS).values()]
+        assert met == pytest.approx(20.0, rel=0.05)
+    assert costs[1] == pytest.approx(costs[0], rel=1e-3)
+
+
+def test_what_was_sent_to_an_engine_before_it_turned_out_to_be_another_is_not_taken_from_the_new_one() -> None:
+    pool = Pool()
+    eagle3 = pool.backends[-1]
+    eagle3.in_flight = 4
+    sent = [pool.policy.follow(Decision("eagle3", "x", "y"), request(), [eagle3]) for _ in range(2)]
+    pool.policy.engine_changed("eagle3", EngineChange.SPECULATION)
+    for _ in range(2):
+        pool.policy.follow(Decision("eagle3", "x", "y"), request(), [eagle3])
+    for decision in sent:
+        pool.policy.observe(answer(request(), decision, Method.EAGLE3))
+    assert pool.policy.known.replicas["eagle3"].sent == 2
 
 
 def test_requests_of_other_gateways_count_while_their_report_is_new() -> None:

@@ -216,6 +216,12 @@ def test_waiting_for_memory_and_for_a_place_are_told_apart() -> None:
     assert '[..., "--max-num-seqs", "32"]' in findings["batch_limit"].change
     assert '"--kv-cache-dtype", "fp8"' in findings["memory"].change
     assert advise(of(BackendEvidence("a", Method.NGRAM, minutes=BUSY[:9]))) == []
+    large = tuple(
+        replace(minute, waiting_for_room=0, requests=1000, others=((300, 12), (400, 12), (700, 12))) for minute in BUSY
+    )
+    (more,) = advise(of(BackendEvidence("a", Method.NGRAM, minutes=large)))
+    assert "one of 700 places" in more.title, "more than 256 ran, so it has more places"
+    assert more.change == "vllm serve ... --max-num-seqs 1400"
     roomy = tuple(replace(minute, waiting_for_room=0, others=((25, 3),) * 30) for minute in BUSY)
     assert advise(of(BackendEvidence("a", Method.NGRAM, minutes=roomy))) == []
     once = (*[ProbeMinute(100)] * 29, ProbeMinute(100, 5))
