@@ -7,6 +7,7 @@ runs the lines without an answer. The output is made of them at the end: it has 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
@@ -55,6 +56,7 @@ class BatchRun:
         self._tasks: dict[asyncio.Task[None], Line] = {}  # those in flight
         self._record: BatchRecord
         self._places: ModelPlaces
+        self._model = self._adapter = ""  # whose replicas run the lines, and the adapter of it that these ask for
         self._spent: Spent
         self._closed: dict[str, tuple[float, float]] = {}  # backends that failed: until when, and the pause
         self._saving = asyncio.Lock()
@@ -136,7 +138,8 @@ class BatchRun:
         self._record.request_counts |= {"completed": completed, "failed": len(kinds) - completed}
         spent = await asyncio.to_thread(self._storage.read, f"spent/{self._place.owner}", Spent)
         self._spent = spent or Spent()
-        self._places = self._places_of(self._record.model or next(iter(self._gateway.models)))  # of none, all fail
+        self._model, self._adapter = _model_of(self._gateway, self._record, self._key())
+        self._places = self._places_of(self._model)
         self._record.enter("in_progress")
         await self._save_record()
         pending = self._pending()
@@ -245,7 +248,10 @@ class BatchRun:
         return min(_LONGEST_S, _PAUSE_S * 4.0 ** (tries - 1)) if tries < most else None
 
     def _closed_now(self) -> list[str]:
-        return [name for name, (until_s, _) in self._closed.items() if time.monotonic() < until_s]
+        """Return the backends that have failed of late, and those without the adapter that the lines ask for."""
+        failed = [name for name, (until_s, _) in self._closed.items() if time.monotonic() < until_s]
+        members = self._gateway.pool.of(self._model) if self._adapter else ()
+        return failed + [each.name for each in members if self._adapter not in each.engine.said.adapters]
 
     async def _write(self, line: Line, answer: Answer | None) -> None:
         """Write the answer of a line, or why there is none."""
@@ -258,7 +264,7 @@ class BatchRun:
         await self._notes.add(COMPLETED if is_completed else FAILED, line.number, document)
         outcome = "completed" if is_completed else "failed"
         self._record.request_counts[outcome] += 1
-        self._gateway.metrics.counter("gateway_batch_lines").labels(self._record.model or "", outcome).inc()
+        self._gateway.metrics.counter("gateway_batch_lines").labels(self._model, outcome).inc()
 
     # The end
 
@@ -298,3 +304,13 @@ class BatchRun:
         for line in self._pending() if is_expired and kind == FAILED else ():
             text = "This request was not executed before the completion window expired."
             yield written(line.custom_id, None, "batch_expired", text) + b"\n"
+
+
+def _model_of(gateway: Gateway, record: BatchRecord, key: Client | None) -> tuple[str, str]:
+    """Return the model whose replicas run the lines of a batch, and the adapter of it that they ask for, if they do."""
+    name = record.model or next(iter(gateway.models))  # of no model, all fail
+    with contextlib.suppress(GatewayError):  # it is gone, and may come back
+        if key is not None:
+            model, adapter = gateway.relay.router.find(name, key, record.endpoint)
+            return model.name, adapter
+    return name, ""

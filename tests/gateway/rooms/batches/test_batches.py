@@ -55,6 +55,16 @@ async def test_a_batch_from_its_upload_to_its_output(tmp_path: Path) -> None:
         assert await running.counted("gateway_batch_lines_total", model=MODEL, outcome="completed") == 30
 
 
+async def test_lines_for_an_adapter_run_where_it_is_loaded(tmp_path: Path) -> None:
+    async with batches(tmp_path) as running, client_of(running) as client:
+        running.upstreams["b"].adapters = ["sql"]
+        await running.until(lambda: running.backend("b").engine.said.adapters == {"sql"})
+        names = [*map(str, range(20))]
+        batch = await ended(client, (await begin(client, jsonl(*(line(each, model="sql") for each in names)))).id)
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (20, 0)
+        assert len(running.upstreams["b"].seen) == 20
+
+
 async def test_what_is_wrong_with_its_lines_is_said_before_any_runs(tmp_path: Path) -> None:
     wrong = [
         line("a"),
