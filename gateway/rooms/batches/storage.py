@@ -81,7 +81,7 @@ class Storage:
         half = target.with_name(f"{target.name}~{os.urandom(4).hex()}")
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(half, "xb") as file:
+            with open(half, "xb", opener=_private) as file:
                 for chunk in (orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE), *content):
                     self._bytes += file.write(chunk)
                 file.flush()
@@ -96,7 +96,7 @@ class Storage:
         """Append to an object that nobody else appends to, durably; if that fails, a part of it may be there."""
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        with open(target, "ab") as file:
+        with open(target, "ab", opener=_private) as file:
             self._bytes += file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -176,3 +176,8 @@ class Storage:
     def _opened(self, path: str) -> BinaryIO:
         check_regular(self._root / path, os.stat(self._root / path))  # to open a pipe would wait for ever
         return open(self._root / path, "rb")
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that is readable by its owner only: it has users' texts."""
+    return os.open(path, flags, 0o600)

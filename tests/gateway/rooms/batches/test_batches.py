@@ -27,6 +27,11 @@ from tests.support.upstream import Wire, well
 from tests.support.waiting import eventually, eventually_async
 
 
+def modes_of(folder: Path) -> set[int]:
+    """Return who may read what is kept there."""
+    return {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
 async def test_a_batch_from_its_upload_to_its_output(tmp_path: Path) -> None:
     names = [f"line {number}" for number in range(30)]
     async with batches(tmp_path) as running, client_of(running) as client:
@@ -53,6 +58,7 @@ async def test_a_batch_from_its_upload_to_its_output(tmp_path: Path) -> None:
         with pytest.raises(openai.NotFoundError):
             await client.files.retrieve(file.id)
         assert await running.counted("gateway_batch_lines_total", model=MODEL, outcome="completed") == 30
+        assert modes_of(tmp_path) == {0o600}
 
 
 async def test_lines_for_an_adapter_run_where_it_is_loaded(tmp_path: Path) -> None:
