@@ -89,6 +89,7 @@ class Cell:
     rate: float = 10.0
     hours: float = 2.0
     shape: tuple[int, int] = (REPLICAS, REPLICAS)
+    usual: bool = True  # whether there are blocks of time as usual
 
     @property
     def is_world(self) -> bool:
@@ -104,7 +105,7 @@ class Cell:
         """Return what is compared."""
         names = [f"{arm}{at}" for at, arm in enumerate(self.shape[0] * ARMS[:1] + self.shape[1] * ARMS[1:])]
         groups = tuple(frozenset(name for name in names if name.startswith(arm)) for arm in ARMS)
-        return Plan(f"run {seed}", ARMS, groups, block_s=block_s)
+        return Plan(f"run {seed}", ARMS, groups, block_s=block_s, usual=self.usual)
 
 
 @dataclass(slots=True)
