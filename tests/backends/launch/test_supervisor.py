@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,6 +116,27 @@ async def test_an_engine_that_dies_is_restarted_without_its_descendants(bench: B
         assert pid_of(launcher) != first
         assert (only(launcher).restarts, only(launcher).last_exit) == (1, "killed by SIGKILL")
     assert "killed by SIGKILL; restarting in 0.5 s" in bench.events
+
+
+@pytest.mark.slow
+async def test_an_engine_that_cannot_be_watched_is_not_left_running(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = asyncio.create_subprocess_exec
+
+    async def without_shell(*argv: str, **options: Any) -> asyncio.subprocess.Process:
+        if argv[0] == "/bin/sh":
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        return await start(*argv, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", without_shell)
+    async with bench.running(bench.spec()) as launcher:
+        await eventually(lambda: only(launcher).state is LaunchState.BACKOFF)
+        assert "temporarily unavailable" in str(only(launcher).last_exit)
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+        await launcher.wait_ready(20)  # its port is free
+        assert len(bench.processes()) == 1
+    assert not any("in use" in event for event in bench.events)
 
 
 @pytest.mark.slow
