@@ -42,7 +42,13 @@ class EngineProcess:
                 start_new_session=True,
             )
         watch = ["/bin/sh", "-c", _KILL_GROUP, "sh", str(engine.pid)]
-        return cls(engine, await asyncio.create_subprocess_exec(*watch, stdin=subprocess.PIPE, start_new_session=True))
+        try:
+            watcher = await asyncio.create_subprocess_exec(*watch, stdin=subprocess.PIPE, start_new_session=True)
+        except BaseException:  # nobody would know of the engine, which has the port and the GPU
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(engine.pid, signal.SIGKILL)
+            raise
+        return cls(engine, watcher)
 
     async def wait(self) -> int:
         """Wait until the engine and the processes of its group have ended; return its exit status."""

@@ -50,9 +50,15 @@ class _Followed:
     """
 
     def __init__(
-        self, model: str, name: str, source: ReplicaSource, on_change: Callable[[], None], on_end: OnAnswer
+        self,
+        model: str,
+        name: str,
+        source: ReplicaSource,
+        on_change: Callable[[], None],
+        on_end: OnAnswer,
+        before: Sequence[Replica],
     ) -> None:
-        self.replicas: Sequence[Replica] = ()
+        self.replicas = before  # what the source in whose place it is has found
         self.has_answered = asyncio.Event()
         self._where = f"models.{model}.discover.{name}"
         self._labels = model, name
@@ -125,10 +131,12 @@ class Discovery:
     async def start(self, settings: PoolSettings) -> None:
         """Follow the sources that are new in some settings, and wait a moment for their first answers."""
         begun: list[_Followed] = []
+        before = {key[:2]: each.replicas for key, each in self._followed.items()}
         for key, discover in _sources(settings).items():
             if key not in self._followed:
                 source = self._make(discover)
-                followed = self._followed[key] = _Followed(*key[:2], source, self._on_change, self._on_answer)
+                known = before.get(key[:2], ())
+                followed = self._followed[key] = _Followed(*key[:2], source, self._on_change, self._on_answer, known)
                 begun.append(followed)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_S):

@@ -199,6 +199,7 @@ def open_sockets(
         raise UsageError("LISTEN_FDS: a socket was passed for admin, but admin.listen is not set")
     wanted |= {name: (*address_of(address), option) for name, (address, option) in others.items()}
     shares = server.reuse_port or server.workers > 1
+    known = set[tuple[str, int]]()  # with server.reuse_port the kernel would share one among them
     for name, (host, port, options) in wanted.items():
         try:
             opened = passed.get(name) or listen(host, port, shared=shares, checked=server.reuse_port)
@@ -208,6 +209,9 @@ def open_sockets(
                 "program that listens there; of two gateways with server.reuse_port, the second takes over."
             ) from None
         yield opened
+        if opened.getsockname() in known:
+            raise ListenError(f"{options}: {host} port {port} is another address of this gateway; choose another port")
+        known.add(opened.getsockname())
 
 
 def listen(host: str, port: int, *, shared: bool, checked: bool = False) -> socket.socket:

@@ -184,8 +184,11 @@ class Peers:
             if ejection.number > peer.ejections.get(replica, 0):
                 peer.ejections[replica] = ejection.number
                 self._apply(replica, ejection)
+        # Of a replica that has left nothing is kept: two peers would tell each other of it for ever.
+        present = {self._id(backend) for backend in self._pool} if report.draining else set()
         for replica, said in report.draining.items():
-            if replica not in self._draining or said.number > self._draining[replica].number:
+            known = self._draining.get(replica)
+            if replica in present and (known is None or said.number > known.number):
                 self._drain(replica, said)
         for response, backend in report.responses.items():
             self._locations.remember(response, backend)

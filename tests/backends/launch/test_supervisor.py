@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,6 +116,43 @@ async def test_an_engine_that_dies_is_restarted_without_its_descendants(bench: B
         assert pid_of(launcher) != first
         assert (only(launcher).restarts, only(launcher).last_exit) == (1, "killed by SIGKILL")
     assert "killed by SIGKILL; restarting in 0.5 s" in bench.events
+
+
+@pytest.mark.slow
+async def test_an_engine_that_cannot_be_watched_is_not_left_running(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = asyncio.create_subprocess_exec
+
+    async def without_shell(*argv: str, **options: Any) -> asyncio.subprocess.Process:
+        if argv[0] == "/bin/sh":
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        return await start(*argv, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", without_shell)
+    async with bench.running(bench.spec()) as launcher:
+        await eventually(lambda: only(launcher).state is LaunchState.BACKOFF)
+        assert "temporarily unavailable" in str(only(launcher).last_exit)
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+        await launcher.wait_ready(20)  # its port is free
+        assert len(bench.processes()) == 1
+    assert not any("in use" in event for event in bench.events)
+
+
+@pytest.mark.slow
+async def test_the_log_of_an_engine_that_prints_without_end_is_bounded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.launch.supervisor.LOG_CHECK_S", 0.05)
+    monkeypatch.setattr("backends.launch.supervisor.LOG_BYTES", 20_000)
+    spec = bench.spec("--chatter")
+    before = spec.log_path.with_name("engine.log.1")
+    async with bench.running(spec) as launcher:
+        await eventually(before.exists)
+        moved = before.stat().st_mtime_ns
+        await eventually(lambda: before.stat().st_mtime_ns != moved, what="it is begun anew again")
+        await eventually(lambda: spec.log_path.read_bytes().startswith(b"line "), what="the engine goes on at the end")
+        assert only(launcher).restarts == 0
 
 
 @pytest.mark.slow

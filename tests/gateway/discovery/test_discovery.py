@@ -149,6 +149,22 @@ async def test_a_source_is_followed_on_unless_it_looks_elsewhere(following: Foll
     await eventually(lambda: len([task for task in asyncio.all_tasks() if "discover" in task.get_name()]) == 1)
 
 
+async def test_a_source_that_looks_elsewhere_takes_no_replica_away_before_it_has_found_others(
+    following: Following, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, moved = settings_of(fleet={}), settings_of(fleet={"dns": "mistyped:80"})
+    following.source.steps.put_nowait([ONE, TWO])
+    await following.discovery.start(first)
+    following.source = Scripted()
+    following.source.steps.put_nowait(SourceError("no such name"))
+    await following.discovery.start(moved)
+    following.discovery.keep(moved)
+    assert following.discovery.found(moved) == {("m", "fleet"): (ONE, TWO)}
+    assert "no such name; the 2 replicas found before are kept" in caplog.text
+    await following.step([TWO])
+    assert following.discovery.found(moved) == {("m", "fleet"): (TWO,)}
+
+
 def test_a_replica_that_is_listed_or_found_twice_is_there_once(tmp_path: Path) -> None:
     settings = settings_of(one={}, two={"dns": "y:80"})
     listed = PoolSettings.model_validate(

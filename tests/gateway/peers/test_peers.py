@@ -182,6 +182,21 @@ def test_what_an_operator_said_last_counts_at_all() -> None:
     assert [backend.health.state for backend in late.backends] == [State.UP, State.DRAINING], "one that comes later too"
 
 
+async def test_a_replica_that_leaves_one_process_after_the_other_is_not_drained_when_it_comes_back() -> None:
+    one, two = known(2)
+    left = one.backends[0]
+    one.peers.set_drained(left, drained=True)
+    exchange(one, two)
+    for process in (one, two):
+        process.pool.update(process.backends[1:], [], process.pool.rules)
+        process.peers.follow(process.keyring, process.models, {})
+        exchange(one, two, rounds=2, passed_s=1.0)
+    assert [decode(process.peers.report).draining for process in (one, two)] == [{}, {}]
+    late = PeerProcess(one.peers._clock)  # which has the replica again
+    exchange(one, two, late, rounds=3, passed_s=1.0)
+    assert late.backends[0].health.state is State.UP
+
+
 def test_stored_responses_are_found_by_all() -> None:
     one, two = known(2)
     one.locations.note_answer(b'{"id": "resp_1"}', "2")
