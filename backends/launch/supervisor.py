@@ -206,9 +206,13 @@ async def _rotate(path: Path) -> None:
     """Begin a log anew whenever it is long: an engine writes a line for each request and probe."""
     while True:
         await asyncio.sleep(LOG_CHECK_S)
-        if path.stat().st_size > LOG_BYTES:
-            await asyncio.to_thread(shutil.copyfile, path, path.with_name(f"{path.name}.1"))
-            os.truncate(path, 0)  # the engine goes on at its end
+        await asyncio.to_thread(_rotate_once, path)
+
+
+def _rotate_once(path: Path) -> None:
+    if path.stat().st_size > LOG_BYTES:
+        shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+        os.truncate(path, 0)  # the engine goes on at its end
 
 
 def _last_lines(path: Path) -> list[str]:

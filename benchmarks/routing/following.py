@@ -52,7 +52,9 @@ def try_out(specs: Mapping[str, ReplicaSpec], own: str, other: str, requests: Se
     block_s = block_for(float(replay(present, requests[:BEFORE], bare("least_loaded", 0), seed=0).e2e_s.mean()))
     for longest_s in LONGEST_S:
         most = int(np.searchsorted(since_s, longest_s))
-        policy = Compared(Cell("canary", shape=(3, 1), usual=False), 0, [replace(one) for one in requests[:most]], block_s)
+        policy = Compared(
+            Cell("canary", shape=(3, 1), usual=False), 0, [replace(one) for one in requests[:most]], block_s
+        )
         compared = replay(members, policy.requests, policy, seed=0).e2e_s
         policy.look()
         if policy.ended is not None:

@@ -26,7 +26,7 @@ def test_two_addresses_of_a_gateway_are_not_one(reuse_port: bool) -> None:
             "models": {"m": {"backends": {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}}},
         }
     )
-    with contextlib.ExitStack() as stack, pytest.raises(ListenError, match=r"admin\.listen"):
+    with contextlib.ExitStack() as stack, pytest.raises(ListenError, match=r"admin\.listen"):  # noqa: PT012
         for opened in open_sockets(settings, {}, {}):
             stack.enter_context(opened)
 
