@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import random
 import socket
+from collections.abc import Container
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a TCP port on which nothing listens, between 20000 and 32000.
+def free_port(host: str = "127.0.0.1", others: Container[int] = ()) -> int:
+    """Return a TCP port on which nothing listens, between 20000 and 32000, and none of `others`.
 
     The range lies below the kernel's ephemeral ports: an engine may take a minute to bind its port, and an outgoing
     connection must not take it meanwhile.
     """
     for port in random.sample(range(20000, 32000), 500):
-        if port_is_free(host, port):
+        if port not in others and port_is_free(host, port):
             return port
     raise OSError(f"no free port between 20000 and 32000 on {host}")
 

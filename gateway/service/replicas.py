@@ -42,6 +42,7 @@ def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None, 
     """Assign addresses to the replicas, and return the processes to run; those that there are keep their ports."""
     taken = {each.url for model in settings.models.values() for each in model.backends.values()}
     known = {} if before is None else {(each.model, each.name): each.url for each in before.backends if each.launched}
+    ports = {Address.parse(url).port for url in (*taken, *known.values()) if url}
     backends: list[Backend] = []
     launches: list[LaunchSpec] = []
     simulated: list[dict[str, Any]] = []
@@ -52,7 +53,8 @@ def plan(settings: PoolSettings, run_dir: Path, before: Replicas | None = None, 
                 backends.append(_backend(model, name, backend_settings, backend_settings.url))
                 continue
             url = known.get((model, name))
-            port = free_port(_HOST) if url is None else int(url.rpartition(":")[2])
+            port = free_port(_HOST, ports) if url is None else int(url.rpartition(":")[2])
+            ports.add(port)  # engines take a minute to bind theirs
             backend = _backend(model, name, backend_settings, f"http://{_HOST}:{port}")
             backends.append(backend)
             if backend_settings.serve is not None:

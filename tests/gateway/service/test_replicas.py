@@ -75,6 +75,15 @@ def test_vllm_is_found_beside_the_python_that_runs_the_gateway(
     assert launch.argv[0] == ".venv-vllm/bin/vllm", "a path is taken as it is"
 
 
+def test_no_port_is_chosen_twice_before_anything_listens_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("random.sample", lambda among, count: [*among][:count])  # the same each time
+    monkeypatch.setattr("backends.launch.ports.port_is_free", lambda host, port: True)
+    served = {name: {"method": "baseline", "serve": {"model": "org/target"}} for name in "abc"}
+    listed = {"d": {"method": "baseline", "url": "http://127.0.0.1:20001"}}  # which does not run yet
+    planned = plan(pool(m={"backends": {**served, **listed}}), tmp_path)
+    assert len({each.url for each in planned.backends}) == 4
+
+
 def test_all_simulated_replicas_share_one_process(tmp_path: Path) -> None:
     simulated = {"backends": {"a": {"method": "baseline", **SIMULATED}, "b": {"method": "suffix", **SIMULATED}}}
     planned = plan(pool(m=simulated, n=simulated), tmp_path)
