@@ -47,7 +47,11 @@ _RELOAD_ERRORS: dict[str, tuple[int, str]] = {
     "refused": (409, "restart_needed"),
     "failed": (500, "reload_failed"),
 }
-_NOT_SHOWN: Any = {"keys": {"__all__": {"key", "sha256"}}, "admin": {"key", "sha256"}}
+_NOT_SHOWN: Any = {
+    "keys": {"__all__": {"key", "sha256"}},
+    "admin": {"key", "sha256"},
+    "models": {"__all__": {"backends": {"__all__": {"serve": {"env"}}}}},  # where tokens of hubs are
+}
 
 
 def admin_router(gateway: Gateway) -> APIRouter:
@@ -81,7 +85,7 @@ def admin_router(gateway: Gateway) -> APIRouter:
 
     @router.get("/config")
     async def config() -> dict[str, Any]:
-        """Return the active settings, without keys and their digests."""
+        """Return the active settings, without keys, their digests and the environment of engines."""
         return gateway.settings.model_dump(mode="json", exclude=_NOT_SHOWN)
 
     @router.post("/drain")

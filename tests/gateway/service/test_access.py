@@ -132,6 +132,15 @@ async def test_scopes_of_keys(gateway_of: Start) -> None:
         assert [set(key) & {"key", "sha256"} for key in [*config["keys"], config["admin"]]] == [set()] * 5
 
 
+async def test_the_environment_of_engines_is_not_shown(gateway_of: Start) -> None:
+    served = {"method": "baseline", "serve": {"model": "org/target", "env": {"HF_TOKEN": "hf-secret"}}}
+    models = {MODEL: {"policy": {"name": "random"}, "default_temperature": 1.0, "backends": {"a": served}}}
+    async with gateway_of({"a": "baseline"}, keys=KEYS, models=models) as running:
+        shown = await running.client.get("/admin/config", headers=bearer("sk-viewer"))
+        assert "org/target" in shown.text
+        assert "hf-secret" not in shown.text
+
+
 async def test_keys_are_kept_as_digests_only(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline"}, keys=KEYS, admin={"key": "sk-admin"}) as running:
         settings = running.gateway.settings
