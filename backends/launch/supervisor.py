@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,6 +29,8 @@ HEALTH_TIMEOUT_S = 2.0
 UNREADY_SHUTDOWN_S = 2.0  # vLLM may ignore SIGTERM while it starts, and has no requests to finish then
 LOG_TAIL_LINES = 15
 LOG_TAIL_BYTES = 8192
+LOG_CHECK_S = 10.0
+LOG_BYTES = 64 << 20  # at which a log is begun anew; the one before is kept beside it
 
 
 class LaunchError(Exception):
@@ -156,6 +160,7 @@ class SupervisedEngine:
         self._on_event(self.spec.name, f"started as process {process.pid}, logging to {self.spec.log_path}")
         end = background.start("engines", process.wait(), raises=Exception)
         health = background.start("engines", _until_healthy(self.spec.health_urls), raises=Exception)
+        bounding = background.keep_running("engines", partial(_bound, self.spec.log_path), of=self.spec.name)
         try:
             await asyncio.wait({end, health}, timeout=self.spec.startup_timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if end.done():
@@ -171,6 +176,7 @@ class SupervisedEngine:
         finally:
             self.ready.clear()
             health.cancel()
+            bounding.cancel()
             process.kill()
             await asyncio.wait({end, health})
             self._process = None
@@ -194,6 +200,19 @@ async def _answers_200(client: httpx.AsyncClient, url: str) -> bool:
         return (await client.get(url)).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
+
+
+async def _bound(log: Path) -> None:
+    """Begin a log anew whenever it is long: an engine writes a line for each request and probe."""
+    while True:
+        await asyncio.sleep(LOG_CHECK_S)
+        await asyncio.to_thread(_rotate, log)
+
+
+def _rotate(log: Path) -> None:
+    if log.stat().st_size > LOG_BYTES:
+        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+        os.truncate(log, 0)  # the engine goes on at its end
 
 
 def _last_lines(path: Path) -> list[str]:

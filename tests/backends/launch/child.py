@@ -1,10 +1,13 @@
 """A process that misbehaves as an engine may, with a `/health`; a script for the tests of the launcher."""
 
 import argparse
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing.shared_memory import SharedMemory
 
@@ -15,6 +18,12 @@ class Health(BaseHTTPRequestHandler):
         self.end_headers()
 
 
+def chatter() -> None:
+    for number in itertools.count():
+        print(f"line {number} " + 200 * "x", flush=True)
+        time.sleep(0.0005)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
@@ -22,6 +31,7 @@ def main() -> None:
     parser.add_argument("--family", action="store_true", help="start a child, and leave an orphan")
     parser.add_argument("--fail", action="store_true", help="exit at once with status 3")
     parser.add_argument("--share", metavar="NAME", help="create shared memory of this name")
+    parser.add_argument("--chatter", action="store_true", help="print without end")
     options = parser.parse_args()
     print("engine says", os.environ.get("ENGINE_WORD"), flush=True)
     if options.fail:
@@ -38,6 +48,8 @@ def main() -> None:
     if options.share:
         shared = SharedMemory(options.share, create=True, size=4096)
         print("shares", shared.name, flush=True)
+    if options.chatter:
+        threading.Thread(target=chatter, daemon=True).start()
     if options.port:
         HTTPServer(("127.0.0.1", options.port), Health).serve_forever()
     while True:  # runs, but is never ready

@@ -140,6 +140,22 @@ async def test_an_engine_that_cannot_be_watched_is_not_left_running(
 
 
 @pytest.mark.slow
+async def test_the_log_of_an_engine_that_prints_without_end_is_bounded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.launch.supervisor.LOG_CHECK_S", 0.05)
+    monkeypatch.setattr("backends.launch.supervisor.LOG_BYTES", 20_000)
+    spec = bench.spec("--chatter")
+    before = spec.log_path.with_name("engine.log.1")
+    async with bench.running(spec) as launcher:
+        await eventually(before.exists)
+        moved = before.stat().st_mtime_ns
+        await eventually(lambda: before.stat().st_mtime_ns != moved, what="it is begun anew again")
+        await eventually(lambda: spec.log_path.read_bytes().startswith(b"line "), what="the engine goes on at the end")
+        assert only(launcher).restarts == 0
+
+
+@pytest.mark.slow
 async def test_the_pauses_between_restarts_double(bench: Bench) -> None:
     async with bench.running(bench.spec("--fail")):
         await eventually(lambda: any("restarting in 2 s" in event for event in bench.events))
