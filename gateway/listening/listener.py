@@ -199,6 +199,7 @@ def open_sockets(
         raise UsageError("LISTEN_FDS: a socket was passed for admin, but admin.listen is not set")
     wanted |= {name: (*address_of(address), option) for name, (address, option) in others.items()}
     shares = server.reuse_port or server.workers > 1
+    known = set[tuple[str, int]]()  # with server.reuse_port the kernel would share one among them
     for name, (host, port, options) in wanted.items():
         try:
             opened = passed.get(name) or listen(host, port, shared=shares, checked=server.reuse_port)
@@ -207,6 +208,10 @@ def open_sockets(
                 f"cannot listen on {host} port {port}: {error.strerror}\nChoose another with {options}, or stop the "
                 "program that listens there; of two gateways with server.reuse_port, the second takes over."
             ) from None
+        if opened.getsockname() in known:
+            opened.close()
+            raise ListenError(f"{options}: {host} port {port} is another address of this gateway; choose another port")
+        known.add(opened.getsockname())
         yield opened
 
 
