@@ -64,6 +64,8 @@ def serve(
         resource_tracker.ensure_running()  # a process that inherits this
     raise_open_file_limit()
     with contextlib.ExitStack() as stack:
+        cleared = stack.enter_context(contextlib.ExitStack())
+        cleared.callback(shutil.rmtree, run_dir, ignore_errors=True)
         try:
             beside = [address for room in rooms() if (address := room.beside(settings)) is not None]
             opened = open_sockets(settings, manager.sockets, {each.name: each[1:3] for each in beside})
@@ -73,10 +75,9 @@ def serve(
             return 1
         serving = _Serving(settings, plan(settings, run_dir), manager, sockets, run_dir, config_path, load)
         status = background.run_process(serving.run())
-    if serving.keep_logs:
-        print(f"The logs of the replicas are in {run_dir}", file=sys.stderr)
-    else:
-        shutil.rmtree(run_dir, ignore_errors=True)
+        if serving.keep_logs:
+            cleared.pop_all()
+            print(f"The logs of the replicas are in {run_dir}", file=sys.stderr)
     logger.info("ended")
     return status
 

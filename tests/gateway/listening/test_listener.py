@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +25,25 @@ def test_two_addresses_of_a_gateway_are_not_one(reuse_port: bool) -> None:
             "models": {"m": {"backends": {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}}},
         }
     )
-    with contextlib.ExitStack() as stack, pytest.raises(ListenError, match=r"admin\.listen"):
-        for opened in open_sockets(settings, {}, {}):
-            stack.enter_context(opened)
+    opened = open_sockets(settings, {}, {})
+    with next(opened), pytest.raises(ListenError, match=r"admin\.listen"):
+        next(opened)
+
+
+@pytest.mark.slow
+def test_a_start_that_fails_leaves_no_folder(tmp_path: Path) -> None:
+    (folder := tmp_path / "temporary").mkdir()
+    config = tmp_path / "pool.yaml"
+    config.write_text("models: {m: {backends: {a: {url: 'http://127.0.0.1:1'}}}}\nstate: none\n")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        ended = subprocess.run(
+            [sys.executable, "-m", "gateway", "--config", str(config), "--port", port],
+            env={**os.environ, "TMPDIR": str(folder)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert (ended.returncode, list(folder.iterdir())) == (1, [])
+    assert f"cannot listen on 127.0.0.1 port {port}" in ended.stderr
