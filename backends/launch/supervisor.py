@@ -160,7 +160,7 @@ class SupervisedEngine:
         self._on_event(self.spec.name, f"started as process {process.pid}, logging to {self.spec.log_path}")
         end = background.start("engines", process.wait(), raises=Exception)
         health = background.start("engines", _until_healthy(self.spec.health_urls), raises=Exception)
-        rotating = background.keep_running("engines", partial(_rotate, self.spec.log_path), of=self.spec.name)
+        bounding = background.keep_running("engines", partial(_bound, self.spec.log_path), of=self.spec.name)
         try:
             await asyncio.wait({end, health}, timeout=self.spec.startup_timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if end.done():
@@ -176,7 +176,7 @@ class SupervisedEngine:
         finally:
             self.ready.clear()
             health.cancel()
-            rotating.cancel()
+            bounding.cancel()
             process.kill()
             await asyncio.wait({end, health})
             self._process = None
@@ -202,17 +202,17 @@ async def _answers_200(client: httpx.AsyncClient, url: str) -> bool:
         return False
 
 
-async def _rotate(path: Path) -> None:
+async def _bound(log: Path) -> None:
     """Begin a log anew whenever it is long: an engine writes a line for each request and probe."""
     while True:
         await asyncio.sleep(LOG_CHECK_S)
-        await asyncio.to_thread(_rotate_once, path)
+        await asyncio.to_thread(_rotate, log)
 
 
-def _rotate_once(path: Path) -> None:
-    if path.stat().st_size > LOG_BYTES:
-        shutil.copyfile(path, path.with_name(f"{path.name}.1"))
-        os.truncate(path, 0)  # the engine goes on at its end
+def _rotate(log: Path) -> None:
+    if log.stat().st_size > LOG_BYTES:
+        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+        os.truncate(log, 0)  # the engine goes on at its end
 
 
 def _last_lines(path: Path) -> list[str]:

@@ -208,6 +208,10 @@ def open_sockets(
                 f"cannot listen on {host} port {port}: {error.strerror}\nChoose another with {options}, or stop the "
                 "program that listens there; of two gateways with server.reuse_port, the second takes over."
             ) from None
+        if opened.getsockname() in known:
+            opened.close()
+            raise ListenError(f"{options}: {host} port {port} is another address of this gateway; choose another port")
+        known.add(opened.getsockname())
         yield opened
         if opened.getsockname() in known:
             raise ListenError(f"{options}: {host} port {port} is another address of this gateway; choose another port")
