@@ -213,9 +213,6 @@ def open_sockets(
             raise ListenError(f"{options}: {host} port {port} is another address of this gateway; choose another port")
         known.add(opened.getsockname())
         yield opened
-        if opened.getsockname() in known:
-            raise ListenError(f"{options}: {host} port {port} is another address of this gateway; choose another port")
-        known.add(opened.getsockname())
 
 
 def listen(host: str, port: int, *, shared: bool, checked: bool = False) -> socket.socket:

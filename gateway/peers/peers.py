@@ -187,8 +187,8 @@ class Peers:
         # Of a replica that has left nothing is kept: two peers would tell each other of it for ever.
         present = {self._id(backend) for backend in self._pool} if report.draining else set()
         for replica, said in report.draining.items():
-            known = self._draining.get(replica)
-            if replica in present and (known is None or said.number > known.number):
+            heard = self._draining.get(replica)
+            if replica in present and (heard is None or said.number > heard.number):
                 self._drain(replica, said)
         for response, backend in report.responses.items():
             self._locations.remember(response, backend)
