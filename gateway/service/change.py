@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
+from typing import Final
 
 from backends import background
 from backends.backend import Backend, EngineChange
@@ -26,6 +28,9 @@ from gateway.service.assembly import health_rules, learners_of, max_in_flight, q
 _FIRST_PROBE_S = 1.0
 """How long a change waits for the first probes of new replicas, so that those that answer take requests at once."""
 
+_TAKEN_OVER: Final = ("weight", "context_range", "flags")
+"""What changes of a replica without making it another one (`is_same_replica`)."""
+
 
 async def prepare(
     gateway: Gateway, settings: PoolSettings, backends: Sequence[Backend], admin_digest: bytes
@@ -39,8 +44,8 @@ async def prepare(
     joining = await gateway.pool.probe(
         [backend for backend in members if id(backend) not in present], health_rules(settings), _FIRST_PROBE_S
     )
-    weights = {(backend.model, backend.name): backend.weight for backend in backends}
-    return Handover(gateway, later, members, joining, weights)
+    planned = {(backend.model, backend.name): backend for backend in backends}
+    return Handover(gateway, later, members, joining, planned)
 
 
 @dataclass(slots=True)
@@ -51,8 +56,8 @@ class Handover:
     later: Gateway  # the parts to use from now on
     members: list[Backend]  # all replicas of the pool, in the order of the pool file
     joining: list[Joining]
-    # Weights by model and name of the replica: the only setting that a replica changes without becoming another one.
-    weights: dict[tuple[str, str], float]
+    # The replicas as planned, by model and name: one that stays takes over what may change of it (`_TAKEN_OVER`).
+    planned: dict[tuple[str, str], Backend]
 
     def commit(self) -> None:
         """Put the new parts in place of the old ones.
@@ -99,8 +104,8 @@ class Handover:
             *gateway.on_change,
         ]
         self._share_upstreams()
-        for backend in self.members:
-            backend.weight = self.weights[backend.model, backend.name]
+        for backend, name in product(self.members, _TAKEN_OVER):
+            setattr(backend, name, getattr(self.planned[backend.model, backend.name], name))
         bounds = queue_bounds(later.settings)
         for name, queue in gateway.relay.queues.items():
             queue.bounds = bounds.get(name, UNBOUNDED)

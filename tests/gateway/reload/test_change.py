@@ -99,6 +99,19 @@ async def test_replicas_are_added_and_removed_while_a_stream_goes_on(gateway_of:
         assert await names(running, 12) == {"a", "b", "c"}
 
 
+async def test_what_a_replica_is_meant_for_changes_and_it_stays(gateway_of: Start) -> None:
+    async with gateway_of({"a": "baseline", "b": "baseline"}) as running:
+        before = running.backend("a")
+        backends = backends_of(*running.upstreams.values())
+        backends["a"]["context_range"], backends["b"]["context_range"] = "9000-20000", "0-8999"
+        handover = await prepared(running, backends=backends)
+        handover.planned[MODEL, "a"].flags = ("--max-num-seqs", "64")  # of an engine that the gateway starts
+        handover.commit()
+        assert running.backend("a") is before
+        assert before.flags == ("--max-num-seqs", "64")
+        assert await names(running) == {"b"}
+
+
 async def test_another_weight_keeps_the_replica(gateway_of: Start) -> None:
     async with gateway_of({"a": "baseline", "b": "baseline"}) as running:
         before = running.backend("a")
