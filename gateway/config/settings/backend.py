@@ -23,6 +23,13 @@ _RANGE = r"^\d{1,9}-\d{1,9}$"
 _EVENTS = r"^(tcp://[^*/\s]+:\d{1,5}|ipc:///\S+)$"
 
 
+def _checked_range(text: str) -> str:
+    least, _, most = text.partition("-")
+    if int(least) > int(most):
+        raise ValueError("expected the least tokens first, such as 0-4096")
+    return text
+
+
 def issues_of_method(data: Mapping[str, Any], *, served: bool) -> Iterator[Issue]:
     """Yield what is wrong with `speculative_config` and other keys for the `method` beside them."""
     config, method = data.get("speculative_config"), data.get("method")
@@ -183,7 +190,7 @@ class BackendSettings(Settings):
     kv_events: Annotated[str, Field(pattern=_EVENTS)] | None = None
     api_key: Secret = None
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    context_range: Annotated[str, Field(pattern=_RANGE)] | None = None
+    context_range: Annotated[str, Field(pattern=_RANGE), AfterValidator(_checked_range)] | None = None
 
     @classmethod
     def issues(cls, data: Mapping[str, Any]) -> Iterator[Issue]:

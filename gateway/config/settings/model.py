@@ -8,6 +8,7 @@ from operator import or_
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
@@ -70,6 +71,12 @@ class PolicyReference(Settings):
         return handler(TypeAdapter(reduce(or_, references)).core_schema)
 
 
+def _by_name(backends: Any) -> Any:
+    if isinstance(backends, list):  # which is by name by now, unless that is not possible
+        raise ValueError("each of a list is a URL or a mapping, with a `name` that no other has")  # noqa: TRY004
+    return backends
+
+
 def _learned() -> PolicyReference:
     return PolicyReference.model_validate({"name": "learned"})
 
@@ -110,7 +117,7 @@ class ModelSettings(Settings):
     ask_usage: bool = True
     queue: QueueSettings | None = None
     compare: CompareSettings | None = None
-    backends: dict[Name, BackendSettings] = {}
+    backends: Annotated[dict[Name, BackendSettings], BeforeValidator(_by_name)] = {}
     discover: dict[Name, DiscoverSettings] = {}
 
     @classmethod

@@ -236,7 +236,11 @@ class TestPlainMeaning:
             ),
             (
                 "[{name: a, url: 'http://a'}, {name: a, url: 'http://b'}]",
-                "2:24: models.m.backends: expected a mapping of `key: value`",
+                "2:24: models.m.backends: each of a list is a URL or a mapping, with a `name` that no other has",
+            ),
+            (
+                "{a: {url: 'http://a', context_range: 4096-0}}",
+                "2:71: models.m.backends.a.context_range: expected the least tokens first, such as 0-4096",
             ),
             (
                 "{a: {url: 'http://a', speculative_config: '{\"method\"'}}",
