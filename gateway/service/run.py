@@ -45,6 +45,8 @@ from gateway.telemetry.registry import Registry
 _READY_POLL_S = 0.1
 _DISCOVERY_PAUSE_S = 0.5
 """Least seconds between two changes of the pool by discovery."""
+_DISCOVERY_RETRY_S = 30.0
+"""After one that failed: its source may tell nothing more for hours."""
 _FLUSH_S = 1.0
 _PRINTED_WIDTH = 120  # if standard output is not a terminal
 logger = logging.getLogger("gateway")
@@ -204,11 +206,14 @@ class _Serving:
             self._found_others.clear()
             try:
                 await self._reloader.apply_again()
+                await asyncio.sleep(_DISCOVERY_PAUSE_S)
+                continue
             except ReloadError as error:
                 logger.warning("the replicas that were found cannot join: %s", error.message)
             except Exception as error:  # noqa: BLE001 -- others may be found
                 background.note("discovery", error)
-            await asyncio.sleep(_DISCOVERY_PAUSE_S)
+            await asyncio.sleep(_DISCOVERY_RETRY_S)
+            self._found_others.set()
 
     async def _serve_with_workers(self) -> int:
         background.on_failure.append(self._series.count_failure)
