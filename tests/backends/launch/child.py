@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing.shared_memory import SharedMemory
 
@@ -19,9 +18,10 @@ class Health(BaseHTTPRequestHandler):
 
 
 def chatter() -> None:
+    pause = threading.Event()
     for number in itertools.count():
         print(f"line {number} " + 200 * "x", flush=True)
-        time.sleep(0.0005)
+        pause.wait(0.0005)
 
 
 def main() -> None:
