@@ -67,6 +67,7 @@ BOUNDS: Final = {
     ("rooms/rescue/continued.py", "_parsed"): CHECKED,
     ("rooms/rescue/passed.py", "is_exact"): "numbers of tokens of an event of which 1 MiB is held",
     ("rooms/rescue/passed.py", "_read_piece"): EVENTS,
+    ("rooms/rescue/request.py", "continuation"): CHECKED,
     ("rooms/rescue/rescue.py", "_continue"): "8 MiB of an engine",
     ("routing/router.py", "_parse"): "check_cost, if above 32 KiB",
     ("admin/routes.py", "_explain"): OWN,
