@@ -72,13 +72,12 @@ def test_a_request_that_cannot_be_accounted_for_gives_up_its_place(
 
 
 @pytest.mark.parametrize("is_retry", [False, True])
-def test_a_request_that_cannot_be_sent_is_answered_and_keeps_no_place(
-    is_retry: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_cannot_be_sent_is_answered_and_keeps_no_place(is_retry: bool) -> None:
     relay = Relay("a", "b")
     if is_retry:
         _, reply = relay.send()
-    monkeypatch.setattr(relay.context.router, "depth", broken)
+    narrowing = SimpleNamespace(narrow=lambda _, them: them, choosing=lambda policy: policy.choose, depth=broken)
+    relay.context.router.narrow_by({"m": narrowing})
     if is_retry:
         relay.receiver("a").on_error(UpstreamError("broken", "closed the connection"))
     else:
