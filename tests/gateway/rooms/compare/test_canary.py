@@ -70,7 +70,8 @@ def test_the_engine_is_started_anew_and_then_as_before(pool: Path, tmp_path: Pat
         served = {command.post("/v1/chat/completions", CHAT).headers["x-gateway-backend"] for _ in range(20)}
         assert served == {"a", "b"}
         assert command.post("/admin/reload", None, headers=command.admin).json()["changes"] == [], "it stays tried"
-        assert command.post("/admin/compare/stop", {"model": "m"}, headers=command.admin).status_code == 200
+        # Of two workers, one may not know of the comparison yet.
+        until(lambda: command.post("/admin/compare/stop", {"model": "m"}, headers=command.admin).status_code == 200)
         assert trying.wait(60) == 1
         assert "Its engine is started as before." in trying.communicate()[0]
         until(lambda: replica(command, "b")["state"] == "up")
@@ -92,8 +93,9 @@ def test_an_engine_that_does_not_start_so_is_started_as_before(pool: Path, tmp_p
         said, _ = refused.communicate(timeout=60)
         assert refused.returncode == 1, said
         assert "Nothing was changed: speculative_config.num_speculative_tokens: must be greater" in said
+        until(lambda: all(replica(command, name)["state"] == "up" for name in "ab"))
         said, _ = canary(
             command, '{"method": "custom_class", "model": "os.system", "num_speculative_tokens": 2}'
         ).communicate(timeout=60)
         assert "only the pool file can name it" in said
-        assert replica(command, "b")["state"] in {"up", "recovering"}
+        until(lambda: replica(command, "b")["state"] in {"up", "recovering"})
