@@ -163,14 +163,22 @@ async def test_a_client_that_stalls_its_body_is_refused() -> None:
         writer.transport.abort()
 
 
+async def begun(
+    served: Served, header: bytes = b"", limit: int = 2**16
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a request on a connection of its own, and wait until the service handles it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=limit)
+    writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\n%b\r\n" % header)
+    await eventually(lambda: served.service.handled)
+    return reader, writer
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_often_swept")
 async def test_a_client_that_does_not_receive_its_answer_is_disconnected() -> None:
     service = Streaming()
     async with serving(service, ServerLimits(stall_s=0.3)) as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1000)
-        writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\n\r\n")
-        await eventually(lambda: service.handled)
+        reader, writer = await begun(served, limit=1000)
         while not service.paused:
             service.handled[0].data(b"x" * 100_000)
             await asyncio.sleep(0)
@@ -184,9 +192,7 @@ async def test_a_client_that_does_not_receive_its_answer_is_disconnected() -> No
 async def test_a_client_that_receives_slowly_stays() -> None:
     service = Streaming()
     async with serving(service, ServerLimits(stall_s=1.0)) as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\n\r\n")
-        await eventually(lambda: service.handled)
+        reader, writer = await begun(served)
         for _ in range(3):
             while not service.paused:
                 service.handled[0].data(b"x" * 100_000)
@@ -201,9 +207,7 @@ async def test_a_client_that_receives_slowly_stays() -> None:
 async def test_the_time_of_a_slow_client_begins_again_with_what_it_receives(is_last: bool) -> None:
     service = Streaming()
     async with serving(service, ServerLimits(stall_s=60.0)) as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\nconnection: %b\r\n\r\n" % (b"close" if is_last else b"te"))
-        await eventually(lambda: service.handled)
+        reader, writer = await begun(served, b"connection: %b\r\n" % (b"close" if is_last else b"te"))
         service.handled[0].data(b"x" * 50_000_000)
         if is_last:
             service.handled[0].end()
@@ -224,9 +228,7 @@ async def test_the_time_of_a_slow_client_begins_again_with_what_it_receives(is_l
 async def test_a_connection_whose_answer_is_still_being_received_is_not_idle() -> None:
     service = Streaming()
     async with serving(service, ServerLimits(connections=2)) as served:
-        receiving, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        writer.write(b"GET /a HTTP/1.1\r\nhost: h\r\n\r\n")
-        await eventually(lambda: service.handled)
+        receiving, writer = await begun(served)
         service.handled[0].data(b"x" * 50_000_000)
         service.handled[0].end()
         (connection,) = cast("set[ServerConnection]", served.http.connections)
