@@ -74,29 +74,29 @@ class Definition(ComparisonSettings):
             return policy in self.policies and policy != better
         return all(any(self.is_of(each, arm) for each in backends) for arm in self.replicas)
 
+    def _served_as(self, backend: Backend) -> list[str]:
+        """Return as what the replicas of its arms served at the start; empty for a replica in none."""
+        arms = [arm for arm, names in self.replicas.items() if backend.name in names]
+        return [each for arm in arms for each in self.served.get(arm, ())]
+
     def unchanged(self, backends: Sequence[Backend]) -> list[Backend]:
         """Return the replicas without those of an arm that serve otherwise than at its start.
 
         Of one that contradicts the pool file nobody has said that it is to serve otherwise.
         """
-        return [each for each in backends if each.contradiction is not None or self._is_as_begun(each)]
-
-    def _is_as_begun(self, backend: Backend) -> bool:
-        arms = [arm for arm, members in self.replicas.items() if backend.name in members]
-        return not arms or any(self.is_of(backend, arm) for arm in arms)
+        before = [(each, self._served_as(each)) for each in backends]
+        return [each for each, served in before if not served or each.contradiction or arm_of(each) in served]
 
     def changed(self, backends: Sequence[Backend], policy: str) -> str:
         """Return what serves otherwise than at its start, as a sentence; empty if nothing does."""
         if self.policies:
             is_lost = any(name != policy and other_policy(name) is None for name in self.policies)
-            return (
-                f"It was stopped, since {policy} is the policy now." if is_lost or policy not in self.policies else ""
-            )
-        for arm, names in self.replicas.items():
-            for each in backends:
-                is_there = each.name in names and each.health.state in SERVING
-                if is_there and not any(_may_be(arm_of(each), served) for served in self.served.get(arm, ())):
-                    return f"It was stopped, since {each.name} serves as {arm_of(each)} now."
+            is_another = is_lost or policy not in self.policies
+            return f"It was stopped, since {policy} is the policy now." if is_another else ""
+        for each in backends:
+            served, now = self._served_as(each), arm_of(each)
+            if served and each.health.state in SERVING and not any(_may_be(now, before) for before in served):
+                return f"It was stopped, since {each.name} serves as {now} now."
         return ""
 
     def document(self) -> dict[str, Any]:

@@ -266,7 +266,7 @@ class CompareRoom(Room):
         @app.get("/admin/compare", tags=["admin"])
         async def compare(model: str | None = None) -> dict[str, Any]:
             """Return what is compared, or was last, and what that has shown."""
-            names = [*self.comparisons] if model is None else [self._named(model)]
+            names = [*self.comparisons] if model is None else [_named(self.gateway.models, model)]
             waits = {name: why for name, why in self._waits.items() if why and model in {None, name}}
             found = {name: await self._document(name) for name in names if name in self.comparisons}
             return {"models": found, "waits": waits}
@@ -274,7 +274,7 @@ class CompareRoom(Room):
         @app.post("/admin/compare/start", tags=["admin"])
         async def start(asked: Comparing) -> dict[str, Any]:
             """Begin to compare two sets of replicas of a model."""
-            model = self._named(asked.model)
+            model = _named(self.gateway.models, asked.model)
             running = self.comparisons.get(model)
             if running is not None and running.is_running:
                 text = f"{' and '.join(running.definition.replicas)} of {model} are being compared"
@@ -289,7 +289,7 @@ class CompareRoom(Room):
         @app.post("/admin/compare/stop", tags=["admin"])
         async def stop(asked: ModelReference) -> dict[str, Any]:
             """End the comparison of a model; what it has shown stays."""
-            model = self._named(asked.model)
+            model = _named(self.gateway.models, asked.model)
             running = self.comparisons.get(model)
             if running is None or not running.is_running:
                 raise GatewayError(409, f"Nothing of {model} is being compared.", code="not_running")
@@ -299,26 +299,27 @@ class CompareRoom(Room):
         @app.get("/admin/compare/report", tags=["admin"], response_class=Response)
         async def report(model: str | None = None) -> Response:
             """Return a page that says what was found."""
-            name = self._named(model)
+            name = _named(self.gateway.models, model)
             if name not in self.comparisons:
                 raise GatewayError(404, f"Nothing of {name} was compared yet.", code="not_found")
             return Response(page(name, await self._document(name)), media_type="text/html; charset=utf-8")
-
-    def _named(self, model: str | None) -> str:
-        models = [*self.gateway.models]
-        if model is None and len(models) == 1:
-            return models[0]
-        if model is None:
-            raise GatewayError(400, f"Name the model: {', '.join(models)}.", code="model_required")
-        if model not in self.gateway.models:
-            raise GatewayError(404, f"There is no model {model[:100]}; there are: {', '.join(models)}.")
-        return model
 
     async def _document(self, model: str) -> dict[str, Any]:
         running = self.comparisons[model]
         running.close(time.time())
         document = await asyncio.to_thread(running.document)
         return document | {"change": change_of(document, running.definition.unchanged(self.gateway.pool.of(model)))}
+
+
+def _named(known: Collection[str], model: str | None) -> str:
+    models = [*known]
+    if model is None and len(models) == 1:
+        return models[0]
+    if model is None:
+        raise GatewayError(400, f"Name the model: {', '.join(models)}.", code="model_required")
+    if model not in models:
+        raise GatewayError(404, f"There is no model {model[:100]}; there are: {', '.join(models)}.")
+    return model
 
 
 def _mean_s(model: Model) -> float | None:
