@@ -37,7 +37,7 @@ class Learner:
         """Learn from a finished request."""
 
     def left(self, decision: Decision) -> None:
-        """Take it that a request has left its backend whose outcome is not told: refused, failed, or sent elsewhere."""
+        """Account for a request that left its backend without an outcome: refused, failed, or sent elsewhere."""
 
     def observe_shadow(self, outcome: Outcome) -> None:
         """Learn from `outcome.shadow`, which is computed some time after `observe` was called for the same request."""

@@ -182,7 +182,7 @@ class Failover:
             queue.dispatch()
 
     def _report(self, verdict: Verdict, backend: Backend, failure: Failure) -> None:
-        """Tell the pool what has happened."""
+        """Report the failure to the pool, as the verdict and the rule for its kind say."""
         exchange, pool, report = self._exchange, self._exchange.relay.pool, RULES[failure.kind].report
         if verdict.blame is Blame.NOW:
             pool.report(backend, Strike(fingerprint(exchange), failure.message))

@@ -152,7 +152,7 @@ class _AppCall:
             self._gone.set()
 
     def client_gone(self) -> None:
-        """Tell the application that the client has gone."""
+        """Signal to the application that its client has disconnected."""
         self._gone.set()
         self._may_send.set()
 

@@ -116,7 +116,7 @@ def follow(followers: Sequence[Follower], routed: RoutedRequest, body: bytes) ->
 
 
 def tell(observers: list[Observer], event: Callable[[Observer], None]) -> None:
-    """Tell all of an event. What they raise is noted: the request has nothing to do with it."""
+    """Notify all observers of an event; an exception in one is noted, and does not affect the request."""
     for observer in observers:
         try:
             event(observer)
@@ -125,7 +125,7 @@ def tell(observers: list[Observer], event: Callable[[Observer], None]) -> None:
 
 
 def tell_send(observers: list[Observer], decision: Decision, candidates: Sequence[Backend]) -> None:
-    """Tell all of the choice of a backend, as `tell` does, without a function for each request."""
+    """Notify all observers of the chosen backend; like `tell`, but without creating a function per request."""
     for observer in observers:
         try:
             observer.on_send(decision, candidates)
@@ -134,7 +134,7 @@ def tell_send(observers: list[Observer], decision: Decision, candidates: Sequenc
 
 
 def tell_answer(observers: list[Observer], body: bytes, document: object) -> None:
-    """Tell all of a complete answer in one piece."""
+    """Notify all observers of a complete answer that was not streamed."""
     for observer in observers:
         try:
             observer.on_answer(body, document)
@@ -143,7 +143,7 @@ def tell_answer(observers: list[Observer], body: bytes, document: object) -> Non
 
 
 def tell_end(observers: list[Observer], ended: EndedExchange) -> None:
-    """Tell all of the end."""
+    """Notify all observers that the exchange has ended."""
     for observer in observers:
         try:
             observer.on_end(ended)

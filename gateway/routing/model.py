@@ -354,7 +354,7 @@ class Model:
             self._guarded("correct", self.informed.correct, backend, factor)
 
     def left(self, decision: Decision) -> None:
-        """Report to the policy that a request has left its backend, whose outcome is not told."""
+        """Report to the policy that a request has left its backend without an outcome to learn from."""
         if self.learner is not None:
             self._guarded("left", self.learner.left, decision)
 
