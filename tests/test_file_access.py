@@ -49,7 +49,7 @@ REVIEWED = {
     "backends/simulator/__main__.py:main": ELSEWHERE,
     "backends/simulator/engine/compiled.py:_cache_folder": ELSEWHERE,
     "backends/simulator/engine/fleet.py:load_rules": ELSEWHERE,
-    "backends/simulator/text/corpus.py:code": ELSEWHERE,
+    "backends/simulator/text/language.py:code": ELSEWHERE,
     "gateway/rooms/advice/advise.py:known_troubles": PACKAGE,
     "gateway/rooms/batches/storage.py:Storage._opened": THREAD,
     "gateway/rooms/batches/storage.py:Storage._sizes": THREAD,

@@ -173,9 +173,8 @@ class FleetState(NamedTuple):
     drafted: Floats
     accepted: Floats
     progress: Floats  # output positions and logit shifts of each profile, shape (profiles, 2, knots)
-    context: (
-        Floats  # log2 of contexts, and the shifts there of draft positions 1 to k, shape (profiles, k + 1, contexts)
-    )
+    # log2 of contexts, and the shifts there of draft positions 1 to k, shape (profiles, k + 1, contexts).
+    context: Floats
     accepted_counts: npt.NDArray[np.int64]  # drafts by number of accepted tokens, shape (replicas, k + 1)
     finished: npt.NDArray[np.int32]  # output of an advance: the slots of requests that ended; as long as `requests`
 
