@@ -43,10 +43,8 @@ class EngineLoad:
         Tokens that the KV cache holds; 0 if unknown.
     tokens_per_step
         Mean since the engine started, over the sequences of its batches; 0.0 if unknown.
-    drafts, draft_tokens, accepted_tokens
-        Steps with a draft, and tokens drafted and accepted, since the engine started; 0 if unknown.
-    accepted_per_position
-        Accepted tokens by draft position since the engine started, shape (k,); empty if unknown.
+    drafts, accepted_tokens
+        Steps with a draft, and tokens accepted, since the engine started; 0 if unknown.
     """
 
     running: int = 0
@@ -57,9 +55,7 @@ class EngineLoad:
     kv_tokens: int = 0
     tokens_per_step: float = 0.0
     drafts: int = 0
-    draft_tokens: int = 0
     accepted_tokens: int = 0
-    accepted_per_position: tuple[int, ...] = ()
 
 
 class Candidate(Protocol):

@@ -1,7 +1,8 @@
-"""Contradictions between the pool file and an engine: whether it speculates as it was said to, by its own counters."""
+"""Contradictions: between the pool file and an engine, by its own counters; and between the engines of a model."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
@@ -10,8 +11,11 @@ from backends.backend import Backend
 from backends.draft_schedule import DraftSchedule, Speculation
 from backends.engine_metrics import EngineMetrics
 from backends.launch.vllm_command import flag_value
+from backends.probe import misnamed
 from backends.reported import printable
 from backends.speculation import Method, is_lossy
+
+logger = logging.getLogger(__name__)
 
 KINDS: Final = ("no_speculation", "no_drafts", "speculation", "k", "every_step")
 """Kinds of contradictions, of which an engine shows at most two."""
@@ -110,6 +114,38 @@ def unlike_weights(backends: Sequence[Backend]) -> str:
         return ""
     loaded = " and ".join(map(printable, sorted(roots)[:3]))
     return f"its engines have loaded {loaded}: answers differ by replica unless these are the same weights"
+
+
+class Unlike:
+    """In what the engines of each model are unlike, or not as it is called; what is new of it is logged."""
+
+    def __init__(self) -> None:
+        self.contexts: set[str] = set()  # models whose engines take contexts of unlike length
+        self._answers: dict[str, Sequence[str]] = {}  # why those of a model differ, as was said
+        self._misnamed: set[str] = set()  # models that no engine serves, as was said
+
+    def compare(self, members: Sequence[Backend]) -> None:
+        """Compare the answers and the context lengths of a model's engines."""
+        model = members[0].model
+        unlike, before = list(unlike_answers(members)), self._answers.get(model, ())
+        for what in unlike:
+            if what not in before:
+                logger.warning("%s: %s", model, what)
+        self._answers[model] = unlike
+        known = {each.engine.said.context_tokens for each in members} - {0}
+        if len(known) < 2:
+            self.contexts.discard(model)
+        elif model not in self.contexts:
+            self.contexts.add(model)
+            what = f"{min(known):,} to {max(known):,} tokens"
+            logger.warning("%s: its engines take contexts of %s; each request goes to those that take it", model, what)
+
+    def compare_names(self, model: str, serves: Sequence[tuple[str, ...]]) -> None:
+        """Compare the name of a model with those that its engines serve."""
+        wrong = misnamed(model, serves)
+        if wrong and model not in self._misnamed:
+            logger.warning("%s: %s", model, wrong)
+        (self._misnamed.add if wrong else self._misnamed.discard)(model)
 
 
 def _schedule(said: Speculation, engine: EngineMetrics) -> DraftSchedule:

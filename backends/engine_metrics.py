@@ -24,7 +24,6 @@ _NAMES = {
     "gpu_cache_usage_perc": "kv_usage",
     "prompt_tokens": "prompt_tokens",
     "generation_tokens": "generation_tokens",
-    "num_preemptions": "preemptions",
     "prefix_cache_queries": "prefix_queries",
     "prefix_cache_hits": "prefix_hits",
     "spec_decode_num_drafts": "drafts",
@@ -83,7 +82,6 @@ class EngineMetrics:
     kv_usage: float = 0.0  # share of the KV cache in use, 0 to 1; the mean over the engines
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     # drafts, draft_tokens, accepted_tokens: steps that drafted, tokens drafted and tokens accepted since the engine

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from backends import background
 from backends.backend import Backend, EngineChange
-from backends.contradictions import unlike_answers
+from backends.contradictions import Unlike
 from backends.health import (
     Alone,
     Books,
@@ -33,7 +33,7 @@ from backends.health import (
     Unreachable,
     judge,
 )
-from backends.probe import Probe, ProbeResult, misnamed
+from backends.probe import Probe, ProbeResult
 from backends.recovery import Recovery
 from backends.watch import Watch
 
@@ -106,10 +106,8 @@ class Pool:
             self._watches[backend.model, backend.name] = watch
         self.recovery = Recovery(rules.slow_start_s)  # the replicas on their way back
         self._listener = Listener()
-        self.unlike_contexts: set[str] = set()  # models whose engines take contexts of unlike length
-        self._unlike_answers: dict[str, Sequence[str]] = {}  # why those of a model's replicas differ, as was said
+        self.unlike = Unlike()  # in what engines of a model differ
         self._is_started = False
-        self._misnamed: set[str] = set()  # models that no engine serves, as was said
         self._closing: set[asyncio.Task[None]] = set()
 
     def listen(self, listener: Listener) -> None:
@@ -179,8 +177,8 @@ class Pool:
             watch.probe.set_timeout(rules.timeout_s)
         for backend in leaving:
             self._dismiss(self.watch(backend))
-        for model in self._by_model:
-            self.compare_engines(model)
+        for members in self._by_model.values():
+            self.unlike.compare(members)
         for each in joining:
             self._admit(each.watch)
         for each in joining:  # which may send requests, to any of them
@@ -278,10 +276,7 @@ class Pool:
         """Take in the result of a probe."""
         backend, now_s = watch.backend, time.monotonic()
         watch.serves = result.serves
-        wrong = misnamed(backend.model, [self.watch(each).serves for each in self.of(backend.model)])
-        if wrong and backend.model not in self._misnamed:
-            logger.warning("%s: %s", backend.model, wrong)
-        (self._misnamed.add if wrong else self._misnamed.discard)(backend.model)
+        self.unlike.compare_names(backend.model, [self.watch(each).serves for each in self.of(backend.model)])
         for what in result.ignored:
             self._listener.reported_implausible(backend, what)
         difference, said = backend.difference, backend.engine.said
@@ -290,7 +285,7 @@ class Pool:
             with background.guarded("probes", of=watch.label):
                 self._listener.engine_changed(backend, change)
         if (backend.engine.said.context_tokens, backend.engine.said.root) != (context_tokens, root):
-            self.compare_engines(backend.model)
+            self.unlike.compare(self.of(backend.model))
         if backend.difference != difference:
             with background.guarded("probes", of=watch.label):
                 self._listener.difference_changed(backend)
@@ -300,21 +295,6 @@ class Pool:
                 books = self._listener.books(backend)
         proof = result.is_certain, result.is_proven
         self.report(backend, Probed(result.problem, result.refused, result.engine, *proof, books))
-
-    def compare_engines(self, model: str) -> None:
-        """Compare the answers and the context lengths of a model's engines, and warn where they differ."""
-        unlike, before = list(unlike_answers(self.of(model))), self._unlike_answers.get(model, ())
-        for what in unlike:
-            if what not in before:
-                logger.warning("%s: %s", model, what)
-        self._unlike_answers[model] = unlike
-        known = {each.engine.said.context_tokens for each in self.of(model)} - {0}
-        if len(known) < 2:
-            self.unlike_contexts.discard(model)
-        elif model not in self.unlike_contexts:
-            self.unlike_contexts.add(model)
-            what = f"{min(known):,} to {max(known):,} tokens"
-            logger.warning("%s: its engines take contexts of %s; each request goes to those that take it", model, what)
 
     def _follow(self, watch: Watch, before: Health) -> None:
         """Make it known that the health of a replica is another one than before."""

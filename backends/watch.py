@@ -186,9 +186,7 @@ class Watch:
             kv_tokens=page.kv_tokens,
             tokens_per_step=min(page.generation_tokens / page.steps, most_per_step) if page.steps else 0.0,
             drafts=page.drafts,
-            draft_tokens=page.draft_tokens,
             accepted_tokens=page.accepted_tokens,
-            accepted_per_position=page.accepted_per_position,
         )
 
     def _most_per_step(self) -> int:

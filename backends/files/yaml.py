@@ -185,9 +185,8 @@ def _syntax_issue(error: yaml.MarkedYAMLError, text: str) -> tuple[Position, Iss
     position = Position(mark.line + 1, mark.column + 1) if mark else Position(1, 1)
     problem = error.problem or "not YAML"
     if "alias" in problem and "undefined" in problem:
-        problem = (
-            "an alias (*name) without an earlier anchor (&name)"  # omits the name, which may be a misplaced secret
-        )
+        # Without the name, which may be a misplaced secret.
+        problem = "an alias (*name) without an earlier anchor (&name)"
     lines = text.splitlines()
     line = lines[position.line - 1] if position.line <= len(lines) else ""
     if "\t" in line[: position.column]:

@@ -17,8 +17,8 @@ import httptools
 from backends import background
 from backends.http.address import Address, connect
 from backends.http.authorities import trusted
-from backends.http.receiver import AnswerHead, HeaderList, Receiver, UpstreamError, WholeReceiver
-from backends.http.wire import HeadPattern, WriteBatch, pattern_of
+from backends.http.receiver import HeaderList, KnownHead, Receiver, UpstreamError, WholeReceiver
+from backends.http.wire import WriteBatch
 
 _NO_BODY_STATUSES = frozenset({204, 304})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
@@ -68,15 +68,13 @@ class Connection:
             return
         call.answered = True
         if self._fresh and call.whole is not None:
-            pattern = self._client.pattern
-            start = -1 if pattern is None else pattern.body_begins(data)
-            if pattern is not None and start >= 0 and len(data) - start == pattern.length:
-                self._client.mismatches = 0
+            known = self._client.known
+            if (body := known.body_in(data)) is not None:
                 self._call = call.connection = None
                 if call.paused and self._transport is not None:
                     self._transport.resume_reading()
                 self._client.keep(self)
-                call.whole.on_whole(self._client.pattern_head, data[start:])
+                call.whole.on_whole(known.head, body)
                 return
             self._first = data
         self._fresh = False
@@ -131,9 +129,7 @@ class Connection:
             self._parse(rest)
         self.closed = True
         self._client.forget(self)
-        if self._call is None:
-            pass
-        elif self._until_close and exc is None and self._head_passed:
+        if self._call is not None and self._until_close and exc is None and self._head_passed:
             self._complete()
         else:
             self._fail("broken", f"closed the connection before the answer was complete{f' ({exc})' if exc else ''}")
@@ -196,7 +192,7 @@ class Connection:
             return
         reusable = self._parser.should_keep_alive() and not self._until_close and not self._call.once
         if reusable and self._first is not None and self._status == 200:
-            self._client.remember_head(self._first, AnswerHead(200, self._headers))
+            self._client.known.learn(self._first, self._headers)
         self._complete(reusable=reusable)
 
     # Called by the client and its calls.
@@ -204,7 +200,7 @@ class Connection:
     def carry(self, call: Call) -> None:
         """Send the request of a call, and pass its answer to its receiver."""
         assert self._transport is not None
-        self._call = call
+        self._call, call.connection = call, self
         self._until_close = False
         self._head_passed = False
         self._fresh = True
@@ -217,6 +213,8 @@ class Connection:
                 self._transport.write(request)
         else:
             self._transport.writelines((call.head, call.body))
+        if call.paused:
+            self.pause_reading(is_paused=True)
 
     def pause_reading(self, *, is_paused: bool) -> None:
         """Stop reading from the backend, or go on."""
@@ -238,7 +236,7 @@ class Connection:
 
     def is_usable(self) -> bool:
         """Return whether an idle connection can carry another call."""
-        return not self.closed and self._transport is not None and not self._transport.is_closing()
+        return self._transport is not None and not self._transport.is_closing()
 
     def _complete(self, *, reusable: bool = False) -> None:
         call, self._call = self._call, None
@@ -326,28 +324,23 @@ class UpstreamClient:
     ) -> None:
         self.address = address  # address of the backend
         self.writes = writes  # batch in which small requests are written; None writes them immediately
-        # Seconds until connecting times out, including name resolution and the TLS handshake.
-        self._connect_timeout_s = connect_timeout_s
+        self._connect_timeout_s = connect_timeout_s  # with name resolution and the TLS handshake
         self._max_idle = max_idle  # maximum number of idle connections
         self._keep_alive_s = keep_alive_s  # seconds after which an idle connection is closed
         self._tls = trusted() if address.tls else None
         self._idle: list[Connection] = []  # the longest idle first
         self._expiry: asyncio.TimerHandle | None = None
         self._closing = False
-        # pattern, pattern_head: the remembered head of an answer, as bytes and parsed.
-        self.pattern: HeadPattern | None = None
-        self.pattern_head = AnswerHead(0, [])
-        self.mismatches = 0  # consecutive complete answers whose head did not match the pattern
+        self.known = KnownHead()  # of earlier answers
 
     def send(self, call: Call) -> Call:
         """Send a request, whose answer goes to its receiver."""
-        if self._idle:
-            self._close_expired()
+        self._close_expired()
         while self._idle and not call.once:
             connection = self._idle.pop()
             if connection.is_usable():
                 call.reused = True
-                self._put(call, connection)
+                connection.carry(call)
                 return call
         self.send_anew(call)
         return call
@@ -356,17 +349,6 @@ class UpstreamClient:
         """Send a call on a new connection, as after its first one was lost in the keep-alive race."""
         call.reused = False
         call.connecting = background.start("connections", self._connect(call))
-
-    def remember_head(self, data: bytes, head: AnswerHead) -> None:
-        """Remember the head at the start of `data`, to recognise the same head in later answers.
-
-        If the heads keep differing, as with a request id in them, only every 64th is remembered.
-        """
-        self.mismatches += 1
-        if self.mismatches > 64 and self.mismatches % 64:
-            return
-        if (pattern := pattern_of(data)) is not None:
-            self.pattern, self.pattern_head = pattern, head
 
     def keep(self, connection: Connection) -> None:
         """Return a connection to the pool."""
@@ -411,12 +393,6 @@ class UpstreamClient:
         error = await connect(self.address, cast("asyncio.Protocol", connection), self._connect_timeout_s, self._tls)
         call.connecting = None
         if error is None:
-            self._put(call, connection)
+            connection.carry(call)
         else:
             call.receiver.on_error(error)
-
-    def _put(self, call: Call, connection: Connection) -> None:
-        call.connection = connection
-        connection.carry(call)
-        if call.paused:
-            connection.pause_reading(is_paused=True)

@@ -1,8 +1,10 @@
-"""Who receives the answer of a backend."""
+"""Who receives the answer of a backend, and heads of answers that repeat."""
 
 from __future__ import annotations
 
 from typing import Protocol
+
+from backends.http.wire import HeadPattern, pattern_of
 
 HeaderList = list[tuple[bytes, bytes]]
 
@@ -44,6 +46,29 @@ class AnswerHead:
         self.status = status
         # The headers of the first such answer. Its `content-length` does not hold for the others.
         self.headers = headers
+
+
+class KnownHead:
+    """The head that answers of status 200 of a backend had last: one that has it too needs no parser."""
+
+    def __init__(self) -> None:
+        self.head = AnswerHead(0, [])
+        self._pattern: HeadPattern | None = None
+        self._differing = 0  # complete answers in a row that had another head
+
+    def body_in(self, data: bytes) -> bytes | None:
+        """Return the body of a complete answer that begins with the head; None for all else."""
+        pattern = self._pattern
+        if pattern is None or (start := pattern.body_begins(data)) < 0 or len(data) - start != pattern.length:
+            return None
+        self._differing = 0
+        return data[start:]
+
+    def learn(self, data: bytes, headers: HeaderList) -> None:
+        """Remember the head at the start of `data`; if heads keep differing, as by a request id, only every 64th."""
+        self._differing += 1
+        if (self._differing <= 64 or self._differing % 64 == 0) and (pattern := pattern_of(data)) is not None:
+            self._pattern, self.head = pattern, AnswerHead(200, headers)
 
 
 class WholeReceiver(Receiver, Protocol):

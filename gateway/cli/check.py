@@ -93,8 +93,7 @@ def schema() -> None:
 
 def read_pool(path: Path) -> PoolSettings:
     """Return the settings of a pool file, with what it leaves to its place and its environment filled in."""
-    from gateway.config.admin_key import with_admin_key
+    from gateway.config.defaults import with_admin_key, with_state_file
     from gateway.config.load import load_pool
-    from gateway.config.state_file import with_state_file
 
     return with_state_file(with_admin_key(load_pool(path)), path)

@@ -49,17 +49,10 @@ class DnsSource:
         answer = await self._ask(resolver, RdataType.SRV)
         if answer is None:
             return [], 0.0
-        records = [
-            record for record in answer if str(record.target) != "."
-        ]  # the target of a service that is not there
+        records = [record for record in answer if str(record.target) != "."]  # else the service is not there
         first = min((record.priority for record in records), default=0)  # the others are for when these fail
-        places = sorted(
-            {
-                (record.target.to_text(omit_final_dot=True), record.port)
-                for record in records
-                if record.priority == first
-            }
-        )
+        found = [record for record in records if record.priority == first]
+        places = sorted({(record.target.to_text(omit_final_dot=True), record.port) for record in found})
         return [Replica(f"{host}:{port}", f"http://{host}:{port}") for host, port in places], _ttl_s(answer)
 
     async def _ask(self, resolver: Resolver, kind: RdataType) -> Answer | None:

@@ -328,7 +328,7 @@ class Attempt:
             return False
         if exchange.failed(self, failure) is not Step.ENGINE_ERROR:
             return True
-        if failure.kind != "length" or backend.model not in pool.unlike_contexts or not exchange.sender.is_relayed:
+        if failure.kind != "length" or backend.model not in pool.unlike.contexts or not exchange.sender.is_relayed:
             return False
         exchange.end_with_error(none_takes_it(refusal_of(body)[1], pool.of(backend.model)))
         return True

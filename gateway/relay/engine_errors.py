@@ -76,7 +76,7 @@ def _learn_context(backend: Backend, pool: Pool, tokens: int) -> None:
     said = backend.engine.said
     if not said.context_tokens:
         backend.set_engine(replace(said, context_tokens=tokens))
-        pool.compare_engines(backend.model)
+        pool.unlike.compare(pool.of(backend.model))
 
 
 def redirects_elsewhere(status: int, headers: HeaderList, authority: bytes) -> bool:

@@ -80,6 +80,13 @@ class _Account:
     spent: int = 0  # requests admitted that peers may not know of
     spent_by_round: list[int] = field(default_factory=lambda: [0] * _ROUNDS)  # the last one is of now
 
+    def begin(self) -> None:
+        """Count a request that begins."""
+        self.in_flight += 1
+        self.sum_requests += 1
+        if self.requests is not None:
+            self.requests.level -= 1.0
+
     def may_take(self, left: float, share: float) -> bool:
         """Return whether this process may admit one of the requests that are left: it has its share, rounded up."""
         return self.spent < math.ceil(share * (left + self.spent))
@@ -161,23 +168,16 @@ class Limits:
                     code="rate_limit_exceeded",
                     retry_after_s=wait_s,
                 )
-        account.in_flight += 1
         self._in_flight += has_key
-        account.sum_requests += 1
         if self._share < 1.0:
             account.spent += 1
             account.spent_by_round[-1] += 1
-        if account.requests is not None:
-            account.requests.level -= 1.0
+        account.begin()
 
     def leave(self, client: Client, tokens: int) -> None:
         """Release a request that has ended, and charge its prompt and output tokens."""
-        account = self._account(client)
-        account.in_flight -= 1
+        self.leave_line(client, tokens)
         self._in_flight -= client is not UNAUTHENTICATED
-        account.sum_tokens += tokens
-        if account.tokens is not None:
-            account.tokens.level -= tokens
 
     def enter_line(self, client: Client, ahead_tokens: float) -> bool:
         """Admit a line of a batch if enough is left of its key's limits; `ahead_tokens` are what those in flight cost.
@@ -195,10 +195,7 @@ class Limits:
                 if wait_s > 0.0 or bucket.level - ahead < _FOR_LINES * bucket.per_minute:
                     return False
         account.is_asked = True
-        account.in_flight += 1
-        account.sum_requests += 1
-        if account.requests is not None:
-            account.requests.level -= 1.0
+        account.begin()
         return True
 
     def leave_line(self, client: Client, tokens: int) -> None:

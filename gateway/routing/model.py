@@ -144,9 +144,8 @@ class Traffic:
         self._at_s = 0.0
         self.in_flight = 0
         self.arrived = 0  # requests that have arrived
-        self._of: dict[
-            str, tuple[int, float]
-        ] = {}  # by id of a client with requests in flight: their number, its weight
+        # By the id of a client with requests in flight: their number, its weight.
+        self._of: dict[str, tuple[int, float]] = {}
         self._weights = 0.0  # of all of these
 
     def begin(self, client: Client) -> None:

@@ -214,7 +214,7 @@ class Router:
         if routed.baseline_only:
             # Without a baseline in the pool any engine will do: its error says which parameter it does not support.
             members = [backend for backend in members if backend.method is Method.BASELINE] or members
-        if name in self._pool.unlike_contexts:
+        if name in self._pool.unlike.contexts:
             kept = fitting(routed.features, members)
             members = kept if any(each.health.state is _UP for each in kept) else members
         for backend in members:

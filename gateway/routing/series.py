@@ -13,7 +13,6 @@ from gateway.telemetry.series import Count, Distribution
 
 log = logging.getLogger(__name__)
 
-BACKEND = ("model", "backend", "method")
 OUTCOMES = ("ok", "client_error", "engine_error", "unanswered", "interrupted", "cancelled")
 _TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0)
 _TEMPERATURE_LABELS = ("0", "0-0.3", "0.3-0.5", "0.5-0.7", "0.7-1", "1+")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -29,8 +28,6 @@ from gateway.routing.gauges import BackendGauges, PolicyGauges
 from gateway.routing.keys import Client
 from gateway.service.default_temperature import find_temperature, must_ask
 from policies.roles import Maintained, Work
-
-log = logging.getLogger(__name__)
 
 _TICK_S = 0.5
 _FIRST_PROBE_TIMEOUT_S = 1.0

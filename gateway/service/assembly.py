@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from backends.backend import Backend
-from backends.health import HealthRules
+from backends.backend import Backend, EngineChange
+from backends.health import Books, HealthRules
 from backends.http.address import Address
 from backends.http.client import UpstreamClient
 from backends.http.wire import WriteBatch
-from backends.pool import Pool
+from backends.pool import Listener, Pool
 from gateway.admin.policy_versions import policy_versions_of
 from gateway.config.settings import KeySettings, ModelSettings, PoolSettings, SloSettings
 from gateway.config.settings.queue import QueueSettings
@@ -33,7 +33,6 @@ from gateway.routing.router import Router, Sent, Slo
 from gateway.routing.series import RequestSeries
 from gateway.routing.sticky import ResponseLocations
 from gateway.service.default_temperature import assumed_temperature, must_ask
-from gateway.service.replica_events import ReplicaEvents
 from gateway.service.stores import open_live, open_store, read_launched
 from gateway.state.sync import State
 from gateway.telemetry.registry import Registry
@@ -42,6 +41,42 @@ from policies.features.request import RequestFeatures
 from policies.policy import Policy
 from policies.roles import Heir
 from policies.statistics import Statistics
+
+
+class ReplicaEvents(Listener):
+    """Passes on each event to the part that it is for, as a reload has left it."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def went_down(self, backend: Backend) -> None:
+        """Retry elsewhere the requests that wait there for a first byte."""
+        self._gateway.relay.abandon(backend)
+
+    def became_ready(self, backend: Backend) -> None:
+        """Send it requests that wait."""
+        self._gateway.relay.ready(backend)
+
+    def was_ejected(self, backend: Backend, duration_s: float, reason: str) -> None:
+        """Report the ejection to the peers."""
+        self._gateway.peers.note_ejection(backend, duration_s, reason)
+
+    def engine_changed(self, backend: Backend, change: EngineChange) -> None:
+        """Have the policy forget what may no longer hold."""
+        self._gateway.models[backend.model].engine_changed(backend.name, change)
+
+    def difference_changed(self, backend: Backend) -> None:
+        """Have the policy correct what answers show, by what the engine counts."""
+        found = backend.difference
+        self._gateway.models[backend.model].correct(backend.name, 1.0 if found is None else found.counted / found.shown)
+
+    def reported_implausible(self, backend: Backend, what: str) -> None:
+        """Count and log it."""
+        self._gateway.relay.metrics.note_implausible(backend, what)
+
+    def books(self, backend: Backend) -> Books:
+        """Return what the requests in flight tell of it."""
+        return self._gateway.relay.books(backend)
 
 
 def assemble(

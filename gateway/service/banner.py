@@ -33,13 +33,8 @@ def pool_lines(settings: PoolSettings) -> Iterator[str]:
         weighs = any(row[3] != "1" for row in rows[1:])
         names, methods = (max(len(row[column]) for row in rows) for column in (0, 1))
         yield f"{model}, by {model_settings.policy.name}:"
-        for (
-            name,
-            shown,
-            tokens,
-            weight,
-            where,
-        ) in rows:  # where it is comes last: it may be longer than a screen is wide
+        for name, shown, tokens, weight, where in rows:
+            # Where it is comes last: it may be longer than a screen is wide.
             yield f"  {name:{names}}  {shown:{methods}} {tokens:>3}  {f'{weight:>6}  ' if weighs else ''}{where}"
         members = [each for each in backends if each.model == model]
         for note in filter(None, (_alike(model_settings), *unlike_answers(members))):

@@ -1,22 +1,86 @@
-"""Plan a mix for requests: the kinds that fit, the search and the judgement; prints nothing."""
+"""Plan a mix for requests: the kinds that fit, the search, and the judgement on other windows; prints nothing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from backends.calibration.calibration import Calibration
 from backends.speculation import Method
 from gateway.config.settings import PolicyReference
 from lab.options.policy import with_seed
 from lab.parallel import all_cores
-from lab.plan.judge import choose, judged, play
 from lab.plan.mixes import USUAL, Mix, ReplicaKind, kind_of, kinds, with_refusals, with_schedules
-from lab.plan.result import Plan, PlanObjective
-from lab.plan.runner import MixRunner, RunAll
-from lab.plan.search import Split, find_mixes
+from lab.plan.result import JudgedMix, Plan, PlanObjective
+from lab.plan.runner import MixRunner, MixTask, RunAll
+from lab.plan.search import Found, Split, find_mixes
 from lab.plan.traffic import Windows
+from lab.simulation.simulate import Replayed
+from lab.statistics import TIMES, Floats, Interval, of_units
+
+Played = Mapping[Mix, Sequence[Replayed]]
+"""Results by mix, of each window."""
+
+
+def play(mixes: Sequence[Mix], split: Split, run_all: RunAll) -> Played:
+    """Play mixes on the windows to judge on."""
+    before = tuple(sorted((*split.learning, *split.searched)))
+    results = run_all([MixTask(mix, split.judged, before, 1) for mix in mixes])
+    return dict(zip(mixes, results, strict=True))
+
+
+def choose(found: Found, played: Played, objective: PlanObjective) -> Mix:
+    """Return the mix to run: the best of the search, or all replicas alike where no mix is shown to be better."""
+    best = found.finalists[0]
+    if len(set(best)) == 1 or found.alike not in played:
+        return best
+    loss = loss_of(played[best], played[found.alike], objective)
+    return best if loss is None or loss.low > 0 else found.alike
+
+
+def judged(chosen: Mix, played: Played, objective: PlanObjective) -> list[JudgedMix]:
+    """Return the results of mixes, the chosen one first, then the best."""
+    results = [_judged(mix, chosen, played, objective) for mix in played]
+    sign = -1.0 if objective.slo else 1.0
+    return sorted(results, key=lambda one: (one.mix != chosen, sign * one.value))
+
+
+def _judged(mix: Mix, chosen: Mix, played: Played, objective: PlanObjective) -> JudgedMix:
+    own, other = played[chosen], played[mix]
+    means = {metric: _mean_of(np.concatenate([getattr(one, metric) for one in other])) for metric, *_ in TIMES}
+    worse = [objective.cost([theirs]) > objective.cost([mine]) for mine, theirs in zip(own, other, strict=True)]
+    return JudgedMix(
+        mix,
+        **means,
+        value=objective.value(other),
+        loss=None if mix == chosen else loss_of(own, other, objective),
+        worse_in=float(np.mean(worse)),
+    )
+
+
+def _mean_of(values: Floats) -> float:
+    """Return the mean of all values that are not NaN; NaN if there are none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else math.nan
+
+
+def loss_of(own: Sequence[Replayed], other: Sequence[Replayed], objective: PlanObjective) -> Interval | None:
+    """Return the loss with other results instead of one's own on the same requests; see `JudgedMix.loss`.
+
+    The windows, which begin idle, are the independent units.
+    """
+    if any(one.errors for one in (*own, *other)):
+        return None
+    mine, theirs = (np.array([objective.values(one).sum() for one in played]) for played in (own, other))
+    if min(mine.sum(), theirs.sum()) <= 0:
+        return None
+    ratio = of_units([theirs], [mine])
+    return ratio.saved() if objective.slo else ratio.less_one()
+
 
 Replica = tuple[Method, Mapping[str, Any], int | None]
 """Method and speculative config of a replica, and the longest context that its drafter leaves it, if it shortens it."""

@@ -44,9 +44,7 @@ _ROW = np.dtype(
 )
 _NAMES = [one.name for one in fields(RequestFeatures)]
 _FEATURES = attrgetter(*[name.replace("endpoint", "endpoint.value") for name in _NAMES])  # enums are slow to unpickle
-_REST = attrgetter(
-    "prompt_tokens", "output_tokens", "acceptance", "text", "prefix_blocks", "session", "think_s"
-)  # fmt: skip
+_REST = attrgetter("prompt_tokens", "output_tokens", "acceptance", "text", "prefix_blocks", "session", "think_s")
 _PREFIX, _TEMPLATE, _WORKLOAD = (_NAMES.index(name) for name in ("prefix", "template", "workload"))
 _ROWS_AT_ONCE = 4096
 _BLOCK = 32

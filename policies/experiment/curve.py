@@ -65,7 +65,6 @@ class Fit:
     x_mean: float
     x_low: float
     x_high: float
-    blocks: int
 
     def at(self, x: float, confidence: float) -> Point:
         """Return how both compare where so much work arrives (x as above)."""
@@ -163,7 +162,7 @@ def fit(rows: Sequence[Row]) -> Fit | None:
     low, high = np.array([np.quantile(x[arms == arm], [_SEEN, 1.0 - _SEEN]) for arm in (0, 1)]).T
     mean_powers, work = np.average(powers, axis=0, weights=in_flight), float(np.exp(x + x_mean).mean())
     means = mean_powers, float(in_flight.mean()), work, x_mean
-    return Fit(difference, matrix, freedom, common, *means, float(low.max()), float(high.min()), count)
+    return Fit(difference, matrix, freedom, common, *means, float(low.max()), float(high.min()))
 
 
 def _exp(exponent: float) -> float:

@@ -11,7 +11,7 @@ from policies.features.request import TYPICAL_TOKENS, RequestFeatures
 from policies.learned.cost import Ask, Delay, coming, crowd_of
 from policies.learned.detector import Detector
 from policies.learned.prefix_memory import PrefixMemory
-from policies.learned.prior import attention_share, expected_of, text_of
+from policies.learned.prior import attention_share, expected_of, known_to_tokens, text_of
 from policies.learned.replica import STEPS, KnownReplica, fit_factors
 from policies.learned.shadow_drafting import ShadowBias
 from policies.learned.table import LENGTH, PER_STEP, Groups, Kinds, Means, RequestKind, Shares, mean_of
@@ -85,6 +85,20 @@ class Known:
             effect = self.detector.effect(replica.name, now_s) if found else (1.0, 1.0)
             delays.append(Delay(replica, request, ask, by_k, excess, effect, requests, waiting, now_s))
         return delays
+
+    def note(self, candidate: Candidate, delay: Delay) -> str:
+        """Return in words what a request takes on a candidate, and what is known of that."""
+        note = (
+            f"first token {delay.ttft_s:.3f} s, the rest {delay.decode_s:.3f} s "
+            f"({delay.tokens:.0f} tokens, {delay.per_step:.2f} per step of "
+            f"{1e3 * delay.step_s:.1f} ms), others delayed by {delay.others_s:.3f} s"
+        )
+        if cached := int(delay.cached_tokens):
+            note += f"; {cached:,} tokens of the prompt cached, by {delay.replica.prefixes.goes_by}"
+        known = known_to_tokens(self.calibration, candidate.method)
+        if delay.context_tokens > known:
+            note += f"; its acceptance is published for up to {known:,.0f} tokens of context"
+        return "; ".join([note, *map(str, self.detector.found.get(candidate.name, ()))])
 
     def learn_drafts(self, replica: KnownReplica, one: Drafted, now_s: float) -> None:
         """Learn the tokens per step of an answer: those of its arm, and by how much its replica is apart."""

@@ -16,7 +16,6 @@ from policies.learned.cost import Delay, Sum, weighed
 from policies.learned.detector import Detector
 from policies.learned.known import Drafted, Known
 from policies.learned.learn import Lessons
-from policies.learned.prior import known_to_tokens
 from policies.learned.replica import STEPS
 from policies.learned.settings import LearnedSettings
 from policies.learned.table import ANSWERS, LENGTH, PER_STEP
@@ -170,7 +169,7 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
         delays = self._delays(request, candidates)
         costs = self._chooser.costs(request, candidates, delays)
         return [
-            Assessment(candidate.name, cost, self._note(candidate, delay))
+            Assessment(candidate.name, cost, self.known.note(candidate, delay))
             for candidate, delay, cost in zip(candidates, delays, costs, strict=True)
         ]
 
@@ -183,16 +182,3 @@ class Learned(Policy, Learner, Explainer, Maintained, Heir, Informed):
 
     def _delays(self, request: RequestFeatures, candidates: Sequence[Candidate]) -> list[Delay]:
         return self._chooser.delays(request, candidates, self.clock())[1]
-
-    def _note(self, candidate: Candidate, delay: Delay) -> str:
-        note = (
-            f"first token {delay.ttft_s:.3f} s, the rest {delay.decode_s:.3f} s "
-            f"({delay.tokens:.0f} tokens, {delay.per_step:.2f} per step of "
-            f"{1e3 * delay.step_s:.1f} ms), others delayed by {delay.others_s:.3f} s"
-        )
-        if cached := int(delay.cached_tokens):
-            note += f"; {cached:,} tokens of the prompt cached, by {delay.replica.prefixes.goes_by}"
-        known = known_to_tokens(self.settings.calibration, candidate.method)
-        if delay.context_tokens > known:
-            note += f"; its acceptance is published for up to {known:,.0f} tokens of context"
-        return "; ".join([note, *map(str, self.known.detector.found.get(candidate.name, ()))])

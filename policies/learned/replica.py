@@ -78,7 +78,7 @@ class KnownReplica:
 
     def learn(self, factors: Factors, observed: float) -> None:
         """Take over the factors of a fit, and the number of answers that it rests on."""
-        self.factors, self.observed = factors, observed
+        self.observed = observed
         self.costs = [StepCost(*map(float.__mul__, factors, prior)) for prior in self.priors]
         # The first ones as plain numbers, which compiled code reads fastest.
         self.seconds, self._prior = numbers(self.costs[0]), numbers(self.priors[0])

@@ -137,8 +137,7 @@ async def test_a_healthy_replica_comes_up_with_its_load_and_metrics() -> None:
         assert pool.up("m") == [backend]
         assert (backend.load.running, backend.load.waiting, backend.load.kv_usage) == (3, 2, 0.25)
         assert backend.load.others == 1  # four of the five requests are from this gateway
-        assert (backend.load.drafts, backend.load.draft_tokens, backend.load.accepted_tokens) == (10, 30, 15)
-        assert backend.load.accepted_per_position == (9, 6)
+        assert (backend.load.drafts, backend.load.accepted_tokens) == (10, 15)
         card = backend.engine.said.card
         assert card is not None
         assert card["max_model_len"] == backend.engine.said.context_tokens == 2048

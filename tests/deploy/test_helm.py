@@ -12,8 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from backends.launch.process import GROUP_END_S
-from backends.launch.supervisor import LaunchSpec
+from backends.launch.supervisor import GROUP_END_S, LaunchSpec
 from gateway import __version__
 from gateway.service.workers import _GRACE_S as WORKER_GRACE_S
 from tests.support import gateway_api

@@ -6,8 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from backends.launch.process import GROUP_END_S
-from backends.launch.supervisor import LaunchSpec
+from backends.launch.supervisor import GROUP_END_S, LaunchSpec
 from gateway.config.load import load_pool
 from gateway.service.workers import _GRACE_S as WORKER_GRACE_S
 from tests.support.deploy_tools import DEPLOY, ROOT, run

@@ -40,7 +40,7 @@ OPERATOR: Final = "given by the operator"
 CHECKED: Final = "a request that `Router.check` has let pass"
 EVENTS: Final = "events of an engine, of which 1 MiB is held"
 BOUNDS: Final = {
-    ("rooms/advice/trouble.py", "known_troubles"): OWN,
+    ("rooms/advice/advise.py", "known_troubles"): OWN,
     ("rooms/batches/api.py", "create"): "64 KiB, check_cost",
     ("rooms/batches/api.py", "upload"): "max_file_mib; 16 fields, whose heads have 8 KiB",
     ("rooms/batches/lines.py", "_custom_id"): "a string of the first 8 KiB of a line",

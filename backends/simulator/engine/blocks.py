@@ -50,7 +50,6 @@ def _unlink(state: FleetState, replica: Record, node: int) -> None:
 def _forget_oldest(state: FleetState, replica: Record) -> None:
     """Evict the least recently used prefix block."""
     node = replica.oldest
-    replica.evicted_s = max(replica.evicted_s, state.nodes[node].used_s)
     _unlink(state, replica, node)
     hole = find(state, replica, state.nodes[node].hash)
     state.nodes[node].after = replica.free_node
@@ -78,14 +77,6 @@ def take(state: FleetState, replica: Record, count: int) -> None:
 
 
 @compiled
-def clear(state: FleetState, replica: Record) -> None:
-    """Evict all blocks without users."""
-    replica.restarted = 0
-    while replica.remembered:
-        _forget_oldest(state, replica)
-
-
-@compiled
 def share(state: FleetState, replica: Record, block: int) -> None:
     """Add a user to a block that is in the cache."""
     node = state.index[replica.index + find(state, replica, block)]
@@ -102,7 +93,6 @@ def _release(state: FleetState, replica: Record, block: int) -> None:
     state.nodes[node].users -= 1
     if state.nodes[node].users:
         return
-    state.nodes[node].used_s = replica.now_s
     state.nodes[node].before = replica.newest
     state.nodes[node].after = NONE
     if replica.newest == NONE:

@@ -26,8 +26,6 @@ def _admit(state: FleetState, replica: Record, batch: npt.NDArray[np.int32], bud
             break
         length = request.prompt + request.sent
         known = unused = 0
-        if replica.restarted:
-            blocks.clear(state, replica)
         if replica.prefix_caching:
             # The last token is always computed, because its logits give the first output token.
             limit = min((length - 1) // BLOCK_TOKENS, request.prefix_blocks)

@@ -87,21 +87,6 @@ class SimulatedReplica:
         """Number of steps begun."""
         return int(self._records[self._number]["steps"])
 
-    @property
-    def evicted_s(self) -> float:
-        """When the block was used that was used last, of those that the prefix cache has evicted; 0 if none was."""
-        return float(self._records[self._number]["evicted_s"])
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a block that is filled evicts another one."""
-        record = self._records[self._number]
-        return bool(record["used"] + record["remembered"] >= record["kv_blocks"])
-
-    def restart(self) -> None:
-        """Forget all prefixes before the next request."""
-        self._records[self._number]["restarted"] = 1
-
     def profile(self, kind: str, temperature: float) -> DraftProfile:
         """Return the draft profile for requests without a known text."""
         return draft_profile(self._calibration, self.method, self._config, temperature=temperature, kind=kind)

@@ -73,8 +73,6 @@ REPLICA = np.dtype(
         ("last", np.int64),  # slot at its tail
         ("used", np.int64),  # blocks held by requests
         ("remembered", np.int64),  # blocks without a user that hold a reusable prefix
-        ("evicted_s", np.float64),  # when the one of those evicted that was used last was used
-        ("restarted", np.int64),  # whether all of them are to be evicted
         # The prefix cache: a hash table of `mask + 1` entries starting at `index`, and linked lists of nodes.
         ("index", np.int64),
         ("mask", np.int64),
@@ -153,10 +151,7 @@ PROFILE = np.dtype(
     align=True,
 )
 
-NODE = np.dtype(
-    [("hash", np.int64), ("used_s", np.float64), ("users", np.int32), ("before", np.int32), ("after", np.int32)],
-    align=True,
-)
+NODE = np.dtype([("hash", np.int64), ("users", np.int32), ("before", np.int32), ("after", np.int32)], align=True)
 
 
 class FleetState(NamedTuple):
@@ -178,9 +173,8 @@ class FleetState(NamedTuple):
     drafted: Floats
     accepted: Floats
     progress: Floats  # output positions and logit shifts of each profile, shape (profiles, 2, knots)
-    context: (
-        Floats  # log2 of contexts, and the shifts there of draft positions 1 to k, shape (profiles, k + 1, contexts)
-    )
+    # log2 of contexts, and the shifts there of draft positions 1 to k, shape (profiles, k + 1, contexts).
+    context: Floats
     accepted_counts: npt.NDArray[np.int64]  # drafts by number of accepted tokens, shape (replicas, k + 1)
     finished: npt.NDArray[np.int32]  # output of an advance: the slots of requests that ended; as long as `requests`
 

@@ -1,32 +1,109 @@
-"""Answers of `POST /v1/completions`, complete and streamed."""
+"""Answers of `POST /v1/chat/completions` and `/v1/completions`, complete and streamed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from backends.simulator.server.compose import ComposedAnswer
 from backends.simulator.server.driver import Emitted, Play
-from backends.simulator.server.protocol import CompletionBody
-from backends.simulator.server.rendering import RenderedReply, event
+from backends.simulator.server.protocol import ChatBody, CompletionBody
+from backends.simulator.server.rendering import B, RenderedReply, event, tool_call_id
 
-_KIND = "text_completion"
+_CHUNK = "chat.completion.chunk"
+_TEXT = "text_completion"
+
+
+def chat_body(reply: RenderedReply[ChatBody], plays: Sequence[Play]) -> dict[str, Any]:
+    """Return a complete chat completion."""
+    choices = [
+        {"index": index, "message": _message(answer), **_end_of(reply, answer)}
+        for index, answer in enumerate(reply.answers)
+    ]
+    prompt_ids = _prompt_ids(reply, reply.answers[0])
+    fields = {**reply.fields("chat.completion"), "choices": choices}
+    return {**fields, **reply.end_of(plays), "prompt_token_ids": prompt_ids}
 
 
 def completion_body(reply: RenderedReply[CompletionBody], plays: Sequence[Play]) -> dict[str, Any]:
     """Return a complete completion."""
-    with_ids = reply.body.return_token_ids
     choices = [
-        {
-            "index": index,
-            "text": answer.text,
-            "finish_reason": answer.finish_reason,
-            "stop_reason": answer.stop_string,
-            "token_ids": answer.ids if with_ids else None,
-            "prompt_token_ids": answer.prompt_ids if with_ids else None,
-        }
+        {"index": index, "text": answer.text, **_end_of(reply, answer), "prompt_token_ids": _prompt_ids(reply, answer)}
         for index, answer in enumerate(reply.answers)
     ]
-    return {**reply.fields(_KIND), "choices": choices, **reply.end_of(plays)}
+    return {**reply.fields(_TEXT), "choices": choices, **reply.end_of(plays)}
+
+
+def _message(answer: ComposedAnswer) -> dict[str, Any]:
+    if answer.tool is None:
+        return {"role": "assistant", "content": answer.text}
+    function = {"name": answer.tool.name, "arguments": answer.arguments}
+    call = {"id": tool_call_id(), "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def _end_of(reply: RenderedReply[B], answer: ComposedAnswer) -> dict[str, Any]:
+    """Return how an answer has ended, and its tokens if they are asked for."""
+    ids = answer.ids if reply.body.return_token_ids else None
+    return {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_string, "token_ids": ids}
+
+
+def _prompt_ids(reply: RenderedReply[B], answer: ComposedAnswer) -> list[int] | None:
+    return answer.prompt_ids if reply.body.return_token_ids else None
+
+
+def _chunk(reply: RenderedReply[B], kind: str, emitted: Emitted, **fields: Any) -> bytes:
+    """Return what a step has emitted of a choice, with the end of that in the last one."""
+    play, answer = emitted.play, emitted.play.answer
+    choice = {"index": play.index, "logprobs": None, "finish_reason": None, **fields}
+    if emitted.is_last:
+        choice |= _end_of(reply, answer)
+    choice["token_ids"] = answer.ids[emitted.start : emitted.end] if reply.body.return_token_ids else None
+    chunk = reply.fields(kind) | {"choices": [choice]}
+    if emitted.is_last and not reply.body.wants_usage:
+        chunk["system_fingerprint"] = reply.fingerprint
+    return event(chunk)
+
+
+class ChatStream:
+    """A chat completion as server-sent events: a chunk with the role, one for each step, and one with the usage."""
+
+    def __init__(self, reply: RenderedReply[ChatBody]) -> None:
+        self._reply = reply
+        self._begun = False
+        self._named: set[int] = set()  # choices whose tool has been named
+
+    def step(self, emitted: Emitted) -> bytes:
+        """Return the chunk of a step."""
+        chunks = b"" if self._begun else self._roles()
+        self._begun = True
+        delta = self._delta(emitted)
+        return chunks + (_chunk(self._reply, _CHUNK, emitted, delta=delta) if delta or emitted.is_last else b"")
+
+    def end(self, plays: Sequence[Play]) -> bytes:
+        """Return the usage, if requested, and the end of the stream."""
+        return self._reply.end_of_stream(_CHUNK, plays)
+
+    def _roles(self) -> bytes:
+        chunks = b""
+        for index, answer in enumerate(self._reply.answers):
+            chunk = self._reply.fields(_CHUNK)
+            chunk["choices"] = [{"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
+            chunk["prompt_token_ids"] = _prompt_ids(self._reply, answer)
+            chunks += event(chunk)
+        return chunks
+
+    def _delta(self, emitted: Emitted) -> dict[str, Any]:
+        """Return what a step adds: text, or the name of a tool once it is written and pieces of its arguments."""
+        play, tool = emitted.play, emitted.play.answer.tool
+        if tool is None:
+            return {"content": emitted.text}
+        call: dict[str, Any] = {"index": 0, "function": {"arguments": emitted.text}}
+        if play.index not in self._named and play.answer.lengths[emitted.end - 1] >= tool.start:
+            self._named.add(play.index)
+            call |= {"id": tool_call_id(), "type": "function"}
+            call["function"]["name"] = tool.name
+        return {"tool_calls": [call]} if emitted.text or "id" in call else {}
 
 
 class CompletionStream:
@@ -37,24 +114,10 @@ class CompletionStream:
 
     def step(self, emitted: Emitted) -> bytes:
         """Return the chunk of a step."""
-        play, answer = emitted.play, emitted.play.answer
-        with_ids = self._reply.body.return_token_ids
-        chunk = self._reply.fields(_KIND)
-        chunk["choices"] = [
-            {
-                "index": play.index,
-                "text": emitted.text,
-                "logprobs": None,
-                "finish_reason": answer.finish_reason if emitted.is_last else None,
-                "stop_reason": answer.stop_string if emitted.is_last else None,
-                "prompt_token_ids": answer.prompt_ids if with_ids and emitted.start == 0 else None,
-                "token_ids": answer.ids[emitted.start : emitted.end] if with_ids else None,
-            }
-        ]
-        if emitted.is_last and not self._reply.body.wants_usage:
-            chunk["system_fingerprint"] = self._reply.fingerprint
-        return event(chunk)
+        prompt_ids = _prompt_ids(self._reply, emitted.play.answer) if emitted.start == 0 else None
+        fields = {"text": emitted.text, "stop_reason": None, "prompt_token_ids": prompt_ids}
+        return _chunk(self._reply, _TEXT, emitted, **fields)
 
     def end(self, plays: Sequence[Play]) -> bytes:
         """Return the usage, if requested, and the end of the stream."""
-        return self._reply.end_of_stream(_KIND, plays)
+        return self._reply.end_of_stream(_TEXT, plays)

@@ -29,8 +29,7 @@ from backends.calibration.load import load_calibration
 from backends.drafting.script import Script
 from backends.simulator.engine.replica import SimulatedReplica
 from backends.simulator.engine.state import UNCUT
-from backends.simulator.server.chat import ChatStream, chat_body
-from backends.simulator.server.completions import CompletionStream, completion_body
+from backends.simulator.server.completions import ChatStream, CompletionStream, chat_body, completion_body
 from backends.simulator.server.compose import ComposedAnswer, ServedModel, compose_chat, compose_completion
 from backends.simulator.server.driver import Driver, Generation, Play
 from backends.simulator.server.messages import CountBody, MessagesStream, messages_body, read_messages

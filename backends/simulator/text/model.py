@@ -19,7 +19,7 @@ from os import urandom
 from random import Random
 
 from backends.calibration.calibration import Kind
-from backends.simulator.text import corpus, task, tokenizer
+from backends.simulator.text import language, task, tokenizer
 from backends.simulator.text.language import CorpusModel
 from backends.simulator.text.tokenizer import END_OF_TURN, START_OF_TURN, Tokenizer
 from backends.simulator.text.words import Words
@@ -242,7 +242,7 @@ def _slips(edit_rate: float, spread: float) -> float:
 @cache
 def _corpora() -> tuple[CorpusModel, CorpusModel]:
     tokens = tokenizer.load()
-    return tuple(CorpusModel(tokens.encode(text), len(tokens)) for text in (corpus.prose(), corpus.code()))  # type: ignore[return-value]
+    return tuple(CorpusModel(tokens.encode(text), len(tokens)) for text in (language.prose(), language.code()))  # type: ignore[return-value]
 
 
 def load(name: str) -> TargetModel:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+import mimetypes
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from backends import background
 from backends.backend import Backend
@@ -20,7 +24,6 @@ from gateway.dialects.errors import GatewayError
 from gateway.gateway import Page, Room, join
 from gateway.http.paths import ADMIN_DOCS
 from gateway.relay.observers import Follower
-from gateway.rooms.dashboard.beliefs import Beliefs
 from gateway.rooms.dashboard.decisions import SampledDecisions
 from gateway.rooms.dashboard.recent import (
     POINT_S,
@@ -34,12 +37,77 @@ from gateway.rooms.dashboard.recent import (
     loads_of,
     totals_of,
 )
-from gateway.rooms.dashboard.static_files import PageFiles
 from gateway.rooms.dashboard.views import backend_view, model_view, point_of
+from policies.build import learned_of
+from policies.learned.belief import belief_of
+from policies.learned.policy import Learned
+from policies.policy import Policy
 
 if TYPE_CHECKING:
     from gateway.config.settings import PoolSettings
     from gateway.gateway import Gateway
+
+_HEADERS = {
+    # Nothing from other hosts, and nothing inline.
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",  # asked for again each time, and answered 304
+}
+
+
+class PageFiles(StaticFiles):
+    """The files of the folder `static`."""
+
+    def __init__(self) -> None:
+        mimetypes.init()  # reads files, as the first answer would
+        super().__init__(directory=Path(__file__).parent / "static")
+
+    def file_response(
+        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        """Return a file, or 304 if the client has it."""
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers.update(_HEADERS)
+        return response
+
+
+_PAUSE_S = 5.0
+_MAX_CPU_SHARE = 0.001
+"""Largest share of a core; what takes longer is done less often."""
+
+
+class Beliefs:
+    """The beliefs of a policy."""
+
+    def __init__(self) -> None:
+        self.json: bytes | None = None  # the last ones, as JSON; None if the policy has none
+        self._seen: object = None
+        self._next_s = 0.0
+
+    async def update(self, policy: Policy, backends: Sequence[Backend]) -> None:
+        """Write them anew if the policy has learned something, and the last time is long enough ago."""
+        learned = learned_of(policy)
+        if learned is None:
+            self.json, self._seen = None, None
+            return
+        seen = learned, learned.statistics.observations, len(learned.known.replicas)
+        if time.monotonic() < self._next_s or seen == self._seen:
+            return
+        self._seen = seen
+        requests = [backend.in_flight + backend.load.others for backend in backends]
+        batch = max(1.0, round(sum(requests) / len(requests), 1)) if requests else 1.0
+        self.json, cpu_s = await asyncio.to_thread(_write, learned, list(backends), batch)
+        self._next_s = time.monotonic() + max(_PAUSE_S, cpu_s / _MAX_CPU_SHARE)
+
+
+def _write(learned: Learned, backends: list[Backend], batch: float) -> tuple[bytes, float]:
+    """Return what a policy believes, as JSON, and the CPU seconds that this took."""
+    began_s = time.thread_time()
+    written = orjson.dumps(belief_of(learned, backends, batch))
+    return written, time.thread_time() - began_s
+
 
 FORMAT = 2
 """Changes with the meaning of a field; new fields do not change it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -26,8 +25,6 @@ from gateway.rooms.picker.stream import Picking
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
-
-log = logging.getLogger(__name__)
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 _LIVE: Final = "liveness"

@@ -104,9 +104,8 @@ def _choices(endpoint: Endpoint, answer: bytes, *, stream: bool) -> list[_Choice
             one = found.setdefault(index if isinstance(index, int) else 0, _Choice())
             one.text += _text(choice.get("text"))
             one.reason = _text(choice.get("finish_reason")) or one.reason
-            one.is_cut |= (
-                choice.get("stop_reason") is not None
-            )  # by a word or token at which the client wants it to end
+            # By a word or token at which the client wants it to end.
+            one.is_cut |= choice.get("stop_reason") is not None
             if isinstance(message := choice.get("delta") or choice.get("message"), dict):
                 one.add(message)
     return list(found.values())

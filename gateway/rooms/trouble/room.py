@@ -43,9 +43,8 @@ class TroubleRoom(Room):
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
         self._share = gateway.metrics.gauge("gateway_trouble_share")
-        self._shown: dict[
-            str, dict[tuple[tuple[str, str, str], str], TroubleFinding]
-        ] = {}  # by model, then name and client
+        # By model, then name and client.
+        self._shown: dict[str, dict[tuple[tuple[str, str, str], str], TroubleFinding]] = {}
         self._unread = _Unread()
 
     def follow(self) -> Mapping[str, Follower]:

@@ -65,7 +65,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr("backends.launch.process.GROUP_END_S", 0.5)
+    monkeypatch.setattr("backends.launch.supervisor.GROUP_END_S", 0.5)
     bench = Bench(tmp_path)
     yield bench
     with contextlib.suppress(AssertionError):  # some end a moment later on a busy machine

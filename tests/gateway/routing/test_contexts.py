@@ -55,12 +55,12 @@ async def test_it_goes_elsewhere_while_none_that_takes_it_is_up(caplog: pytest.L
     async with start_gateway({"a": "baseline", "b": "ngram"}) as running:
         with caplog.at_level(logging.WARNING):
             await until_told(running, a=SHORT, b=LONG)
-            await running.until(lambda: MODEL in running.gateway.pool.unlike_contexts)
+            await running.until(lambda: MODEL in running.gateway.pool.unlike.contexts)
         assert caplog.text.count("its engines take contexts of 1,024 to") == 1
         running.backend("b").health = Health(State.EJECTED)
         assert (await running.chat(LONG_PROMPT)).headers["x-gateway-backend"] == "a"
         running.upstreams["a"].max_model_len = LONG
-        await running.until(lambda: MODEL not in running.gateway.pool.unlike_contexts)
+        await running.until(lambda: MODEL not in running.gateway.pool.unlike.contexts)
 
 
 VLLM = "This model's maximum context length is {} tokens. However, your prompt contains 5000 input tokens. Shorten it."

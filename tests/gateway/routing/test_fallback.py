@@ -15,7 +15,7 @@ from backends.backend import Candidate, EngineChange
 from backends.health import State
 from backends.pool import Pool
 from backends.step_comparison import Difference
-from gateway.service.replica_events import ReplicaEvents
+from gateway.service.assembly import ReplicaEvents
 from policies import policy
 from policies.features.request import RequestFeatures
 from policies.policy import Assessment, Decision, Outcome, Policy, PolicySettings

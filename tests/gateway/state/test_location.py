@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.defaults import default_file, with_state_file
 from gateway.config.load import ConfigError, load_pool
 from gateway.config.settings import StateSettings
-from gateway.config.state_file import default_file, with_state_file
 from gateway.service.stores import describe, open_store
 from gateway.state.sqlite import SqliteStore
 

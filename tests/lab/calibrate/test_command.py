@@ -15,7 +15,7 @@ from backends.calibration.calibration import Kind
 from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from gateway.config.load import load_pool
-from lab.calibrate.loops import played
+from lab.calibrate.command import played
 from lab.live.loops import EACH
 from lab.past.fit import fitted
 from lab.past.served import ServedPart

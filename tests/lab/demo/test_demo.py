@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lab.demo.process import all_up
+from lab.demo.run import all_up
 from tests.support.command import alive, family, until
 from tests.support.paths import ROOT
 

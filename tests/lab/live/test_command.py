@@ -15,7 +15,7 @@ import pytest
 
 from backends.calibration.calibration import Kind
 from backends.speculation import Method
-from lab.calibrate.loops import read_loops
+from lab.calibrate.command import read_loops
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
 from tests.lab import invoked

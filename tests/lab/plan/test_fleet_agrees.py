@@ -10,8 +10,8 @@ from backends.calibration.load import load_calibration
 from backends.speculation import Method
 from gateway.rooms.fleet.demand import HOUR_MINUTES, Minute
 from gateway.rooms.fleet.model import ModelFleet
-from lab.plan.judge import loss_of
 from lab.plan.mixes import Mix, kinds, mixes
+from lab.plan.planning import loss_of
 from lab.plan.result import PlanObjective
 from lab.plan.runner import MixRunner, MixTask
 from lab.plan.traffic import one_after_another

@@ -11,8 +11,8 @@ import pytest
 from backends.calibration.files import calibration_names
 from backends.calibration.load import load_calibration
 from backends.speculation import Method
-from lab.plan.judge import choose, judged, play
 from lab.plan.mixes import DRAFTS, Mix, ReplicaKind, gpus_of, kind_of, kinds, mixes, neighbours, title
+from lab.plan.planning import choose, judged, play
 from lab.plan.result import PlanObjective
 from lab.plan.runner import MixRunner, MixTask
 from lab.plan.search import Found, Split, find_mixes

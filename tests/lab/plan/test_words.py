@@ -14,7 +14,7 @@ from backends.validation import UsageError
 from lab.plan.compared import read_findings
 from lab.plan.mixes import Mix, kinds
 from lab.plan.result import JudgedMix, Plan, PlanObjective
-from lab.plan.words import to_change, verdict
+from lab.plan.show import to_change, verdict
 from lab.statistics import Interval
 
 H100 = load_calibration("llama-3.1-8b-h100")

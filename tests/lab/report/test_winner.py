@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import permutations
 
-from lab.report.winner import winner
+from lab.replay.comparison import winner
 from lab.statistics import Interval
 
 MEAN_S = {"a": 2.0, "b": 1.0, "c": 1.5}

@@ -11,8 +11,7 @@ import pytest
 from gateway.rooms.recorder.schema import Hashing
 from lab.simulation.request import ReplayRequest, replay_request
 from lab.simulation.table import RequestTable, request_table
-from lab.trace.order import in_arrival_order
-from lab.trace.read import read_trace
+from lab.trace.read import in_arrival_order, read_trace
 from lab.trace.record import TraceRecord
 from tests.support.paths import DATA
 

@@ -14,8 +14,7 @@ import zstandard
 
 from lab.trace.decode import encode
 from lab.trace.lines import BrokenLine, TraceError
-from lab.trace.order import in_arrival_order
-from lab.trace.read import read_trace
+from lab.trace.read import in_arrival_order, read_trace
 from lab.trace.record import TraceRecord
 from lab.trace.write import write_trace
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from backends.calibration.calibration import Calibration, ContextShift, Kind, Progress
-from backends.calibration.lookup_shares import lookup_shares
+from backends.calibration.draft_profile import lookup_shares
 from backends.calibration.parameters import EngineParameters
 from backends.simulator.drafting.acceptance import model_based_replay
 from backends.simulator.engine import kernel

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gateway.rooms.fleet.correction import MOST, Correction
+from gateway.rooms.fleet.model import MOST, Correction
 
 HOURS = 24 * 60
 

@@ -1,4 +1,4 @@
-"""The default file of a pool's state."""
+"""What a pool file leaves to its place and its environment: the file of the state, and the admin key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from gateway.config.settings import PoolSettings
+from gateway.config.settings import AdminSettings, PoolSettings
+
+
+def with_admin_key(settings: PoolSettings, environ: Mapping[str, str] = os.environ) -> PoolSettings:
+    """Return the settings with `GATEWAY_ADMIN_KEY` as admin key, if they name none and it is not one of `keys`.
+
+    A key of `keys` may do what its `admin` says, and no more.
+    """
+    given = AdminSettings.model_validate({"key": environ.get("GATEWAY_ADMIN_KEY")}).sha256
+    if settings.admin.sha256 is not None or given is None or given in {key.sha256 for key in settings.keys}:
+        return settings
+    return settings.model_copy(update={"admin": settings.admin.model_copy(update={"sha256": given})})
+
 
 _FOLDER = "speculation-gateway"
 
