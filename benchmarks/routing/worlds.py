@@ -24,7 +24,6 @@ import numpy as np
 
 from backends.calibration.batch_schedule import with_ranges
 from backends.calibration.load import load_calibration
-from backends.draft_schedule import draft_tokens
 from backends.drafting.script import Script
 from backends.speculation import Method
 from benchmarks.routing.ground import COUNTED, POOLS, WARMUP, WORKLOADS, Ground, OnGround, bare, throughput
@@ -51,9 +50,9 @@ LOADS: Final = 0.1, 1.2
 """Of what one replica each of baseline, n-gram, suffix and EAGLE-3 carry with full batches."""
 BEHIND: Final = 1.02
 LONGEST_K: Final = 8
-SUFFIX, HEAD = POOLS["b/n/s/e"][1][2:]
-HYBRID: Final = Method.MTP, {"num_speculative_tokens": 24}
-"""What stands for the hybrid: any method whose steps are given with the requests."""
+SUFFIX: Final = Method.SUFFIX, 24, {"num_speculative_tokens": 24}
+HYBRID: Final = {1: Method.MTP, 3: Method.EAGLE}
+"""What stands for a hybrid, by the k of its head: any method whose steps are given with the requests."""
 LEAST: Final = 4
 """Tokens from which on a hybrid verifies the draft of its suffix tree: the best of 2, 4 and 8 on the tuning part."""
 
@@ -69,8 +68,8 @@ FLEETS: Final[Mapping[str, str]] = {
 """The method of each replica; EAGLE-3 has the k by batch size that is best in the world."""
 ADAPTIVE: Final[Mapping[str, str]] = {"4 EAGLE-3, adaptive": "AAAA", "2 suffix, 2 adaptive": "ssAA"}
 """EAGLE-3 that verifies as many drafts as vLLM finds worth it, profiled with the context of the traffic."""
-HYBRIDS: Final[Mapping[str, str]] = {"4 hybrid": "hhhh"}
-"""Engines that draft by suffix and by head in one step, which vLLM has not."""
+HYBRIDS: Final[Mapping[str, str]] = {"4 hybrid, k=1": "gggg", "4 hybrid, k=3": "hhhh"}
+"""Engines that draft by suffix and, to k tokens, by head in one step, which vLLM has not."""
 MIXED: Final = ("one each of four", "2 suffix, 2 EAGLE-3", "2 suffix, 2 adaptive", "1 suffix, 3 EAGLE-3")
 ALIKE: Final = tuple(name for name in [*FLEETS, *ADAPTIVE] if name not in MIXED)
 POLICIES: Final = ("least_loaded", "learned")
@@ -114,15 +113,16 @@ class World:
         drafting = document["methods"][Method.EAGLE3]["drafting"]
         for name in ("per_pass_s", "per_request_s"):
             drafting[name] *= self.head_pass
-        document["methods"][HYBRID[0]] = {**document["methods"][Method.EAGLE3], "drafting": self._hybrid(document)}
+        for k, method in HYBRID.items():
+            document["methods"][method] = {**document["methods"][Method.EAGLE3], "drafting": self._hybrid(document, k)}
         path = folder / f"world-{self.seed}.yaml"
         path.write_text(json.dumps(document), encoding="utf-8")
         return str(path)
 
-    def _hybrid(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def _hybrid(self, document: Mapping[str, Any], k: int) -> dict[str, Any]:
         """Return what a hybrid's drafting takes: a lookup, and all passes of its head, in every step."""
         head, lookup = (document["methods"][method]["drafting"] for method in (Method.EAGLE3, Method.SUFFIX))
-        passes = HEAD[1]["num_speculative_tokens"] - 1 + head["first_passes"]
+        passes = k - 1 + head["first_passes"]
         scaled = {name: passes * head[name] for name in ("per_pass_s", "per_request_s", "per_context_token_s")}
         scaled["per_request_s"] += lookup["per_request_s"]
         return {**head, **scaled, "first_passes": 1.0, "base_s": self.lookup_s, "parallel": True}
@@ -145,28 +145,27 @@ def thinned(request: ReplayRequest, share: float) -> ReplayRequest:
     return replace(request, features=features, acceptance={Method.EAGLE3.value: recorded.tolist()}, _scripts=scripts)
 
 
-def with_hybrid(request: ReplayRequest) -> ReplayRequest:
-    """Return a request whose steps on a hybrid are known: the suffix tree's where that drafts `LEAST` or more."""
-    by_suffix, by_head = (
-        request.script(method, draft_tokens(method, config), config) for method, config in (SUFFIX, HEAD)
-    )
-    assert by_suffix is not None
-    assert by_head is not None
-    matches = by_suffix.drafted >= LEAST
-    emitted = np.where(matches, by_suffix.emitted, by_head.emitted).astype(np.int32)
-    drafted = np.where(matches, by_suffix.drafted, by_head.drafted).astype(np.int32)
-    script = Script(request.prompt_tokens, request.output_tokens, emitted, drafted, request.prefix_blocks)
-    method, config = HYBRID
-    key = (method.value, config["num_speculative_tokens"], ())
-    return replace(request, _scripts={**request._scripts, key: script})
+def with_hybrids(request: ReplayRequest) -> ReplayRequest:
+    """Return a request whose steps on hybrids are known: the suffix tree's where that drafts `LEAST` or more."""
+    tree = request.script(*SUFFIX)
+    assert tree is not None
+    matches, scripts = tree.drafted >= LEAST, dict(request._scripts)
+    for k, stand_in in HYBRID.items():
+        head = request.script(Method.EAGLE3, k, {})
+        assert head is not None
+        emitted = np.where(matches, tree.emitted, head.emitted).astype(np.int32)
+        drafted = np.where(matches, tree.drafted, head.drafted).astype(np.int32)
+        script = Script(request.prompt_tokens, request.output_tokens, emitted, drafted, request.prefix_blocks)
+        scripts[stand_in.value, SUFFIX[1], ()] = script
+    return replace(request, _scripts=scripts)
 
 
 def specs_of(calibration: str, others: Sequence[ReplayRequest], pool: str) -> dict[str, ReplicaSpec]:
     """Return a replica of each letter of the fleets; what is set goes by requests that are not reported."""
-    members = [*POOLS[pool][1], HYBRID]
+    members = [*POOLS[pool][1], *((stand_in, SUFFIX[2]) for stand_in in HYBRID.values())]
     specs = {
         letter: ReplicaSpec(letter, method, config, calibration)
-        for letter, (method, config) in zip("bnsEh", members, strict=True)
+        for letter, (method, config) in zip("bnsEgh", members, strict=True)
     }
     config = {**specs["E"].config, "enable_adaptive_verification": True}
     adaptive = replace(specs["E"], config=config, profile_context=round(mean_context_tokens(others)))
@@ -227,7 +226,7 @@ def play(ground: Ground, seed: int) -> dict[str, float]:
     """Play a world on every fleet with every policy; return mean seconds to finish, by `FLEET: POLICY`."""
     fleets = {**FLEETS, **ADAPTIVE, **HYBRIDS}
     with staged(ground, seed) as scene:
-        known = replace(scene, requests=[with_hybrid(one) for one in scene.requests])
+        known = replace(scene, requests=[with_hybrids(one) for one in scene.requests])
         return {
             f"{name}: {policy}": known.mean_s(fleet, policy) for name, fleet in fleets.items() for policy in POLICIES
         }
