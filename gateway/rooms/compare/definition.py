@@ -162,7 +162,9 @@ def begun(
     for arm, names in arms.items():
         if not any(each.health.state in _THERE for each in backends if each.name in names):
             raise WrongArmsError(f"no replica of {arm} is up")
-    served = {arm: sorted({arm_of(each) for each in backends if each.name in names}) for arm, names in arms.items()}
+    served = {
+        arm: sorted({_arm_at_start(each) for each in backends if each.name in names}) for arm, names in arms.items()
+    }
     asked = question.model_dump(include={*ComparisonSettings.model_fields})
     block_s = max(question.block_s or block_for(mean_s), _shortest_s(question, len(arms)))
     asked |= {"block_s": block_s, "is_fitted": question.block_s is None}
@@ -208,6 +210,14 @@ def next_question(
 def method_of(arm: str) -> str:
     """Return the method of an arm as `policies.arm` writes it."""
     return arm.partition(":")[0]
+
+
+def _arm_at_start(backend: Backend) -> str:
+    """Return the arm of a replica; by the pool file if it is drained: what it showed may be of the engine before."""
+    if backend.health.state in SERVING:
+        return arm_of(backend)
+    method, schedule = backend.said
+    return arm_of(Backend(backend.name, backend.model, method, backend.url, schedule.k))
 
 
 def _may_be(one: str, other: str) -> bool:
