@@ -17,7 +17,7 @@ from lab.calibrate.loops import played, read_loops
 from lab.calibrate.options import CalibrateOptions
 from lab.past.fit import fitted
 from lab.past.served import ServedPart
-from lab.report.terminal import report, text_table
+from lab.report.terminal import report, text_table, write_file
 
 _HEAD = """\
 # Made by `gateway calibrate` of {files}.
@@ -40,7 +40,7 @@ def run_calibrate(options: CalibrateOptions) -> int:
         raise UsageError(str(error)) from error
     document["measured"] = {"engine": "`gateway calibrate`", "is_own": True, **measured}
     text = yaml.safe_dump(document, sort_keys=False, width=120)
-    options.out.write_text(_HEAD.format(files=", ".join(options.measured), errors=errors) + text, encoding="utf-8")
+    write_file(options.out, (_HEAD.format(files=", ".join(options.measured), errors=errors) + text).encode())
     report("gateway calibrate", [errors, f"{options.out} is fitted to all.", "", *tables])
     return 0
 

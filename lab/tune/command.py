@@ -19,7 +19,7 @@ from lab.past.pool import simulated_pool
 from lab.replay.command import requests_of, served_model
 from lab.replay.figures import figures_of, figures_tables
 from lab.replay.play import MIN_PARALLEL_REQUESTS
-from lab.report.terminal import report, write_json
+from lab.report.terminal import report, write_file, write_json
 from lab.simulation.replica_spec import ReplicaSpec
 from lab.simulation.request import ReplayRequest
 from lab.simulation.simulate import Replayed, replay, slo_kept
@@ -99,9 +99,8 @@ def run_tune(options: TuneOptions) -> int:
         found[0] = past.beside(found[0])
         left = len(requests) - cut
         searched = f"{options.trials:,} trials on the first {cut:,} requests, validated on the other {left:,}."
-        options.out.write_text(
-            _rules_file(tuned if better else present, [searched, *found, str(past.pool)]), encoding="utf-8"
-        )
+        rules = _rules_file(tuned if better else present, [searched, *found, str(past.pool)])
+        write_file(options.out, rules.encode())
         figures = {name: {"score": scores[name], **figures_of(one, names, slo)} for name, [one] in played.items()}
         document = {"model": model, "objective": goal, "kept_present": not better, "held_out": figures}
         write_json(options.json_file, document | {"past": past.document()})
