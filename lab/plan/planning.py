@@ -32,6 +32,7 @@ class Planned:
     kinds: tuple[ReplicaKind, ...]  # all kinds, also those that do not fit; mixes are indices of these
     model: str  # name for clients
     policy: Mapping[str, Any]  # content of `policy:` in a pool file
+    left_out: tuple[Method, ...] = ()  # methods without a published acceptance or draft for the target
 
     @property
     def replicas(self) -> tuple[ReplicaKind, ...]:
@@ -63,7 +64,10 @@ def plan_windows(windows: Windows, options: Options) -> Planned:
     if not known:
         names = ", ".join(method for method, _ in options.methods)
         raise ValueError(f"no acceptance and draft of {names} are published for {calibration.target}")
-    known = with_schedules(known, calibration, requests)
+    left_out = tuple(dict.fromkeys(each for each, _ in options.methods if each not in {one.method for one in known}))
+    split = Split.of(len(windows))
+    seen = [request for number in (*split.learning, *split.searched) for request in windows[number]]
+    known = with_schedules(known, calibration, seen)
     present = _present(options, known)
     known = [with_refusals(kind, requests) for kind in known]
     usable = [index for index, kind in enumerate(known) if kind.fit.fits]  # those of the present replicas too
@@ -71,22 +75,25 @@ def plan_windows(windows: Windows, options: Options) -> Planned:
     if usable:
         runner = MixRunner(calibration.name, tuple(known), policy.name, with_seed(policy.settings, 0), windows)
         with all_cores(runner, options.jobs, "simulating") as run_all:
-            plan = _plan(runner, usable, run_all, present, options)
+            plan = _plan(runner, usable, run_all, present, options, split)
         room = min(known[index].fit.tokens - known[index].k for index in plan.chosen)
         max_model_len = room if room < calibration.scheduler.max_model_len else None
     settings = policy.settings.model_dump(mode="json", exclude_unset=True)
     named = {"name": policy.name, **settings}
-    return Planned(calibration, max_model_len, plan, tuple(known), options.model, named)
+    return Planned(calibration, max_model_len, plan, tuple(known), options.model, named, left_out)
 
 
-def _plan(runner: MixRunner, usable: Sequence[int], run_all: RunAll, present: Mix | None, options: Options) -> Plan:
-    split, objective = Split.of(len(runner.windows)), options.objective
+def _plan(
+    runner: MixRunner, usable: Sequence[int], run_all: RunAll, present: Mix | None, options: Options, split: Split
+) -> Plan:
+    objective = options.objective
     found = find_mixes(
         runner.kinds, usable, options.replicas, split, run_all, objective, present=present, budget=options.budget
     )
     played = play(found.finalists, split, run_all)
     chosen = choose(found, played, objective)
-    ranked = sorted(found.finalists, key=lambda mix: objective.cost(played[mix]))
+    rivals = [mix for mix in found.finalists if len(mix) == options.replicas]  # the present mix may have more
+    ranked = sorted(rivals, key=lambda mix: objective.cost(played[mix]))
     alike = chosen if len(set(chosen)) == 1 else next(mix for mix in ranked if len(set(mix)) == 1)
     mixed = chosen if len(set(chosen)) > 1 else next((mix for mix in ranked if len(set(mix)) > 1), None)
     results = tuple(judged(chosen, played, objective))

@@ -25,7 +25,7 @@ def show(planned: Planned, objective: PlanObjective, sampled: str, past: PastRep
     parts += [sampled, "", f"{known.target} on {machine_of(known)}"]
     if plan is not None:
         parts.append(f"Best of {plan.tried:,} mixes tried, routed by {planned.policy['name']}:")
-        parts += [_mixes(plan, objective), LEFT_OUT, *filter(None, [to_change(plan)])]
+        parts += [_mixes(plan, objective), LEFT_OUT, *filter(None, [not_tried(planned), to_change(plan)])]
     parts += ["", "Memory:", *(f"  {kind.title}: {kind.fit.reason}" for kind in planned.kinds if not kind.schedule)]
     if plan is not None:
         if planned.max_model_len:
@@ -41,6 +41,12 @@ def said(planned: Planned, objective: PlanObjective, past: PastReplay | None) ->
     found = verdict(planned.plan, objective)
     premises = planned.calibration.premises(kind.method for kind in planned.kinds)
     return " ".join([found if past is None else past.beside(found), *premises])
+
+
+def not_tried(planned: Planned) -> str | None:
+    """Return the methods that were not tried, and why."""
+    names = ", ".join(planned.left_out)
+    return names and f"Not tried: {names}. No acceptance and draft are published for {planned.calibration.target}."
 
 
 def _mixes(plan: Plan, objective: PlanObjective) -> Table:
@@ -74,6 +80,7 @@ def document(planned: Planned, objective: PlanObjective, past: PastReplay | None
         "chosen": title(plan.chosen, known),
         "verdict": said(planned, objective, past),
         "to_change": to_change(plan),
+        "not_tried": planned.left_out,
         "intervals": LEFT_OUT,
         "tried": plan.tried,
         "mixes": [asdict(one) | {"mix": title(one.mix, known), "is": plan.label(one.mix)} for one in plan.judged],

@@ -16,10 +16,16 @@ LEFT_OUT = (
 
 
 def verdict(plan: Plan, objective: PlanObjective) -> str:
-    """Return whether all replicas alike are best, and what the best mix of the other sort would lose.
+    """Return whether all replicas alike are best, what the best mix of the other sort would lose, and the SLO kept.
 
     A difference is called one only if its interval excludes nought.
     """
+    kept = plan.result(plan.chosen).value
+    said = f" It keeps the SLO of {kept:.1%} of the requests." if objective.slo else ""
+    return _against_the_other_sort(plan, objective) + said
+
+
+def _against_the_other_sort(plan: Plan, objective: PlanObjective) -> str:
     name = title(plan.chosen, plan.kinds)
     is_alike = len(set(plan.chosen)) == 1
     rival = plan.mixed if is_alike else plan.alike
@@ -33,6 +39,9 @@ def verdict(plan: Plan, objective: PlanObjective) -> str:
         return f"{start} {what}, {other}, cannot be compared: it does not serve all requests, or they are too few."
     if loss.low > 0:
         return f"{start} {what}, {other}, {_loses(loss, objective)}."
+    if loss.high < 0:
+        start = f"Run {name}: the search found it best. Yet on the windows that it has not seen {other} is better"
+        return f"{start}, by {shown(loss)}: play more of the trace (--limit)."
     start = f"Run {name}: no mix of methods is shown to be better than all replicas alike."
     return f"{start} {what}, {other}, differs by {shown(loss)}, which may be chance."
 
