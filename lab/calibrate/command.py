@@ -33,7 +33,10 @@ def run_calibrate(options: CalibrateOptions) -> int:
         raise UsageError("no closed loop of a known method: replay with --concurrency, and --live METHOD=URL")
     try:
         like = load_calibration(options.like)
-        like = like.model_copy(update={"hardware": options.hardware, "target": options.target or like.target})
+        longest = max(int((loop.prompt_tokens + loop.output_tokens).max()) for loop in loops)
+        limits = {"max_model_len": max(longest, like.scheduler.max_model_len)}  # also of what is held out
+        own = {"hardware": options.hardware, "target": options.target or like.target}
+        like = like.model_copy(update=own | {"scheduler": like.scheduler.model_copy(update=limits)})
         errors, measured, tables = _held_out(loops, like)
         document = fitted(loops, like)
     except ValueError as error:
@@ -65,6 +68,9 @@ def _held_out(loops: Sequence[ServedPart], like: Calibration) -> tuple[str, dict
         half.write_text(yaml.safe_dump(fitted([loop for loop in loops if loop.concurrency in levels[::2]], like)))
         for loop in (loop for loop in loops if loop.concurrency in levels[1::2]):
             ours = played(loop, str(half))
+            if ours.errors:
+                which = f"{ours.errors} requests of {loop.method} at {loop.concurrency} at once"
+                raise ValueError(f"{which} do not fit into its memory: name one of as large a machine with --like")
             pairs = [(np.median(getattr(loop, name)), np.median(getattr(ours, name))) for name in ("tpot_s", "ttft_s")]
             errors.append([simulated / real - 1.0 for real, simulated in pairs])
             figures = zip(pairs, errors[-1], strict=True)

@@ -98,6 +98,7 @@ def test_kinds_need_a_known_speed_and_draft() -> None:
 
 def test_a_calibration_names_its_gpus_and_a_target_with_drafts() -> None:
     assert gpus_of(load_calibration("llama-3.1-70b-4xh100")) == 4
+    assert [gpus_of(H100.model_copy(update={"hardware": own})) for own in ("4090", "8xH100")] == [1, 8]
     assert set(DRAFTS) <= {load_calibration(name).target for name in calibration_names()}
 
 
