@@ -26,12 +26,14 @@ def play(mixes: Sequence[Mix], split: Split, run_all: RunAll) -> Played:
 
 
 def choose(found: Found, played: Played, objective: PlanObjective) -> Mix:
-    """Return the mix to run: the best of the search, or all replicas alike where no mix is shown to be better."""
+    """Return the mix to run: the best of the search, or the best alike where none of several is shown to be better."""
     best = found.finalists[0]
-    if len(set(best)) == 1 or found.alike not in played:
+    alikes = [mix for mix in played if len(set(mix)) == 1 and len(mix) == len(best)]
+    if len(set(best)) == 1 or not alikes:
         return best
-    loss = loss_of(played[best], played[found.alike], objective)
-    return best if loss is None or loss.low > 0 else found.alike
+    alike = min(alikes, key=lambda mix: objective.cost(played[mix]))
+    loss = loss_of(played[best], played[alike], objective)
+    return best if loss is None or loss.low > 0 else alike
 
 
 def judged(chosen: Mix, played: Played, objective: PlanObjective) -> list[JudgedMix]:
