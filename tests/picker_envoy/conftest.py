@@ -60,11 +60,7 @@ async def engine(wire: Wire) -> None:
         await wire.chunk(delta("one"))
         await wire.until_closed()
     elif b"paused" in body:
-        await wire.begin_stream()
-        await wire.chunk(delta("one"))
-        await asyncio.sleep(PAUSE_S)
-        await wire.chunk(delta("two") + END)
-        await wire.end_stream()
+        await wire.stream(delta("one"), delta("two") + END, pause_s=PAUSE_S)
     elif b"parts" in body:
         await parts(wire)
     else:

@@ -171,11 +171,7 @@ async def _check_chunks_come_one_by_one(front: Front) -> None:
 
 async def _check_a_pause_in_a_stream(front: Front) -> None:
     async def pauses(wire: Wire) -> None:
-        await wire.begin_stream()
-        await wire.chunk(delta("one"))
-        await asyncio.sleep(PAUSE_S)
-        await wire.chunk(delta("two") + END)
-        await wire.end_stream()
+        await wire.stream(delta("one"), delta("two") + END, pause_s=PAUSE_S)
 
     front.running.upstreams["a"].behaviour = pauses
     async with front.stream() as answer:

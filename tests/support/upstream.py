@@ -59,6 +59,15 @@ class Wire:
     async def end_stream(self) -> None:
         await self.send(b"0\r\n\r\n")
 
+    async def stream(self, *events: bytes, pause_s: float = 0.0) -> None:
+        """Answer with a stream of these events, with a pause between them."""
+        await self.begin_stream()
+        for number, event in enumerate(events):
+            if number and pause_s:
+                await asyncio.sleep(pause_s)
+            await self.chunk(event)
+        await self.end_stream()
+
     async def until_closed(self) -> None:
         """Wait until the gateway closes the connection, and count that."""
         with contextlib.suppress(ConnectionError):  # a reset, if the gateway had not read everything
@@ -67,9 +76,7 @@ class Wire:
 
     async def json_event(self, document: Any) -> None:
         """Answer with a stream of one event, and its end."""
-        await self.begin_stream()
-        await self.chunk(b"data: " + json.dumps(document).encode() + b"\n\ndata: [DONE]\n\n")
-        await self.end_stream()
+        await self.stream(b"data: " + json.dumps(document).encode() + b"\n\ndata: [DONE]\n\n")
 
     def reset(self) -> None:
         self.writer.transport.abort()
@@ -80,6 +87,12 @@ Behaviour = Callable[[Wire], Awaitable[None]]
 
 def delta(text: str) -> bytes:
     document = {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": text}}]}
+    return b"data: " + json.dumps(document).encode() + b"\n\n"
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> bytes:
+    counted = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    document = {"id": "x", "choices": [], "usage": counted | {"total_tokens": sum(counted.values())}}
     return b"data: " + json.dumps(document).encode() + b"\n\n"
 
 
@@ -108,11 +121,7 @@ def answer(name: str, tokens: int = 3) -> dict[str, Any]:
 async def well(wire: Wire) -> None:
     """Answer at once, with a stream of three chunks if the request asks for a stream."""
     if wire.seen.body and wire.seen.json.get("stream"):
-        await wire.begin_stream()
-        for text in ("from ", wire.upstream.name, "!"):
-            await wire.chunk(delta(text))
-        await wire.chunk(END)
-        await wire.end_stream()
+        await wire.stream(delta("from "), delta(wire.upstream.name), delta("!"), END)
     else:
         await wire.json(answer(wire.upstream.name))
 

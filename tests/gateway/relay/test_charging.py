@@ -88,11 +88,7 @@ async def test_a_stream_of_another_endpoint_is_charged_by_its_usage_or_its_event
             before = await charged(running)
 
             async def stream(wire: Wire, usage: bytes = usage) -> None:
-                await wire.begin_stream()
-                for _ in range(3):
-                    await wire.chunk(b'data: {"token_ids": [1]}\n\n')
-                await wire.chunk(usage + END)
-                await wire.end_stream()
+                await wire.stream(*[b'data: {"token_ids": [1]}\n\n'] * 3, usage + END)
 
             running.upstreams["a"].behaviour = stream
             response = await running.client.post("/inference/v1/generate", content=body, headers=KEY)

@@ -162,10 +162,8 @@ async def test_requests_for_a_stored_response_go_to_its_backend(gateway_of: Star
         name = f"resp_{wire.upstream.name}{len(wire.upstream.seen)}"
         stored = json.dumps({"id": name, "object": "response", "output": []})
         if stream:
-            await wire.begin_stream()
             event = f'event: response.created\ndata: {{"type": "response.created", "response": {stored}}}\n\n'
-            await wire.chunk(event.encode())
-            await wire.end_stream()
+            await wire.stream(event.encode())
         else:
             await wire.json(json.loads(stored))
 

@@ -25,7 +25,8 @@ async def test_what_was_refused_failed_or_sent_elsewhere_is_no_work_of_a_replica
         else:
             await well(wire)
 
-    async with start_gateway({"a": "eagle3", "b": "baseline"}, policy, behaviour=behave) as running:
+    patient = {"first_byte_s": 60.0}  # those that stay, stay to the end
+    async with start_gateway({"a": "eagle3", "b": "baseline"}, policy, behaviour=behave, timeouts=patient) as running:
         learned = learned_of(running.gateway.models[MODEL].policy)
         assert learned is not None
         staying = [

@@ -10,7 +10,7 @@ import pytest
 
 from backends.health import State
 from tests.gateway.conftest import ADMIN, MODEL, Running, Start, bearer
-from tests.support.upstream import END, Wire, answer, delta
+from tests.support.upstream import END, Wire, answer, delta, usage
 from tests.support.waiting import stays
 
 KEYS = [
@@ -166,18 +166,10 @@ async def test_explain_sends_nothing_and_does_not_advance_the_policy(gateway_of:
 
 async def test_metrics_of_a_request(gateway_of: Start) -> None:
     async def measured(wire: Wire) -> None:
-        await wire.begin_stream()
-        for text in ("", "one two", "three four", "five"):
-            await wire.chunk(delta(text))
-            await asyncio.sleep(0.02)
-        metrics = (
-            b'"metrics":{"queue_time_ms":3.0,"speculative_decoding":'
-            b'{"num_draft_tokens":9,"num_accepted_draft_tokens":4}}'
-        )
-        usage = b'"usage":{"prompt_tokens":11,"completion_tokens":8,"total_tokens":19}'
-        await wire.chunk(b'data: {"choices":[],' + usage + b"," + metrics + b"}\n\n")
-        await wire.chunk(END)
-        await wire.end_stream()
+        drafted = b'"speculative_decoding":{"num_draft_tokens":9,"num_accepted_draft_tokens":4}'
+        last = usage(11, 8).replace(b"{", b'{"metrics":{"queue_time_ms":3.0,' + drafted + b"},", 1)
+        texts = ("", "one two", "three four", "five")
+        await wire.stream(*(delta(text) for text in texts), last, END, pause_s=0.02)
 
     async with gateway_of({"b": "ngram"}) as running:
         running.upstreams["b"].behaviour = measured
@@ -205,12 +197,8 @@ async def test_metrics_of_a_request(gateway_of: Start) -> None:
 
 async def test_acceptance_from_chunks_if_the_engine_reports_none(gateway_of: Start) -> None:
     async def with_usage_only(wire: Wire) -> None:
-        await wire.begin_stream()
-        for text in ("", "one two", "three four"):  # the first chunk carries the role, the last one the reason
-            await wire.chunk(delta(text))
-        await wire.chunk(b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":6}}\n\n')
-        await wire.chunk(END)
-        await wire.end_stream()
+        # The first chunk carries the role, the last one the reason.
+        await wire.stream(delta(""), delta("one two"), delta("three four"), usage(1, 6), END)
 
     async with gateway_of({"b": "ngram"}) as running:
         running.upstreams["b"].behaviour = with_usage_only

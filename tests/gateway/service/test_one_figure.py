@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from backends.health import Ejected, State
 from gateway.rooms.fleet import model, room
 from tests.gateway.conftest import ADMIN, MODEL, Running, start_gateway
-from tests.support.upstream import END, Wire, delta
+from tests.support.upstream import END, Wire, delta, usage
 from tests.support.waiting import eventually_async
 
 METHODS = {"plain": "baseline", "lookup": "ngram", "head": "eagle3"}
@@ -47,14 +46,7 @@ def page(name: str, steps: int) -> bytes:
 
 async def paced(wire: Wire) -> None:
     """Stream a token every three milliseconds, and count as vLLM does."""
-    await wire.begin_stream()
-    for _ in range(10):
-        await wire.chunk(delta("word "))
-        await asyncio.sleep(0.003)
-    usage = {"prompt_tokens": 50, "completion_tokens": 10, "total_tokens": 60}
-    await wire.chunk(b"data: " + json.dumps({"id": "x", "choices": [], "usage": usage}).encode() + b"\n\n")
-    await wire.chunk(END)
-    await wire.end_stream()
+    await wire.stream(*[delta("word ")] * 10, usage(50, 10), END, pause_s=0.003)
     wire.upstream.metrics = page(wire.upstream.name, 8000 * len(wire.upstream.seen))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections import Counter
 
@@ -15,21 +14,14 @@ from gateway.rooms.fleet import model, room
 from gateway.rooms.fleet.capacity import Targets
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, Start, start_gateway
 from tests.gateway.rooms.dashboard.conftest import snapshot
-from tests.support.upstream import END, Wire, delta
+from tests.support.upstream import END, Wire, delta, usage
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 
 
 async def paced(wire: Wire) -> None:
     """Stream an answer of a token every three milliseconds."""
-    await wire.begin_stream()
-    for _ in range(20):
-        await wire.chunk(delta("word "))
-        await asyncio.sleep(0.003)
-    usage = {"prompt_tokens": 50, "completion_tokens": 20, "total_tokens": 70}
-    await wire.chunk(b"data: " + json.dumps({"id": "x", "choices": [], "usage": usage}).encode() + b"\n\n")
-    await wire.chunk(END)
-    await wire.end_stream()
+    await wire.stream(*[delta("word ")] * 20, usage(50, 20), END, pause_s=0.003)
 
 
 def series(page: str, name: str) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from tests.gateway.conftest import MODEL, Running, Start, start_gateway
 from tests.gateway.reload.test_change import change
 from tests.gateway.rooms.rescue.test_streams import SCRIPT, engine
 from tests.support.otlp_receiver import Received, otlp_receiver, plain
-from tests.support.upstream import END, Wire, answer, delta
+from tests.support.upstream import END, Wire, answer, delta, usage
 from tests.support.waiting import eventually
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -37,11 +36,7 @@ async def reporting(wire: Wire) -> None:
     if not wire.seen.json.get("stream"):
         await wire.json(answer("a", tokens=5))
         return
-    usage = {"id": "x", "object": "chat.completion.chunk", "choices": [], "usage": answer("a", tokens=5)["usage"]}
-    await wire.begin_stream()
-    for event in (delta("one "), delta("two"), b"data: " + json.dumps(usage).encode() + b"\n\n", END):
-        await wire.chunk(event)
-    await wire.end_stream()
+    await wire.stream(delta("one "), delta("two"), usage(7, 5), END)
 
 
 async def failing(wire: Wire) -> None:

@@ -284,10 +284,8 @@ async def test_who_has_no_other_replica_is_not_asked(gateway_of: Start) -> None:
 async def test_an_engine_that_takes_no_notice_is_asked_once_in_its_life(gateway_of: Start) -> None:
     async def old(wire: Wire) -> None:
         tokens = TokenEngine(SCRIPT, 1, wire.upstream.name)
-        await wire.begin_stream()
-        for event in tokens.events({"stream_options": {"include_usage": True}, "max_tokens": None}, chat=True):
-            await wire.chunk(event)
-        await wire.end_stream()
+        body = {"stream_options": {"include_usage": True}, "max_tokens": None}
+        await wire.stream(*tokens.events(body, chat=True))
 
     async with gateway_of(policy={"name": "static", "backend": "a"}) as running:
         running.upstreams["a"].behaviour = old

@@ -24,7 +24,7 @@ from policies.learned.policy import Learned
 from policies.learned.shadow_drafting import ShadowArm, ShadowSettings, replayed
 from policies.policy import Outcome
 from tests.gateway.conftest import ADMIN_KEY, MODEL, Running, start_gateway
-from tests.support.upstream import END, Wire, delta
+from tests.support.upstream import END, Wire, delta, usage
 from tests.support.waiting import eventually
 
 NGRAM = ShadowArm("ngram:3", Method.NGRAM, 3, {"prompt_lookup_min": 2, "prompt_lookup_max": 4})
@@ -33,13 +33,8 @@ TEXT = "the quick brown fox jumps over the lazy dog and then it sleeps. "
 
 
 async def _repeats_a_sentence(wire: Wire) -> None:
-    await wire.begin_stream()
-    for word in (TEXT * 4).split(" ")[:-1]:
-        await wire.chunk(delta(word + " "))
-    usage = b'{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 52, "total_tokens": 59}}'
-    await wire.chunk(b"data: " + usage + b"\n\n")
-    await wire.chunk(END)
-    await wire.end_stream()
+    words = (TEXT * 4).split(" ")[:-1]
+    await wire.stream(*(delta(word + " ") for word in words), usage(7, 52), END)
 
 
 def _policy(running: Running) -> Learned:

@@ -44,10 +44,10 @@ async def broken(wire: Wire, fault: str) -> None:
     if fault == "status":
         await wire.json({"error": {"message": "grammar", "code": 500}}, 500)
     elif fault == "error event":
-        await wire.begin_stream()
-        await wire.chunk(b'data: {"choices": [{"index": 0, "delta": {"content": "{"}}]}\n\n')
-        await wire.chunk(b'data: {"error": {"message": "grammar", "code": 500}}\n\ndata: [DONE]\n\n')
-        await wire.end_stream()
+        await wire.stream(
+            b'data: {"choices": [{"index": 0, "delta": {"content": "{"}}]}\n\n',
+            b'data: {"error": {"message": "grammar", "code": 500}}\n\ndata: [DONE]\n\n',
+        )
     elif fault == "cut arguments":
         await wire.json(document(wire.upstream.name, None, '{"city": "Par'))
     else:
@@ -66,10 +66,7 @@ def faulty(fault: str, fields: dict[str, Any], every: int = 3) -> Behaviour:
         if concerned and asked % every == 0:
             await broken(wire, fault)
         elif body.get("stream"):
-            await wire.begin_stream()
-            text = json.dumps({"choices": [{"index": 0, "delta": {"content": "{}"}, "finish_reason": "stop"}]})
-            await wire.chunk(f"data: {text}\n\ndata: [DONE]\n\n".encode())
-            await wire.end_stream()
+            await wire.json_event({"choices": [{"index": 0, "delta": {"content": "{}"}, "finish_reason": "stop"}]})
         else:
             await wire.json(document(wire.upstream.name, "{}"))
 
