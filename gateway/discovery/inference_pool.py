@@ -37,6 +37,9 @@ RANGE = "llm-d.ai/context-length-range"
 """The label of llm-d, whose `context-length-aware` scorer reads it."""
 
 
+log = logging.getLogger(__name__)
+
+
 class LabelError(Exception):
     """Raised if the labels of a pod do not say how it speculates; the message says what would be right."""
 
@@ -122,9 +125,6 @@ def _text(issue: Issue) -> str:
         key, rest = {"tokens": LIMIT, "beyond": BEYOND}.get(str(rest[0]), TOKENS), []
     path = "".join(f".{part}" for part in rest)
     return f"{PREFIX}{key}{path}: {issue.message}" + (f"; {issue.hint}" if issue.hint else "")
-
-
-log = logging.getLogger(__name__)
 
 
 class _Pool(NamedTuple):

@@ -32,6 +32,13 @@ _MOST_REQUESTS = 2000  # of a loop; each is compared with each
 _TURNAROUND_S = 0.002  # of a client
 
 
+_HEAD = """\
+# Made by `gateway calibrate` of {files}.
+# {errors}
+# Correct what you know better: limits of the scheduler, names, acceptance of methods that were not measured.
+"""
+
+
 def read_loops(path: Path, kind: Kind) -> Iterator[ServedPart]:
     """Yield the closed loops of a file of `gateway replay --live --json`."""
     try:
@@ -84,13 +91,6 @@ def played(loop: ServedPart, calibration: str) -> Replayed:
         requests.append(replay_request(record, 0.0, 0.0))
     replica = ReplicaSpec("measured", loop.method, loop.config, calibration)
     return replay([replica], requests, None, lookahead_s=_TURNAROUND_S)
-
-
-_HEAD = """\
-# Made by `gateway calibrate` of {files}.
-# {errors}
-# Correct what you know better: limits of the scheduler, names, acceptance of methods that were not measured.
-"""
 
 
 def run_calibrate(options: CalibrateOptions) -> int:

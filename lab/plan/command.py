@@ -41,6 +41,10 @@ LEFT_OUT = (
 )
 
 
+_NOTHING_FITS = 1
+_POLICY = "learned"
+
+
 def verdict(plan: Plan, objective: PlanObjective) -> str:
     """Return whether all replicas alike are best, and what the best mix of the other sort would lose.
 
@@ -147,10 +151,6 @@ def document(planned: Planned, objective: PlanObjective, past: PastReplay | None
         "tried": plan.tried,
         "mixes": [asdict(one) | {"mix": title(one.mix, known), "is": plan.label(one.mix)} for one in plan.judged],
     }
-
-
-_NOTHING_FITS = 1
-_POLICY = "learned"
 
 
 def run_plan(options: PlanOptions) -> int:

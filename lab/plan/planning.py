@@ -26,6 +26,10 @@ Played = Mapping[Mix, Sequence[Replayed]]
 """Results by mix, of each window."""
 
 
+Replica = tuple[Method, Mapping[str, Any], int | None]
+"""Method and speculative config of a replica, and the longest context that its drafter leaves it, if it shortens it."""
+
+
 def play(mixes: Sequence[Mix], split: Split, run_all: RunAll) -> Played:
     """Play mixes on the windows to judge on."""
     before = tuple(sorted((*split.learning, *split.searched)))
@@ -80,10 +84,6 @@ def loss_of(own: Sequence[Replayed], other: Sequence[Replayed], objective: PlanO
         return None
     ratio = of_units([theirs], [mine])
     return ratio.saved() if objective.slo else ratio.less_one()
-
-
-Replica = tuple[Method, Mapping[str, Any], int | None]
-"""Method and speculative config of a replica, and the longest context that its drafter leaves it, if it shortens it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 _MOST_KINDS: Final = 2000
 
 
+KEPT_S: Final = 15.0
+Contexts = dict[tuple[str, str], dict[float, float]]
+"""How many requests had up to so many tokens, by model and backend."""
+
+
 def add_learned(
     model: ModelEvidence,
     policy: Learned,
@@ -94,13 +99,6 @@ def _costs(calibration: str, backend: BackendEvidence) -> Mapping[int, StepCost]
 def _steps(sums: Sums, replica: KnownReplica) -> Steps:
     seconds, load = met_by(sums)
     return Steps(sums[0], seconds, load, replica.cost(load[0]))
-
-
-KEPT_S: Final = 15.0
-
-
-Contexts = dict[tuple[str, str], dict[float, float]]
-"""How many requests had up to so many tokens, by model and backend."""
 
 
 class AdviceRoom(Room):

@@ -21,6 +21,19 @@ Ranges = list[list[int]]
 """First and last number of requests in a batch, and the depth."""
 
 
+_TOKENS: Final = "num_speculative_tokens"
+_WIDTH, _HEIGHT, _MARGIN = 640, 240, 48
+_FIGURES: Final = {
+    "requests": "requests",
+    "request_s": "seconds a request",
+    "ttft_s": "seconds to the first token",
+    "tpot_s": "seconds a token after it",
+    "tokens_per_replica_s": "tokens/s of a replica",
+    "failed": "failed",
+    "missed": "share that missed its objective",
+}
+
+
 def lines_of(document: Mapping[str, Any], better: str) -> str:
     """Return the lines to paste: as measured and, for a model that drafts, as it would be once configured.
 
@@ -82,21 +95,6 @@ def _best(document: Mapping[str, Any], drafter: Mapping[str, Any] | None = None)
 def _option(ranges: Ranges) -> str:
     key, value = (_TOKENS, ranges[0][2]) if len(ranges) == 1 else (SCHEDULE_KEY, ranges)
     return f"--speculative-config '{{..., \"{key}\": {json.dumps(value)}}}'"
-
-
-_TOKENS: Final = "num_speculative_tokens"
-
-
-_WIDTH, _HEIGHT, _MARGIN = 640, 240, 48
-_FIGURES: Final = {
-    "requests": "requests",
-    "request_s": "seconds a request",
-    "ttft_s": "seconds to the first token",
-    "tpot_s": "seconds a token after it",
-    "tokens_per_replica_s": "tokens/s of a replica",
-    "failed": "failed",
-    "missed": "share that missed its objective",
-}
 
 
 def change_of(document: Mapping[str, Any], backends: Sequence[Backend]) -> str:

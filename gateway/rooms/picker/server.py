@@ -31,6 +31,30 @@ if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 
+SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+_LIVE: Final = "liveness"
+_READY: Final = ("readiness", SERVICE, "")
+_CHECK_S: Final = 0.5
+_CLOSE_S: Final = 1.0  # after the relay has ended what is in flight
+_MOST_CALLS: Final = 16_384
+_OPTIONS: Final = (
+    ("grpc.max_concurrent_streams", 1024),  # of a connection; a proxy opens another one for more
+    ("grpc.max_allowed_incoming_connections", 1024),
+    ("grpc.max_connection_idle_ms", 60_000),  # so that those do not stay
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_receive_message_length", 4 << 20),
+    # The window of a call from its beginning: prompts come at once, and a window that grows costs waiting.
+    ("grpc.http2.lookahead_bytes", 1 << 20),
+    ("grpc.http2.bdp_probe", 0),
+    # Both sides may ask whether the other is still there, also without calls.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 30_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+)
+
+
 class Observation:
     """An answer that is shown. When the stream ends, the proxy shows no more, and the answer goes on."""
 
@@ -137,31 +161,6 @@ class Call:
         self._late = None
         if self._has_ended and self._reader is not None:
             self._reader.cancel()
-
-
-SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
-_LIVE: Final = "liveness"
-_READY: Final = ("readiness", SERVICE, "")
-_CHECK_S: Final = 0.5
-_CLOSE_S: Final = 1.0  # after the relay has ended what is in flight
-
-_MOST_CALLS: Final = 16_384
-_OPTIONS: Final = (
-    ("grpc.max_concurrent_streams", 1024),  # of a connection; a proxy opens another one for more
-    ("grpc.max_allowed_incoming_connections", 1024),
-    ("grpc.max_connection_idle_ms", 60_000),  # so that those do not stay
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_receive_message_length", 4 << 20),
-    # The window of a call from its beginning: prompts come at once, and a window that grows costs waiting.
-    ("grpc.http2.lookahead_bytes", 1 << 20),
-    ("grpc.http2.bdp_probe", 0),
-    # Both sides may ask whether the other is still there, also without calls.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 30_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-)
 
 
 class PickerServer:

@@ -33,6 +33,11 @@ _PAUSE_S = 0.0005
 _STOP_S = 3.0
 
 
+_SPANS_DELAY_S = 1.0
+_LOG_DELAY_S = 0.1
+_LOG_LINES = 4096
+
+
 class Sink(Protocol):
     """What takes the trails of ended requests, in a thread of its own."""
 
@@ -112,11 +117,6 @@ class Outlet:
                 self._sink.signal,
                 why,
             )
-
-
-_SPANS_DELAY_S = 1.0
-_LOG_DELAY_S = 0.1
-_LOG_LINES = 4096
 
 
 class Reporter:
