@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.plan.command import LEFT_OUT
+from lab.plan.show import LEFT_OUT
 from scripts.reference.figures import FigureError, filled, read_figures, run_command
 from tests.support.paths import ROOT
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from backends.calibration.load import load_calibration
-from lab.plan.command import to_change, verdict
 from lab.plan.mixes import Mix, kinds
 from lab.plan.result import JudgedMix, Plan, PlanObjective
+from lab.plan.show import to_change, verdict
 from lab.statistics import Interval
 
 H100 = load_calibration("llama-3.1-8b-h100")
