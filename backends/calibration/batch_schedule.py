@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,19 @@ def goodput(
         ],
         axis=1,
     )
+
+
+def with_ranges(config: Mapping[str, Any], ranges: Sequence[Range]) -> dict[str, Any]:
+    """Return a speculative config that drafts so many tokens; one k for all batch sizes needs no schedule.
+
+    Examples
+    --------
+    >>> with_ranges({"model": "a-head", "num_speculative_tokens": 5}, [(1, 256, 1)])
+    {'model': 'a-head', 'num_speculative_tokens': 1}
+    """
+    fixed = {**config, "num_speculative_tokens": max(k for *_, k in ranges)}
+    fixed.pop(SCHEDULE_KEY, None)
+    return fixed if len(ranges) == 1 else {**fixed, SCHEDULE_KEY: [list(each) for each in ranges]}
 
 
 def ranges_of(goodput: Floats, tolerance: float = TOLERANCE) -> list[Range]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,15 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.routing.ground import REPORTED, read
-from benchmarks.routing.sessions import short, table_of
 from lab.simulation.request import ReplayRequest, replay_request
-from lab.simulation.table import RequestTable
+from lab.simulation.table import RequestTable, request_table
+from lab.trace.edits import draw
 from lab.trace.read import read_trace
 from lab.trace.record import TraceRecord
 
 SMALL, LARGE = "llama-3.1-8b-h100", "llama-3.1-70b-4xh100"
 GROWTH = 1.1
 """Traffic of the second day over that of the first."""
+CONTEXT = 131_072
 
 
 class Kind(NamedTuple):
@@ -89,15 +93,31 @@ def _azure(data: Path | None) -> dict[str, list[ReplayRequest]]:
     }
 
 
+def _short(path: Path) -> list[TraceRecord]:
+    """Return the requests of a trace that fit into the context."""
+    return [one for one in read_trace([path]) if one.prompt_tokens + (one.output_tokens or 0) <= CONTEXT]
+
+
+@cache
+def _sessions(folder: Path) -> RequestTable:
+    """Return the reported half of the sessions, which each process reads once."""
+    logging.disable(logging.WARNING)
+    paths = [path for path in sorted(folder.glob("*.json.gz")) if draw(path.name) % 2 == REPORTED]
+    return _files.enter_context(request_table([one for path in paths for one in _short(path)], 0.0))
+
+
+_files = ExitStack()  # of the tables
+
+
 def _mooncake(data: Path | None) -> dict[str, list[ReplayRequest]]:
     assert data is not None
-    records = short(data / "mooncake/synthetic_trace.jsonl.gz")
+    records = _short(data / "mooncake/synthetic_trace.jsonl.gz")
     return {"chat": [replay_request(one, 0.0, 0.0) for one in records[len(records) // 2 :]]}
 
 
 def _agents(data: Path | None) -> dict[str, Any]:
     assert data is not None
-    return {"code": table_of(data / "agent_sessions", tune=False)}
+    return {"code": _sessions(data / "agent_sessions")}
 
 
 def _recorded(data: Path | None) -> dict[str, list[ReplayRequest]]:

@@ -145,8 +145,8 @@ def pool_of(name: str) -> list[ReplicaSpec]:
 def drawn(requests: Mapping[str, Sequence[ReplayRequest]], mix: str, count: int, rng: Random) -> list[ReplayRequest]:
     """Return random requests of a mix, of which most come again."""
     chosen = []
-    for number in range(count):
-        workload = _workload(mix, rng, shifted=number > WARMUP + COUNTED // 2)
+    for _ in range(count):
+        workload = _workload(mix, rng)
         chosen.append(_declared(rng.choice(requests[workload]), mix, workload, rng))
     return chosen
 
@@ -160,10 +160,8 @@ def once(requests: Mapping[str, Sequence[ReplayRequest]], mix: str, rng: Random)
     return chosen
 
 
-def _workload(mix: str, rng: Random, *, shifted: bool = False) -> str:
+def _workload(mix: str, rng: Random) -> str:
     weights = {"code": (1, 6, 1, 1), "chat": (6, 1, 1, 1)}.get(mix, (1, 1, 1, 1))
-    if mix == "drifting":
-        weights = (1, 8, 1, 1) if shifted else (8, 1, 1, 1)
     return rng.choices(list(WORKLOADS.values()), weights)[0]
 
 

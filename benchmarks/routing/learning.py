@@ -17,8 +17,8 @@ def learning_of(policy: Learned) -> Learning:
     return {name: statistics.buckets(table) for name, table in statistics.tables.items()}
 
 
-def teach(policy: Learned, learning: Learning, now_s: float = 0.0) -> None:
-    """Load what another policy has learned into a policy, as if other gateways had observed it at `now_s`."""
-    policy.set_clock(lambda: now_s)
-    for name, table in policy.statistics.tables.items():
-        policy.statistics.set_others_of(name, int(now_s // table.epoch_s), learning[name])
+def teach(policy: Learned, learning: Learning) -> None:
+    """Load what another policy has learned into a policy, as if other gateways had just observed it."""
+    policy.set_clock(lambda: 0.0)
+    for name in policy.statistics.tables:
+        policy.statistics.set_others_of(name, 0, learning[name])

@@ -102,9 +102,8 @@ def _register() -> None:
         command, group = commands[name], groups.get(name, "Others")
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, rich_help_panel=group)
-        else:  # `init` takes the flags of other routers
-            how = {"ignore_unknown_options": command is init}
-            app.command(name, rich_help_panel=group, context_settings=how)(command)
+        else:
+            app.command(name, rich_help_panel=group)(command)
 
 
 _register()

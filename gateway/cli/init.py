@@ -49,14 +49,15 @@ def init(
 ) -> None:
     """Write a pool file of engines that run; without any, one of simulated replicas.
 
-    Each engine is asked for its model and how it speculates, and answers one request for four tokens. Of a file, all
-    hosts with a port are asked, and those that are engines are taken. Exits 2 if no engine answers, or the pool file
-    exists.
+    Each engine is asked for its model and how it speculates, and answers one request for four tokens. Of a file, or of
+    another router's flags after `--`, all hosts with a port are asked, and those that are engines are taken. Exits 2 if
+    no engine answers, or the pool file exists.
 
     \b
     gateway init
     gateway init http://10.0.0.1:8000 http://10.0.0.2:8000 --wait
     gateway init litellm.yaml
+    gateway init -- --worker-urls http://10.0.0.1:8000 http://10.0.0.2:8000
     nginx -T | gateway init -
     """
     path: Path = config or context.obj

@@ -46,6 +46,7 @@ class PeerExchange:
         self._written = 0  # number of the last report that was written
         self._exchanged_s = time.monotonic()
         self._failures = 0
+        self._is_foreign_told = False
 
     def start(self) -> None:
         """Begin to exchange reports, if there is anybody to exchange them with."""
@@ -91,6 +92,15 @@ class PeerExchange:
             logger.info("requests in flight and limits are shared through %s", live.location)
         self._failures, self._written, self._exchanged_s = 0, number, time.monotonic()
         for report in reports:
-            with background.guarded("peers", of="a report"), contextlib.suppress(ValueError):  # from other software
-                self._peers.receive(report)
+            with background.guarded("peers", of="a report"):
+                self._receive(report, live)
         return True
+
+    def _receive(self, report: bytes, live: Live) -> None:
+        try:
+            self._peers.receive(report)
+        except ValueError:
+            if not self._is_foreign_told:
+                text = "a report at %s is not understood: a process of another version shares nothing with this one"
+                logger.warning(text, live.location)
+            self._is_foreign_told = True

@@ -58,6 +58,7 @@ class Workers:
         self._on_started = on_started  # called once all of them accept connections
         self._yet_to_start = set(range(self._current.settings.server.workers))
         self._workers: dict[int, _Worker] = {}
+        self._unable = set[int]()  # workers that ended before they said anything: a change does not wait for them
         self._news = asyncio.Event()  # of a worker
         self._stopping = asyncio.Event()
 
@@ -97,7 +98,7 @@ class Workers:
         problem = ""
         try:
             async with asyncio.timeout(_CHANGE_S):
-                while behind := [number for number, worker in self._workers.items() if self._is_behind(worker)]:
+                while behind := [*filter(self._is_behind, self._workers)]:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
@@ -114,8 +115,9 @@ class Workers:
         for worker in self._workers.values():
             worker.link.send(current)
 
-    def _is_behind(self, worker: _Worker) -> bool:
-        return worker.said is None or worker.said.number < self._current.number
+    def _is_behind(self, number: int) -> bool:
+        said = self._workers[number].said
+        return number not in self._unable if said is None else said.number < self._current.number
 
     async def _check(self) -> None:
         """Kill workers that are silent, for others to take their place."""
@@ -166,6 +168,8 @@ class Workers:
             worker.heard_s = time.monotonic()
             self._receive(number, worker, message)
         await asyncio.to_thread(process.join)
+        if worker.said is None:
+            self._unable.add(number)
         link.close()
         del self._workers[number]
         self._news.set()
@@ -177,6 +181,7 @@ class Workers:
             background.start("reloads", self._answer_reload(worker, message))
             return
         worker.said = message
+        self._unable.discard(number)
         self._news.set()
         if self._yet_to_start == {number}:
             self._on_started()

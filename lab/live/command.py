@@ -67,7 +67,8 @@ def run_live(options: ReplayOptions) -> int:
     verdicts = [
         (f"{at}: " if len(loads) > 1 else "") + verdict(page.played, page.compared) for at, page in pages.items()
     ]
-    document["verdict"] = "Stopped early: nobody won." if session.stopped else "\n".join(verdicts)
+    is_undecided = session.stopped and len(endpoints) > 1
+    document["verdict"] = "Stopped early: nobody won." if is_undecided else "\n".join(verdicts)
     parts = _said(document, outcomes, slo, sum(load.left_out for load in loads.values()))
     title = f"gateway replay of {', '.join(document['trace'])}"
     report(title, parts, options.report, lambda: "".join(page.drawn("endpoint") for page in pages.values()))

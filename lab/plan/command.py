@@ -17,6 +17,7 @@ from lab.options.policy import policy_reference
 from lab.options.shared import slo_bounds
 from lab.past.check import PastReplay, past_of
 from lab.past.pool import simulated_pool
+from lab.plan.compared import read_findings
 from lab.plan.mixes import USUAL
 from lab.plan.options import PlanOptions
 from lab.plan.output import helm_values, pool_file
@@ -37,6 +38,8 @@ def run_plan(options: PlanOptions) -> int:
     try:
         objective = PlanObjective(slo_bounds(options.slo))
         model, pool = served_model(options.config, options.model) if options.config else (None, None)
+        methods = {name: one.method for name, one in pool.backends.items()} if pool else {}
+        live = read_findings(options.compared, options.model or model, methods)
         temperature = assumed_temperature(pool) if pool is not None else VLLM_DEFAULT
         with request_table(options.records(), temperature) as requests:
             calibration, past = _machine(options, pool, requests)
@@ -62,11 +65,11 @@ def run_plan(options: PlanOptions) -> int:
             planned = plan_windows(traffic.windows, how)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    show(planned, objective, str(traffic), past)
-    write_json(options.json_file, document(planned, objective, past))
+    head = said(planned, objective, past, live)
+    show(planned, objective, str(traffic), past, head)
+    write_json(options.json_file, document(planned, objective, past, head))
     if planned.plan is None:
         return _NOTHING_FITS
-    head = said(planned, objective, past)
     if options.out is not None:
         options.out.write_text(pool_file(planned, head), encoding="utf-8")
     if options.helm_values is not None:

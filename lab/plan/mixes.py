@@ -110,7 +110,7 @@ def kinds(
 def with_schedules(
     kinds: Sequence[ReplicaKind], calibration: Calibration, requests: Sequence[ReplayRequest]
 ) -> list[ReplicaKind]:
-    """Return kinds and, for each method that may gain by it, one more whose k follows the batch size.
+    """Return kinds and, for each method that may gain by it, one more whose k follows the batch size, or is another.
 
     Its schedule is the best one for these requests with drafts of up to the largest k of the method.
     """
@@ -122,7 +122,9 @@ def with_schedules(
         batch = calibration.scheduler.max_num_seqs
         schedule = best_schedule(calibration, method, longest.config, per_step, context_tokens, batch)
         if schedule:
-            result.append(replace(longest, k=max(k for *_, k in schedule), schedule=tuple(schedule)))
+            by_batch = tuple(schedule) if len(schedule) > 1 else ()
+            kind = replace(longest, k=max(k for *_, k in schedule), schedule=by_batch)
+            result += [kind] if kind.title not in {each.title for each in kinds} else []
     return result
 
 

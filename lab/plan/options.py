@@ -25,6 +25,10 @@ class PlanOptions(PacedOptions):
             help="Target model and GPU to plan for, such as llama-3.1-8b-h100.  [default: the pool's]",
         ),
     ] = None
+    compared: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="`gateway compare status --json`: what live traffic has found."),
+    ] = None
     policy: Annotated[
         str | None,
         typer.Option(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
 from lab.past.check import PastReplay
+from lab.plan.compared import LiveFinding
 from lab.plan.memory import machine_of
 from lab.plan.mixes import title
 from lab.plan.output import serve_commands
@@ -69,11 +71,11 @@ def shown(loss: Interval | None) -> str:
     return f"{loss.value:+.1%} " + (f"({loss.low:+.1%} to {loss.high:+.1%})" if loss.is_known else "(no interval)")
 
 
-def show(planned: Planned, objective: PlanObjective, sampled: str, past: PastReplay | None) -> None:
-    """Show a plan, after the replay of the past."""
+def show(planned: Planned, objective: PlanObjective, sampled: str, past: PastReplay | None, head: str) -> None:
+    """Show a plan under what is said of it, after the replay of the past."""
     plan = planned.plan
     known = planned.calibration
-    parts: list[str | Table] = [said(planned, objective, past), ""]
+    parts: list[str | Table] = [head, ""]
     parts += [sampled, "", f"{known.target} on {machine_of(known)}"]
     if plan is not None:
         parts.append(f"Best of {plan.tried:,} mixes tried, routed by {planned.policy['name']}:")
@@ -86,13 +88,14 @@ def show(planned: Planned, objective: PlanObjective, sampled: str, past: PastRep
     report("gateway plan", parts, before=past.parts() if past is not None else ())
 
 
-def said(planned: Planned, objective: PlanObjective, past: PastReplay | None) -> str:
-    """Return what was found, with the error of the replay of the past and what is assumed of the methods."""
+def said(planned: Planned, objective: PlanObjective, past: PastReplay | None, live: Sequence[LiveFinding]) -> str:
+    """Return what was found, with the error of the replay of the past, and what is known and assumed of the methods."""
     if planned.plan is None:
         return "Nothing fits."
     found = verdict(planned.plan, objective)
     premises = planned.calibration.premises(kind.method for kind in planned.kinds)
-    return " ".join([found if past is None else past.beside(found), *premises])
+    compared = filter(None, [one.beside(planned.plan) for one in live])
+    return " ".join([found if past is None else past.beside(found), *compared, *premises])
 
 
 def _mixes(plan: Plan, objective: PlanObjective) -> Table:
@@ -107,7 +110,7 @@ def _mixes(plan: Plan, objective: PlanObjective) -> Table:
     return table
 
 
-def document(planned: Planned, objective: PlanObjective, past: PastReplay | None) -> dict[str, Any]:
+def document(planned: Planned, objective: PlanObjective, past: PastReplay | None, head: str) -> dict[str, Any]:
     """Return a plan as JSON."""
     plan, known = planned.plan, planned.kinds
     described: dict[str, Any] = {
@@ -124,7 +127,7 @@ def document(planned: Planned, objective: PlanObjective, past: PastReplay | None
         return described
     return described | {
         "chosen": title(plan.chosen, known),
-        "verdict": said(planned, objective, past),
+        "verdict": head,
         "to_change": to_change(plan),
         "intervals": LEFT_OUT,
         "tried": plan.tried,

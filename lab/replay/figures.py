@@ -16,10 +16,11 @@ from lab.statistics import STATISTICS, TIMES, summary
 def figures_of(result: Replayed, backends: Sequence[str], slo: Mapping[str, float]) -> dict[str, Any]:
     """Return the figures of one policy; times in seconds.
 
-    `goodput` is the rate of requests that kept all bounds of the SLO, `slo_kept` their share; without bounds all do.
+    `goodput` is the rate of requests that kept all bounds of the SLO, `slo_kept` their share of all requests; without
+    bounds all that were served do.
     """
-    good = slo_kept(result, slo)
-    duration_s = result.duration_s
+    good, duration_s = slo_kept(result, slo), result.duration_s
+    sent = len(good) + result.errors
     shares = np.bincount(result.backend, minlength=len(backends)) / max(1, len(result.backend))
     return {
         "requests": len(result.e2e_s),
@@ -30,7 +31,7 @@ def figures_of(result: Replayed, backends: Sequence[str], slo: Mapping[str, floa
         "output_tokens_per_s": float(result.output_tokens.sum() / duration_s) if duration_s else 0.0,
         "shares": {name: float(share) for name, share in zip(backends, shares, strict=True)},
         "goodput": float(good.sum() / duration_s) if duration_s else 0.0,
-        "slo_kept": float(good.mean()) if len(good) else None,
+        "slo_kept": float(good.sum() / sent) if sent else None,
     }
 
 

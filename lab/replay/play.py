@@ -91,7 +91,8 @@ def compare(runner: PolicyRunner, played: Mapping[str, Replayed], replications: 
     others = ReplicationRunner(runner, tuple(served), reference)
     each = len(served) * len(runner.requests)
     count = replications_of(replications, each)
-    found = _run(others, range(1, count + 1), count * each) if count > 1 else []
+    draws = count > 1 and not runner.requests.is_one
+    found = _run(others, range(1, count + 1), count * each) if draws else []
     return intervals(ratios(served, reference, runner.requests.traits), found)
 
 

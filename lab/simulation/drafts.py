@@ -93,7 +93,8 @@ def best_schedule(
 ) -> list[Range]:
     """Return the ranges `(first, last, k)` of batch sizes with the most tokens per second, as vLLM takes them.
 
-    Empty if one k is as good at every batch size, and for methods that gain nothing by a schedule.
+    Empty if the k of the config is as good at every batch size, and for methods that gain nothing by a schedule. Where
+    drafting never pays it is one range with k=1, the least that an engine can be set to.
 
     Examples
     --------
@@ -108,4 +109,7 @@ def best_schedule(
     parameters = EngineParameters.of(calibration, method, fixed)
     per_step = tokens_per_step[: parameters.k + 1]
     ranges = ranges_of(goodput(parameters, per_step, context_tokens, longest_batch), tolerance)
-    return ranges if len(ranges) > 1 else []
+    if len(ranges) > 1:
+        return ranges
+    k = max(1, ranges[0][2])
+    return [] if k == parameters.k else [(1, longest_batch, k)]

@@ -47,8 +47,10 @@ _FEATURES = attrgetter(*[name.replace("endpoint", "endpoint.value") for name in 
 _REST = attrgetter("prompt_tokens", "output_tokens", "acceptance", "text", "prefix_blocks", "session", "think_s")
 _PREFIX, _TEMPLATE, _WORKLOAD = (_NAMES.index(name) for name in ("prefix", "template", "workload"))
 _ROWS_AT_ONCE = 4096
-_BLOCK = 32
-"""Requests that are drawn together, so that bursts stay bursts."""
+_BLOCK, _BLOCKS = 32, 16
+"""Requests that are drawn together, so that bursts stay bursts; a short trace has at least so many blocks."""
+_REACH = 4
+"""Blocks or sessions to either side from which one is drawn at least: fewer would give a short trace again."""
 _BLOCK_BITS = 2**62 - 1
 _OF_COPY = 0x9E3779B97F4A7C15
 """Factor that gives each copy of a session its own bits of block numbers; the golden ratio of 2^64."""
@@ -147,11 +149,17 @@ class RequestTable(Sequence[ReplayRequest]):
         """Return the same requests with other arrival times, ascending, shape (requests,)."""
         return RequestTable(self._rows, arrived_s, *self._shared)
 
+    @property
+    def is_one(self) -> bool:
+        """Whether it is a single request or session, of which no other traffic can be drawn."""
+        return len(self) < 2 or (not self.order.is_open and len(self._session_numbers()[1]) < 2)
+
     def resampled(self, seed: int) -> RequestTable:
         """Return other traffic like this: blocks of it, or whole sessions with think times, drawn with replacement.
 
         Each is from the same part of the trace, an eighth of it to either side, so that a busy hour stays one. A block
-        keeps the order of its requests and the gaps between them.
+        keeps the order of its requests and the gaps between them; it is short beside the part that it is drawn from, or
+        all that are drawn would be alike.
 
         References
         ----------
@@ -160,15 +168,15 @@ class RequestTable(Sequence[ReplayRequest]):
         rng = np.random.default_rng((seed, len(self)))
         if self.order.is_open:
             count = len(self)
-            length = min(_BLOCK, count)
-            starts = _drawn(np.arange(0, count, length), count - length + 1, count // 8, rng)
+            length = min(_BLOCK, max(1, count // _BLOCKS))
+            starts = _drawn(np.arange(0, count, length), count - length + 1, rng)
             drawn = (starts[:, None] + np.arange(length)).ravel()[:count]
             gaps_s = np.diff(self._arrived_s, prepend=self._arrived_s[0])
             gaps_s[0] = gaps_s.mean()
             return RequestTable(self._rows[drawn], np.cumsum(gaps_s[drawn]), *self._shared)
         session, first = self._session_numbers()
         by_time = np.argsort(self._arrived_s[first], kind="stable")
-        chosen = by_time[_drawn(np.arange(len(first)), len(first), len(first) // 8, rng)]
+        chosen = by_time[_drawn(np.arange(len(first)), len(first), rng)]
         members = np.split(np.argsort(session, kind="stable"), np.cumsum(np.bincount(session))[:-1])
         drawn = np.concatenate([members[one] for one in chosen])
         sizes = [len(members[one]) for one in chosen]
@@ -219,8 +227,9 @@ class RequestTable(Sequence[ReplayRequest]):
         return ReplayRequest(arrived_s, known, prompt, output, acceptance, text, blocks, session, think_s)
 
 
-def _drawn(places: npt.NDArray[np.int64], count: int, reach: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return a number below `count` for each place, at most `reach` from it."""
+def _drawn(places: npt.NDArray[np.int64], count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Return a number below `count` for each place, of the eighth of them to either side."""
+    reach = max(_REACH, count // 8)
     low = np.clip(places - reach, 0, count - 1)
     return rng.integers(low, np.clip(places + reach, 0, count - 1) + 1)
 

@@ -89,7 +89,8 @@ def run_tune(options: TuneOptions) -> int:
                     "least_loaded": _Task("least_loaded", LoadSettings(), 0),
                 }
                 played = dict(zip(compared, play_all(list(compared.values())), strict=True))
-                count = replications_of(options.replications, 2 * (len(requests) - cut))
+                rest = requests[cut:]
+                count = 0 if rest.is_one else replications_of(options.replications, 2 * len(rest))
                 again = [_Task("thresholds", one, 1 + n) for n in range(count) for one in (tuned, present)]
                 others = [score(goal, slo, one) for one in play_all(again)]
         scores = {name: score(goal, slo, one) for name, one in played.items()}

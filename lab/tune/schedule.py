@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED
+from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED, with_ranges
 from backends.calibration.load import load_calibration
 from backends.calibration.parameters import PROFILE_CONTEXT, PROFILE_CONTEXT_KEY
 from backends.speculation import Method
@@ -61,7 +61,7 @@ def ways(spec: ReplicaSpec, requests: Sequence[ReplayRequest]) -> dict[str, Repl
         f"adaptive, profiled with {round(context):,}": replace(adaptive, profile_context=round(context)),
     }
     if ranges:
-        found["k by batch size"] = replace(spec, config={**config, SCHEDULE_KEY: [list(each) for each in ranges]})
+        found["k by batch size"] = replace(spec, config=with_ranges(config, ranges))
     return found
 
 

@@ -75,14 +75,6 @@ def test_the_size_of_the_kv_cache_is_read_from_its_labels(labels: bytes, tokens:
     assert metrics.kv_tokens == 2 * tokens
 
 
-def test_values_that_are_not_finite_numbers_are_ignored() -> None:
-    metrics = read_metrics(
-        b"vllm:num_requests_running 1\nvllm:kv_cache_usage_perc NaN\nvllm:num_requests_waiting 1.2.3\n"
-    )
-    assert metrics is not None
-    assert (metrics.running, metrics.waiting, metrics.kv_usage) == (1, 0, 0.0)
-
-
 LIFE = b"""# TYPE process_start_time_seconds gauge
 process_start_time_seconds 1.7e+09
 vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="awake"} 1.0

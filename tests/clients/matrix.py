@@ -24,7 +24,6 @@ from typing import Any
 import yaml
 
 from backends.launch.ports import free_port
-from gateway.config.settings import PoolSettings
 from tests.support.command import Command, gateway_command, until
 from tests.support.paths import ROOT
 
@@ -157,16 +156,11 @@ def targets() -> Iterator[Target]:
 
 def pool_file(target: Target, page_port: int) -> dict[str, Any]:
     """Return the pool of a target with the keys of the clients, and access for the page."""
-    pool: dict[str, Any] = {
+    return {
         **target.pool,
-        "keys": [
-            {"name": "clients", "key": KEY},
-            {"name": "limited", "key": LIMITED_KEY, "max_in_flight": 1},
-        ],
+        "keys": [{"name": "clients", "key": KEY}, {"name": "limited", "key": LIMITED_KEY, "max_in_flight": 1}],
+        "cors": {"origins": [f"http://127.0.0.1:{page_port}"]},
     }
-    if "cors" in PoolSettings.model_fields:
-        pool["cors"] = {"origins": [f"http://127.0.0.1:{page_port}"]}
-    return pool
 
 
 def tokenizer() -> Path:
@@ -271,8 +265,6 @@ def main() -> int:
                 until(lambda command=command: command.get("/readyz").status_code == 200, target.ready_s)  # type: ignore[misc]
                 for client in chosen:
                     lacking = [program for program in client.needs if shutil.which(program) is None]
-                    if client.needs == ("chromium", "chromedriver") and "cors" not in PoolSettings.model_fields:
-                        lacking.append("`cors` in the pool file")
                     if lacking:
                         missing.append(f"{client.name}: not run, needs {', '.join(lacking)}")
                         continue

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.deploy.test_prometheus import Prometheus, prometheus_for
 from tests.gateway.conftest import MODEL, Running, start_gateway
@@ -61,15 +60,6 @@ def test_no_dashboard_names_a_data_source_and_ids_and_titles_differ() -> None:
 def test_expressions_use_only_existing_series() -> None:
     for place, expression in expressions():
         assert set(re.findall(r"\bgateway_\w+", expression)) <= sample_names(), place
-
-
-def test_the_provisioning_points_to_the_dashboards_and_to_the_prometheus_of_compose() -> None:
-    (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
-    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
-    assert source["url"] == "http://prometheus:9090"
-    assert "prometheus" in services
-    (provider,) = yaml.safe_load((GRAFANA / "provisioning/dashboards/gateway.yaml").read_text())["providers"]
-    assert provider["options"]["path"] == "/var/lib/grafana/dashboards"
 
 
 async def speculating(wire: Wire) -> None:

@@ -42,7 +42,7 @@ EVENTS: Final = "events of an engine, of which 1 MiB is held"
 BOUNDS: Final = {
     ("rooms/advice/advise.py", "known_troubles"): OWN,
     ("rooms/batches/api.py", "create"): "64 KiB, check_cost",
-    ("rooms/batches/api.py", "upload"): "max_file_mib; 16 fields, whose heads have 8 KiB",
+    ("rooms/batches/api.py", "upload"): "max_file_mib; 64 fields, whose heads have 8 KiB",
     ("rooms/batches/lines.py", "_custom_id"): "a string of the first 8 KiB of a line",
     ("rooms/batches/lines.py", "parsed"): "a line of 8 MiB or an answer of an engine of 32 MiB, check_cost",
     ("rooms/batches/lines.py", "_spans"): "a line that check_cost has let pass",

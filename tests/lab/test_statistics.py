@@ -144,6 +144,19 @@ def test_resampled_traffic_is_other_traffic_of_the_same_hours() -> None:
     assert gaps_s[-quarter:].mean() == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("sessions", [False, True])
+@pytest.mark.parametrize("count", [4, 20, 32, 64])
+def test_a_short_trace_is_resampled_with_the_spread_of_a_sample(count: int, sessions: bool) -> None:
+    records = traffic(5, 10.0)[:count]
+    think_s = 0.5 if sessions else None
+    requests = table([replace(one, session=f"{at}", think_time_s=think_s) for at, one in enumerate(records)])
+    of_samples = requests.tokens.std() / math.sqrt(count)
+    of_draws = np.std([requests.resampled(seed).tokens.mean() for seed in range(200)])
+    assert 0.6 * of_samples < of_draws < 1.2 * of_samples
+    assert not requests.is_one
+    assert requests[:1].is_one
+
+
 def test_sessions_are_resampled_whole() -> None:
     records = [
         TraceRecord(

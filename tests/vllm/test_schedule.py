@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backends.calibration.batch_schedule import SCHEDULE_KEY, SCHEDULED
+from backends.calibration.batch_schedule import SCHEDULED, with_ranges
 from backends.calibration.load import load_calibration
 from backends.calibration.parameters import EngineParameters
 from backends.speculation import Method, SpeculativeConfig, method_issues
@@ -52,9 +52,8 @@ def written() -> list[tuple[str, Method, dict[str, Any]]]:
                 ranges = best_schedule(
                     load_calibration(name), method, config, per_step, 500.0, LONGEST_BATCH, tolerance=0.01
                 )
-                if ranges:
-                    config[SCHEDULE_KEY] = [list(one) for one in ranges]
-                    configs.append((name, method, config))
+                if len(ranges) > 1:
+                    configs.append((name, method, with_ranges(config, ranges)))
     return configs
 
 

@@ -92,7 +92,7 @@ class BatchRun:
             if model and not problems and (key := self._key()) is not None:
                 self._gateway.relay.router.find(model, key, self._record.endpoint)
         except FileNotFoundError:
-            return [problem("file_not_found", "The input file is gone.")]
+            return [_gone()]
         except GatewayError as error:
             return [problem(error.code or "", error.message, 1, error.param)]
         self._record.model, self._record.request_counts["total"] = model, total
@@ -161,7 +161,11 @@ class BatchRun:
         if not others:
             held = [*self._waiting, *self._tasks.values()]
             if len(held) < _MOST_HELD and sum(len(line.body) for line in held) <= _MOST_HELD_BYTES:
-                line = await asyncio.to_thread(next, pending, None)
+                try:
+                    line = await asyncio.to_thread(next, pending, None)
+                except FileNotFoundError:
+                    self.end("failed", [_gone()])
+                    return []
                 others = [] if line is None else [line]
                 self._waiting += others
         return must_end + others
@@ -273,11 +277,10 @@ class BatchRun:
         record, place, counts = self._record, self._place, self._record.request_counts
         if self._problems:
             record.errors = {"object": "list", "data": self._problems}
-        else:
-            record.enter("finalizing")
-            await self._save_record()
-            record.output_file_id = await asyncio.to_thread(self._keep, "output", COMPLETED, status)
-            record.error_file_id = await asyncio.to_thread(self._keep, "error", FAILED, status)
+        record.enter("finalizing")
+        await self._save_record()
+        record.output_file_id = await asyncio.to_thread(self._keep, "output", COMPLETED, status)
+        record.error_file_id = await asyncio.to_thread(self._keep, "error", FAILED, status)
         if status == "expired":
             counts["failed"] = counts["total"] - counts["completed"]
         cancel = await asyncio.to_thread(self._storage.read, f"{place.open}.cancel", dict)
@@ -301,9 +304,14 @@ class BatchRun:
         for each, document in self._notes.answers():
             if each == kind:
                 yield document + b"\n"
-        for line in self._pending() if is_expired and kind == FAILED else ():
-            text = "This request was not executed before the completion window expired."
-            yield written(line.custom_id, None, "batch_expired", text) + b"\n"
+        with contextlib.suppress(FileNotFoundError):
+            for line in self._pending() if is_expired and kind == FAILED else ():
+                text = "This request was not executed before the completion window expired."
+                yield written(line.custom_id, None, "batch_expired", text) + b"\n"
+
+
+def _gone() -> Document:
+    return problem("file_not_found", "The input file is gone.")
 
 
 def _model_of(gateway: Gateway, record: BatchRecord, key: Client | None) -> tuple[str, str]:

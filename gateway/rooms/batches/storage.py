@@ -166,7 +166,12 @@ class Storage:
     def lines(self, path: str, most_bytes: int) -> Iterator[bytes]:
         """Yield the lines below a record; a longer one is cut off a byte later."""
         is_cut = False
-        with self._opened(path) as file:
+        try:
+            opened = self._opened(path)
+        except OSError as error:
+            self.set_aside(path, error)
+            raise FileNotFoundError(path) from error
+        with opened as file:
             file.readline()
             while part := file.readline(most_bytes + 1):
                 if not is_cut:

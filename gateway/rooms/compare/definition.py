@@ -88,11 +88,15 @@ class Definition(ComparisonSettings):
         return [each for each, served in before if not served or each.contradiction or arm_of(each) in served]
 
     def changed(self, backends: Sequence[Backend], policy: str) -> str:
-        """Return what serves otherwise than at its start, as a sentence; empty if nothing does."""
+        """Return what serves otherwise than at its start, or is gone, as a sentence; empty if nothing is."""
         if self.policies:
             is_lost = any(name != policy and other_policy(name) is None for name in self.policies)
             is_another = is_lost or policy not in self.policies
             return f"It was stopped, since {policy} is the policy now." if is_another else ""
+        names = {each.name for each in backends}
+        for arm, members in self.replicas.items():
+            if names.isdisjoint(members):
+                return f"It was stopped, since no replica of {arm} is in the pool any more."
         for each in backends:
             served, now = self._served_as(each), arm_of(each)
             if served and each.health.state in SERVING and not any(_may_be(now, before) for before in served):
@@ -158,7 +162,9 @@ def begun(
     for arm, names in arms.items():
         if not any(each.health.state in _THERE for each in backends if each.name in names):
             raise WrongArmsError(f"no replica of {arm} is up")
-    served = {arm: sorted({arm_of(each) for each in backends if each.name in names}) for arm, names in arms.items()}
+    served = {
+        arm: sorted({_arm_at_start(each) for each in backends if each.name in names}) for arm, names in arms.items()
+    }
     asked = question.model_dump(include={*ComparisonSettings.model_fields})
     block_s = max(question.block_s or block_for(mean_s), _shortest_s(question, len(arms)))
     asked |= {"block_s": block_s, "is_fitted": question.block_s is None}
@@ -204,6 +210,14 @@ def next_question(
 def method_of(arm: str) -> str:
     """Return the method of an arm as `policies.arm` writes it."""
     return arm.partition(":")[0]
+
+
+def _arm_at_start(backend: Backend) -> str:
+    """Return the arm of a replica; by the pool file if it is drained: what it showed may be of the engine before."""
+    if backend.health.state in SERVING:
+        return arm_of(backend)
+    method, schedule = backend.said
+    return arm_of(Backend(backend.name, backend.model, method, backend.url, schedule.k))
 
 
 def _may_be(one: str, other: str) -> bool:

@@ -78,7 +78,8 @@ class TextHasher:
 
     def _of_text(self, text: str) -> list[int]:
         if self._tokenizer is not None:
-            return self._of_ids(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)  # which releases the GIL
+            return self._of_ids(encoded[0].ids)
         return [self._hash(unit) for unit in cut(text)]
 
     def _of_ids(self, ids: Iterable[int]) -> list[int]:

@@ -101,17 +101,6 @@ def in_tree(tree: SuffixTree) -> dict[tuple[int, ...], int]:
     return counts
 
 
-@given(SEQUENCES, st.integers(1, 6))
-@settings(max_examples=200, deadline=None)
-def test_a_tree_counts_all_runs(sequences: list[list[int]], depth: int) -> None:
-    tree = SuffixTree(depth)
-    for sequence in sequences:
-        tree.begin()
-        for token in sequence:
-            tree.append(token)
-    assert in_tree(tree) == counted(sequences, depth)
-
-
 @given(SEQUENCES, st.integers(1, 6), st.integers(0, 4), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_removed_sequences_are_not_counted(sequences: list[list[int]], depth: int, oldest: int, newest: bool) -> None:

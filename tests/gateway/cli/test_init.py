@@ -72,7 +72,9 @@ def test_it_takes_the_engines_that_a_file_names(tmp_path: Path) -> None:
         assert "sk-secret" not in text + result.output
         pool.unlink()
         flags = ["--static-backends", f"{a.url},{b.url}", "--static-models", "m,m"]
-        assert CliRunner().invoke(app, ["init", *flags, "--config", str(pool)]).exit_code == 0
+        misspelt = CliRunner().invoke(app, ["init", a.url, "--confg", str(pool)])
+        assert (misspelt.exit_code, "No such option: --confg" in misspelt.stderr) == (2, True)
+        assert CliRunner().invoke(app, ["init", "--config", str(pool), "--", *flags]).exit_code == 0
         assert len(load_pool(pool).models["m"].backends) == 2
         pool.unlink()
         result = CliRunner().invoke(app, ["init", "-", "--config", str(pool)], input=f"proxy_pass {a.url};")

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from backends.speculation import Method, SpeculativeConfig
 from gateway.config.load import ConfigError, load_pool
@@ -30,16 +29,6 @@ def test_every_named_key_of_the_speculative_config_exists() -> None:
     named = set(re.findall(r"\b(?:num_speculative|prompt_lookup|suffix_decoding|parallel)_[a-z_]+", PAGE))
     assert named
     assert named <= set(SpeculativeConfig.model_fields)
-
-
-def test_the_pool_shown_is_valid(tmp_path: Path) -> None:
-    shown, *others = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    keys = next(each for each in others if each.startswith("keys:"))
-    path = tmp_path / "pool.yaml"
-    path.write_text(shown + keys)
-    pool = load_pool(path, {"TEAM_KEY": "k"})
-    assert [key.name for key in pool.keys] == ["key-1", "evaluation"]
-    assert set(yaml.safe_load(shown)["models"]["llama-3.1-8b"]["backends"]) == {"plain", "lookup", "head", "tree"}
 
 
 WRONG = """\

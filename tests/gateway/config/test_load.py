@@ -56,18 +56,6 @@ def problems(tmp_path: Path, text: str, **environ: str) -> list[str]:
 
 
 class TestValues:
-    def test_a_small_pool(self, tmp_path: Path) -> None:
-        pool = load(tmp_path, SMALL)
-        model = pool.models["llama"]
-        assert list(model.backends) == ["plain", "lookup"]
-        assert model.backends["lookup"].method is Method.NGRAM
-        assert model.backends["lookup"].speculative_config is not None
-        assert model.backends["lookup"].speculative_config.prompt_lookup_max == 4
-        assert model.policy.name == "round_robin"
-        assert (pool.server.host, pool.server.port, pool.server.workers) == ("127.0.0.1", 8080, 1)
-        assert pool.keys == []
-        assert pool.admin.digest is None
-
     def test_every_section(self, tmp_path: Path) -> None:
         pool = load(
             tmp_path,

@@ -106,11 +106,12 @@ async def test_nothing_waits_for_a_redis_that_hangs(redis: RedisServer) -> None:
         await eventually(lambda: one.load() == [5, 0] and two.load() == [5, 0])
 
 
-async def test_other_things_in_the_hash_are_ignored(redis: RedisServer) -> None:
+async def test_other_things_in_the_hash_are_ignored(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     async with gateways(redis) as (one, two):
         redis.client.hset("test:live", "someone", "no report")
         two.backends[0].in_flight = 4
         await eventually(lambda: one.load() == [4, 0])
+        assert caplog.text.count("a report at redis") == 2, "each gateway says so once"
         redis.client.set("test:live", "a text")
         await eventually(lambda: one.failures)
         redis.client.delete("test:live")

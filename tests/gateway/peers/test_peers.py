@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -214,18 +213,6 @@ def test_the_last_replica_that_is_up_stays() -> None:
     assert two.backends[0].health.state is State.UP
 
 
-def test_the_limit_of_a_key_holds_over_all() -> None:
-    processes = known(3)
-    statuses = [admits(process.limits) for _ in range(60) for process in rounds_of(processes)]
-    assert 65 <= sum(statuses) <= 70, "60, one per second, and one more for each other process"
-
-
-def rounds_of(processes: list[PeerProcess]) -> Iterable[PeerProcess]:
-    for process in processes:
-        exchange(*processes)
-        yield process
-
-
 def admits(limits: Limits) -> bool:
     try:
         limits.enter(TEAM)
@@ -327,17 +314,8 @@ def cached(process: PeerProcess) -> list[float]:
     return [each.score for each in process.policy.assess(PROMPT, process.backends) if each.score is not None]
 
 
-def test_prompts_that_others_have_sent_are_known() -> None:
-    one, two = known(2)
-    assert cached(two) == [1000, 1000]
-    one.sent.append((one.backends[1], PROMPT))
-    exchange(one, two)
-    assert cached(two) == [1000, 100]
-    assert cached(one) == [1000, 1000], "its policy knows what it has sent itself"
-
-
-@pytest.mark.parametrize(("missed", "expected"), [(2, 100), (3, 1000)])
-def test_a_prompt_is_known_though_two_reports_were_missed(missed: int, expected: float) -> None:
+@pytest.mark.parametrize(("missed", "expected"), [(0, 100), (2, 100), (3, 1000)])
+def test_a_prompt_that_another_has_sent_is_known_though_two_reports_were_missed(missed: int, expected: float) -> None:
     one, two = known(2)
     cached(two)
     one.sent.append((one.backends[1], PROMPT))

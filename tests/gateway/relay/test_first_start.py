@@ -41,12 +41,6 @@ def test_where_one_has_been_up_nothing_waits() -> None:
     assert (reply.status, reply.code) == (503, "no_backend")
 
 
-def test_replicas_that_are_down_are_not_waited_for() -> None:
-    relay = starting("a", state=State.DOWN)
-    _, reply = relay.send()
-    assert (reply.status, reply.code) == (503, "no_backend")
-
-
 def test_a_wait_ends_with_the_reason() -> None:
     relay = starting("a")
     _, reply = relay.send()

@@ -38,24 +38,6 @@ async def make_head_known(raw: Raw) -> None:
         assert await echoed(raw) == "warm"
 
 
-async def test_requests_split_at_any_byte(gateway_of: Start) -> None:
-    async with gateway_of({"a": "baseline"}, behaviour=echo) as running:
-        raw = await Raw.to(running)
-        await make_head_known(raw)
-        whole = post(chat("cut"))
-        body = whole.index(b"\r\n\r\n") + 4
-        for cut in (1, body - 10, body - 3, body - 1, body, body + 1, len(whole) - 1):
-            raw.writer.write(whole[:cut])
-            await running.until_read()
-            raw.writer.write(whole[cut:])
-            assert await echoed(raw) == "cut"
-        for byte in whole:
-            raw.writer.write(bytes([byte]))
-            await asyncio.sleep(0)
-        assert await echoed(raw) == "cut"
-        raw.close()
-
-
 async def test_a_changed_head_is_parsed_again(gateway_of: Start) -> None:
     key = b"authorization: Bearer sk-right\r\n"
     keys = [{"name": "k", "key": "sk-right", "may_override": True}]

@@ -440,16 +440,6 @@ def test_an_error_after_a_wait_is_an_error_of_the_backend() -> None:
     assert relay.backends["a"].health.state is State.UP
 
 
-def test_a_client_with_many_requests_does_not_delay_those_of_others() -> None:
-    relay = queued("a", waiting=100)
-    for label in "12345678":
-        ask(relay, label, "greedy")
-    for label in "AB":
-        ask(relay, label)
-    drain(relay)
-    assert users(relay) == "12A3B45678" or users(relay) == "1A2B345678"
-
-
 def test_shares_follow_the_weights_and_priorities_come_first() -> None:
     relay = queued("a", waiting=100)
     ask(relay, "-", "greedy")

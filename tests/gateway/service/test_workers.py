@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from gateway.listening.listener import listen
 from gateway.routing.keys import digest
 from gateway.service import workers
 from gateway.service.replicas import plan
-from gateway.service.worker import Assignment, Configuration
+from gateway.service.worker import Assignment, Configuration, work
 from gateway.service.workers import Workers
 from tests.support.command import ADMIN_KEY, Command, alive, family, gateway_command, until, until_ready
 from tests.support.pool_file import CHAT, write_pool
@@ -126,39 +126,24 @@ def states(command: Command) -> set[str]:
     return {each["models"]["m"]["backends"]["a"]["state"] for each in pools}
 
 
-@pytest.mark.slow
-async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for folder in ("metrics", "peers"):
-        (tmp_path / folder).mkdir()
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "metrics"))
-    monkeypatch.setattr(workers, "_SILENT_S", 6.0)
+@contextlib.asynccontextmanager
+async def two_workers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Workers, asyncio.Event]]:
+    """The parent of two workers, and whether both have started."""
+    for name in ("metrics", "peers"):
+        (folder / name).mkdir()
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(folder / "metrics"))
     monkeypatch.setattr(workers, "_FIRST_BACKOFF_S", 0.05)
-    monkeypatch.setattr(workers, "_BACKOFF_RESET_S", 0.0)
     backends = {"a": {"method": "baseline", "url": "http://127.0.0.1:1"}}
     model = {"policy": {"name": "round_robin"}, "default_temperature": 1.0, "backends": backends}
     settings = PoolSettings.model_validate({"models": {"m": model}, "server": {"workers": 2}, "state": "none"})
-    current = Configuration(0, settings, plan(settings, tmp_path).backends, digest(ADMIN_KEY))
+    current = Configuration(0, settings, plan(settings, folder).backends, digest(ADMIN_KEY))
     started = asyncio.Event()
     with listen("127.0.0.1", 0, shared=True) as opened:
-        parent = Workers(
-            Assignment(0, current, [opened.getsockname()[:2]], tmp_path),
-            reload=unwanted,
-            on_started=started.set,
-        )
+        assignment = Assignment(0, current, [opened.getsockname()[:2]], folder)
+        parent = Workers(assignment, reload=unwanted, on_started=started.set)
         running = asyncio.create_task(parent.run())
         try:
-            await started.wait()
-            for restarts in (1, 2):
-                before = parent._workers[0].process.pid
-                assert before is not None
-                os.kill(before, signal.SIGSTOP)
-                await eventually(lambda gone=before: 0 in parent._workers and parent._workers[0].process.pid != gone)
-                assert caplog.text.count("worker 0 has been silent for") >= restarts
-                again = caplog.text.count("worker 0 exited with status -9; restarting it in ")
-                assert caplog.text.count("worker 0 exited with status -9; restarting it in 0.05 s") == again >= restarts
-                await eventually(lambda: parent._workers[0].heard_s <= time.monotonic())
+            yield parent, started
         finally:
             parent.stop()
             await running
@@ -167,6 +152,45 @@ async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
 
 async def unwanted(**_: object) -> list[str]:
     raise AssertionError("nobody asks for a reload")
+
+
+@pytest.mark.slow
+async def test_a_silent_worker_is_killed_and_one_that_ran_well_is_soon_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "_SILENT_S", 6.0)
+    monkeypatch.setattr(workers, "_BACKOFF_RESET_S", 0.0)
+    async with two_workers(tmp_path, monkeypatch) as (parent, started):
+        await started.wait()
+        for restarts in (1, 2):
+            before = parent._workers[0].process.pid
+            assert before is not None
+            os.kill(before, signal.SIGSTOP)
+            await eventually(lambda gone=before: 0 in parent._workers and parent._workers[0].process.pid != gone)
+            assert caplog.text.count("worker 0 has been silent for") >= restarts
+            again = caplog.text.count("worker 0 exited with status -9; restarting it in ")
+            assert caplog.text.count("worker 0 exited with status -9; restarting it in 0.05 s") == again >= restarts
+            await eventually(lambda: parent._workers[0].heard_s <= time.monotonic())
+
+
+def first_works(assignment: Assignment, link: socket.socket) -> None:
+    """Run the first worker; the other one never starts."""
+    if assignment.worker:
+        signal.pause()
+    work(assignment, link)
+
+
+@pytest.mark.slow
+async def test_a_worker_that_never_starts_holds_up_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "work", first_works)
+    async with two_workers(tmp_path, monkeypatch) as (parent, _):
+        await eventually(lambda: len(parent._workers) == 2 and parent._workers[0].said is not None)
+        hung = parent._workers[1].process
+        hung.kill()  # as the parent does after a time
+        await eventually(lambda: 1 in parent._workers and parent._workers[1].process is not hung)
+        current = parent._current
+        await asyncio.wait_for(parent.change(current.settings, current.backends, current.admin_digest), TIMEOUT_S)
+        assert not parent._is_behind(0)
 
 
 @pytest.mark.slow

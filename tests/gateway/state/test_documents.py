@@ -91,37 +91,26 @@ async def test_only_the_latest_versions_are_kept(readers: tuple[Reader, Reader])
     assert writer.documents.history("m/rules") == reader.documents.history("m/rules")
 
 
-async def test_a_wiped_store_gets_all_versions_back(stores: Stores, readers: tuple[Reader, Reader]) -> None:
+@pytest.mark.parametrize("kept", [0, 1])
+async def test_a_store_that_is_wiped_or_reset_gets_all_versions_back(
+    stores: Stores, readers: tuple[Reader, Reader], kept: int
+) -> None:
     writer, reader = readers
     for version, text in enumerate(["one", "two", "three"]):
         await writer.documents.put("m/rules", text, after=version)
     reader.refresh()
+    versions = writer.documents.history("m/rules")[:kept]
     stores.wipe()
+    if versions:
+        put_version(stores.open(), *versions)
     writer.refresh()
     reader.refresh()
     late = Reader(stores.open())
     late.refresh()
     assert late.texts() == writer.texts() == reader.texts() == ["one", "two", "three"]
     assert late.seen == [(3, "three")]
-    await late.documents.put("m/rules", "four", after=3)
-
-
-async def test_a_store_reset_to_an_older_state_gets_the_latest_versions_back(
-    stores: Stores, readers: tuple[Reader, Reader]
-) -> None:
-    writer, reader = readers
-    for version, text in enumerate(["one", "two", "three"]):
-        await writer.documents.put("m/rules", text, after=version)
-    reader.refresh()
-    kept = writer.documents.history("m/rules")[:1]
-    stores.wipe()
-    put_version(stores.open(), *kept)
-    reader.refresh()
-    writer.refresh()
-    late = Reader(stores.open())
-    late.refresh()
-    assert late.texts() == ["one", "two", "three"]
     assert writer.seen == [(1, "one"), (2, "two"), (3, "three")]
+    await late.documents.put("m/rules", "four", after=3)
 
 
 async def test_documents_survive_the_loss_of_single_keys(redis: RedisServer) -> None:

@@ -9,7 +9,6 @@ import pytest
 from gateway.state.redis import RedisStore
 from gateway.state.redis_client import without_credentials
 from gateway.state.store import Entry, StateError
-from tests.support.cutting_proxy import cutting_proxy
 from tests.support.redis_server import RedisServer
 from tests.support.state_member import LENGTH, Member, in_step
 
@@ -19,26 +18,6 @@ def member(redis: RedisServer) -> Iterator[Member]:
     member = Member(RedisStore(redis.url, "test"))
     yield member
     member.store.close()
-
-
-@pytest.mark.slow
-def test_a_push_whose_reply_was_lost_counts_once(redis: RedisServer, member: Member) -> None:
-    with cutting_proxy(redis.port, b"EXEC") as proxy:
-        proxied = Member(RedisStore(f"redis://127.0.0.1:{proxy.port}/0", "test"), member.clock)
-        proxied.statistics.add(LENGTH, ("k",), 1.0, 5.0)
-        proxy.cuts = True
-        for _ in range(2):
-            with pytest.raises(StateError) as caught:
-                proxied.sync()
-            assert caught.value.kind == "unreachable"
-        assert proxy.cut == 2
-        member.sync()
-        assert member.buckets() == {("k",): (1.0, 5.0)}, "the push arrived, only its reply was lost"
-        proxied.statistics.add(LENGTH, ("k",), 1.0, 6.0)
-        proxy.cuts = False
-        in_step(proxied, member)
-        proxied.store.close()
-    assert member.buckets() == proxied.buckets() == {("k",): (2.0, 11.0)}
 
 
 def test_sums_refused_for_lack_of_memory_are_pushed_later(redis: RedisServer, member: Member) -> None:

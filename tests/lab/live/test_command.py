@@ -178,7 +178,11 @@ async def test_failures_of_an_endpoint_are_reported_and_its_answers_are_kept(tmp
     assert "failed, connect: " in page.read_text()
 
 
-async def test_ctrl_c_prints_the_finished_requests(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "beginning"),
+    [(("first", "second"), "Stopped early: nobody won.\n"), (("first",), "first is alone: nobody to compare.\n")],
+)
+async def test_ctrl_c_prints_the_finished_requests(tmp_path: Path, names: tuple[str, ...], beginning: str) -> None:
     trace, out = tmp_path / "trace.jsonl", tmp_path / "figures.json"
     arrivals = [0.0, 0.01, 0.02, 3600.0]
     write_trace(trace, [TraceRecord(arrived_at=at, prompt_tokens=20, output_tokens=4) for at in arrivals])
@@ -194,15 +198,14 @@ async def test_ctrl_c_prints_the_finished_requests(tmp_path: Path) -> None:
         await streamed(wire)
 
     async with Upstream("a", "m", third_hangs) as server:
-        process = await start(
-            "replay", trace, "--live", f"first={server.url}", "--live", f"second={server.url}", "--json", out
-        )
+        live = [part for name in names for part in ("--live", f"{name}={server.url}")]
+        process = await start("replay", trace, *live, "--json", out)
         await asyncio.wait_for(two_ended.wait(), 30.0)
         process.send_signal(signal.SIGINT)
         status, printed, error = await ended(process)
     assert status == 130
     assert "Traceback" not in error
-    assert printed.startswith("Stopped early: nobody won.\n")
+    assert printed.startswith(beginning)
     assert "stopped: unfinished requests are not included" in printed
     document = orjson.loads(out.read_bytes())
     assert document["interrupted"]

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
 import pytest
 
 from backends.calibration.load import load_calibration
+from backends.speculation import Method
+from backends.validation import UsageError
+from lab.plan.compared import read_findings
 from lab.plan.mixes import Mix, kinds
 from lab.plan.result import JudgedMix, Plan, PlanObjective
 from lab.plan.show import to_change, verdict
@@ -12,7 +19,7 @@ from lab.statistics import Interval
 
 H100 = load_calibration("llama-3.1-8b-h100")
 SUFFIX, HEAD = 3, 6
-ALIKE, MIXED = (HEAD, HEAD), (SUFFIX, HEAD)
+ALIKE, SUFFIXES, MIXED = (HEAD, HEAD), (SUFFIX, SUFFIX), (SUFFIX, HEAD)
 
 
 def _plan(chosen: Mix, loss: Interval | None, present: Mix | None = None) -> Plan:
@@ -36,6 +43,42 @@ def test_a_difference_is_called_one_if_its_interval_excludes_nought(
     chosen: Mix, loss: Interval | None, said: str
 ) -> None:
     assert said in verdict(_plan(chosen, loss), PlanObjective())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "beside"),
+    [
+        (0.8, "On 2027-01-15 requests took 20% less time with eagle3 than with suffix at 3.2 in flight per replica"),
+        (0.8, "(10% less time to 30% less time); simulated, 2x eagle3 k=3 takes 9% less time than 2x suffix."),
+        (
+            1.25,
+            "Not to be relied on, as live traffic contradicts it: on 2027-01-15 requests took 20% less time with",
+        ),
+    ],
+)
+def test_a_comparison_on_live_traffic_stands_beside_what_is_simulated(
+    ratio: float, beside: str, tmp_path: Path
+) -> None:
+    better, other = ("eagle3", "b") if ratio < 1.0 else ("b", "eagle3")
+    point = {"ratio": 0.8, "low": 0.7, "high": 0.9, "in_flight": 3.2}
+    arms = {"eagle3": {"replicas": ["e"]}, "b": {"replicas": ["s0", "s1"]}}
+    document = {
+        "stage": "decided",
+        "began_s": 1.8e9,
+        "arms": arms,
+        "findings": [{"better": better, "other": other, "at_mean": point}],
+    }
+    path = tmp_path / "found.json"
+    path.write_bytes(orjson.dumps({"models": {"llama": document}, "waits": {}}))
+    (found,) = read_findings(path, "llama", {"s0": Method.SUFFIX, "s1": Method.SUFFIX})
+    judged = (JudgedMix(each, took_s, 0.1, 0.01, took_s, None, 0.0) for each, took_s in ((ALIKE, 1.0), (SUFFIXES, 1.1)))
+    assert beside in found.beside(replace(_plan(ALIKE, None), judged=tuple(judged)))
+    assert found.beside(_plan(ALIKE, None)) == "", "no mix with suffix alone was judged"
+    with pytest.raises(UsageError, match="needs findings of model 'other'; it has llama"):
+        read_findings(path, "other", {})
+    path.write_text("{")
+    with pytest.raises(UsageError, match="is not what `gateway compare status --json` prints"):
+        read_findings(path, None, {})
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,12 @@ def test_goodput_counts_the_requests_that_keep_their_bounds(pool: Path, tmp_path
     half = figures(tmp_path, *given, "--slo", f"e2e={bound},ttft=60")["policies"]["least_loaded"]
     assert half["slo_kept"] == pytest.approx(0.5)
     assert half["goodput"] == pytest.approx(all_kept["goodput"] / 2)
+    short = tmp_path / "short.yaml"
+    short.write_text(POOL.replace("llama-3.1-8b-h100}", "llama-3.1-8b-h100, max_model_len: 1500}"))
+    few = figures(tmp_path, AZURE, "--config", short, "--policy", "least_loaded", "--slo", "ttft=60")
+    one = few["policies"]["least_loaded"]
+    assert one["errors"] > 0
+    assert one["slo_kept"] == pytest.approx(one["requests"] / few["requests"])  # what fails keeps nothing
 
 
 def test_a_trace_without_times_needs_a_rate(pool: Path, untimed: Path, tmp_path: Path) -> None:

@@ -53,6 +53,12 @@ def test_the_better_the_acceptance_the_longer_the_drafts() -> None:
     assert [k for _, _, k in poor] == sorted((k for _, _, k in poor), reverse=True)
 
 
+def test_one_k_that_is_best_at_every_batch_size_is_said_where_another_is_set() -> None:
+    per_step = (1.0, 1.9, 1.91, 1.91, 1.91, 1.91)
+    assert best_schedule(H100, Method.EAGLE3, K5, per_step, 300.0, 256) == [(1, 256, 1)]
+    assert best_schedule(H100, Method.EAGLE3, {"num_speculative_tokens": 1}, per_step, 300.0, 256) == []
+
+
 def test_no_requests_are_refused() -> None:
     with pytest.raises(ValueError, match="no requests"):
         tokens_per_step(H100, Method.EAGLE3, K5, [])

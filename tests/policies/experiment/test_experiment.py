@@ -262,15 +262,6 @@ def test_blocks_must_be_longer_where_requests_are_few(per_s: float, *, is_enough
     assert stand.run(4, per_s).needed_block_s() == (None if is_enough else 80.0)
 
 
-def test_failures_count_of_an_arm_that_has_answered_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand = Stand()
-    stand.failing = "cd"
-    monkeypatch.setattr(stand.rng, "random", lambda: 0.0)
-    evidence = stand.run(5)
-    assert evidence.total("head").failed > 100
-    assert verdict_of(evidence, 0.02).stage is Stage.HARM
-
-
 def test_blocks_must_be_longer_for_an_arm_of_which_few_requests_end_in_them() -> None:
     statistics = Statistics([BLOCKS], lambda: START_S)
     for number in range(4):

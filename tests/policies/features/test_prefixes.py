@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -40,17 +38,8 @@ def test_requests_of_an_application_share_only_their_system_prompt() -> None:
 
 
 def test_prefixes_are_the_same_in_every_process() -> None:
-    prompt = ["one", "zwei \u00e9 \ud800", "three"]
-    code = (
-        f"from policies.features.prompt import *\nprint(prefix_hashes(Prompt([40 * each for each in {prompt!r}]))[0])"
-    )
-    answers = set()
-    for seed in "12":
-        run = subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, env={"PYTHONHASHSEED": seed}
-        )
-        answers.add(run.stdout)
-    assert answers == {f"{prefix_hashes(Prompt([40 * each for each in prompt]))[0]}\n".encode()}
+    hashes, _ = prefix_hashes(Prompt([40 * each for each in ("one", "zwei \u00e9 \ud800", "three")]))
+    assert hashes == (-4679683291254268335, -2058829981854078956, 5229809699452863538)
 
 
 def test_a_short_prompt_has_no_prefixes() -> None:
@@ -76,11 +65,6 @@ def test_a_long_conversation_is_found_where_it_was_served(later: int) -> None:
     assert backend.cached_tokens(second, memory.holders(second)) > 0.95 * first.prefix_tokens[-1]
     assert other.cached_tokens(second, memory.holders(second)) < 0.2 * first.prefix_tokens[-1]
     assert list(second.prefix_tokens) == sorted(set(second.prefix_tokens))
-
-
-def test_a_prefix_has_about_the_tokens_of_its_prompt() -> None:
-    features = _long(50)
-    assert features.prefix_tokens[-1] == pytest.approx(features.prompt_tokens, abs=6)
 
 
 @pytest.mark.parametrize("later", [1, 9, 31])

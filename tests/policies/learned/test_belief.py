@@ -116,16 +116,6 @@ def test_shadow_drafts_are_observed_and_sent_nowhere() -> None:
     assert after.backends[0].sent == before.backends[0].sent + 50.0
 
 
-def test_a_silent_drafter_is_believed_to_give_what_it_gives() -> None:
-    pool = Pool()
-    pool.teach(request("code"), eagle3=2.6)
-    assert belief_of(pool.policy, pool.backends, 1.0).groups[0].backends[3].tokens_per_step > 2.3
-    for number in range(30):
-        pool.send("eagle3", request("code", client=f"c{number}"), per_step=1.0)
-    assert "eagle3" in pool.policy.detector.silent
-    assert belief_of(pool.policy, pool.backends, 1.0).groups[0].backends[3].tokens_per_step < 1.1
-
-
 def test_without_a_baseline_the_first_backend_is_what_others_are_compared_with() -> None:
     parts = ("e", Method.EAGLE3, 3), ("s", Method.SUFFIX, 24)
     policy = _learned(parts)
@@ -189,22 +179,6 @@ def test_a_replica_with_a_schedule_is_shown_at_the_k_of_the_batch() -> None:
     assert few.speedup > 1.2
     assert many.tokens_per_step == 1.0
     assert 0.7 < many.speedup < 0.9, "with k = 0 the head still runs: that is no baseline"
-
-
-def test_what_two_gateways_have_learned_is_what_both_believe() -> None:
-    one, other = Pool(), Pool()
-    for pool in (one, other):
-        pool.teach(request("code"), times=30, ngram=3.1)
-    told = {table for table, _ in one.policy.statistics.take_changed()}
-    for name in told:
-        table = one.policy.statistics.tables[name]
-        for epoch in {row.epoch for row in one.policy.statistics.own() if row.table == name}:
-            rows = {row.key: row.sums for row in one.policy.statistics.own_of(name, epoch)}
-            other.policy.statistics.set_others_of(table.name, epoch, rows)
-    (alone,) = belief_of(one.policy, one.backends, 1.0).groups
-    (both,) = belief_of(other.policy, other.backends, 1.0).groups
-    assert both.requests == pytest.approx(2.0 * alone.requests)
-    assert [each.sent for each in both.backends] == [pytest.approx(2.0 * each.sent) for each in alone.backends]
 
 
 @pytest.mark.parametrize(

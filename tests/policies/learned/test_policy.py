@@ -245,19 +245,6 @@ def test_decisions_tell_their_prediction_and_score_all_candidates_if_asked() -> 
     assert 0.0 < price.expected_s() < 10.0
 
 
-def test_k_follows_the_batch() -> None:
-    from backends.draft_schedule import DraftSchedule
-
-    pool = taught()
-    busy = Backend("deep", "m", Method.EAGLE3, "http://a", 3)
-    busy.draft_schedule = DraftSchedule(3, (3, 3, 3, 3, *[0] * 40))
-    (alone,) = pool.policy._delays(request("chat"), [busy])
-    busy.in_flight = 35
-    (crowded,) = pool.policy._delays(request("chat"), [busy])
-    assert alone.per_step > 2.0
-    assert crowded.per_step == pytest.approx(1.0)
-
-
 def test_the_table_can_be_read_as_rules() -> None:
     pool = taught()
     rules = rules_of(pool.policy.known, pool.backends)

@@ -299,17 +299,6 @@ def test_the_default_rules_avoid_speculation_in_a_saturated_pool() -> None:
     assert (decision.backend, decision.reason) == ("baseline", "saturated")
 
 
-def test_load_stays_bounded_if_all_requests_prefer_one_backend() -> None:
-    thresholds = Thresholds(ThresholdSettings(seed=1))
-    candidates = pool()
-    for _ in range(500):
-        name = thresholds.choose(features(), candidates).backend
-        next(candidate for candidate in candidates if candidate.name == name).in_flight += 1
-    loads = [candidate.in_flight for candidate in candidates]
-    spill = thresholds.settings.spill
-    assert max(loads) <= spill.bound(min(loads)) + 1
-
-
 def test_only_the_text_features_used_by_rules_are_computed() -> None:
     assert policy().text_features == {"overlap", "template"}
     assert policy("rules: [{name: all, prefer: [ngram]}]").text_features == set()

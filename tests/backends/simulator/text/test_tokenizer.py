@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from threading import Thread
+from time import sleep
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +18,15 @@ tokens = tokenizer.load()
 def test_every_text_round_trips(text: str) -> None:
     text = text.replace("<|", "")
     assert tokens.decode(tokens.encode(text)) == text
+
+
+def test_others_run_while_a_long_text_is_encoded() -> None:
+    thread, rounds = Thread(target=tokens.encode, args=("word " * 200_000,)), 0
+    thread.start()
+    while thread.is_alive():
+        rounds += 1
+        sleep(0)
+    assert rounds > 100
 
 
 @given(st.text(max_size=100))

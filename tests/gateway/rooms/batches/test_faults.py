@@ -15,7 +15,7 @@ import pytest
 
 from gateway.config.settings import PoolSettings
 from gateway.config.settings.keys import KeySettings
-from gateway.rooms.batches import room
+from gateway.rooms.batches import api, room
 from gateway.rooms.batches.line_request import Answer
 from gateway.rooms.batches.storage import Storage
 from gateway.routing.keys import digest
@@ -255,6 +255,34 @@ async def test_what_cannot_be_read_stops_nothing(tmp_path: Path, caplog: pytest.
         assert len((await client.files.list()).data) == 4
         assert await running.counted("gateway_batch_objects_set_aside_total", kind="open") == 3
     assert sum("open/stray cannot be read" in each.message for each in caplog.records) == 1
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+@pytest.mark.parametrize("status", ["failed", "expired"])
+async def test_a_batch_whose_file_is_taken_away_ends_and_keeps_its_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, is_folder: bool
+) -> None:
+    async def behave(wire: Wire) -> None:
+        await (wire.until_closed() if b"held" in wire.seen.body else well(wire))
+
+    async with batches(tmp_path, behaviour=behave) as running, client_of(running) as client:
+        batch = await begin(client, jsonl(line("quick"), line("held")))
+
+        async def is_half_done() -> bool:
+            return (await client.batches.retrieve(batch.id)).request_counts.completed == 1
+
+        await eventually_async(is_half_done)
+    file = tmp_path / "anonymous" / "files" / batch.input_file_id
+    file.unlink()
+    if is_folder:
+        file.mkdir()
+    monkeypatch.setattr(api, "WINDOW_S", 0 if status == "expired" else api.WINDOW_S)
+    async with batches(tmp_path) as running, client_of(running) as client:
+        batch = await ended(client, batch.id, status)
+        assert (
+            [each.code for each in batch.errors.data] == ["file_not_found"] if status == "failed" else not batch.errors
+        )
+        assert (await answers_of(client, batch)).keys() == {"quick"}
 
 
 async def test_a_full_place_is_told_and_leaves_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from backends.health import State
 from backends.speculation import Method
 from gateway.config.settings.compare import ComparisonSettings
 from gateway.rooms.compare import room
-from gateway.rooms.compare.definition import begun, block_for
+from gateway.rooms.compare.definition import WrongArmsError, begun, block_for
 from gateway.rooms.compare.running import Running as Comparison
 from policies.balancing.least_loaded import LeastLoaded
 from policies.experiment.experiment import BLOCKS, REST, USUAL, Evidence, Sums
@@ -244,3 +244,10 @@ async def test_what_to_change_is_not_taken_from_a_replica_that_serves_otherwise_
             assert change in (seen := (await found(gateway))["change"])
             assert "suffix" not in seen
         assert not seen
+
+
+def test_policies_are_not_compared_over_one_replica() -> None:
+    alone = [Backend("a", "m", Method.BASELINE, "http://127.0.0.1:8001")]
+    question = ComparisonSettings(policies=["learned", "least_loaded"])
+    with pytest.raises(WrongArmsError, match="policies choose among replicas, and there is one"):
+        begun(question, alone, "learned", 0.0)

@@ -261,6 +261,9 @@ async def test_it_ends_once_something_serves_otherwise_than_at_its_start(
         if fields:
             assert "since random is the policy now" in present.definition.changed(pool, "random")
             return
+        (arm, members), *_ = present.definition.replicas.items()
+        left = [each for each in pool if each.name not in members]
+        assert f"no replica of {arm} is in the pool any more" in present.definition.changed(left, "learned")
         gateway.backend("b0").observe({}, Speculation(Method.SUFFIX, DraftSchedule(24)))
         await until_stage(gateway, "stopped")
         sentence = (await found(gateway))["sentence"]

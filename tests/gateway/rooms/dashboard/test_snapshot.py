@@ -81,9 +81,10 @@ async def test_it_tells_no_key_no_address_and_no_text(gateway_of: Start) -> None
     async with gateway_of(keys=keys) as running:
         await snapshot(running)
         await running.chat("zqxprompt", headers={"authorization": "Bearer sk-zqxkey"})
-        text = (await running.client.get(SNAPSHOT, headers=ADMIN)).text
-        assert MODEL in text
-        assert not re.search("zqx|127.0.0.1", text)
+        for path in (SNAPSHOT, HISTORY):
+            text = (await running.client.get(path, headers=ADMIN)).text
+            assert MODEL in text
+            assert not re.search("zqx|127.0.0.1", text)
 
 
 @pytest.mark.slow

@@ -1,0 +1,138 @@
+"""What comparisons on live traffic have found, beside what a plan simulates of the same methods."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from backends.files.regular import read_file
+from backends.speculation import Method
+from backends.validation import UsageError
+from lab.plan.mixes import Mix, title
+from lab.plan.result import JudgedMix, Plan
+
+_MOST_BYTES = 16 << 20
+_METHODS = frozenset(Method)
+
+
+class _Point(BaseModel):
+    ratio: float
+    low: float
+    high: float
+    in_flight: float
+
+
+class _Finding(BaseModel):
+    better: str
+    other: str
+    at_mean: _Point
+
+
+class _Arm(BaseModel):
+    replicas: list[str]
+
+
+class _Comparison(BaseModel):
+    stage: str
+    began_s: float
+    arms: dict[str, _Arm]
+    findings: list[_Finding]
+
+
+class _Status(BaseModel):
+    models: dict[str, _Comparison]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFinding:
+    """How the requests of two methods compared on live traffic: the ratio of their mean times, with its interval."""
+
+    better: Method
+    other: Method
+    ratio: float
+    low: float
+    high: float
+    in_flight: float  # requests per replica
+    day: str
+
+    def beside(self, plan: Plan) -> str:
+        """Return it in words, with what the plan simulates; empty if that has not judged both methods."""
+        both = [_alike(plan, method) for method in (self.better, self.other)]
+        if None in both:
+            return ""
+        mine, theirs = (one for one in both if one is not None)
+        simulated = mine.e2e_s / theirs.e2e_s
+        start = "Not to be relied on, as live traffic contradicts it: on" if simulated > 1.0 > self.high else "On"
+        return (
+            f"{start} {self.day} requests took {_less(self.ratio)} with {self.better} than with {self.other} at "
+            f"{self.in_flight:.1f} in flight per replica ({_less(self.high)} to {_less(self.low)}); simulated, "
+            f"{title(mine.mix, plan.kinds)} takes {_less(simulated)} than {title(theirs.mix, plan.kinds)}."
+        )
+
+
+def read_findings(path: Path | None, model: str | None, methods: Mapping[str, Method]) -> Sequence[LiveFinding]:
+    """Return what `gateway compare status --json` has said of a model's methods.
+
+    Parameters
+    ----------
+    model
+        Name of the model; None for the only one.
+    methods
+        Method of each replica of the pool, by which arms that are named by replicas are known.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read as that, or has nothing of the model.
+    """
+    if path is None:
+        return []
+    try:
+        known = _Status.model_validate_json(read_file(path, _MOST_BYTES)).models
+    except OSError as error:
+        raise UsageError(f"--compared {path}: {error.strerror or error}") from None
+    except ValidationError:
+        raise UsageError(f"--compared {path} is not what `gateway compare status --json` prints") from None
+    named = [*known] if model is None else [model]
+    if len(named) != 1 or named[0] not in known:
+        of = "one model" if model is None else f"model {model!r}"
+        raise UsageError(f"--compared {path} needs findings of {of}; it has {', '.join(known) or 'none'}")
+    return [*_findings(known[named[0]], methods)]
+
+
+def _findings(comparison: _Comparison, methods: Mapping[str, Method]) -> Iterator[LiveFinding]:
+    if comparison.stage not in {"decided", "alike"}:
+        return
+    day = time.strftime("%Y-%m-%d", time.gmtime(comparison.began_s))
+    for one in comparison.findings:
+        better, other = (_method(comparison, name, methods) for name in (one.better, one.other))
+        if better is not None and other is not None and better is not other:
+            point = one.at_mean
+            yield LiveFinding(better, other, point.ratio, point.low, point.high, point.in_flight, day)
+
+
+def _method(comparison: _Comparison, arm: str, methods: Mapping[str, Method]) -> Method | None:
+    """Return the method of an arm; None if its replicas have several, or are not known."""
+    if arm in _METHODS:
+        return Method(arm)
+    members = comparison.arms[arm].replicas if arm in comparison.arms else []
+    found = {methods.get(name) for name in members}
+    return found.pop() if len(found) == 1 else None
+
+
+def _alike(plan: Plan, method: Method) -> JudgedMix | None:
+    """Return the best mix that was judged whose replicas all have a method."""
+    own = [one for one in plan.judged if _has_only(one.mix, plan, method)]
+    return min(own, key=lambda one: one.e2e_s, default=None)
+
+
+def _has_only(mix: Mix, plan: Plan, method: Method) -> bool:
+    return all(plan.kinds[kind].method is method for kind in mix)
+
+
+def _less(ratio: float) -> str:
+    return f"{abs(1.0 - ratio):.0%} {'less' if ratio <= 1.0 else 'more'} time"
